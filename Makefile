@@ -1,0 +1,58 @@
+# `make demo` and `make test` set up everything they need in .venv; nothing else is touched.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test lint types floors pytest soak bench-demo format clean help
+
+help:
+	@echo "make demo        train a ViT on real digits, then show what it looks at"
+	@echo "make test        lint, types, import floors and tests"
+	@echo "make soak        the long tests"
+	@echo "make bench-demo  the figures of docs/benchmarks.md (about 40 minutes)"
+	@echo "make format      format the code"
+	@echo "make clean       remove .venv and caches; runs/ stays"
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "vitkit needs Python 3.11 or newer; pass PYTHON=python3.12, say"; exit 2; }
+	$(PYTHON) -m venv .venv
+
+.venv/.use: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+.venv/.develop: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[dev,parity]'
+	@touch $@ .venv/.use
+
+demo: .venv/.use
+	$(BIN)/python examples/digits.py
+
+test: lint types floors pytest
+
+lint: .venv/.develop
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: .venv/.develop
+	$(BIN)/mypy
+
+floors: .venv/.develop
+	$(BIN)/lint-imports
+
+pytest: .venv/.develop
+	$(BIN)/python -m pytest --cov --cov-report=term:skip-covered
+
+soak: .venv/.develop
+	$(BIN)/python -m pytest -m soak
+
+bench-demo: .venv/.develop
+	$(BIN)/python benchmarks/demo.py
+
+format: .venv/.develop
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage

@@ -1,0 +1,90 @@
+"""vitkit: plain Vision Transformers, from a folder of pictures to a model you can look into.
+
+Names are imported when they are first used, so that `import vitkit` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vitkit.api import create_model as create_model
+    from vitkit.api import embed as embed
+    from vitkit.api import evaluate as evaluate
+    from vitkit.api import explain as explain
+    from vitkit.api import train as train
+    from vitkit.errors import VitkitError as VitkitError
+    from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
+    from vitkit.models.attention import scaled_dot_product_attention as scaled_dot_product_attention
+    from vitkit.models.embedding import PatchEmbedding as PatchEmbedding
+    from vitkit.models.encoder import Encoder as Encoder
+    from vitkit.models.encoder import EncoderBlock as EncoderBlock
+    from vitkit.models.layer_table import summary as summary
+    from vitkit.models.mlp import MLP as MLP
+    from vitkit.models.presets import list_models as list_models
+    from vitkit.models.record import Record as Record
+    from vitkit.models.vit import ViT as ViT
+    from vitkit.prediction import Prediction as Prediction
+    from vitkit.prediction import Predictor as Predictor
+    from vitkit.spec import Preprocess as Preprocess
+    from vitkit.spec import ViTSpec as ViTSpec
+    from vitkit.weights.checkpoint import load as load
+    from vitkit.weights.checkpoint import save as save
+
+_HOMES = {
+    "vitkit.api": ("create_model", "embed", "evaluate", "explain", "train"),
+    "vitkit.errors": ("VitkitError",),
+    "vitkit.models.attention": ("MultiHeadSelfAttention", "scaled_dot_product_attention"),
+    "vitkit.models.embedding": ("PatchEmbedding",),
+    "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
+    "vitkit.models.layer_table": ("summary",),
+    "vitkit.models.mlp": ("MLP",),
+    "vitkit.models.presets": ("list_models",),
+    "vitkit.models.record": ("Record",),
+    "vitkit.models.vit": ("ViT",),
+    "vitkit.prediction": ("Prediction", "Predictor"),
+    "vitkit.spec": ("Preprocess", "ViTSpec"),
+    "vitkit.weights.checkpoint": ("load", "save"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = _version("vitkit")
+__all__ = [
+    "MLP",
+    "Encoder",
+    "EncoderBlock",
+    "MultiHeadSelfAttention",
+    "PatchEmbedding",
+    "Prediction",
+    "Predictor",
+    "Preprocess",
+    "Record",
+    "ViT",
+    "ViTSpec",
+    "VitkitError",
+    "create_model",
+    "embed",
+    "evaluate",
+    "explain",
+    "list_models",
+    "load",
+    "save",
+    "scaled_dot_product_attention",
+    "summary",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its room when it is first asked for (PEP 562)."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,243 @@
+"""The functions people call. Each one wires rooms together; the work is done there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from vitkit.data.preprocess import preprocess_pictures, viewport
+from vitkit.data.sources import Dataset, Split, open_dataset
+from vitkit.devices import resolve_device
+from vitkit.errors import CheckpointError, DataError, SettingError, did_you_mean
+from vitkit.explaining.attention_maps import attention_grid
+from vitkit.explaining.overlay import Explanation, heatmap_over
+from vitkit.models.presets import build
+from vitkit.models.vit import ViT
+from vitkit.prediction import Picture, Predictor, read_picture
+from vitkit.training import evaluation, session
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.evaluation import Metrics
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.session import TrainResult
+from vitkit.weights.checkpoint import Checkpoint, load
+
+EXPLAIN_METHODS = ("attention",)
+
+
+def create_model(name: str, *, pretrained: bool | str | Path = False, **overrides: Any) -> ViT:
+    """A ViT by name.
+
+    Args:
+        name: one of `list_models()`, such as `"vit_base_patch16_224"`.
+        pretrained: False for fresh weights (torch's global generator decides them), or the path of
+            a vitkit checkpoint of the same spec.
+        **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`.
+
+    Returns:
+        The model, with `.spec`; in training mode when fresh, in eval mode when pretrained.
+
+    Raises:
+        SettingError: no model of that name.
+        SpecError: an unknown field, or a spec that cannot exist.
+        CheckpointError: weights that do not fit, or `pretrained=True`, as no published weights are
+            catalogued.
+
+    >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
+    192
+    """
+    model = build(name, **overrides)
+    if pretrained is False:
+        return model
+    if pretrained is True:
+        raise CheckpointError(
+            f"no published weights of {name} are catalogued; "
+            f"pass pretrained='FILE.safetensors', a checkpoint that vitkit wrote"
+        )
+    stored = load(pretrained)
+    differing = [
+        f"{key}: {ours!r} asked, {stored.model.spec.to_json()[key]!r} in the file"
+        for key, ours in model.spec.to_json().items()
+        if stored.model.spec.to_json()[key] != ours
+    ]
+    if differing:
+        raise CheckpointError(f"{pretrained}: of another model: {'; '.join(differing)}")
+    return stored.model
+
+
+def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
+    """Train a ViT on your pictures; the same settings as `vitkit train`.
+
+    Args:
+        data: a folder of pictures, or `digits`, `mnist`, `fashion-mnist`.
+        recipe: a recipe's name or a YAML file to start from.
+        **settings: any field of `TrainConfig`, such as `epochs=10`, `output="runs/cats"`, or
+            `spec={"patch_size": 4}`.
+
+    Returns:
+        The run folder, the paths of the best and the last weights, the metrics, why it ended.
+
+    Raises:
+        UserError: wrong settings or data, before the first step.
+        NonFiniteError: the loss or the gradient is not a finite number.
+        Interrupted: SIGINT or SIGTERM came; everything is saved.
+    """
+    base = recipe_settings(recipe)
+    asked = {"data": str(data), "recipe": recipe}
+    return session.train(TrainConfig(**layered(base, asked, settings)))
+
+
+def evaluate(
+    checkpoint: Checkpoint | str | Path,
+    data: str | Path,
+    *,
+    split: str | None = None,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    batch_size: int = 256,
+) -> Metrics:
+    """How good a checkpoint is on a split of some data.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        data: as for `train`. Classes are matched by name.
+        split: `train`, `val` or `test`; default `test`, else `val`.
+        data_root: where to look for named data sets.
+        device: where to run.
+        batch_size: pictures run at once.
+
+    Returns:
+        `top1`, `top{k}` with k = min(5, K), `loss` in nats, `pictures`.
+
+    Raises:
+        CheckpointError, DataError, DeviceError, SettingError: what is wrong, by name.
+    """
+    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
+    dataset = open_dataset(data, data_root=data_root)
+    _refuse_changed_split(stored, dataset)
+    part = _with_labels_of(stored, dataset, _choose_split(dataset, split))
+    where = resolve_device(device)
+    return evaluation.evaluate(
+        stored.model.to(where).eval(),
+        part,
+        stored.preprocess,
+        num_classes=stored.model.spec.num_classes,
+        batch_size=batch_size,
+        device=where,
+    )
+
+
+def explain(
+    checkpoint: Checkpoint | str | Path,
+    picture: Picture,
+    *,
+    method: str = "attention",
+    layer: int = -1,
+    head: int | None = None,
+    device: str = "auto",
+) -> Explanation:
+    """What the model looks at in one picture.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        picture: a path, bytes, a PIL image or a uint8 array.
+        method: `attention`, the attention of the class token (or of the mean query, where the
+            model reads the mean) over the patches.
+        layer: encoder block; negative ones count from the end.
+        head: one head; default their mean.
+        device: where to run.
+
+    Returns:
+        `.heatmap` (H, W) in [0, 1], `.overlay()` a PIL image, `.save(path)`, and the prediction.
+
+    Raises:
+        SettingError: a method, layer or head that does not exist.
+        ImageError, CheckpointError, DeviceError: what is wrong, by name.
+    """
+    if method not in EXPLAIN_METHODS:
+        raise SettingError(
+            f"method {method!r} does not exist{did_you_mean(method, EXPLAIN_METHODS)}; "
+            f"methods are {', '.join(EXPLAIN_METHODS)}"
+        )
+    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
+    pixels = read_picture(picture)
+    predictor = Predictor.from_checkpoint(stored, device=device)
+    images = preprocess_pictures([pixels], stored.preprocess).to(predictor.device)
+    (grid,) = attention_grid(stored.model, images, layer=layer, head=head)
+    size = (pixels.shape[0], pixels.shape[1])
+    (said,) = predictor([pixels], top_k=1)
+    heatmap = heatmap_over(grid, size, viewport(size, stored.preprocess))
+    return Explanation(pixels, heatmap, said.label, said.probability, method)
+
+
+def embed(
+    checkpoint: Checkpoint | str | Path,
+    pictures: Iterable[Picture],
+    *,
+    device: str = "auto",
+    batch_size: int = 64,
+) -> Float[np.ndarray, "N D"]:
+    """The pooled features of pictures, what the head reads: (N, D) float32.
+
+    Raises:
+        ImageError, CheckpointError, DeviceError: what is wrong, by name.
+    """
+    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
+    where = resolve_device(device)
+    model = stored.model.to(where).eval()
+    predictor = Predictor(
+        lambda images: model.readout(model.forward_features(images)),
+        stored.preprocess,
+        device=where,
+        batch_size=batch_size,
+    )
+    return predictor.logits(pictures).numpy()
+
+
+def _choose_split(dataset: Dataset, split: str | None) -> str:
+    if split is None:
+        split = "test" if "test" in dataset.splits else "val"
+    if split not in dataset.splits:
+        raise DataError(
+            f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}"
+        )
+    return split
+
+
+def _refuse_changed_split(checkpoint: Checkpoint, dataset: Dataset) -> None:
+    """A split that vitkit cut itself is only the same split while the pictures are the same."""
+    trained_on = checkpoint.metadata.get("data", {}).get("fingerprint")
+    if dataset.cut and trained_on not in (None, dataset.fingerprint):
+        raise DataError(
+            f"{dataset.name} has no test folder of its own and its pictures are not those the "
+            f"checkpoint was trained on, so a fresh cut would test on training pictures; "
+            f"put the pictures to test on in {dataset.name}/test/<class>/"
+        )
+
+
+def _with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
+    """The split with its labels numbered as the checkpoint numbers its classes, by name."""
+    part = dataset.splits[split]
+    classes = checkpoint.classes
+    if not classes:
+        if len(dataset.classes) != checkpoint.model.spec.num_classes:
+            raise DataError(
+                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint's head "
+                f"{checkpoint.model.spec.num_classes}, and the checkpoint names none"
+            )
+        warnings.warn(
+            "the checkpoint names no classes; taking the data's in natural order", stacklevel=3
+        )
+        return part
+    unknown = [name for name in dataset.classes if name not in classes]
+    if unknown:
+        raise DataError(
+            f"{dataset.name} has classes the checkpoint does not know: {', '.join(unknown[:5])}; "
+            f"it knows {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
+        )
+    numbers = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)
+    return part.relabelled(numbers[part.labels])

@@ -1,0 +1,53 @@
+"""`vitkit explain CHECKPOINT PICTURES...`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+import tyro
+from tyro.conf import Positional
+
+from vitkit import api
+from vitkit.cli.pictures import find_pictures
+from vitkit.weights.checkpoint import load
+
+
+def explain(
+    checkpoint: Positional[str],
+    pictures: Positional[tuple[str, ...]],
+    *,
+    method: Literal["attention"] = "attention",
+    layer: int = -1,
+    head: int | None = None,
+    output: str = "explanations",
+    device: str = "auto",
+) -> None:
+    """What a checkpoint looks at: each picture beside its heat map, as a PNG.
+
+    Args:
+        checkpoint: a .safetensors file that vitkit wrote.
+        pictures: files, or folders of them.
+        method: how the map is made.
+        layer: encoder block; negative ones count from the end.
+        head: one attention head; default their mean.
+        output: the folder for the PNGs.
+        device: cpu, cuda, mps or auto.
+    """
+    stored = load(checkpoint)
+    taken: set[str] = set()
+    for picture in find_pictures(pictures):
+        made = api.explain(stored, picture, method=method, layer=layer, head=head, device=device)
+        name, count = picture.stem, 1
+        while name in taken:
+            count += 1
+            name = f"{picture.stem}-{count}"
+        taken.add(name)
+        path = made.save(Path(output) / f"{name}.png")
+        sys.stdout.write(f"{picture}: {made.label} {made.probability:.3f} -> {path}\n")
+
+
+def run(arguments: list[str]) -> None:
+    """Parse and explain."""
+    tyro.cli(explain, args=arguments, prog="vitkit explain")

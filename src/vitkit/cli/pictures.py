@@ -1,0 +1,32 @@
+"""Which pictures the arguments of a command mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from vitkit.data.folders import ENDINGS
+from vitkit.errors import DataError, nearest_parent
+
+
+def find_pictures(arguments: Iterable[str]) -> list[Path]:
+    """Files as they are, folders as the pictures in them, sorted.
+
+    Raises:
+        DataError: nothing named, a path that is not there, or a folder without pictures.
+    """
+    found: list[Path] = []
+    for argument in arguments:
+        path = Path(argument)
+        if not path.exists():
+            raise DataError(f"{path}: no such picture; {nearest_parent(path)}")
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
+        if not inside:
+            raise DataError(f"{path}: no pictures in this folder ({', '.join(ENDINGS)})")
+        found += inside
+    if not found:
+        raise DataError("no pictures were named; give files or folders")
+    return found

@@ -1,0 +1,44 @@
+"""`vitkit summary MODEL|CHECKPOINT`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import tyro
+from rich.console import Console
+from tyro.conf import Positional
+
+from vitkit.models.layer_table import summary as layer_table
+from vitkit.models.presets import build
+from vitkit.weights.checkpoint import load
+
+WIDE = 140
+"""Columns where the output is no terminal, so that nothing is cut."""
+
+
+def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = None) -> None:
+    """The layer table: sizes, parameters, true multiply-adds, memory.
+
+    Args:
+        model: a model's name, or a .safetensors file that vitkit wrote.
+        depth: how many levels of modules to show.
+        img_size: picture size in pixels; default the model's own.
+    """
+    if Path(model).suffix == ".safetensors":
+        vit = load(model).model
+    else:
+        with torch.device("meta"):
+            vit = build(model)
+    spec = vit.spec
+    size = spec.image_size if img_size is None else (img_size, img_size)
+    table = layer_table(vit, (1, spec.in_channels, *size))
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table.render(depth))
+
+
+def run(arguments: list[str]) -> None:
+    """Parse and show."""
+    tyro.cli(summary, args=arguments, prog="vitkit summary")

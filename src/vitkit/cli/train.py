@@ -1,0 +1,81 @@
+"""`vitkit train DATA`: every field of `TrainConfig` is a flag."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tyro
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from vitkit.errors import SettingError
+from vitkit.training import session
+from vitkit.training.config import Settings, TrainConfig, layered
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.run_folder import resumed_folder
+
+DESCRIPTION = """Train a ViT on your pictures.
+
+DATA is a folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), or digits, mnist,
+fashion-mnist. Order: defaults < --recipe < flags. Any field of the model: --spec.FIELD VALUE,
+such as --spec.patch-size 4."""
+
+
+def run(arguments: list[str]) -> None:
+    """Read the settings in their order, then train."""
+    rest, spec = _take_spec(arguments)
+    given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
+    stored = _stored(given["resume"], given["output"])
+    data = rest[0] if rest and not rest[0].startswith("-") else str(stored.get("data", ""))
+    flags = rest[1:] if rest and not rest[0].startswith("-") else rest
+    asked: Settings = {"data": data, "spec": spec}
+    if given["model"] is not None:
+        asked["model"] = given["model"]
+    base = TrainConfig(**layered(recipe_settings(given["recipe"]), stored, asked))
+    config = tyro.cli(
+        TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
+    )
+    if not data:
+        raise SettingError("DATA is missing: vitkit train DATA [flags], such as `train digits`")
+    session.train(config)
+
+
+def _stored(resume: str | None, output: str | None) -> Settings:
+    """On resume, the settings of the run that goes on."""
+    folder = None if resume is None else resumed_folder(resume, output)
+    if folder is None:
+        return {}
+    return session.stored_settings(folder) | {"output": str(folder.root)}
+
+
+def _take_spec(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split `--spec.patch-size 4` off the other arguments."""
+    rest: list[str] = []
+    spec: dict[str, Any] = {}
+    waiting = iter(arguments)
+    for argument in waiting:
+        if not argument.startswith("--spec."):
+            rest.append(argument)
+            continue
+        name, _, value = argument.removeprefix("--spec.").partition("=")
+        value = value or next(waiting, "")
+        if not value:
+            raise SettingError(f"{argument} needs a value, such as --spec.patch-size 4")
+        try:
+            spec[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
+        except YAMLError:
+            raise SettingError(
+                f"--spec.{name}: {value!r} is no value; such as 4 or [4, 8]"
+            ) from None
+    return rest, spec
+
+
+def _peek(arguments: list[str], name: str) -> str | None:
+    """The value of one flag, before the others are read."""
+    flag = f"--{name}"
+    for place, argument in enumerate(arguments):
+        if argument.startswith(f"{flag}="):
+            return argument.partition("=")[2]
+        if argument == flag and place + 1 < len(arguments):
+            return arguments[place + 1]
+    return None

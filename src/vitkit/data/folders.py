@@ -1,0 +1,331 @@
+"""Image folders: `train/<class>/**.jpg` with `val/` or `test/`, or `<class>/**.jpg`.
+
+The folder is walked once into a `_Listing`; all else is decided from that, in an order that does
+not depend on the file system's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.classes import (
+    is_hidden,
+    listed,
+    natural_order,
+    refuse_look_alikes,
+    refuse_unknown,
+    unknown,
+)
+from vitkit.data.images import printable
+from vitkit.data.splits import Dataset, FileSplit, Split, fingerprint, stratified_split
+from vitkit.errors import DataError
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SPLIT_FOLDERS = {
+    "train": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+FLAT_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
+# Links to folders are followed at most so deep: folders full of links to each other would
+# otherwise be walked once for every order of visiting them.
+MOST_LINKS = 3
+
+Parts = tuple[str, ...]
+"""A path below the root, split at its separators."""
+
+
+@dataclass
+class _Listing:
+    """What lies below a root."""
+
+    pictures: list[Parts] = field(default_factory=list)
+    folders: set[Parts] = field(default_factory=set)
+    others: Counter[str] = field(default_factory=Counter)
+    hidden_folders: int = 0
+    looping_links: int = 0
+    leaving_links: list[Parts] = field(default_factory=list)
+
+    def children(self, parent: Parts) -> tuple[str, ...]:
+        """The names of the folders directly in `parent`, in natural order."""
+        depth = len(parent)
+        return natural_order(
+            folder[-1]
+            for folder in self.folders
+            if len(folder) == depth + 1 and folder[:depth] == parent
+        )
+
+
+def open_folder(
+    root: Path, *, ignore_extra_classes: bool = False, follow_links: bool = False
+) -> Dataset:
+    """Open an image folder; no picture is decoded, every file is hashed.
+
+    Args:
+        root: the folder.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+        follow_links: follow symbolic links that lead out of the folder.
+
+    Raises:
+        DataError: no pictures, no class folders, one class only, unknown or ambiguous classes,
+            links out of the folder, folders that cannot be listed.
+    """
+    listing = _list(root, follow_links)
+    if listing.leaving_links:
+        first = "/".join(listing.leaving_links[0])
+        raise DataError(
+            f"{printable(root)}: {len(listing.leaving_links)} symbolic links lead out of the "
+            f"folder, the first is {printable(first)}; pass --follow-links to follow them"
+        )
+    if not listing.pictures:
+        raise DataError(f"{printable(root)}: no pictures, {_found_instead(listing)}")
+    folders, notes = _split_folders(root, listing)
+    notes += _notes_on_listing(root, listing)
+    if folders:
+        return _open_split_folders(root, listing, folders, notes, ignore_extra_classes)
+    return _open_flat(root, listing, notes)
+
+
+def _list(root: Path, follow_links: bool) -> _Listing:
+    """Walk `root`, every folder once for each way to it; loops end where they close."""
+    listing, real_root = _Listing(), os.path.realpath(root)
+    waiting: list[tuple[Parts, frozenset[tuple[int, int]], int]] = [((), frozenset(), 0)]
+    while waiting:
+        parts, above, links = waiting.pop()
+        folder = root.joinpath(*parts)
+        try:
+            found = folder.stat()
+            here = (found.st_dev, found.st_ino)
+            if here in above or links > MOST_LINKS:
+                listing.looping_links += 1
+                continue
+            with os.scandir(folder) as entries:
+                children = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror}") from error
+        listing.folders.add(parts)
+        for entry in children:
+            below = (*parts, entry.name)
+            is_folder = _is_folder(entry)
+            if is_hidden(entry.name):
+                listing.hidden_folders += is_folder
+            elif not is_folder and not entry.name.lower().endswith(ENDINGS):
+                listing.others[os.path.splitext(entry.name)[1].lower() or entry.name] += 1
+            elif entry.is_symlink() and not follow_links and _leaves(entry.path, real_root):
+                listing.leaving_links.append(below)
+            elif is_folder:
+                waiting.append((below, above | {here}, links + entry.is_symlink()))
+            else:
+                listing.pictures.append(below)
+    listing.pictures.sort()
+    return listing
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _leaves(link: str, real_root: str) -> bool:
+    target = os.path.realpath(link)
+    return target != real_root and not target.startswith(real_root.rstrip("/") + "/")
+
+
+def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[str]]:
+    """Split name -> its folder; empty for a flat folder. It is split where there is a train folder,
+    or nothing but split folders."""
+    top = listing.children(())
+    known: dict[str, str] = {}
+    for folder in top:
+        split = SPLIT_FOLDERS.get(folder.casefold())
+        if split in known:
+            raise DataError(
+                f"{printable(root)}: both {known[split]!r} and {folder!r} could be {split}; "
+                f"keep one of them"
+            )
+        if split:
+            known[split] = folder
+    if not known or ("train" not in known and len(known) < len(top)):
+        return {}, []
+    unused = [folder for folder in top if folder not in known.values()]
+    note = f"folders beside {listed(known.values())} are not read: {listed(unused)}"
+    return {s: known[s] for s in FLAT_FRACTIONS if s in known}, [note] if unused else []
+
+
+def _notes_on_listing(root: Path, listing: _Listing) -> list[str]:
+    notes = []
+    if listing.hidden_folders:
+        notes.append(f"{_count(listing.hidden_folders, 'hidden folder')} skipped")
+    if listing.looping_links:
+        notes.append(f"{_count(listing.looping_links, 'link')} that loop or nest deeply skipped")
+    return notes
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _open_split_folders(
+    root: Path,
+    listing: _Listing,
+    folders: Mapping[str, str],
+    notes: list[str],
+    ignore_extra_classes: bool,
+) -> Dataset:
+    names = {split: listing.children((folder,)) for split, folder in folders.items()}
+    found = {split: _by_class(listing, (folder,)) for split, folder in folders.items()}
+    where = printable(root)
+    refuse_look_alikes({name for group in names.values() for name in group}, where)
+    if "train" in folders:
+        classes = names["train"]
+        _refuse_too_few(root, (folders["train"],), classes, found["train"])
+    else:
+        classes = natural_order({name for group in names.values() for name in group})
+    pictures: dict[str, list[Parts]] = {}
+    for split, by_class in found.items():
+        counts = {name: len(group) for name, group in by_class.items()}
+        if extra := unknown(classes, counts):
+            if not ignore_extra_classes:
+                refuse_unknown(classes, counts, split, where)
+            notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
+        pictures[split] = [path for name in classes for path in by_class.get(name, [])]
+        notes += _notes_on_classes(split, classes, counts)
+        if not pictures[split]:
+            notes.append(f"{split} has no pictures and is left out")
+    pictures = {split: paths for split, paths in pictures.items() if paths}
+    if not pictures:
+        raise DataError(f"{where}: pictures in no class folder; {_expected(root)}")
+    if stray := len(listing.pictures) - sum(map(len, _below(listing, folders).values())):
+        notes.append(f"{_count(stray, 'picture')} outside class folders not read")
+    splits, digests = {}, {}
+    for split, paths in pictures.items():
+        splits[split] = _file_split(root, paths, classes, depth=1)
+        digests[split] = (splits[split].labels, _digests(splits[split].paths))
+    return Dataset(
+        root.resolve().name, classes, {**splits}, fingerprint(classes, digests), tuple(notes)
+    )
+
+
+def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
+    classes, by_class = listing.children(()), _by_class(listing, ())
+    refuse_look_alikes(classes, printable(root))
+    _refuse_too_few(root, (), classes, by_class)
+    counts = {name: len(group) for name, group in by_class.items()}
+    notes += _notes_on_classes("the data", classes, counts)
+    if stray := len(listing.pictures) - sum(counts.values()):
+        notes.append(f"{_count(stray, 'picture')} outside class folders not read")
+    whole = _file_split(root, [p for name in classes for p in by_class.get(name, [])], classes, 0)
+    digests = _digests(whole.paths)
+    keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
+    parts = stratified_split(whole.labels, tuple(FLAT_FRACTIONS.values()), 0, keys)
+    splits: dict[str, Split] = {
+        name: whole.subset(part) for name, part in zip(FLAT_FRACTIONS, parts, strict=True)
+    }
+    sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
+    notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
+    for name in ("val", "test"):
+        present = Counter(classes[label] for label in splits[name].labels)
+        kept = {c: present[c] for c in classes if counts.get(c)}
+        notes += _notes_on_classes(name, tuple(kept), kept)
+    return Dataset(
+        root.resolve().name,
+        classes,
+        {name: split for name, split in splits.items() if len(split)},
+        fingerprint(classes, {"": (whole.labels, digests)}),
+        tuple(notes),
+        cut=True,
+    )
+
+
+def _by_class(listing: _Listing, parent: Parts) -> dict[str, list[Parts]]:
+    """Class name -> its pictures, at any depth below `parent`/<class>."""
+    depth = len(parent)
+    groups: dict[str, list[Parts]] = {}
+    for path in listing.pictures:
+        if len(path) > depth + 1 and path[:depth] == parent:
+            groups.setdefault(path[depth], []).append(path)
+    return groups
+
+
+def _below(listing: _Listing, folders: Mapping[str, str]) -> dict[str, list[Parts]]:
+    """Split name -> pictures in its class folders, and pictures of folders that are not read."""
+    read = set(folders.values())
+    return {"": [p for p in listing.pictures if len(p) > 2 or (len(p) == 2 and p[0] not in read)]}
+
+
+def _refuse_too_few(
+    root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[Parts]]
+) -> None:
+    """Refuse fewer than two classes with pictures."""
+    where = printable(root.joinpath(*parent))
+    filled = [name for name in classes if by_class.get(name)]
+    if not filled:
+        raise DataError(f"{where}: pictures in no class folder; {_expected(root)}")
+    if len(filled) > 1:
+        return
+    inner = {path[len(parent) + 1] for path in by_class[filled[0]] if len(path) > len(parent) + 2}
+    hint = f"; did you mean {where}/{printable(filled[0])}?" if len(inner) > 1 else ""
+    raise DataError(f"{where}: only one class has pictures, {filled[0]!r}; expected two{hint}")
+
+
+def _expected(root: Path) -> str:
+    base = printable(root)
+    return (
+        f"expected {base}/train/<class>/*.jpg with val/ or test/ beside train/, "
+        f"or {base}/<class>/*.jpg"
+    )
+
+
+def _found_instead(listing: _Listing) -> str:
+    if not listing.others:
+        return f"the folder is empty; expected files ending in {' '.join(ENDINGS)}"
+    kinds = ", ".join(
+        f"{count:,} {printable(kind)}" for kind, count in listing.others.most_common(5)
+    )
+    return f"but {kinds}; expected files ending in {' '.join(ENDINGS)}"
+
+
+def _notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+    empty = [name for name in classes if not counts.get(name)]
+    if not empty or len(empty) == len(classes):
+        return []
+    word = "class" if len(empty) == 1 else "classes"
+    return [f"{split} has no pictures of {word} {listed(empty)}"]
+
+
+def _file_split(
+    root: Path, pictures: Sequence[Parts], classes: Sequence[str], depth: int
+) -> FileSplit:
+    number = {name: label for label, name in enumerate(classes)}
+    labels = np.array([number[path[depth]] for path in pictures], np.int64)
+    return FileSplit(tuple(root.joinpath(*path) for path in pictures), labels, root)
+
+
+def _digests(paths: Sequence[Path]) -> list[bytes]:
+    """SHA-256 of every file, in order."""
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_digest, paths))
+
+
+def _digest(path: Path) -> bytes:
+    """SHA-256 of a file; of nothing where it cannot be read, which decoding it will report."""
+    try:
+        if stat.S_ISREG(path.stat().st_mode):
+            with path.open("rb") as handle:
+                return hashlib.file_digest(handle, "sha256").digest()
+    except OSError:
+        pass
+    return hashlib.sha256().digest()

@@ -1,0 +1,70 @@
+"""What a file is, by its first bytes: one of the six picture formats, or something with a name."""
+
+from __future__ import annotations
+
+import re
+
+from vitkit.errors import ImageReason
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+EXPECTED = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
+HEAD_SIZE = 512
+"""How many first bytes `identify` and `describe` want to see."""
+
+_PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+    ("JPEG", re.compile(rb"\xff\xd8\xff")),
+    ("PNG", re.compile(rb"\x89PNG\r\n\x1a\n")),
+    ("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL)),
+    ("BMP", re.compile(rb"BM")),
+    ("GIF", re.compile(rb"GIF8[79]a")),
+    ("TIFF", re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+")),
+)
+
+# Pictures and documents that some programs show, but that are not read here.
+_OTHER_FORMATS: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+    ("an SVG drawing", re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml.{0,400}?)?\s*<svg", re.DOTALL)),
+    ("PostScript (EPS)", re.compile(rb"%!PS|\xc5\xd0\xd3\xc6")),
+    ("a Photoshop file (PSD)", re.compile(rb"8BPS")),
+    ("a PDF", re.compile(rb"%PDF")),
+    ("FITS", re.compile(rb"SIMPLE  =")),
+    ("DDS", re.compile(rb"DDS ")),
+    ("an Apple icon (ICNS)", re.compile(rb"icns")),
+    ("an icon (ICO)", re.compile(rb"\0\0[\x01\x02]\0")),
+    ("HEIC or HEIF", re.compile(rb"....ftyp(hei|hev|mif|msf)", re.DOTALL)),
+    ("AVIF", re.compile(rb"....ftypavi", re.DOTALL)),
+    ("a video", re.compile(rb"....ftyp|\x1a\x45\xdf\xa3|RIFF....AVI ", re.DOTALL)),
+    ("JPEG 2000", re.compile(rb"\0\0\0\x0cjP  |\xff\x4f\xff\x51")),
+    ("JPEG XL", re.compile(rb"\0\0\0\x0cJXL |\xff\x0a")),
+    ("Netpbm", re.compile(rb"P[1-7]\s")),
+    ("QOI", re.compile(rb"qoif")),
+)
+
+_NOT_PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+    ("an HTML page", re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)", re.I)),
+    (
+        "a Git LFS pointer (run `git lfs pull`)",
+        re.compile(rb"version https://git-lfs\.github\.com"),
+    ),
+    ("a ZIP archive", re.compile(rb"PK\x03\x04")),
+    ("a gzip archive", re.compile(rb"\x1f\x8b")),
+    ("zeros", re.compile(rb"\0{16,}\Z")),
+    ("text", re.compile(rb"[\t\n\r\x20-\x7e]+\Z")),
+)
+
+
+def identify(head: bytes) -> str | None:
+    """One of `FORMATS`, or None; `head` is the first `HEAD_SIZE` bytes of the file."""
+    return _first(_PICTURES, head)
+
+
+def describe(head: bytes) -> tuple[ImageReason, str]:
+    """Why bytes that `identify` does not know are no picture for us: the reason and one line."""
+    if other := _first(_OTHER_FORMATS, head):
+        return "format", f"{EXPECTED}, found {other}"
+    what = _first(_NOT_PICTURES, head)
+    starts = "starts with " + ascii(head[:24].decode("latin-1"))
+    return "not a picture", f"{EXPECTED}, found {what + ': it ' + starts if what else starts}"
+
+
+def _first(table: tuple[tuple[str, re.Pattern[bytes]], ...], head: bytes) -> str | None:
+    return next((name for name, pattern in table if pattern.match(head)), None)

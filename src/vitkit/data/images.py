@@ -1,0 +1,330 @@
+"""The one decoder: bytes or a path in, (H, W, 3) uint8 RGB out, and only `ImageError` in between.
+
+Training, checking, prediction and serving all read pictures here, so that they all see the same
+pixels and refuse the same files. A picture is decoded whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import struct
+import threading
+import warnings
+import zlib
+from pathlib import Path
+from types import TracebackType
+from typing import ClassVar
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import ExifTags, Image, ImageCms, ImageFile
+
+from vitkit.data.formats import FORMATS, HEAD_SIZE, describe, identify
+from vitkit.data.integrity import (
+    Stream,
+    check_png_chunks,
+    check_png_rows,
+    check_tiff_coverage,
+    ends_early,
+)
+from vitkit.errors import ImageError
+
+RGBPixels = UInt8[np.ndarray, "H W 3"]
+
+BACKGROUND = "white"
+"""What shows through transparent pixels."""
+
+# What Pillow raises at damaged files: its plugins parse them with plain Python, and any of these
+# can come out. A list, not `Exception`, so that a fault of ours in a new shape is not blamed on
+# the picture.
+PILLOW_ERRORS = (
+    OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+    AssertionError, RuntimeError, EOFError, MemoryError, BufferError, struct.error, zlib.error,
+    Image.DecompressionBombError, ImageCms.PyCMSError,
+)  # fmt: skip
+
+BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, Sec. 8
+
+# EXIF orientation -> what makes the picture upright (EXIF 2.3, tag 0x0112).
+UPRIGHT = {
+    2: lambda p: p[:, ::-1],
+    3: lambda p: p[::-1, ::-1],
+    4: lambda p: p[::-1],
+    5: lambda p: p.swapaxes(0, 1),
+    6: lambda p: p[::-1].swapaxes(0, 1),
+    7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
+    8: lambda p: p[:, ::-1].swapaxes(0, 1),
+}
+
+
+def decode(
+    source: bytes | str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    max_pixels: int = 50_000_000,
+    max_aspect: float = 200.0,
+) -> RGBPixels:
+    """Decode one picture: JPEG, PNG, WEBP, BMP, GIF or TIFF, told by content, not by name.
+
+    Upright by its EXIF orientation; the first frame of several. Transparency is laid on white;
+    grey is repeated; 16 bits become 8 by their high byte; CMYK goes through the embedded ICC
+    profile where that can be used. ICC profiles of RGB and grey pictures are not applied.
+
+    Args:
+        source: the file's bytes, or its path.
+        name: what to call the picture in a message; the path where absent.
+        max_pixels: largest width x height, read from the header before any pixel is decoded.
+            Pillow's own limit, about 179 million, holds besides.
+        max_aspect: largest ratio of the longer to the shorter side.
+
+    Returns:
+        (H, W, 3) uint8 RGB, [0, 255], contiguous.
+
+    Raises:
+        ImageError: with `.reason`: "missing", "not a file", "empty", "not a picture", "format",
+            "truncated", "damaged", "too large", "too long" or "mode" (float and 32-bit pixels).
+    """
+    if name is None:
+        name = "picture" if isinstance(source, bytes) else os.fspath(source)
+    name = printable(name)
+    with _opened(source, name) as handle:
+        format = None
+        try:
+            format = identify(head := handle.read(HEAD_SIZE))
+            if format is None:
+                raise ImageError(name, *describe(head))
+            with _PillowKeptQuiet():
+                return _decode(handle, format, name, max_pixels, max_aspect)
+        except Image.DecompressionBombError as error:
+            raise ImageError(name, "too large", _one_line(error)) from error
+        except PILLOW_ERRORS as error:
+            cut = format is not None and _is_cut_short(handle, format, error)
+            detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
+            raise ImageError(name, "truncated" if cut else "damaged", detail) from error
+
+
+def as_rgb(picture: Image.Image | np.ndarray, name: str = "picture") -> RGBPixels:
+    """An already decoded picture as (H, W, 3) uint8 RGB, converted as `decode` does.
+
+    Args:
+        picture: a PIL image of any mode; or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
+        name: what to call the picture in a message.
+
+    Raises:
+        ImageError: "mode" for another array or for float and 32-bit pixels; what `decode` raises
+            where a PIL image that was opened and not yet read cannot be.
+    """
+    name = printable(name)
+    if isinstance(picture, np.ndarray):
+        return _array_as_rgb(picture, name)
+    try:
+        with _PillowKeptQuiet():
+            picture.load()
+            return _upright_pixels(picture, name)
+    except PILLOW_ERRORS as error:
+        cut = "truncat" in str(error).lower()
+        raise ImageError(name, "truncated" if cut else "damaged", _one_line(error)) from error
+
+
+def printable(name: str | os.PathLike[str]) -> str:
+    """A file name fit for one line of a message: line breaks and broken bytes are escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
+        for c in os.fspath(name)
+    )
+
+
+def _opened(source: bytes | str | os.PathLike[str], name: str) -> Stream:
+    """The bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
+    if isinstance(source, bytes):
+        if not source:
+            raise ImageError(name, "empty", "expected a picture, got 0 bytes")
+        return io.BytesIO(source)
+    try:
+        found = os.stat(source)
+        if not stat.S_ISREG(found.st_mode):
+            raise ImageError(name, "not a file", f"expected a file, found {_kind(found.st_mode)}")
+        if found.st_size == 0:
+            raise ImageError(name, "empty", "expected a picture, got a file of 0 bytes")
+        return Path(source).open("rb")
+    except FileNotFoundError:
+        raise ImageError(name, "missing", "no such file") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
+
+
+def _kind(mode: int) -> str:
+    kinds = (
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a FIFO"),
+        (stat.S_ISSOCK, "a socket"),
+        (stat.S_ISCHR, "a character device"),
+        (stat.S_ISBLK, "a block device"),
+    )
+    return next((what for is_kind, what in kinds if is_kind(mode)), "something else")
+
+
+def _decode(
+    handle: Stream, format: str, name: str, max_pixels: int, max_aspect: float
+) -> RGBPixels:
+    with Image.open(handle, formats=FORMATS) as picture:
+        _check_limits(picture.size, name, max_pixels, max_aspect)
+        if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
+            # Somebody told Pillow to fill what is missing with grey; that does not hold here.
+            raise ImageError(name, "truncated", f"{format} without its end")
+        if format == "PNG":
+            place = handle.tell()
+            check_png_chunks(handle, name)
+            handle.seek(place)
+            _scale_key_colour(picture)
+        if format == "TIFF":
+            check_tiff_coverage(picture, name)
+        picture.load()
+        if format == "PNG":
+            check_png_rows(handle, picture, name)
+        return _upright_pixels(picture, name)
+
+
+def _is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
+    """Whether a file that cannot be decoded is one whose end is missing."""
+    if "truncat" in str(error).lower():
+        return True
+    try:
+        return ends_early(handle, format)
+    except OSError:  # the disk fails, which is what `error` says already
+        return False
+
+
+def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect: float) -> None:
+    width, height = size
+    if min(size) < 1:
+        raise ImageError(name, "damaged", f"expected at least 1 x 1 pixels, got {height} x {width}")
+    if width * height > max_pixels:
+        raise ImageError(
+            name, "too large", f"{height} x {width} pixels, at most {max_pixels:,} are decoded"
+        )
+    if max(size) > max_aspect * min(size):
+        raise ImageError(
+            name, "too long", f"{height} x {width} pixels, sides may differ {max_aspect:g} times"
+        )
+
+
+def _scale_key_colour(picture: ImageFile.ImageFile) -> None:
+    """Bring a PNG's transparent colour to the 8 bits of the pixels: Pillow leaves it as stored."""
+    key, raw_mode = picture.info.get("transparency"), picture.tile[0].args
+    if raw_mode in ("L;2", "L;4"):
+        if isinstance(key, int):
+            picture.info["transparency"] = key * (85 if raw_mode == "L;2" else 17)
+    elif raw_mode == "RGB;16B" and isinstance(key, tuple):
+        picture.info["transparency"] = tuple(value >> 8 for value in key)
+
+
+def _upright_pixels(picture: Image.Image, name: str) -> RGBPixels:
+    pixels = _rgb_pixels(picture, name)
+    try:
+        orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+    except PILLOW_ERRORS:
+        orientation = 1  # corrupt EXIF says nothing about how the picture was held
+    turn = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+    return np.ascontiguousarray(turn(pixels)) if turn else pixels
+
+
+def _rgb_pixels(picture: Image.Image, name: str) -> RGBPixels:
+    """The pixels of a loaded picture of any mode, not yet turned."""
+    if picture.mode.startswith("I;16"):
+        return _grey_16_bits(picture)
+    if picture.mode in ("I", "F"):
+        kind = "float" if picture.mode == "F" else "32-bit"
+        raise ImageError(name, "mode", f"expected 8 or 16 bits per sample, got {kind} pixels")
+    if picture.mode == "CMYK":
+        return np.array(_cmyk_to_rgb(picture))
+    if picture.has_transparency_data:
+        if picture.mode in ("La", "RGBa"):  # colours stored multiplied by their alpha
+            picture = picture.convert("LA" if picture.mode == "La" else "RGBA")
+        picture = picture.convert("RGBA")
+        ground = Image.new("RGBA", picture.size, BACKGROUND)
+        picture = Image.alpha_composite(ground, picture)
+    return np.array(picture.convert("RGB"))
+
+
+def _grey_16_bits(picture: Image.Image) -> RGBPixels:
+    """The high byte, as Pillow does for 16-bit RGB; 12-bit TIFFs are brought to 8 bits likewise."""
+    values = np.asarray(picture).astype(np.uint16)
+    tags = getattr(picture, "tag_v2", {})
+    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
+    grey = (values >> (bits - 8)).astype(np.uint8)
+    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts these at 8 bits, not at 16
+        grey = 255 - grey
+    key = picture.info.get("transparency")
+    if isinstance(key, int):
+        grey = np.where(values == key, np.uint8(255), grey)
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _cmyk_to_rgb(picture: Image.Image) -> Image.Image:
+    profile = picture.info.get("icc_profile")
+    if profile:
+        try:
+            inks = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+            screen = ImageCms.createProfile("sRGB")
+            converted = ImageCms.profileToProfile(picture, inks, screen, outputMode="RGB")
+        except PILLOW_ERRORS:
+            converted = None  # not a profile, or not one of inks
+        if converted is not None:
+            return converted
+    return picture.convert("RGB")
+
+
+def _array_as_rgb(picture: np.ndarray, name: str) -> RGBPixels:
+    pixels = picture[:, :, None] if picture.ndim == 2 else picture
+    wrong = picture.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3)
+    if wrong or min(pixels.shape) < 1:
+        raise ImageError(
+            name,
+            "mode",
+            "expected an array (H, W), (H, W, 1) or (H, W, 3) uint8, "
+            f"got {picture.shape} {picture.dtype}",
+        )
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
+
+
+def _one_line(error: BaseException) -> str:
+    # Pillow names the stream by its address, which helps nobody.
+    text = re.sub(r" ?<_io\..*?>$", "", " ".join(str(error).split()))
+    return printable(text) or type(error).__name__
+
+
+class _PillowKeptQuiet:
+    """While any thread decodes, Pillow's own warnings are not shown: they name no file.
+
+    `warnings.catch_warnings` would not do: it swaps the filters of the whole process and puts the
+    wrong ones back when threads overlap. Here one filter is added by the first and taken out by
+    the last.
+    """
+
+    FILTER: ClassVar = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
+    lock: ClassVar = threading.Lock()
+    inside: ClassVar[int] = 0
+
+    def __enter__(self) -> None:
+        cls = type(self)
+        with cls.lock:
+            cls.inside += 1
+            if cls.FILTER not in warnings.filters:
+                warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        cls = type(self)
+        with cls.lock:
+            cls.inside -= 1
+            if cls.inside == 0 and cls.FILTER in warnings.filters:
+                warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]

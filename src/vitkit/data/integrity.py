@@ -1,0 +1,220 @@
+"""Whether all of a picture file is there: what the decoder itself does not look at.
+
+Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
+properly but early; it decodes a TIFF whose strips do not cover the picture. Both are refused here.
+One gap stays: a JPEG cut short and then closed with a proper end marker decodes with a grey rest,
+and telling that apart would take a second entropy decoder.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from PIL import Image, ImageFile
+
+from vitkit.errors import ImageError
+
+Stream = io.BytesIO | io.BufferedReader
+
+BLOCK = 1 << 16
+PNG_SIGNATURE_SIZE = 8
+LONGEST_CHUNK = 2**31 - 1  # PNG specification, 5.3
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # PNG colour type -> samples in a pixel
+# x, y of the first pixel, then the steps, of Adam7's passes (PNG specification, 8.2).
+ADAM7 = (
+    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4),
+    (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2),
+)  # fmt: skip
+
+# TIFF 6.0, Sec. 2: bytes of a value of each type, and the integer types' codes for `struct`.
+TIFF_SIZES = {
+    1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8,
+    18: 8,
+}  # fmt: skip
+TIFF_INTEGERS = {3: "H", 4: "I", 16: "Q"}
+TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
+
+
+def check_png_chunks(handle: Stream, name: str) -> None:
+    """Walk a PNG's chunks to its end, checking every checksum; memory stays flat.
+
+    Raises:
+        ImageError: "truncated" where the file ends before IEND, "damaged" at a wrong checksum.
+    """
+    for kind, blocks in _chunks(handle, name):
+        checksum = zlib.crc32(kind)
+        for block in blocks:
+            checksum = zlib.crc32(block, checksum)
+        stored = handle.read(4)
+        if len(stored) < 4:
+            raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
+        if checksum != int.from_bytes(stored):
+            raise ImageError(name, "damaged", f"wrong checksum in chunk {_shown(kind)}")
+
+
+def check_png_rows(handle: Stream, picture: Image.Image, name: str) -> None:
+    """Refuse a PNG whose pixel data end before its last row.
+
+    Only a picture whose last row was left as it was allocated, zero, can be one; or an interlaced
+    one, where a row is written in several passes. The rest is not inflated a second time.
+
+    Raises:
+        ImageError: "truncated", with both numbers of bytes.
+    """
+    last_row = picture.crop((0, picture.height - 1, picture.width, picture.height))
+    if not picture.info.get("interlace") and np.asarray(last_row).any():
+        return
+    found, expected = 0, 0
+    stream = zlib.decompressobj()
+    for kind, blocks in _chunks(handle, name):
+        for block in blocks:
+            if kind == b"IHDR":
+                expected = _inflated_size(block)
+            elif kind == b"IDAT":
+                while block and found < expected:
+                    found += len(stream.decompress(block, BLOCK))
+                    block = stream.unconsumed_tail
+        handle.seek(4, 1)
+    if found < expected:
+        raise ImageError(name, "truncated", f"{found:,} of {expected:,} bytes of pixels")
+
+
+def check_tiff_coverage(picture: ImageFile.ImageFile, name: str) -> None:
+    """Refuse a TIFF whose strips or tiles leave a part of the picture out.
+
+    Raises:
+        ImageError: "damaged", with both numbers of pixels.
+    """
+    areas: dict[object, int] = {}
+    for tile in picture.tile:
+        plane = (tile.codec_name, tile.args)  # planes stored one by one differ in their arguments
+        left, top, right, bottom = tile.extents or (0, 0, 0, 0)
+        areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
+    expected, found = picture.width * picture.height, min(areas.values(), default=0)
+    if found < expected:
+        raise ImageError(name, "damaged", f"its strips hold {found:,} of {expected:,} pixels")
+
+
+def ends_early(handle: Stream, format: str) -> bool:
+    """Whether a file of one of the six formats lacks its end, by its own account."""
+    handle.seek(0, 2)
+    size = handle.tell()
+    handle.seek(0)
+    head = handle.read(16).ljust(16, b"\0")
+    if format == "JPEG":
+        return not _has_jpeg_end(handle)
+    if format == "PNG":
+        return not _has_png_end(handle)
+    if format == "GIF":
+        handle.seek(max(size - 1, 0))
+        return handle.read(1) != b";"
+    if format == "WEBP":
+        return size < int.from_bytes(head[4:8], "little") + 8
+    if format == "BMP":
+        return size < max(int.from_bytes(head[2:6], "little"), 54)
+    return _tiff_ends_early(handle, head, size)
+
+
+def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, Iterator[bytes]]]:
+    """The chunks of a PNG: type and content in blocks; the reader takes the checksum itself."""
+    handle.seek(PNG_SIGNATURE_SIZE)
+    kind = b""
+    while kind != b"IEND":
+        head = handle.read(8)
+        if len(head) < 8:
+            raise ImageError(name, "truncated", "the file ends before chunk IEND")
+        length, kind = int.from_bytes(head[:4]), head[4:]
+        if length > LONGEST_CHUNK or not (kind.isalpha() and kind.isascii()):
+            raise ImageError(name, "damaged", f"no chunk where one should start, at {kind!a}")
+        yield kind, _blocks(handle, length, kind, name)
+
+
+def _blocks(handle: Stream, length: int, kind: bytes, name: str) -> Iterator[bytes]:
+    while length:
+        block = handle.read(min(BLOCK, length))
+        if not block:
+            raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
+        length -= len(block)
+        yield block
+
+
+def _shown(kind: bytes) -> str:
+    return kind.decode("ascii")
+
+
+def _inflated_size(header: bytes) -> int:
+    """The bytes of all filtered rows, from a PNG's IHDR."""
+    width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header[:13])
+    bits = depth * SAMPLES[colour]
+    total = 0
+    for x, y, across, down in ADAM7 if interlace else ((0, 0, 1, 1),):
+        columns, rows = -((x - width) // across), -((y - height) // down)
+        if columns > 0 and rows > 0:
+            total += rows * (1 + (columns * bits + 7) // 8)
+    return total
+
+
+def _has_jpeg_end(handle: Stream) -> bool:
+    """Whether an end marker follows the start of a scan; a thumbnail's own lies before it."""
+    place = 2
+    while True:
+        handle.seek(place)
+        head = handle.read(4)
+        if len(head) < 4 or head[0] != 0xFF:
+            return False
+        place += 2 + int.from_bytes(head[2:])
+        if head[1] == 0xDA:  # start of scan: what follows holds no FF D9 but the end
+            handle.seek(place)
+            return b"\xff\xd9" in handle.read()
+
+
+def _has_png_end(handle: Stream) -> bool:
+    try:
+        for _, blocks in _chunks(handle, ""):
+            for _ in blocks:
+                pass
+            handle.seek(4, 1)
+    except ImageError as error:
+        return error.reason != "truncated"
+    return True
+
+
+def _tiff_ends_early(handle: Stream, head: bytes, size: int) -> bool:
+    """Whether the first directory of a TIFF, its values or its strips reach beyond the file.
+
+    TIFF 6.0, Sec. 2, and its 64-bit form: a directory is a count and entries of tag, type, number
+    of values, and the values or, where they do not fit, their place.
+    """
+    order = "<" if head.startswith(b"II") else ">"
+    wide = head[2:4] in (b"+\0", b"\0+")
+    place = struct.Struct(order + ("Q" if wide else "I"))
+    counter = struct.Struct(order + ("Q" if wide else "H"))
+    entry = struct.Struct(order + ("HHQ8s" if wide else "HHI4s"))
+
+    def read(start: int, length: int) -> bytes:
+        if start + length > size:
+            raise EOFError
+        handle.seek(start)
+        return handle.read(length)
+
+    try:
+        start = place.unpack_from(head, 8 if wide else 4)[0]
+        number = counter.unpack(read(start, counter.size))[0]
+        arrays: dict[int, tuple[int, ...]] = {}
+        for tag, kind, count, stored in entry.iter_unpack(
+            read(start + counter.size, number * entry.size)
+        ):
+            length = count * TIFF_SIZES.get(kind, 0)
+            values = read(place.unpack(stored)[0], length) if length > len(stored) else stored
+            if tag in TIFF_STRIPS and kind in TIFF_INTEGERS:
+                arrays[tag] = struct.unpack_from(f"{order}{count}{TIFF_INTEGERS[kind]}", values)
+        for offsets, lengths in (TIFF_STRIPS[:2], TIFF_STRIPS[2:]):
+            for strip in zip(arrays.get(offsets, ()), arrays.get(lengths, ()), strict=False):
+                read(*strip)
+    except EOFError:
+        return True
+    return False

@@ -1,0 +1,154 @@
+"""Batches of pictures in an order that is a pure function of (seed, epoch).
+
+A loader is asked for steps, not for epochs: step s of a run always holds the same pictures, changed
+in the same way, with any number of worker processes and from whatever step the run goes on.
+"""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from vitkit.data.augment import Augmentation, augment_batch, training_pixels
+from vitkit.data.preprocess import fit, normalise
+from vitkit.data.randomness import permutation
+from vitkit.data.sources import Split
+from vitkit.errors import DataError
+from vitkit.spec import Preprocess
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, still as pixels.
+
+    Attributes:
+        pixels: (B, H, W, C) uint8.
+        labels: class numbers (B,).
+        indices: the pictures' places in the split (B,).
+        epoch: counted from 0; -1 in evaluation.
+    """
+
+    pixels: UInt8[Tensor, "B H W C"]
+    labels: Int64[Tensor, B]
+    indices: Int64[Tensor, B]
+    epoch: int
+
+    def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
+        """The normalised pictures, on `device`: bytes travel, floats are made there."""
+        return normalise(self.pixels.to(device, non_blocking=True), preprocess)
+
+
+class TrainingSteps(Dataset[Batch]):
+    """The whole run as a list of steps: item s is the batch of step s, counted from 0.
+
+    The pictures of an epoch that do not fill a batch wait for another epoch's order.
+
+    Raises:
+        DataError: fewer pictures than one batch.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        preprocess: Preprocess,
+        augmentation: Augmentation,
+        *,
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        if len(split) < batch_size:
+            raise DataError(
+                f"{len(split)} training pictures do not fill one batch of {batch_size}; "
+                f"pass --batch-size {len(split)} or less"
+            )
+        self.split, self.preprocess, self.augmentation = split, preprocess, augmentation
+        self.batch_size, self.seed = batch_size, seed
+        self.steps_per_epoch = len(split) // batch_size
+
+    def indices(self, step: int) -> Int64[np.ndarray, B]:
+        """Which pictures step `step` holds."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        order = _order(self.seed, epoch, len(self.split))
+        return order[place * self.batch_size : (place + 1) * self.batch_size]
+
+    def __getitem__(self, step: int) -> Batch:
+        epoch, indices = step // self.steps_per_epoch, self.indices(step)
+        pixels = np.stack(
+            [
+                training_pixels(
+                    self.split.read(int(i)),
+                    self.preprocess,
+                    self.augmentation,
+                    self.seed,
+                    epoch,
+                    int(i),
+                )
+                for i in indices
+            ]
+        )
+        pixels = augment_batch(pixels, self.augmentation, self.seed, epoch, indices)
+        return _batch(pixels, self.split, indices, epoch)
+
+
+class EvaluationBatches(Dataset[Batch]):
+    """A split in its own order, every picture once, by the evaluation transform."""
+
+    def __init__(self, split: Split, preprocess: Preprocess, *, batch_size: int) -> None:
+        self.split, self.preprocess, self.batch_size = split, preprocess, batch_size
+
+    def __len__(self) -> int:
+        return (len(self.split) + self.batch_size - 1) // self.batch_size
+
+    def __getitem__(self, number: int) -> Batch:
+        start = number * self.batch_size
+        indices = np.arange(start, min(start + self.batch_size, len(self.split)))
+        pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
+        return _batch(pixels, self.split, indices, epoch=-1)
+
+
+def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iterator[Batch]:
+    """The batches `numbers` of a source, in that order, made by `workers` processes (0: here)."""
+    with warnings.catch_warnings():
+        # More workers than cores are the caller's choice; the training plan notes it in one line.
+        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        loader = DataLoader(
+            source,
+            batch_size=None,
+            sampler=numbers,
+            num_workers=workers,
+            generator=torch.Generator(),  # else the loader would draw its seed from the global one
+            collate_fn=_as_it_is,
+            worker_init_fn=_leave_signals_to_the_parent,
+        )
+    return iter(loader)
+
+
+def _batch(
+    pixels: UInt8[np.ndarray, "B H W C"], split: Split, indices: Int64[np.ndarray, B], epoch: int
+) -> Batch:
+    labels = torch.from_numpy(split.labels[indices])
+    return Batch(torch.from_numpy(pixels), labels, torch.from_numpy(indices.copy()), epoch)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal; the parent finishes its step and ends us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, count: int) -> Int64[np.ndarray, N]:
+    return permutation(seed, epoch, count)

@@ -1,0 +1,176 @@
+"""The one evaluation transform: training, evaluation and prediction all see pictures through it.
+
+Grey or colour, then size, then centre crop on uint8 pixels (Pillow); normalisation on the tensor's
+own device (torch). The crop's arithmetic is timm's, so that its checkpoints see the same pixels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from vitkit.errors import ShapeError
+from vitkit.shapes import Images
+from vitkit.spec import Preprocess
+
+RESAMPLING = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+}
+
+
+def fit(
+    picture: UInt8[np.ndarray, "H W channels"], preprocess: Preprocess
+) -> UInt8[np.ndarray, "h w C"]:
+    """A decoded picture in the model's size and channels, still uint8 [0, 255].
+
+    Args:
+        picture: (H, W, 3) RGB or (H, W, 1) grey, uint8.
+        preprocess: size (h, w), channels C, filter, and whether to squash or to crop.
+
+    Returns:
+        (h, w, C) uint8; the picture itself where there is nothing to do.
+
+    Raises:
+        ShapeError: a picture of another shape or dtype.
+    """
+    if preprocess.fit == "squash":
+        return resized(picture, preprocess)
+    picture = _in_channels(picture, preprocess.channels)
+    scaled = _scaled_size(picture.shape[:2], preprocess)
+    picture = _resize(picture, scaled, preprocess)
+    height, width = preprocess.image_size
+    top, left = _centre(scaled, preprocess.image_size)
+    return picture[top : top + height, left : left + width]
+
+
+def resized(
+    picture: UInt8[np.ndarray, "H W channels"],
+    preprocess: Preprocess,
+    box: tuple[int, int, int, int] | None = None,
+) -> UInt8[np.ndarray, "h w C"]:
+    """A part of a picture brought to the model's size, each side by its own factor.
+
+    Args:
+        picture: (H, W, 3) RGB or (H, W, 1) grey, uint8.
+        preprocess: size (h, w), channels C and filter; `fit` is not looked at.
+        box: (left, top, right, bottom) in pixels; the whole picture where absent.
+
+    Raises:
+        ShapeError: a picture of another shape or dtype.
+    """
+    picture = _in_channels(picture, preprocess.channels)
+    if box is not None:
+        left, top, right, bottom = box
+        picture = picture[top:bottom, left:right]
+    return _resize(picture, preprocess.image_size, preprocess)
+
+
+def normalise(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[Tensor, "B C H W"]:
+    """(pixels / 255 - mean) / std per channel: contiguous float32, on the device of `pixels`.
+
+    Args:
+        pixels: (B, H, W, C) uint8 [0, 255], as `fit` gives them.
+        preprocess: its mean and std, on the scale [0, 1].
+
+    Raises:
+        ShapeError: another number of channels or another dtype.
+    """
+    if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != preprocess.channels:
+        raise ShapeError(
+            f"expected pixels (B, H, W, {preprocess.channels}) uint8, "
+            f"got {tuple(pixels.shape)} {pixels.dtype}"
+        )
+    # Every operand is a tensor on the device: some devices multiply by the reciprocal of a plain
+    # number instead of dividing, and the last bit would then depend on the device.
+    full, mean, std = (
+        torch.tensor(values, dtype=torch.float32, device=pixels.device).view(-1, 1, 1)
+        for values in ((255.0,), preprocess.mean, preprocess.std)
+    )
+    images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+    return images.div_(full).sub_(mean).div_(std)
+
+
+def preprocess_pictures(
+    pictures: Sequence[UInt8[np.ndarray, "_ _ _"]], preprocess: Preprocess
+) -> Images:
+    """Decoded pictures of any sizes, (H, W, 3) or (H, W, 1) uint8 -> images (B, C, h, w) float32.
+
+    Raises:
+        ShapeError: no picture at all, or one of another shape or dtype.
+    """
+    if not pictures:
+        raise ShapeError("expected at least one picture, got none")
+    pixels = np.stack([fit(picture, preprocess) for picture in pictures])
+    return normalise(torch.from_numpy(pixels), preprocess)
+
+
+def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, float, float, float]:
+    """Which part of a picture the model sees, for laying heat maps back on the original.
+
+    Args:
+        size: (H, W) of the original picture, in pixels.
+        preprocess: with `fit="squash"` the model sees all of it.
+
+    Returns:
+        (top, left, height, width) in pixels of the original picture, fractions included.
+    """
+    if preprocess.fit == "squash":
+        return 0.0, 0.0, float(size[0]), float(size[1])
+    scaled = _scaled_size(size, preprocess)
+    top, left = _centre(scaled, preprocess.image_size)
+    down, across = size[0] / scaled[0], size[1] / scaled[1]
+    height, width = preprocess.image_size
+    return top * down, left * across, height * down, width * across
+
+
+def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, int]:
+    """(H, W) of the resized picture of which the crop is the centre."""
+    height, width = size
+    tall, wide = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
+    if tall != wide:
+        # The side that is shorter for its target fits it; timm rounds here ...
+        factor = min(height / tall, width / wide)
+        return round(height / factor), round(width / factor)
+    # ... and cuts off here.
+    if height <= width:
+        return tall, int(tall * width / height)
+    return int(tall * height / width), tall
+
+
+def _centre(scaled: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
+    """(top, left) of the centre crop; Python's rounding, halves to even, as in timm."""
+    return round((scaled[0] - size[0]) / 2), round((scaled[1] - size[1]) / 2)
+
+
+def _resize(
+    picture: UInt8[np.ndarray, "H W C"], size: tuple[int, int], preprocess: Preprocess
+) -> UInt8[np.ndarray, "h w C"]:
+    if picture.shape[:2] == size:
+        return picture
+    grey = picture.shape[2] == 1
+    image = Image.fromarray(picture[:, :, 0] if grey else picture)
+    pixels = np.array(image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
+    return pixels[:, :, None] if grey else pixels
+
+
+def _in_channels(
+    picture: UInt8[np.ndarray, "H W channels"], channels: int
+) -> UInt8[np.ndarray, "H W C"]:
+    """Colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or grey repeated."""
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3):
+        raise ShapeError(
+            f"expected a picture (H, W, 3) or (H, W, 1) uint8, got {picture.shape} {picture.dtype}"
+        )
+    if picture.shape[2] == channels:
+        return picture
+    if channels == 3:
+        return np.repeat(picture, 3, axis=2)
+    return np.array(Image.fromarray(picture).convert("L"))[:, :, None]

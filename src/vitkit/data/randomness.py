@@ -1,0 +1,66 @@
+"""Random numbers that are functions of their keys: no state, no generator, no order of calls.
+
+Each key is taken in by one step of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+number generators", OOPSLA 2014): add the golden gamma and the key, then scramble with David
+Stafford's variant 13 of MurmurHash3's finaliser. `hash64(0)` is SplitMix64's first output for
+seed 0. The numbers are part of the file format of every run: they must never change.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float64, Int64, UInt64
+
+Key = int | np.integer | np.ndarray
+
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+STAFFORD_13 = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_TWO_TO_64 = 1 << 64
+
+
+def hash64(*keys: Key) -> UInt64[np.ndarray, " ..."]:
+    """64 random bits for every combination of the keys.
+
+    Args:
+        keys: integers and integer arrays, which broadcast against each other; negative numbers
+            are taken modulo 2^64. The order of the keys matters, and so does their number.
+
+    Returns:
+        uint64 of the broadcast shape, () where all keys are plain integers.
+
+    Raises:
+        TypeError: a key that is not an integer.
+    """
+    state = np.zeros((), np.uint64)
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is wanted
+        for key in keys:
+            state = _scramble(np.asarray(state + (GOLDEN_GAMMA + _as_uint64(key))))
+    return np.asarray(state)
+
+
+def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
+    """A float64 in [0, 1) for every combination of the keys, from the top 53 bits of `hash64`."""
+    return np.asarray((hash64(*keys) >> np.uint64(11)) * 2.0**-53)
+
+
+def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
+    """The numbers 0..n-1 in an order that is a pure function of (seed, epoch).
+
+    It is the stable argsort of `hash64(seed, epoch, i)`.
+    """
+    return np.argsort(hash64(seed, epoch, np.arange(n)), kind="stable").astype(np.int64)
+
+
+def _as_uint64(key: Key) -> UInt64[np.ndarray, " ..."]:
+    if isinstance(key, int):
+        return np.asarray(key % _TWO_TO_64, np.uint64)
+    array = np.asarray(key)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"a key must be an integer or an integer array, got {array.dtype}")
+    return array.astype(np.uint64)
+
+
+def _scramble(z: UInt64[np.ndarray, " ..."]) -> UInt64[np.ndarray, " ..."]:
+    z = (z ^ (z >> np.uint64(30))) * STAFFORD_13[0]
+    z = (z ^ (z >> np.uint64(27))) * STAFFORD_13[1]
+    return np.asarray(z ^ (z >> np.uint64(31)))

@@ -1,0 +1,143 @@
+"""The errors vitkit raises on purpose, each with an exit code and an HTTP status.
+
+    VitkitError                    exit 1   HTTP 500   anything of ours
+    ├── UserError                  exit 2   HTTP 400   the input, data or settings are wrong
+    │   ├── SpecError                                  a model that cannot exist
+    │   ├── ShapeError                      HTTP 422   a tensor of the wrong shape
+    │   ├── SettingError                               a flag, key or value that means nothing
+    │   ├── DataError                                  a data set that cannot be used
+    │   ├── ImageError                      HTTP 422   a picture that cannot be used; has `.reason`
+    │   ├── CheckpointError                            a file that is not the checkpoint expected
+    │   ├── OutputError                                a place that cannot be written
+    │   ├── DeviceError                                a device that is not there
+    │   └── MissingExtraError                          a feature whose extra is not installed
+    ├── NonFiniteError             exit 3              training met a NaN or an infinity
+    └── Interrupted                exit 130, 143       stopped by a signal, after saving
+
+A message is one line: the file, key or number that is wrong, what was expected, how to mend it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar, Literal
+
+
+class VitkitError(Exception):
+    """Base of every error raised on purpose. `str(error)` is one line, fit for a terminal."""
+
+    exit_code: ClassVar[int] = 1
+    http_status: ClassVar[int] = 500
+
+
+class UserError(VitkitError):
+    """The user's input, data or settings are wrong; the message says how to mend them."""
+
+    exit_code = 2
+    http_status = 400
+
+
+class SpecError(UserError):
+    """A `ViTSpec` or `Preprocess` that no model or picture could satisfy."""
+
+
+class ShapeError(UserError):
+    """A tensor whose shape does not fit what it is given to."""
+
+    http_status = 422
+
+
+class SettingError(UserError):
+    """A setting that is unknown, out of range, or contradicts another."""
+
+
+class DataError(UserError):
+    """A data set that cannot be read or trained on."""
+
+
+ImageReason = Literal[
+    "empty", "missing", "not a file", "not a picture", "format", "truncated", "damaged",
+    "too large", "too long", "mode",
+]  # fmt: skip
+
+
+class ImageError(UserError):
+    """One picture that cannot be used.
+
+    Attributes:
+        name: the file or the index of the picture.
+        reason: one of a fixed list of words, for counting and for tests.
+    """
+
+    http_status = 422
+
+    def __init__(self, name: str, reason: ImageReason, detail: str) -> None:
+        super().__init__(f"{name}: {reason}: {detail}")
+        self.name = name
+        self.reason: ImageReason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[type[ImageError], tuple[str, ImageReason, str]]:
+        """Let the error cross from a loader's worker process."""
+        return (type(self), (self.name, self.reason, self.detail))
+
+
+class CheckpointError(UserError):
+    """A file that is not the checkpoint it should be."""
+
+
+class OutputError(UserError):
+    """A place that cannot be written; what stood there before is untouched."""
+
+
+class DeviceError(UserError):
+    """A device that was asked for and is not there."""
+
+
+class MissingExtraError(UserError):
+    """A feature whose optional dependencies are not installed."""
+
+
+class NonFiniteError(VitkitError):
+    """Training met a NaN or an infinity, and stopped before the weights took it in."""
+
+    exit_code = 3
+
+
+class Interrupted(VitkitError):
+    """A signal stopped the work after the state was saved.
+
+    Attributes:
+        signum: the signal's number; the exit code is 128 + signum.
+    """
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+    @property
+    def name(self) -> str:
+        """The signal's name, such as `SIGINT`."""
+        return signal.Signals(self.signum).name
+
+
+def exit_code(error: VitkitError) -> int:
+    """The process exit code that stands for `error`."""
+    return 128 + error.signum if isinstance(error, Interrupted) else error.exit_code
+
+
+def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
+    """`"; did you mean 'width'?"`, or an empty string where nothing is near."""
+    near = difflib.get_close_matches(word, list(choices), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
+
+
+def nearest_parent(path: Path) -> str:
+    """`"the nearest folder that exists is /a/b, with: c, d"`, for messages about a missing path."""
+    parent = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
+    entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
+    shown = ", ".join(entries[:8]) + (f" and {len(entries) - 8} more" if len(entries) > 8 else "")
+    return f"the nearest folder that exists is {parent}, with: {shown or 'nothing in it'}"

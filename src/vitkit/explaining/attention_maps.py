@@ -1,0 +1,52 @@
+"""Where the readout looks: attention of the class token, or of the mean query, to patches."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitkit.models.record import Record
+from vitkit.models.vit import ViT
+from vitkit.shapes import Images
+
+
+def attention_grid(
+    model: ViT, images: Images, *, layer: int = -1, head: int | None = None
+) -> Float[Tensor, "B gh gw"]:
+    """How much of its attention the readout's query gives to each patch, in one layer.
+
+    The query is the class token where the model reads the class token, and the mean over the patch
+    queries where it reads their mean. Attention to the class token itself is left out and the rest
+    sums to 1 over the patches ("An Image is Worth 16x16 Words", Fig. 7, one layer of it).
+
+    Args:
+        model: in any mode; it is run in eval mode and without gradients.
+        images: (B, C, H, W) normalised, on the model's device.
+        layer: block number, from 0; negative ones count from the end.
+        head: one head; default the mean over heads.
+
+    Returns:
+        (B, gh, gw), each picture's patches summing to 1.
+
+    Raises:
+        SettingError: a layer or a head that the model does not have.
+        ShapeError: pictures that do not fit the model.
+    """
+    by_class_token = model.spec.pooling == "cls"
+    record = Record(
+        attention=[layer],
+        heads=None if head is None else [head],
+        queries=[0] if by_class_token else None,
+    )
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode():
+        grid = model.forward_features(images, record).grid
+    model.train(was_training)
+    (maps,) = record.attention.values()  # B k Q T
+    prefix = model.spec.num_prefix_tokens
+    rows = maps if by_class_token else maps[:, :, prefix:]
+    patches = rows.mean(dim=(1, 2))[:, prefix:]  # B N
+    patches = patches / patches.sum(dim=1, keepdim=True)
+    return patches.unflatten(1, grid)

@@ -1,0 +1,5 @@
+"""Architecture only: no file, no URL, no training.
+
+Eq. 1 is `embedding`, Eq. 2 and 3 `encoder` (with `attention` and `mlp`), Eq. 4 `readout`; `vit`
+puts them together, `presets` names the sizes, `record` keeps what was asked for.
+"""

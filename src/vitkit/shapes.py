@@ -1,0 +1,28 @@
+"""The legend: what every letter in a shape means, here and in every docstring and annotation.
+
+    B  batch              N  patches (N = gh * gw)        L  depth (blocks)
+    C  channels           gh, gw  grid of patches         k  heads
+    H  image height       R  register tokens              h  head width
+    W  image width        T  tokens (prefix + N)          M  MLP width
+    P  patch (height or width)    D  width                K  classes
+
+Height comes before width everywhere. The aliases are checked while the tests run (jaxtyping and
+beartype) and cost nothing otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Images: TypeAlias = Float[Tensor, "B C H W"]
+Tokens: TypeAlias = Float[Tensor, "B T D"]
+Logits: TypeAlias = Float[Tensor, "B K"]
+Pooled: TypeAlias = Float[Tensor, "B D"]
+AttentionMaps: TypeAlias = Float[Tensor, "B k Q T"]
+Labels: TypeAlias = Int[Tensor, "B"]
+Grid: TypeAlias = tuple[int, int]
+
+__all__ = ["AttentionMaps", "Grid", "Images", "Labels", "Logits", "Pooled", "Tokens"]

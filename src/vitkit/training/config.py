@@ -1,0 +1,180 @@
+"""`TrainConfig`: every setting of a run, by one name in Python, in YAML and as a flag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import tyro
+from pydantic import Field
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from vitkit.errors import SettingError, did_you_mean
+from vitkit.frozen import field_names, frozen, to_json
+from vitkit.spec import Channel, Fit, Interpolation
+
+Settings: TypeAlias = dict[str, Any]
+"""Some fields of `TrainConfig` by name; `spec` is a dictionary of `ViTSpec` fields."""
+
+Count = Annotated[int, Field(ge=0, strict=True)]
+AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@frozen(raises=SettingError)
+class TrainConfig:
+    """Every setting of a run. Raises `SettingError` for a value out of range."""
+
+    data: Annotated[str, tyro.conf.Suppress]
+    """A folder of pictures, or `digits`, `mnist`, `fashion-mnist`."""
+    model: str = "vit_tiny_patch16_224"
+    """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`."""
+    spec: Annotated[Settings, tyro.conf.Suppress] = Field(default_factory=dict)
+    """`ViTSpec` fields that differ from the model's preset."""
+    recipe: str | None = None
+    """Settings to start from: a recipe's name or a YAML file; flags override them."""
+    img_size: AtLeastOne | None = None
+    """Picture size in pixels, a square; short for `--spec.image-size`."""
+    data_root: str | None = None
+    """Where to look for named data sets such as `mnist`."""
+    output: str | None = None
+    """The run folder; by default runs/DATA-MODEL-N."""
+    overwrite: bool = False
+    """Put an existing run folder aside (it is renamed, not deleted) and start afresh."""
+    resume: str | None = None
+    """Go on with a stopped run: its folder, or `auto` for the one at --output, if there is one."""
+    epochs: AtLeastOne = 10
+    """Passes over the training split."""
+    batch_size: AtLeastOne = 128
+    """Pictures of one optimizer step."""
+    lr: Annotated[float, Field(gt=0.0)] = 1e-3
+    """Peak learning rate, for this batch size; never rescaled silently."""
+    min_lr: Annotated[float, Field(ge=0.0)] = 1e-5
+    """Learning rate at the end of the cosine."""
+    warmup_epochs: Annotated[float, Field(ge=0.0)] = 1.0
+    """Epochs of linear warm-up from zero; fractions are fine."""
+    opt: Literal["adamw"] = "adamw"
+    """The optimizer."""
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
+    """Decoupled decay of matrices; biases, norms, tokens and positions have none."""
+    beta1: Fraction = 0.9
+    """AdamW's decay of the mean gradient."""
+    beta2: Fraction = 0.999
+    """AdamW's decay of the squared gradient."""
+    clip_grad: Annotated[float, Field(gt=0.0)] | None = 1.0
+    """Largest norm of the whole gradient."""
+    label_smoothing: Fraction = 0.1
+    """Probability mass spread over all classes."""
+    drop_path: Fraction | None = None
+    """Stochastic depth of the last block; short for `--spec.drop-path`."""
+    flip: Probability = 0.5
+    """Chance of a horizontal flip."""
+    shift: Count = 0
+    """Largest random shift up, down, left and right, in pixels."""
+    crop_scale: Annotated[float, Field(gt=0.0, le=1.0)] = 0.35
+    """Smallest part of the area a random crop keeps (Inception crop); 1 turns it off."""
+    mean: Channel | None = None
+    """Mean of each channel on [0, 1]; default 0.5."""
+    std: Channel | None = None
+    """Standard deviation of each channel on [0, 1]; default 0.5."""
+    interpolation: Interpolation = "bicubic"
+    """The resampling filter."""
+    fit: Fit = "crop"
+    """How pictures are brought to size outside training: centre `crop`, or `squash`."""
+    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Part of the shorter side that the centre crop keeps."""
+    val_fraction: Fraction = 0.1
+    """Part of train that becomes the validation split where the data has none."""
+    patience: AtLeastOne | None = None
+    """Stop after this many epochs without a better validation top-1."""
+    bad_images: Literal["refuse", "skip"] = "refuse"
+    """What to do about pictures that cannot be decoded, before the first step."""
+    ignore_extra_classes: bool = False
+    """Leave out classes of val or test that train does not have, instead of refusing."""
+    seed: Count = 0
+    """Decides initial weights, order, augmentation and dropout."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
+    amp: Literal["auto", "off", "bfloat16"] = "auto"
+    """Mixed precision; auto tries bfloat16 and keeps it where it is faster."""
+    workers: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """Loader processes; default 0 for data in memory, else one per core up to 8."""
+    log_interval: AtLeastOne = 50
+    """Steps between two points of the TensorBoard curves."""
+    quiet: bool = False
+    """No progress bar and no messages; the run folder has them all the same."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, for YAML and for the checkpoint."""
+        return to_json(self)
+
+
+def layered(*layers: Mapping[str, Any]) -> Settings:
+    """Later settings over earlier ones; `spec` is merged field by field.
+
+    A `spec` belongs to the `model` it was written for: a later layer that names another model drops
+    the earlier layers' `spec`.
+
+    Raises:
+        SettingError: a key that is no setting; the nearest one is named.
+    """
+    merged: Settings = {}
+    for layer in layers:
+        check_names(layer)
+        if layer.get("model", merged.get("model")) != merged.get("model"):
+            merged.pop("spec", None)
+        spec = {**merged.get("spec", {}), **layer.get("spec", {})}
+        merged |= layer
+        merged["spec"] = spec
+    return merged
+
+
+def check_names(keys: Iterable[str], where: str = "") -> None:
+    """Raise `SettingError` for the first key that is no setting."""
+    known = field_names(TrainConfig)
+    for key in keys:
+        if key not in known:
+            raise SettingError(f"{where}there is no setting {key!r}{did_you_mean(key, known)}")
+
+
+def read_yaml(path: str | Path) -> Settings:
+    """The settings in a YAML file.
+
+    Raises:
+        SettingError: no such file, no valid YAML (duplicate keys and tags are not), an unknown key;
+            with the line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(f"{path}: cannot be read as a YAML file: {error}") from None
+    try:
+        settings = YAML(typ="safe", pure=True).load(text)
+    except MarkedYAMLError as error:
+        place = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = str(error.problem or error).splitlines()[0]
+        raise SettingError(f"{path}{place}: not valid YAML: {problem}") from None
+    except YAMLError as error:
+        raise SettingError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(settings, dict):
+        raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
+    lines = text.splitlines()
+    for key in settings:
+        number = next((n for n, row in enumerate(lines, 1) if row.startswith(f"{key}:")), 0)
+        check_names([str(key)], where=f"{path}:{number}: ")
+    return {str(key): value for key, value in settings.items()}
+
+
+def to_yaml(settings: Mapping[str, Any]) -> str:
+    """The settings as YAML text, in their own order; `read_yaml` gives them back."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.sort_base_mapping_type_on_output = False
+    text = StringIO()
+    yaml.dump(dict(settings), text)
+    return text.getvalue()

@@ -1,0 +1,140 @@
+"""Everything that is decided, and everything that can go wrong, before the first step."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vitkit.data.augment import Augmentation
+from vitkit.data.doctor import sound
+from vitkit.data.loader import TrainingSteps
+from vitkit.data.sources import ArraySplit, Dataset, open_dataset, with_validation
+from vitkit.devices import resolve_device
+from vitkit.errors import SettingError
+from vitkit.models.presets import preset
+from vitkit.spec import Channel, Preprocess, ViTSpec
+from vitkit.training.config import TrainConfig
+
+MOST_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that is ready to start.
+
+    Attributes:
+        config: the settings, as given.
+        dataset: train, val where there is one, test where there is one; every picture decodes.
+        spec: the model, its head as wide as there are classes.
+        preprocess: the evaluation transform, which goes into the checkpoints.
+        steps: every training batch of the run.
+        device: where the model trains.
+        workers: loader processes.
+        notes: lines to print before the start.
+    """
+
+    config: TrainConfig
+    dataset: Dataset
+    spec: ViTSpec
+    preprocess: Preprocess
+    steps: TrainingSteps
+    device: torch.device
+    workers: int
+    notes: tuple[str, ...]
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.config.epochs * self.steps.steps_per_epoch
+
+
+def make_plan(config: TrainConfig) -> Plan:
+    """Open the data, check every picture, and build the spec; nothing is written.
+
+    Raises:
+        SettingError: settings that contradict each other.
+        SpecError: a model that cannot exist.
+        DataError: data that cannot be trained on.
+        DeviceError: a device that is not there.
+    """
+    _check_settings(config)
+    device = resolve_device(config.device)
+    spec = _spec(config, num_classes=1)  # refuses an impossible model before reading any picture
+    dataset = open_dataset(
+        config.data, data_root=config.data_root, ignore_extra_classes=config.ignore_extra_classes
+    )
+    notes = list(dataset.notes)
+    dataset, skipped = sound(dataset, config.bad_images)
+    for split, problems in skipped.items():
+        notes += [f"skipped {len(problems)} pictures of {split} that cannot be decoded:"]
+        notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
+    if config.val_fraction > 0:
+        dataset = with_validation(dataset, config.val_fraction)
+    spec = _spec(config, num_classes=len(dataset.classes))
+    preprocess = _preprocess(config, spec)
+    augmentation = Augmentation(flip=config.flip, shift=config.shift, crop_scale=config.crop_scale)
+    train = dataset.splits["train"]
+    steps = TrainingSteps(
+        train, preprocess, augmentation, batch_size=config.batch_size, seed=config.seed
+    )
+    cores = os.cpu_count() or 1
+    in_memory = isinstance(train, ArraySplit)
+    workers = config.workers
+    if workers is None:
+        workers = 0 if in_memory else min(cores, MOST_WORKERS)
+    elif workers > cores:
+        notes.append(f"{workers} workers on {cores} cores; fewer would be as fast")
+    return Plan(config, dataset, spec, preprocess, steps, device, workers, tuple(notes))
+
+
+def _check_settings(config: TrainConfig) -> None:
+    if config.min_lr > config.lr:
+        raise SettingError(f"min_lr {config.min_lr:g} is above lr {config.lr:g}; lower it")
+    if config.warmup_epochs >= config.epochs:
+        raise SettingError(
+            f"warmup_epochs {config.warmup_epochs:g} leaves nothing of {config.epochs} epochs; "
+            f"lower it below {config.epochs}"
+        )
+    if config.resume is not None and config.overwrite:
+        raise SettingError("--resume goes on with a run and --overwrite starts afresh; pass one")
+
+
+def _spec(config: TrainConfig, num_classes: int) -> ViTSpec:
+    """The preset with every override; the head is as wide as there are classes."""
+    overrides: dict[str, Any] = dict(config.spec)
+    for flag, field in (("img_size", "image_size"), ("drop_path", "drop_path")):
+        value = getattr(config, flag)
+        if value is not None:
+            if overrides.get(field, value) not in (value, (value, value), [value, value]):
+                raise SettingError(
+                    f"{flag} {value} contradicts spec.{field} {overrides[field]}; pass one of them"
+                )
+            overrides[field] = value
+    asked = overrides.pop("num_classes", num_classes)
+    if num_classes > 1 and asked != num_classes:
+        raise SettingError(
+            f"spec.num_classes {asked} contradicts the data, which has {num_classes} classes; "
+            f"leave it out"
+        )
+    return preset(config.model, num_classes=num_classes, **overrides)
+
+
+def _preprocess(config: TrainConfig, spec: ViTSpec) -> Preprocess:
+    channels = spec.in_channels
+    half: Channel = (0.5,) if channels == 1 else (0.5, 0.5, 0.5)
+    mean, std = config.mean or half, config.std or half
+    if len(mean) != channels or len(std) != channels:
+        raise SettingError(
+            f"mean {mean} and std {std} must have {channels} values, one a channel of the model"
+        )
+    return Preprocess(
+        image_size=spec.image_size,
+        mean=mean,
+        std=std,
+        interpolation=config.interpolation,
+        fit=config.fit,
+        crop_ratio=config.crop_ratio,
+    )

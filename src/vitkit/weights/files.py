@@ -1,0 +1,79 @@
+"""Writing files so that nobody ever meets half of one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitkit.errors import OutputError
+
+_REASONS = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "the file would be larger than the limit allows",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+    errno.EPERM: "permission denied",
+    errno.ENOTDIR: "a part of the path is a file, not a folder",
+    errno.EIO: "the disk reports an error",
+}
+
+
+def output_error(path: Path, error: OSError, needed: int | None = None) -> OutputError:
+    """`error` in one line: the path, the reason, the bytes needed and free, what is safe."""
+    reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    sizes = ""
+    if needed is not None:
+        place = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(place).free
+        sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
+    return OutputError(
+        f"cannot write {path}: {reason}{sizes}; what was there before is untouched; "
+        f"free some space or choose another --output"
+    )
+
+
+@contextmanager
+def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; when the block ends well, it takes `path`'s place.
+
+    The bytes are on the disk before the rename, and the rename is before the return, so after a
+    crash at any moment `path` holds either all of the old file or all of the new one.
+
+    Args:
+        path: the file to write.
+        needed: its size in bytes, for the message.
+
+    Raises:
+        OutputError: the disk is full, read-only, or otherwise refuses; `path` is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        sync(temporary)
+        os.replace(temporary, path)
+        sync(path.parent)
+    except OSError as error:
+        raise output_error(path, error, needed) from error
+    finally:
+        temporary.unlink(missing_ok=True) if path.parent.is_dir() else None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by `content`, all or nothing. Raises `OutputError`."""
+    with replacing(path, needed=len(content)) as temporary:
+        temporary.write_bytes(content)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's or a folder's content is on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

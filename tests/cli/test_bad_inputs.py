@@ -1,0 +1,199 @@
+"""Everything a person can get wrong: exit code 2, one line, what to do, and nothing lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+
+FAST = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "32",
+        "--spec.depth", "1", "--spec.num-heads", "2", "--spec.mlp-width", "32", "--epochs", "1",
+        "--warmup-epochs", "0", "--batch-size", "4", "--amp", "off", "--workers", "0"]  # fmt: skip
+
+
+def folder(root: Path, *places: str, per_place: int = 6) -> Path:
+    """Pictures of noise in `root/<place>/`."""
+    generator = np.random.default_rng(0)
+    for place in places:
+        (root / place).mkdir(parents=True)
+        for number in range(per_place):
+            noise = generator.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            Image.fromarray(noise).save(root / place / f"{number}.png")
+    return root
+
+
+@pytest.fixture
+def complaint(capsys, tmp_path, monkeypatch):
+    """Run a command that must be refused; give its one line."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, code: int = 2) -> str:
+        assert cli.run([*arguments]) == code
+        said = capsys.readouterr().err
+        assert said.startswith("vitkit: ")
+        assert said.count("\n") == 1
+        assert "Traceback" not in said
+        assert not Path("runs").exists(), "a refused command leaves nothing behind"
+        return said
+
+    return run
+
+
+def test_no_such_folder_names_the_nearest_and_what_is_in_it(complaint, tmp_path):
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    said = complaint("train", str(tmp_path / "photos" / "dogs" / "old"))
+    assert f"nearest folder that exists is {tmp_path / 'photos'}, with: cats/" in said
+
+
+def test_a_folder_without_pictures_counts_what_it_has(complaint, tmp_path):
+    for name in ("a.heic", "b.heic", "notes.txt"):
+        (tmp_path / name).write_text("x")
+    said = complaint("train", str(tmp_path))
+    assert "2 .heic" in said
+    assert "1 .txt" in said
+
+
+def test_one_class_only(complaint, tmp_path):
+    assert "only one class" in complaint("train", str(folder(tmp_path / "d", "train/cat")), *FAST)
+
+
+def test_pictures_without_class_folders_show_the_expected_tree(complaint, tmp_path):
+    said = complaint("train", str(folder(tmp_path / "d", ".")), *FAST)
+    assert "train/<class>/*.jpg" in said
+
+
+def test_an_empty_class_is_warned_of_and_keeps_its_index(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    root = folder(tmp_path / "d", "train/ant", "train/cat")
+    (root / "train" / "bee").mkdir()
+    assert cli.run(["train", str(root), "--output", "run", *FAST]) == 0
+    assert "bee" in capsys.readouterr().out
+    assert vitkit.load("run/weights/last.safetensors").classes == ("ant", "bee", "cat")
+
+
+def test_a_val_class_unknown_to_train(complaint, tmp_path):
+    root = folder(tmp_path / "d", "train/ant", "train/cat", "val/ant", "val/dog")
+    said = complaint("train", str(root), *FAST)
+    assert "dog" in said
+    assert "--ignore-extra-classes" in said
+
+
+def test_a_picture_that_cannot_be_decoded_is_named_before_the_first_step(
+    complaint, tmp_path, capsys
+):
+    root = folder(tmp_path / "d", "train/ant", "train/cat")
+    broken = root / "train" / "cat" / "3.png"
+    broken.write_bytes(broken.read_bytes()[:300])
+    said = complaint("train", str(root), *FAST)
+    assert "train/cat/3.png: truncated" in said
+    assert "--bad-images skip" in said
+    arguments = ["train", str(root), *FAST, "--bad-images", "skip", "--output", "run"]
+    assert cli.run(arguments) == 0
+    assert "skipped 1 pictures of train" in capsys.readouterr().out
+    stored = vitkit.load("run/weights/last.safetensors").metadata["data"]["pictures"]
+    assert stored["train"] + stored["val"] == 11
+
+
+def test_unknown_words_name_the_nearest(complaint, capsys, tmp_path):
+    assert "no verb 'trian'; did you mean 'train'" in complaint("trian", "digits")
+    assert "did you mean 'vit_tiny_patch16_224'" in complaint(
+        "train", "digits", "--model", "vit_tiny_patch16_24"
+    )
+    assert "did you mean 'digits'" in complaint("train", "digit")
+    assert "no recipe 'digit'; did you mean 'digits'" in complaint(
+        "train", "digits", "--recipe", "digit"
+    )
+    assert "no field 'widht'; did you mean 'width'" in complaint(
+        "train", "digits", "--spec.widht", "3"
+    )
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("lr: 1e-3\nepoch: 3\n")
+    assert "r.yaml:2: there is no setting 'epoch'; did you mean 'epochs'" in complaint(
+        "train", "digits", "--recipe", str(recipe)
+    )
+
+
+def test_an_unknown_flag_gets_the_parsers_panel_with_the_nearest(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.run(["train", "digits", "--weight-dekay", "1"])
+    assert left.value.code == 2
+    assert "--weight-decay" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--img-size", "250"], "250 (H) is not divisible by patch_size 16; the nearest sizes"),
+        (["--spec.width", "500"], "width 500 is not divisible by num_heads 3"),
+        (["--lr", "-1"], "lr = -1.0"),
+        (["--epochs", "0"], "epochs = 0"),
+        (["--device", "cuda:7"], "device 'cuda:7' is not on this machine; here are:"),
+        (["--device", "gpu"], "device 'gpu' is no device's name"),
+        (["--resume", "nowhere"], "--resume nowhere: no such run folder"),
+        (["--batch-size", "9999"], "do not fill one batch of 9999"),
+        (["--spec.depth"], "--spec.depth needs a value"),
+    ],
+)
+def test_settings_that_cannot_be(complaint, flags, said):
+    assert said in complaint("train", "digits", *flags)
+
+
+def test_data_left_out(complaint):
+    assert "DATA is missing" in complaint("train", "--epochs", "3")
+
+
+def test_a_run_folder_that_exists_is_left_as_it_is(complaint, tmp_path):
+    mine = tmp_path / "run" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    said = complaint("train", "digits", "--recipe", "digits", "--output", str(tmp_path / "run"))
+    assert "--overwrite" in said
+    assert mine.read_text() == "precious"
+
+
+def test_an_output_that_cannot_be_made(complaint, tmp_path):
+    (tmp_path / "file").write_text("x")
+    said = complaint(
+        "train", "digits", "--recipe", "digits", "--output", str(tmp_path / "file" / "run")
+    )
+    assert "cannot write" in said
+
+
+@pytest.mark.parametrize("verb", ["predict", "explain", "embed"])
+def test_pictures_and_checkpoints_that_are_not_there(complaint, tmp_path, verb):
+    out = ["--out", "f.npz"] if verb == "embed" else []
+    assert "no such file" in complaint(verb, "none.safetensors", "a.png", *out)
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", depth=1, width=24, num_heads=2, image_size=16, num_classes=2
+    )
+    preprocess = vitkit.Preprocess(image_size=16)
+    vitkit.save(tmp_path / "m.safetensors", model, preprocess=preprocess, classes=("a", "b"))
+    assert "no such picture" in complaint(verb, "m.safetensors", "a.png", *out)
+    (tmp_path / "page.jpg").write_text("<html></html>")
+    said = complaint(verb, "m.safetensors", str(tmp_path / "page.jpg"), *out)
+    assert "page.jpg: not a picture" in said
+    (tmp_path / "empty").mkdir()
+    assert "no pictures in this folder" in complaint(verb, "m.safetensors", "empty", *out)
+
+
+def test_eval_refuses_other_classes_and_splits(complaint, tmp_path):
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", depth=1, width=24, num_heads=2, image_size=16, num_classes=2
+    )
+    preprocess = vitkit.Preprocess(image_size=16)
+    vitkit.save(tmp_path / "m.safetensors", model, preprocess=preprocess, classes=("ant", "bee"))
+    assert "does not know: 0, 1, 2" in complaint("eval", "m.safetensors", "digits")
+    root = folder(tmp_path / "d", "train/ant", "train/bee")
+    assert "no split 'test'; it has train" in complaint(
+        "eval", "m.safetensors", str(root), "--split", "test"
+    )
+
+
+def test_debug_shows_where(tmp_path):
+    with pytest.raises(vitkit.VitkitError):
+        cli.run(["--debug", "eval", str(tmp_path / "none.safetensors"), "digits"])

@@ -1,0 +1,200 @@
+"""The commands as a person types them: what they print, what they leave, how they end."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+from vitkit.data.sources import open_dataset
+
+TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",
+         "--spec.depth", "1", "--spec.width=32"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A trained run, and three test pictures beside it."""
+    root = tmp_path_factory.mktemp("cli") / "run"
+    assert cli.run(["train", "digits", "--output", str(root), *TRAIN]) == 0
+    test = open_dataset("digits").splits["test"]
+    for number in range(3):
+        Image.fromarray(test.read(number)[..., 0]).save(root / f"picture-{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def best(run) -> str:
+    return str(run / "weights" / "best.safetensors")
+
+
+def test_flags_of_the_spec_reach_the_model(best):
+    spec = vitkit.load(best).model.spec
+    assert (spec.depth, spec.width, spec.patch_size) == (1, 32, (2, 2))
+
+
+def test_eval_prints_the_metrics_plainly_and_as_json(best, capsys):
+    assert cli.run(["eval", best, "digits"]) == 0
+    plain = capsys.readouterr().out
+    assert cli.run(["eval", best, "digits", "--json", "--split", "test"]) == 0
+    metrics = json.loads(capsys.readouterr().out)
+    assert set(metrics) == {"top1", "top5", "loss", "pictures"}
+    assert f"{metrics['top1']:.4f}" in plain
+    assert metrics["pictures"] == 359
+
+
+def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
+    pictures = [str(run / f"picture-{n}.png") for n in (2, 0)]
+    assert cli.run(["predict", best, *pictures, "--top-k", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[0] for line in lines] == pictures
+    assert cli.run(["predict", best, *pictures, "--top-k", "3", "--json"]) == 0
+    parsed = json.loads(capsys.readouterr().out)
+    assert [entry["picture"] for entry in parsed] == pictures
+    assert len(parsed[0]["top"]) == 3
+    assert lines[0].startswith(
+        f"{pictures[0]}: {parsed[0]['label']} {parsed[0]['probability']:.3f}"
+    )
+    table = tmp_path / "out.csv"
+    assert cli.run(["predict", best, *pictures, "--top-k", "3", "--csv", str(table)]) == 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["rank"] for row in rows] == ["1", "2", "3"] * 2
+    assert rows[3]["label"] == parsed[1]["label"]
+
+
+def test_predict_takes_a_folder(run, best, capsys):
+    assert cli.run(["predict", best, str(run)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_explain_writes_a_png_a_picture(run, best, tmp_path, capsys):
+    same_name = tmp_path / "picture-0.png"
+    same_name.write_bytes((run / "picture-0.png").read_bytes())
+    out = tmp_path / "out"
+    arguments = ["explain", best, str(run / "picture-0.png"), str(same_name), "--output", str(out)]
+    assert cli.run(arguments) == 0
+    assert sorted(p.name for p in out.iterdir()) == ["picture-0-2.png", "picture-0.png"]
+    with Image.open(out / "picture-0.png") as image:
+        assert image.size == (224 * 2 + 8, 224)
+
+
+def test_embed_writes_features_with_names(run, best, tmp_path):
+    out = tmp_path / "features.npz"
+    pictures = [str(run / f"picture-{n}.png") for n in range(3)]
+    assert cli.run(["embed", best, *pictures, "--out", str(out)]) == 0
+    stored = np.load(out)
+    assert stored["features"].shape == (3, 32)
+    assert stored["pictures"].tolist() == pictures
+    model = vitkit.load(best)
+    logits = vitkit.Predictor.from_checkpoint(model).logits(pictures).numpy()
+    head = model.model.head
+    again = stored["features"] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
+    np.testing.assert_allclose(again, logits, atol=1e-5)
+
+
+def test_summary_and_models(best, capsys):
+    assert cli.run(["summary", "vit_base_patch16_224", "--depth", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "86,567,656" in text
+    assert "17,563.83 M" in text
+    assert cli.run(["summary", best]) == 0
+    assert "1 x 1 x 8 x 8" in capsys.readouterr().out
+    assert cli.run(["models", "vit_base_patch16*"]) == 0
+    assert capsys.readouterr().out.split() == [
+        "vit_base_patch16_224", "86.57", "M", "parameters",
+        "vit_base_patch16_384", "86.86", "M", "parameters"]  # fmt: skip
+
+
+def test_help_and_version(capsys):
+    assert cli.run([]) == 0
+    assert "train a ViT on your pictures" in capsys.readouterr().out
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"vitkit {vitkit.__version__}\n"
+
+
+def test_two_names_for_one_setting_are_refused_and_yaml_sits_between_recipe_and_flags(
+    tmp_path, capsys
+):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "epochs: 1\nwarmup_epochs: 0.5\nlr: 3e-3\nbatch_size: 64\nflip: 0\ncrop_scale: 1.0\n"
+        "fit: squash\namp: off\nquiet: true\n"
+        "spec: {image_size: 8, patch_size: 4, width: 32, depth: 1, num_heads: 2, in_channels: 1}\n"
+    )
+    output = tmp_path / "run"
+    arguments = [
+        "train",
+        "digits",
+        "--recipe",
+        str(recipe),
+        "--lr",
+        "4e-3",
+        "--output",
+        str(output),
+    ]
+    assert cli.run([*arguments, "--spec.patch-size", "2"]) == 0
+    from vitkit.training.config import read_yaml
+
+    stored = read_yaml(output / "config.yaml")
+    assert (stored["lr"], stored["batch_size"]) == (4e-3, 64)
+    assert stored["spec"]["patch_size"] == 2
+    assert stored["spec"]["width"] == 32
+
+
+def in_child(*arguments: str, **options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "vitkit", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
+    output = tmp_path / "run"
+    endless = [flag if flag != "2" else "500" for flag in TRAIN]
+    child = in_child("train", "digits", "--output", str(output), *endless)
+    limit = time.monotonic() + 60
+    while not list(output.glob("state/step-*")) and time.monotonic() < limit:
+        time.sleep(0.05)
+    child.send_signal(signum)
+    _, said = child.communicate(timeout=30)
+    assert child.returncode == code
+    assert said.startswith("vitkit: stopped at step ")
+    assert f"vitkit train digits --resume {output}" in said
+    assert "Traceback" not in said
+    assert vitkit.load(output / "weights" / "last.safetensors").model.spec.depth == 1
+    assert not list(output.glob("state/.tmp*"))
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    child = in_child("models")
+    assert child.stdout is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.stderr is not None
+    with child.stderr:
+        assert child.stderr.read() == ""
+    assert child.wait(timeout=60) == 0
+
+
+def test_training_in_a_pipe_prints_plain_lines(tmp_path):
+    loud = [flag for flag in TRAIN if flag != "--quiet"]
+    child = in_child("train", "digits", "--output", str(tmp_path / "run"), *loud)
+    out, said = child.communicate(timeout=120)
+    assert (child.returncode, said) == (0, "")
+    assert "\x1b" not in out
+    assert "epoch   2/2" in out
+    assert "test, 359 pictures, read once" in out

@@ -1,0 +1,176 @@
+"""Order and augmentation are functions of (seed, epoch, index), whoever makes the batch."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vitkit.data.augment import Augmentation, augment_batch, crop_box, training_pixels
+from vitkit.data.loader import EvaluationBatches, TrainingSteps, batches
+from vitkit.data.preprocess import fit
+from vitkit.data.sources import ArraySplit, open_dataset
+from vitkit.errors import DataError
+from vitkit.spec import Preprocess
+
+SMALL = Preprocess(image_size=16, fit="squash")
+EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two classes of photographs of many sizes, as JPEG and PNG."""
+    root = tmp_path_factory.mktemp("pictures")
+    generator = np.random.default_rng(0)
+    for number in range(40):
+        place = root / "train" / ("cat", "dog")[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        height, width = generator.integers(20, 60, 2)
+        noise = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(place / f"{number}.{('jpg', 'png')[number % 3 == 0]}")
+    return open_dataset(root)
+
+
+def steps(split, seed=0, batch_size=8):
+    return TrainingSteps(split, SMALL, EVERYTHING, batch_size=batch_size, seed=seed)
+
+
+def digests(source, numbers, workers):
+    """What every picture of some steps looked like: (epoch, index) -> hash of its pixels."""
+    seen = {}
+    for batch in batches(source, numbers, workers=workers):
+        for index, pixels in zip(batch.indices.tolist(), batch.pixels.numpy(), strict=True):
+            seen[(batch.epoch, index)] = hashlib.sha256(pixels.tobytes()).hexdigest()
+    return seen
+
+
+def test_the_same_pictures_with_any_number_of_workers(folder):
+    source = steps(folder.splits["train"])
+    here = digests(source, range(10), workers=0)
+    assert len(here) == 2 * 40
+    assert digests(source, range(10), workers=1) == here
+    assert digests(source, range(10), workers=4) == here
+
+
+def test_a_run_that_goes_on_sees_what_it_would_have_seen(folder):
+    source = steps(folder.splits["train"])
+    whole = digests(source, range(10), workers=0)
+    later = digests(source, range(7, 10), workers=2)
+    assert later.items() <= whole.items()
+    assert len(later) == 3 * 8
+
+
+def test_every_epoch_has_every_picture_once_in_another_order_and_shape(folder):
+    source = steps(folder.splits["train"])
+    orders = [np.concatenate([source.indices(e * 5 + s) for s in range(5)]) for e in range(3)]
+    for order in orders:
+        assert sorted(order) == list(range(40))
+    assert not np.array_equal(orders[0], orders[1])
+    seen = digests(source, range(10), workers=0)
+    changed = sum(seen[(0, i)] != seen[(1, i)] for i in range(40))
+    assert changed == 40
+    other_seed = digests(steps(folder.splits["train"], seed=1), range(5), workers=0)
+    assert sum(seen[(0, i)] != other_seed[(0, i)] for i in range(40)) == 40
+
+
+def test_evaluation_has_every_picture_once_in_its_own_order(folder):
+    source = EvaluationBatches(folder.splits["train"], SMALL, batch_size=16)
+    made = list(batches(source, range(len(source)), workers=2))
+    assert [len(batch.labels) for batch in made] == [16, 16, 8]
+    split = folder.splits["train"]
+    for number, pixels in enumerate(np.concatenate([b.pixels.numpy() for b in made])):
+        np.testing.assert_array_equal(pixels, fit(split.read(number), SMALL))
+    assert np.concatenate([b.labels.numpy() for b in made]).tolist() == split.labels.tolist()
+
+
+def test_too_few_pictures_for_one_batch_say_so(folder):
+    with pytest.raises(
+        DataError, match=r"40 training pictures do not fill .* of 41; pass --batch-size 40"
+    ):
+        steps(folder.splits["train"], batch_size=41)
+
+
+def counting(count: int, size: int = 6) -> np.ndarray:
+    """Pictures whose every pixel tells its place: value = 10 * row + column + 1."""
+    rows, columns = np.mgrid[0:size, 0:size]
+    picture = (10 * rows + columns + 1).astype(np.uint8)
+    return np.broadcast_to(picture[None, :, :, None], (count, size, size, 1)).copy()
+
+
+def test_flips_are_mirror_images_at_the_asked_rate():
+    pixels, indices = counting(2000), np.arange(2000)
+    out = augment_batch(pixels, Augmentation(flip=0.3), 0, 0, indices)
+    flipped = (out[:, 0, 0, 0] == 6).sum()
+    mirrored = (out == pixels[:, :, ::-1]).all(axis=(1, 2, 3))
+    same = (out == pixels).all(axis=(1, 2, 3))
+    assert (mirrored | same).all()
+    assert mirrored.sum() == flipped
+    assert abs(flipped / 2000 - 0.3) < 0.04
+
+
+def test_shifts_move_whole_pictures_evenly_and_repeat_the_edge():
+    pixels, indices = counting(5000), np.arange(5000)
+    out = augment_batch(pixels, Augmentation(shift=2), 3, 1, indices)
+    centre = out[:, 2, 2, 0].astype(int) - 1  # row and column of what is now at (2, 2)
+    moves, counts = np.unique(
+        np.stack([centre // 10 - 2, centre % 10 - 2]), axis=1, return_counts=True
+    )
+    assert moves.shape[1] == 25
+    assert moves.min() == -2
+    assert moves.max() == 2
+    assert counts.min() > 130  # 200 expected of each of 25 moves
+    down_two = out[(centre // 10 == 0) & (centre % 10 == 2)][0, :, :, 0]
+    expected = np.concatenate([pixels[0, :1], pixels[0, :1], pixels[0, :4]])[..., 0]
+    np.testing.assert_array_equal(down_two, expected)
+
+
+def test_augmentation_of_a_picture_does_not_depend_on_its_batch():
+    pixels, indices = counting(50), np.arange(50)
+    whole = augment_batch(pixels, EVERYTHING, 0, 4, indices)
+    part = augment_batch(pixels[[7, 3]], EVERYTHING, 0, 4, np.array([7, 3]))
+    np.testing.assert_array_equal(part, whole[[7, 3]])
+
+
+def test_crops_keep_the_asked_area_and_shape_and_lie_inside():
+    for index in range(500):
+        left, top, right, bottom = crop_box((50, 80), 0.35, 0, 0, index)
+        assert 0 <= left < right <= 80
+        assert 0 <= top < bottom <= 50
+        width, height = right - left, bottom - top
+        assert 0.34 <= width * height / (50 * 80) <= 1.0
+        assert 0.72 <= width / height <= 1.38 or (width, height) == (80, 50)
+    boxes = {crop_box((50, 80), 0.35, 0, 0, index) for index in range(500)}
+    assert len(boxes) > 480
+    assert crop_box((2, 1000), 0.9, 0, 0, 0) == (0, 0, 1000, 2)  # nothing fits: the whole picture
+
+
+def test_without_a_crop_training_sees_what_evaluation_sees():
+    picture = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    plain = training_pixels(picture, SMALL, Augmentation(), 0, 0, 0)
+    np.testing.assert_array_equal(plain, fit(picture, SMALL))
+    cropped = training_pixels(picture, SMALL, Augmentation(crop_scale=0.5), 0, 0, 0)
+    assert cropped.shape == (16, 16, 3)
+    assert not np.array_equal(cropped, plain)
+
+
+def test_a_loader_does_not_touch_the_global_generator(folder):
+    import torch
+
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    next(batches(steps(folder.splits["train"]), range(3), workers=1))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_pictures_in_memory_and_in_files_are_treated_alike(folder):
+    files = folder.splits["train"].subset(np.arange(8))
+    pictures = np.stack([fit(files.read(i), SMALL) for i in range(8)])
+    memory = ArraySplit(pictures, files.labels, "memory")
+    plain = Augmentation(flip=0.5, shift=1)
+    a = TrainingSteps(files, SMALL, plain, batch_size=8, seed=0)[3]
+    b = TrainingSteps(memory, SMALL, plain, batch_size=8, seed=0)[3]
+    assert (a.pixels == b.pixels).all()
+    assert (a.labels == b.labels).all()

@@ -1,0 +1,173 @@
+"""The evaluation transform, restated independently and pinned to exact numbers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from vitkit.data.preprocess import fit, normalise, preprocess_pictures, resized, viewport
+from vitkit.errors import ShapeError
+from vitkit.spec import Preprocess
+
+RNG = np.random.default_rng(0)
+GREY = {"mean": (0.5,), "std": (0.5,)}
+
+
+def picture(height: int, width: int, channels: int = 3) -> np.ndarray:
+    return RNG.integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def restated(pixels: np.ndarray, size: int, ratio: float, resampling: int) -> np.ndarray:
+    """Resize the shorter side, crop the centre: as torchvision says it, on PIL pictures."""
+    image = Image.fromarray(pixels)
+    shorter = math.floor(size / ratio)
+    width, height = image.size
+    if width <= height:
+        new = (shorter, int(shorter * height / width))
+    else:
+        new = (int(shorter * width / height), shorter)
+    image = image.resize(new, resampling)
+    left = round((new[0] - size) / 2.0)
+    top = round((new[1] - size) / 2.0)
+    return np.asarray(image.crop((left, top, left + size, top + size)))
+
+
+@pytest.mark.parametrize("shape", [(100, 61), (61, 100), (300, 301), (48, 48), (20, 10)])
+@pytest.mark.parametrize(("size", "ratio"), [(48, 0.9), (48, 0.875), (31, 1.0), (33, 0.95)])
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear", "nearest"])
+def test_crop_is_shorter_side_then_centre(
+    shape: tuple[int, int], size: int, ratio: float, interpolation: str
+) -> None:
+    pixels = picture(*shape)
+    preprocess = Preprocess(image_size=size, crop_ratio=ratio, interpolation=interpolation)
+    expected = restated(pixels, size, ratio, Image.Resampling[interpolation.upper()])
+    np.testing.assert_array_equal(fit(pixels, preprocess), expected)
+
+
+def test_crop_of_a_rectangle_fits_the_side_that_is_shorter_for_its_target() -> None:
+    # floor((40, 60) / 0.8) = (50, 75): scaled by min(200 / 50, 150 / 75) = 2 to (100, 75)
+    pixels = picture(200, 150)
+    scaled = np.asarray(Image.fromarray(pixels).resize((75, 100), Image.Resampling.BICUBIC))
+    preprocess = Preprocess(image_size=(40, 60), crop_ratio=0.8)
+    np.testing.assert_array_equal(fit(pixels, preprocess), scaled[30:70, 8:68])
+
+
+@pytest.mark.parametrize("shape", [(500, 20), (20, 500), (61, 77), (1, 1)])
+def test_the_result_always_has_the_size_asked_for(shape: tuple[int, int]) -> None:
+    for size in [(32, 32), (24, 48), (48, 24)]:
+        for how in ("crop", "squash"):
+            for ratio in (0.87, 1.0):
+                preprocess = Preprocess(image_size=size, fit=how, crop_ratio=ratio)
+                assert fit(picture(*shape), preprocess).shape == (*size, 3)
+
+
+def test_squash_takes_the_whole_picture() -> None:
+    pixels = picture(50, 90)
+    expected = np.asarray(Image.fromarray(pixels).resize((40, 30), Image.Resampling.BILINEAR))
+    preprocess = Preprocess(image_size=(30, 40), fit="squash", interpolation="bilinear")
+    np.testing.assert_array_equal(fit(pixels, preprocess), expected)
+
+
+def test_a_picture_of_the_right_size_is_returned_untouched() -> None:
+    grey = picture(28, 28, 1)
+    preprocess = Preprocess(image_size=28, fit="squash", **GREY)
+    assert fit(grey, preprocess) is grey
+    colour = picture(28, 28)
+    np.testing.assert_array_equal(fit(colour, Preprocess(image_size=28, crop_ratio=1.0)), colour)
+
+
+def test_grey_is_rec_601() -> None:
+    colours = np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255], [10, 100, 200]]])
+    preprocess = Preprocess(image_size=(1, 5), fit="squash", **GREY)
+    # 0.299 R + 0.587 G + 0.114 B, rounded
+    assert fit(colours.astype(np.uint8), preprocess)[0, :, 0].tolist() == [76, 150, 29, 255, 84]
+
+
+def test_grey_pictures_suit_colour_models_and_grey_ones_alike() -> None:
+    grey = picture(40, 50, 1)
+    repeated = np.repeat(grey, 3, axis=2)
+    for how in ("crop", "squash"):
+        colour = Preprocess(image_size=32, fit=how)
+        single = Preprocess(image_size=32, fit=how, **GREY)
+        np.testing.assert_array_equal(fit(grey, colour), fit(repeated, colour))
+        np.testing.assert_array_equal(fit(grey, single), fit(repeated, single))
+        assert fit(grey, single).shape == (32, 32, 1)
+
+
+def test_resized_reads_only_its_box() -> None:
+    pixels = picture(60, 80)
+    preprocess = Preprocess(image_size=(16, 24), crop_ratio=0.5)
+    cut = Image.fromarray(pixels[10:50, 20:70]).resize((24, 16), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(resized(pixels, preprocess, (20, 10, 70, 50)), np.asarray(cut))
+    whole = Image.fromarray(pixels).resize((24, 16), Image.Resampling.BICUBIC)
+    np.testing.assert_array_equal(resized(pixels, preprocess), np.asarray(whole))
+
+
+def test_normalise_gives_exact_numbers_in_place_order_and_type() -> None:
+    pixels = torch.tensor([[[[0, 51, 255], [102, 153, 204]]]], dtype=torch.uint8)
+    images = normalise(pixels, Preprocess(mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 2.0)))
+    assert images.dtype == torch.float32
+    assert images.shape == (1, 3, 1, 2)
+    assert images.is_contiguous()
+    expected = [[[-1.0, 0.4 / 0.5 - 1.0]], [[0.2 / 0.25 - 1.0, 0.6 / 0.25 - 1.0]], [[0.5, 0.4]]]
+    torch.testing.assert_close(images[0], torch.tensor(expected))
+
+
+def test_normalise_is_the_formula_in_float32_bit_by_bit() -> None:
+    pixels = torch.from_numpy(np.arange(256, dtype=np.uint8).repeat(3).reshape(1, 16, 16, 3))
+    preprocess = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    images = normalise(pixels, preprocess).numpy()[0]
+    for c in range(3):
+        values = np.arange(256, dtype=np.float32) / np.float32(255)
+        values = (values - np.float32(preprocess.mean[c])) / np.float32(preprocess.std[c])
+        np.testing.assert_array_equal(images[c].ravel(), values)
+
+
+def test_normalise_leaves_its_input_alone() -> None:
+    pixels = torch.full((2, 3, 3, 1), 9, dtype=torch.uint8)
+    normalise(pixels, Preprocess(**GREY))
+    assert (pixels == 9).all()
+
+
+def test_a_batch_is_the_pictures_one_by_one() -> None:
+    pictures = [picture(40, 50), picture(64, 33), picture(40, 40, 1)]
+    preprocess = Preprocess(image_size=32)
+    images = preprocess_pictures(pictures, preprocess)
+    assert images.shape == (3, 3, 32, 32)
+    for single, image in zip(pictures, images, strict=True):
+        assert torch.equal(preprocess_pictures([single], preprocess)[0], image)
+        by_hand = normalise(torch.from_numpy(fit(single, preprocess).copy())[None], preprocess)
+        assert torch.equal(by_hand[0], image)
+
+
+def test_other_shapes_are_refused_with_both_shapes() -> None:
+    with pytest.raises(ShapeError, match=r"\(H, W, 3\).*got \(4, 4, 2\)"):
+        fit(picture(4, 4, 2), Preprocess())
+    with pytest.raises(ShapeError, match=r"\(B, H, W, 1\).*got \(1, 4, 4, 3\)"):
+        normalise(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), Preprocess(**GREY))
+    with pytest.raises(ShapeError, match="at least one picture"):
+        preprocess_pictures([], Preprocess())
+
+
+def test_viewport_of_a_squash_is_everything() -> None:
+    assert viewport((300, 200), Preprocess(fit="squash")) == (0.0, 0.0, 300.0, 200.0)
+
+
+def test_viewport_is_where_the_crop_comes_from() -> None:
+    # 200 x 300 -> 50 x 75 -> crop of 40 x 40 at (5, 18): rounded half to even from 17.5
+    preprocess = Preprocess(image_size=40, crop_ratio=0.8)
+    assert viewport((200, 300), preprocess) == (20.0, 72.0, 160.0, 160.0)
+
+
+def test_viewport_marks_the_pixels_that_fit_returns() -> None:
+    pixels = np.zeros((120, 200, 3), np.uint8)
+    preprocess = Preprocess(image_size=60, crop_ratio=0.75, interpolation="nearest")
+    top, left, height, width = viewport(pixels.shape[:2], preprocess)
+    pixels[round(top) : round(top + height), round(left) : round(left + width)] = 255
+    assert fit(pixels, preprocess).mean() > 254
+    outside = 255 - pixels
+    assert fit(outside, preprocess).mean() < 1

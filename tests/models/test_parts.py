@@ -1,0 +1,128 @@
+"""The parts by themselves, against torch's own: one block, a stack, attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from noise import fill_with_noise
+from torch import nn
+
+import vitkit
+from vitkit.errors import SpecError
+
+
+def copy_block(ours: vitkit.EncoderBlock, theirs: nn.TransformerEncoderLayer) -> None:
+    """torch's layer gets our weights, name by name."""
+    pairs = {
+        "self_attn.in_proj_weight": ours.attn.qkv.weight,
+        "self_attn.in_proj_bias": ours.attn.qkv.bias,
+        "self_attn.out_proj.weight": ours.attn.proj.weight,
+        "self_attn.out_proj.bias": ours.attn.proj.bias,
+        "linear1.weight": ours.mlp.fc1.weight,
+        "linear1.bias": ours.mlp.fc1.bias,
+        "linear2.weight": ours.mlp.fc2.weight,
+        "linear2.bias": ours.mlp.fc2.bias,
+        "norm1.weight": ours.norm1.weight,
+        "norm1.bias": ours.norm1.bias,
+        "norm2.weight": ours.norm2.weight,
+        "norm2.bias": ours.norm2.bias,
+    }
+    theirs.load_state_dict({name: value.detach() for name, value in pairs.items()})
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randn(2, 197, 768, generator=torch.Generator().manual_seed(1))
+
+
+def torch_layer() -> nn.TransformerEncoderLayer:
+    return nn.TransformerEncoderLayer(
+        768, 12, 3072, 0.1, "gelu", batch_first=True, norm_first=True, layer_norm_eps=1e-6
+    )
+
+
+def test_a_block_equals_torch_s_encoder_layer(tokens):
+    ours, theirs = vitkit.EncoderBlock(width=768, num_heads=12, mlp_width=3072), torch_layer()
+    fill_with_noise(ours)
+    copy_block(ours, theirs)
+    assert sum(p.numel() for p in ours.parameters()) == 7_087_872
+    difference = (ours.eval()(tokens) - theirs.eval()(tokens)).abs().max()
+    assert difference <= 1e-5
+
+    with torch.no_grad():  # the control: one swapped pair must show
+        theirs.norm1.weight.copy_(ours.norm2.weight)
+        theirs.norm2.weight.copy_(ours.norm1.weight)
+    assert (ours(tokens) - theirs(tokens)).abs().max() > 1e-3
+
+
+def test_twelve_blocks_equal_torch_s_encoder(tokens):
+    ours = vitkit.Encoder(width=768, depth=12, num_heads=12, mlp_width=3072).eval()
+    fill_with_noise(ours)
+    theirs = nn.TransformerEncoder(
+        torch_layer(), 12, norm=nn.LayerNorm(768, eps=1e-6), enable_nested_tensor=False
+    ).eval()
+    for mine, layer in zip(ours.blocks, theirs.layers, strict=True):
+        copy_block(mine, layer)
+    theirs.norm.load_state_dict(ours.norm.state_dict())
+    with torch.inference_mode():
+        assert (ours(tokens) - theirs(tokens)).abs().max() <= 1e-5
+
+
+def test_multi_head_attention_equals_torch_s_and_so_do_its_maps(tokens):
+    ours = vitkit.MultiHeadSelfAttention(width=768, num_heads=12).eval()
+    fill_with_noise(ours)
+    theirs = nn.MultiheadAttention(768, 12, batch_first=True).eval()
+    theirs.load_state_dict(
+        {
+            "in_proj_weight": ours.qkv.weight.detach(),
+            "in_proj_bias": ours.qkv.bias.detach(),
+            "out_proj.weight": ours.proj.weight.detach(),
+            "out_proj.bias": ours.proj.bias.detach(),
+        }
+    )
+    mixed, maps = theirs(tokens, tokens, tokens, average_attn_weights=False)
+    torch.testing.assert_close(ours(tokens), mixed, rtol=0, atol=1e-5)
+    torch.testing.assert_close(ours.weights(tokens), maps, rtol=0, atol=1e-6)
+
+
+def test_fused_and_explicit_attention_agree_with_and_without_a_mask():
+    q, k, v = torch.randn(2, 3, 5, 4), torch.randn(2, 3, 7, 4), torch.randn(2, 3, 7, 6)
+    causal = torch.ones(5, 7, dtype=torch.bool).tril()
+    for mask in (None, causal):
+        mixed, weights = vitkit.scaled_dot_product_attention(
+            q, k, v, mask=mask, return_weights=True
+        )
+        torch.testing.assert_close(vitkit.scaled_dot_product_attention(q, k, v, mask=mask), mixed)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))
+    assert (weights[..., ~causal] == 0).all()
+
+
+def test_the_encoder_alone_has_the_notebook_s_size():
+    encoder = vitkit.Encoder(width=512, depth=6, num_heads=8, mlp_width=2048)
+    assert sum(p.numel() for p in encoder.parameters()) == 18_915_328
+    assert encoder(torch.randn(16, 128, 512)).shape == (16, 128, 512)
+
+
+def test_patch_embedding_of_a_small_picture():
+    embed = vitkit.PatchEmbedding(in_channels=3, patch_size=4, width=48)
+    assert embed(torch.randn(4, 3, 32, 32)).shape == (4, 64, 48)
+
+
+def test_parts_name_what_is_wrong():
+    with pytest.raises(SpecError, match="width 510 is not divisible by num_heads 12"):
+        vitkit.MultiHeadSelfAttention(width=510, num_heads=12)
+    with pytest.raises(SpecError, match=r"activation 'gelo' is none of .*did you mean 'gelu'"):
+        vitkit.MLP(width=8, mlp_width=8, activation="gelo")
+
+
+def test_activations_by_name():
+    x = torch.linspace(-3, 3, 7)
+    expected = {
+        "gelu": nn.functional.gelu(x),
+        "gelu_tanh": nn.functional.gelu(x, approximate="tanh"),
+        "quick_gelu": x * torch.sigmoid(1.702 * x),
+        "relu": x.clamp(min=0),
+        "silu": x * torch.sigmoid(x),
+    }
+    for name, values in expected.items():
+        torch.testing.assert_close(vitkit.MLP(8, 8, activation=name).act(x), values)

@@ -1,0 +1,194 @@
+"""The ViT as people use it: shapes, sizes, errors, records, initial weights."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from noise import fill_with_noise
+from torch.profiler import ProfilerActivity, profile
+
+import vitkit
+from vitkit.errors import CheckpointError, SettingError, ShapeError, SpecError
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
+         "mlp_width": 64, "num_classes": 7}  # fmt: skip
+
+
+def small(**overrides: object) -> vitkit.ViT:
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | overrides)).eval()
+    fill_with_noise(model, std=0.2)
+    return model
+
+
+PUBLISHED = {
+    "vit_base_patch16_224": 86_567_656,
+    "vit_base_patch32_224": 88_224_232,
+    "vit_large_patch16_224": 304_326_632,
+    "vit_large_patch32_224": 306_535_400,
+    "vit_huge_patch14_224": 632_045_800,
+}
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_published_parameter_counts(name, parameters):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in vitkit.create_model(name).parameters()) == parameters
+
+
+def test_without_qkv_bias_the_count_is_the_notebook_s():
+    with torch.device("meta"):
+        model = vitkit.create_model("vit_base_patch16_224", qkv_bias=False)
+    assert sum(p.numel() for p in model.parameters()) == 86_540_008
+
+
+def test_list_models_is_sorted_and_takes_a_pattern():
+    names = vitkit.list_models()
+    assert names == sorted(names)
+    assert {f"vit_{s}_patch{p}_224" for s in ("tiny", "small", "base", "large", "huge")
+            for p in (8, 14, 16, 32)} <= set(names)  # fmt: skip
+    assert vitkit.list_models("vit_tiny*_384") == [
+        "vit_tiny_patch16_384", "vit_tiny_patch32_384", "vit_tiny_patch8_384"]  # fmt: skip
+    assert vitkit.list_models("nothing") == []
+
+
+def test_create_model_names_what_is_wrong():
+    with pytest.raises(
+        SettingError, match="no model 'vit_bas_patch16_224'; did you mean 'vit_base_patch16_224' or"
+    ):
+        vitkit.create_model("vit_bas_patch16_224")
+    with pytest.raises(SpecError, match="no field 'img_sze'"):
+        vitkit.create_model("vit_tiny_patch16_224", img_sze=3)
+    with pytest.raises(CheckpointError, match="no published weights of vit_tiny_patch16_224"):
+        vitkit.create_model("vit_tiny_patch16_224", pretrained=True)
+
+
+@pytest.mark.parametrize("stem", ["convolution", "linear"])
+def test_shapes_with_and_without_head_at_any_size(stem):
+    model = small(stem=stem)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 7)
+    assert model(torch.randn(1, 3, 48, 40)).shape == (1, 7)
+    headless = small(num_classes=0, stem=stem)
+    images = torch.randn(2, 3, 32, 32)
+    features = headless.forward_features(images)
+    assert headless(images).shape == (2, 32)
+    torch.testing.assert_close(headless(images), features.cls)
+    assert features.grid == (4, 4)
+    assert features.patches.shape == (2, 16, 32)
+
+
+def test_forward_head_gives_the_logits_without_a_second_pass():
+    model, images = small(), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(model.forward_head(model.forward_features(images)), model(images))
+
+
+def test_the_linear_stem_is_the_convolution_and_its_stream_is_contiguous():
+    convolution, linear = small(patch_size=(8, 4)), small(patch_size=(8, 4), stem="linear")
+    linear.load_state_dict(convolution.state_dict())
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(linear(images), convolution(images), rtol=1e-5, atol=1e-5)
+    assert linear.patch_embed(images).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 32, 32), (1, 3, 33, 32), (1, 3, 32, 36)])
+def test_a_picture_that_does_not_fit_is_named_with_what_was_expected(shape):
+    with pytest.raises(
+        ShapeError, match=f"pictures are {shape[1]} x {shape[2]} x {shape[3]}.*expected 3"
+    ):
+        small()(torch.zeros(*shape))
+
+
+def test_batch_members_do_not_see_each_other():
+    model, images = small(), torch.randn(3, 3, 32, 32)
+    alone = torch.cat([model(image[None]) for image in images])
+    torch.testing.assert_close(model(images), alone, rtol=1e-5, atol=1e-5)
+
+
+def test_a_grid_of_the_same_count_and_another_shape_is_resampled():
+    model = small()
+    with torch.no_grad():
+        wide = model.embedding(torch.zeros(1, 16, 32), (2, 8), model.cls_token, model.pos_embed)
+        square = model.embedding(torch.zeros(1, 16, 32), (4, 4), model.cls_token, model.pos_embed)
+    torch.testing.assert_close(wide[:, 0], square[:, 0])
+    assert (wide[:, 1:] - square[:, 1:]).abs().max() > 0.01
+
+
+def test_record_keeps_only_what_was_asked_and_changes_nothing():
+    model, images = small(), torch.randn(2, 3, 32, 32)
+    record = vitkit.Record(attention=[0, -1], tokens=[1])
+    torch.testing.assert_close(model(images, record=record), model(images), rtol=0, atol=0)
+    assert set(record.attention) == {0, 2}
+    assert set(record.tokens) == {1}
+    assert record.attention[2].shape == (2, 4, 17, 17)
+    torch.testing.assert_close(record.attention[2].sum(-1), torch.ones(2, 4, 17))
+    narrow = vitkit.Record(attention=[2], heads=[3, 1], queries=[0])
+    model(images, record=narrow)
+    torch.testing.assert_close(narrow.attention[2], record.attention[2][:, [3, 1]][:, :, [0]])
+    with pytest.raises(SettingError, match=r"layer 3 of 3 was asked for; layers are 0\.\.2"):
+        model(images, record=vitkit.Record(attention=[3]))
+
+
+def test_without_a_record_no_attention_matrix_is_made():
+    """17 x 17 and nothing else has 2 * 4 * 17 * 17 numbers here."""
+    model, images = small(), torch.randn(2, 3, 32, 32)
+    matrix = 2 * 4 * 17 * 17 * 4
+
+    def largest_softmax(record):
+        with (
+            profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen,
+            torch.no_grad(),
+        ):
+            model(images, record=record)
+        return [e for e in seen.events() if "softmax" in e.name and e.input_shapes
+                and math.prod(e.input_shapes[0] or [0]) * 4 == matrix]  # fmt: skip
+
+    assert not largest_softmax(None)
+    assert largest_softmax(vitkit.Record(attention=[0])), "the probe must see a map that is there"
+
+
+def test_dropout_rates_are_separate_and_off_in_eval_mode():
+    for rate in (
+        "position_dropout",
+        "attention_dropout",
+        "projection_dropout",
+        "mlp_dropout",
+        "drop_path",
+    ):
+        model, images = small(**{rate: 0.5}), torch.randn(4, 3, 32, 32)
+        plain = small()
+        plain.load_state_dict(model.state_dict())
+        torch.testing.assert_close(model(images), plain(images))
+        torch.manual_seed(0)
+        assert (model.train()(images) - plain(images)).abs().max() > 1e-3, rate
+
+
+def test_drop_path_drops_whole_pictures_and_keeps_the_mean():
+    from vitkit.models.encoder import DropPath
+
+    torch.manual_seed(0)
+    out = DropPath(0.25).train()(torch.ones(4000, 3, 2))
+    assert out.unique().tolist() == pytest.approx([0.0, 1 / 0.75])
+    assert (out.flatten(1).std(dim=1) == 0).all()
+    assert abs(out.mean().item() - 1) < 0.05
+    rates = [block.drop_path1.rate for block in small(drop_path=0.2).blocks]
+    assert rates == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_initial_weights_are_the_published_jax_code_s():
+    torch.manual_seed(0)
+    model = vitkit.create_model("vit_small_patch16_224", num_classes=10)
+    kernel = model.patch_embed.proj.weight
+    assert kernel.std().item() == pytest.approx(math.sqrt(1 / 768), rel=0.02)
+    assert kernel.abs().max() <= 2 * math.sqrt(1 / 768) / 0.8796 + 1e-6
+    assert model.cls_token.abs().max() == 0
+    assert model.pos_embed.std().item() == pytest.approx(0.02, rel=0.02)
+    block = model.blocks[5]
+    for matrix in block.attn.qkv.weight.chunk(3):  # Xavier on each projection by itself
+        bound = math.sqrt(6 / (384 + 384))
+        assert matrix.abs().max() <= bound
+        assert matrix.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+    assert block.mlp.fc1.weight.std().item() == pytest.approx(math.sqrt(2 / (384 + 1536)), rel=0.02)
+    assert block.mlp.fc1.bias.std().item() == pytest.approx(1e-6, rel=0.2)
+    assert block.attn.qkv.bias.abs().max() == block.attn.proj.bias.abs().max() == 0
+    assert model.head.weight.abs().max() == model.head.bias.abs().max() == 0

@@ -1,0 +1,47 @@
+"""The error tree: exit codes, hints, and that errors cross process borders."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+from pathlib import Path
+
+from vitkit import errors
+
+
+def test_every_error_has_the_exit_code_of_its_branch():
+    branches = {
+        errors.UserError: 2,
+        errors.SpecError: 2,
+        errors.ShapeError: 2,
+        errors.SettingError: 2,
+        errors.DataError: 2,
+        errors.CheckpointError: 2,
+        errors.OutputError: 2,
+        errors.DeviceError: 2,
+        errors.MissingExtraError: 2,
+        errors.NonFiniteError: 3,
+        errors.VitkitError: 1,
+    }
+    for kind, code in branches.items():
+        assert errors.exit_code(kind("x")) == code
+    assert errors.exit_code(errors.ImageError("a.jpg", "empty", "0 bytes")) == 2
+    assert errors.exit_code(errors.Interrupted(signal.SIGINT, "x")) == 130
+    assert errors.exit_code(errors.Interrupted(signal.SIGTERM, "x")) == 143
+
+
+def test_an_image_error_survives_pickling_between_processes():
+    error = errors.ImageError("a.jpg", "truncated", "ends after 3 bytes")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.reason, again.name) == (str(error), "truncated", "a.jpg")
+
+
+def test_hints_name_the_nearest_word_and_the_nearest_folder(tmp_path: Path):
+    assert errors.did_you_mean("wdith", ["width", "depth"]) == "; did you mean 'width'?"
+    assert errors.did_you_mean("qqqq", ["width"]) == ""
+    for name in "abcdefghij":
+        (tmp_path / name).mkdir()
+    said = errors.nearest_parent(tmp_path / "no" / "such")
+    assert str(tmp_path) in said
+    assert "a/, b/" in said
+    assert "and 2 more" in said

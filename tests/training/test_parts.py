@@ -1,0 +1,127 @@
+"""The small parts of training: schedule, optimizer groups, evaluation, precision, run folders."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.data.sources import ArraySplit
+from vitkit.errors import DataError, OutputError, SettingError
+from vitkit.training.config import TrainConfig
+from vitkit.training.evaluation import evaluate
+from vitkit.training.optimizer import adamw, parameter_groups
+from vitkit.training.precision import faster_precision
+from vitkit.training.run_folder import new_folder, resumed_folder
+from vitkit.training.schedule import warmup_cosine
+
+
+def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():
+    rates = [warmup_cosine(s, peak=1e-3, low=1e-5, warmup=10, total=100) for s in range(100)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[9] == pytest.approx(1e-3)
+    assert rates[-1] == pytest.approx(1e-5)
+    assert max(rates) == rates[9]
+    assert all(b < a for a, b in pairwise(rates[9:]))
+    middle = warmup_cosine(54, peak=1e-3, low=1e-5, warmup=10, total=100)
+    assert middle == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-6)
+
+
+def test_biases_norms_tokens_and_positions_do_not_decay():
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
+    decayed, free = parameter_groups(model, weight_decay=0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)] for p in decayed["params"]} == {
+        "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",
+        "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "head.weight",
+    }  # fmt: skip
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) + len(free["params"]) == len(names)
+    optimizer = adamw(model, lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
+    with torch.no_grad():
+        model.head.weight.fill_(1.0)
+        model.norm.weight.fill_(1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.allclose(model.head.weight, torch.tensor(1 - 0.5 * 0.1))
+    assert torch.equal(model.norm.weight, torch.ones_like(model.norm.weight))
+
+
+def test_evaluation_against_a_count_by_hand():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 7, 101)
+    images = np.zeros((101, 4, 4, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(101)
+    table = torch.randn(101, 7, generator=torch.Generator().manual_seed(1))
+    identity = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        return table[(batch[:, 0, 0, 0] * 255).round().long()]
+
+    split = ArraySplit(images, labels, "x")
+    found = evaluate(forward, split, identity, num_classes=7, batch_size=16)
+    best = table.argsort(dim=1, descending=True).numpy()
+    assert found["top1"] == pytest.approx((best[:, 0] == labels).mean())
+    assert found["top5"] == pytest.approx((best[:, :5] == labels[:, None]).any(1).mean())
+    losses = -table.log_softmax(1).numpy()[np.arange(101), labels]
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found["pictures"] == 101
+
+
+def test_with_two_classes_the_k_of_top_k_is_two():
+    split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
+    grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
+    found = evaluate(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
+    assert set(found) == {"top1", "top2", "loss", "pictures"}
+    with pytest.raises(DataError, match="the split is empty"):
+        evaluate(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
+
+
+def test_the_precision_trial_leaves_the_model_as_it_was():
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images, labels = torch.randn(4, 3, 224, 224), torch.tensor([0, 1, 2, 0])
+    chosen, said = faster_precision(model, images, labels, torch.device("cpu"))
+    assert chosen in ("off", "bfloat16")
+    assert "a bfloat16 step takes" in said
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_run_folders_are_numbered_and_never_taken_twice(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(data="some/pictures", model="vit_tiny_patch16_224")
+    assert new_folder(config).root == Path("runs/pictures-vit_tiny_patch16_224-1")
+    assert new_folder(config).root == Path("runs/pictures-vit_tiny_patch16_224-2")
+
+
+def test_a_folder_in_use_is_refused_or_put_aside_but_never_emptied(tmp_path: Path):
+    mine = tmp_path / "run" / "mine.txt"
+    mine.parent.mkdir()
+    mine.write_text("precious")
+    config = TrainConfig(data="digits", output=str(tmp_path / "run"))
+    with pytest.raises(
+        OutputError, match=r"run exists; go on with --resume .*--overwrite to put it aside"
+    ):
+        new_folder(config)
+    fresh = new_folder(TrainConfig(data="digits", output=str(tmp_path / "run"), overwrite=True))
+    assert list(fresh.root.iterdir()) == []
+    assert (tmp_path / "run.old-1" / "mine.txt").read_text() == "precious"
+    with pytest.raises(OutputError, match="is a file"):
+        new_folder(TrainConfig(data="digits", output=str(tmp_path / "run.old-1" / "mine.txt")))
+
+
+def test_resume_names_a_run_that_is_not_there(tmp_path: Path):
+    with pytest.raises(OutputError, match="no such run folder; the nearest folder that exists is"):
+        resumed_folder(str(tmp_path / "none" / "run"), None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="no saved state"):
+        resumed_folder(str(tmp_path / "empty"), None)
+    with pytest.raises(SettingError, match="--resume auto needs --output"):
+        resumed_folder("auto", None)
+    assert resumed_folder("auto", str(tmp_path / "empty")) is None

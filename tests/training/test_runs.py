@@ -1,0 +1,231 @@
+"""Whole runs through the public door, on the embedded digits."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import vitkit
+from vitkit.errors import CheckpointError, Interrupted, NonFiniteError, SettingError, exit_code
+from vitkit.training import session
+from vitkit.training.checkpointing import newest_state
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.loop import Trainer
+from vitkit.training.recipes import recipe_settings
+
+TINY = {
+    "recipe": "digits",
+    "epochs": 3,
+    "warmup_epochs": 1.0,
+    "amp": "off",
+    "quiet": True,
+    "spec": {"depth": 1, "width": 32, "mlp_dropout": 0.1, "drop_path": 0.1},
+}
+
+
+def train(output: Path, **settings) -> session.TrainResult:
+    return vitkit.train("digits", output=str(output), **TINY | settings)
+
+
+def train_with(trainer: type[Trainer], output: Path, **settings) -> session.TrainResult:
+    """The same run with a loop that does something more."""
+    asked = {"data": "digits", "output": str(output)} | TINY | settings
+    config = TrainConfig(**layered(recipe_settings("digits"), asked))
+    return session.train(config, trainer=trainer)
+
+
+def fingerprint(path: Path) -> str:
+    """A hash over the tensors of a checkpoint, name by name."""
+    total = hashlib.sha256()
+    for name, value in sorted(vitkit.load(path).model.state_dict().items()):
+        total.update(name.encode() + value.numpy().tobytes())
+    return total.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> session.TrainResult:
+    return train(tmp_path_factory.mktemp("runs") / "one", log_interval=5)
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_everything_a_reader_looks_for(result):
+    names = {path.relative_to(result.run).as_posix() for path in result.run.rglob("*")}
+    assert {"config.yaml", "metrics.csv", "train.log", "tensorboard", "state",
+            "weights/best.safetensors", "weights/last.safetensors"} <= names  # fmt: skip
+    table = rows(result.run)
+    assert list(table[0]) == ["epoch", "step", "lr", "train_loss", "val_top1", "val_top5",
+                              "val_loss", "images_per_s", "seconds"]  # fmt: skip
+    assert [int(row["epoch"]) for row in table] == [1, 2, 3]
+    assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
+    assert "test, 359 pictures, read once" in (result.run / "train.log").read_text()
+    assert result.stopped == "all 3 epochs"
+
+
+def test_tensorboard_has_the_curves(result):
+    events = EventAccumulator(str(result.run / "tensorboard")).Reload()
+    assert {"train/loss", "lr", "perf/images_per_s", "val/top1", "val/top5", "val/loss",
+            "test/top1"} <= set(events.Tags()["scalars"])  # fmt: skip
+    assert [p.step for p in events.Scalars("train/loss")] == list(range(5, 61, 5))
+    written = [float(row["val_top1"]) for row in rows(result.run)]
+    assert [p.value for p in events.Scalars("val/top1")] == pytest.approx(written, rel=1e-4)
+
+
+def test_the_best_weights_are_the_best_epoch_s_and_describe_themselves(result):
+    best = vitkit.load(result.best)
+    top = max(rows(result.run), key=lambda row: float(row["val_top1"]))
+    assert best.metadata["epoch"] == int(top["epoch"])
+    assert best.metadata["metrics"]["val"]["top1"] == pytest.approx(
+        float(top["val_top1"]), rel=1e-5
+    )
+    assert best.metadata["metrics"]["test"] == result.metrics["test"]
+    assert best.metadata["recipe"]["spec"]["width"] == 32
+    assert best.metadata["data"]["pictures"] == {"train": 1294, "val": 144, "test": 359}
+    assert best.classes == tuple("0123456789")
+    assert best.preprocess.image_size == (8, 8)
+
+
+def test_eval_gives_the_test_score_again(result):
+    again = vitkit.evaluate(result.best, "digits")
+    assert again["top1"] == result.metrics["test"]["top1"]
+    assert again["loss"] == pytest.approx(result.metrics["test"]["loss"], rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(result, tmp_path):
+    assert fingerprint(train(tmp_path / "again").last) == fingerprint(result.last)
+    assert fingerprint(train(tmp_path / "other", seed=1).last) != fingerprint(result.last)
+
+
+def test_loader_workers_do_not_change_a_bit(result, tmp_path):
+    assert fingerprint(train(tmp_path / "two", workers=2).last) == fingerprint(result.last)
+
+
+def stopping_at(step: int) -> type[Trainer]:
+    """A loop that a SIGTERM reaches in the middle of a step."""
+
+    class Stopping(Trainer):
+        def _step(self, engine, batch):
+            loss = super()._step(engine, batch)
+            if self.progress.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss
+
+    return Stopping
+
+
+@pytest.mark.parametrize("step", [1, 13, 20, 40, 59])
+def test_a_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(result, tmp_path, step):
+    """Step 1, in mid-epoch, at the end of an epoch, and one before the last; 20 steps an epoch."""
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted, match=f"stopped at step {step} of 60; all is saved") as stop:
+        train_with(stopping_at(step), run)
+    assert exit_code(stop.value) == 143
+    resumed = train(run, resume=str(run))
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    assert fingerprint(resumed.best) == fingerprint(result.best)
+    assert resumed.metrics == result.metrics
+    same = [name for name in rows(run)[0] if name not in ("images_per_s", "seconds")]
+    assert [[row[n] for n in same] for row in rows(run)] == [
+        [row[n] for n in same] for row in rows(result.run)
+    ]
+
+
+@pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])
+def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, lost):
+    """The control of the test above: without one part of the state the bits differ."""
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train_with(stopping_at(30), run)
+
+    class Forgetful(Trainer):
+        def resume(self):
+            super().resume()
+            for values in self.optimizer.state.values():
+                values[lost].zero_()
+
+    resumed = train_with(Forgetful, run, resume=str(run))
+    assert fingerprint(resumed.last) != fingerprint(result.last)
+
+
+def test_a_finished_run_resumes_to_the_same_end(tmp_path, result):
+    run = tmp_path / "run"
+    train(run)
+    again = train(run, resume="auto")
+    assert fingerprint(again.last) == fingerprint(result.last)
+    assert len(rows(run)) == 3
+
+
+def test_resume_refuses_what_would_make_it_another_run(tmp_path):
+    run = tmp_path / "run"
+    train(run, epochs=2)
+    with pytest.raises(
+        SettingError, match=r"these settings differ .*: batch_size: 64 -> 32; seed: 0 -> 3"
+    ):
+        train(run, resume=str(run), batch_size=32, seed=3, epochs=2)
+    with pytest.raises(SettingError, match="--resume goes on with a run and --overwrite"):
+        train(run, resume=str(run), overwrite=True, epochs=2)
+
+
+def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
+    run = tmp_path / "run"
+    train(run)
+    states = sorted((run / "state").glob("step-*"))
+    assert [state.name for state in states] == ["step-00000040", "step-00000060"]
+    model = states[-1] / "model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[-3] ^= 1
+    model.write_bytes(content)
+    assert newest_state(run / "state")[0] == states[0]
+    resumed = train(run, resume=str(run))
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    log = (run / "train.log").read_text()
+    assert "model.safetensors has sha256" in log
+    assert "passed over" in log
+    (states[0] / "MANIFEST.json").unlink()
+    (sorted((run / "state").glob("step-*"))[-1] / "progress.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no state that is whole"):
+        train(run, resume=str(run))
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
+    ended = train(tmp_path / "run", epochs=30, lr=1e-12, min_lr=0.0, patience=2)
+    assert ended.stopped == "no better validation top-1 for 2 epochs"
+    assert len(rows(ended.run)) <= 6
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"at step \d+ \(lr .*pictures digits\[\d+\]"):
+        train(tmp_path / "run", lr=1e20, clip_grad=None)
+    state = tmp_path / "run" / "state"
+    for path in [*state.rglob("*.safetensors"), *(tmp_path / "run" / "weights").glob("*")]:
+        from safetensors.torch import load_file
+
+        assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
+
+
+def test_contradictions_are_refused_before_the_start(tmp_path):
+    cases = [
+        (
+            {"img_size": 16, "spec": {"image_size": 32}},
+            "img_size 16 contradicts spec.image_size 32",
+        ),
+        ({"spec": {"num_classes": 3}}, "num_classes 3 contradicts the data, which has 10"),
+        ({"min_lr": 1.0}, "min_lr 1 is above lr"),
+        ({"warmup_epochs": 3.0}, "warmup_epochs 3 leaves nothing of 3 epochs"),
+        ({"mean": (0.1, 0.2, 0.3)}, "must have 1 values"),
+        ({"batch_size": 5000}, "1294 training pictures do not fill one batch of 5000"),
+    ]
+    for settings, said in cases:
+        with pytest.raises(vitkit.VitkitError, match=said):
+            train(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()
