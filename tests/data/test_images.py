@@ -1,111 +1,30 @@
-"""The decoder: true pixels or an `ImageError`, never a half picture and never another exception."""
+"""The decoder gives true pixels, whatever the format, mode or orientation."""
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import pickle
-import stat
 import struct
-import threading
-import time
-import warnings
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from picture_files import (
+    NOISE,
+    PHOTO,
+    RAMP,
+    VARIANTS,
+    chunk,
+    encode,
+    grey_tiff,
+    ink_profile,
+    png,
+    tiff,
+)
+from PIL import Image
 
 from vitkit.data.images import as_rgb, decode
 from vitkit.errors import ImageError
-
-NOISE = np.random.default_rng(0).integers(0, 256, (37, 53, 3), dtype=np.uint8)
-PHOTO = Image.fromarray(
-    np.clip(
-        np.add.outer(np.arange(37) * 3, np.arange(53) * 2)[:, :, None] * [1.0, 0.7, 0.4]
-        + np.random.default_rng(1).integers(0, 20, (37, 53, 3)),
-        0,
-        255,
-    ).astype(np.uint8)
-)
-
-
-def encode(picture: Image.Image, format: str, **options: object) -> bytes:
-    stream = io.BytesIO()
-    picture.save(stream, format, **options)
-    return stream.getvalue()
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    return (
-        struct.pack(">I", len(content))
-        + kind
-        + content
-        + struct.pack(">I", zlib.crc32(kind + content))
-    )
-
-
-def png(
-    width: int,
-    height: int,
-    depth: int,
-    colour: int,
-    rows: list[bytes],
-    before: bytes = b"",
-    interlace: int = 0,
-) -> bytes:
-    """A PNG made by hand, from unfiltered rows."""
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, interlace)
-    pixels = zlib.compress(b"".join(b"\0" + row for row in rows))
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + before + chunk(b"IDAT", pixels)
-    ) + chunk(b"IEND", b"")
-
-
-def tiff(entries: dict[int, tuple[int, list[int]]], pixels: bytes, order: str = "<") -> bytes:
-    """A TIFF of one strip made by hand: tag -> (type 3 or 4, values)."""
-    entries = dict(sorted({**entries, 273: (4, [0]), 279: (4, [len(pixels)])}.items()))
-    start = 8 + 2 + 12 * len(entries) + 4
-    extra, body = b"", struct.pack(order + "H", len(entries))
-    offsets = start + sum(
-        len(v) * (2 if t == 3 else 4) for t, v in entries.values() if len(v) * (2, 4)[t - 3] > 4
-    )
-    for tag, (kind, values) in entries.items():
-        values = [offsets] if tag == 273 else values
-        content = struct.pack(f"{order}{len(values)}{'HI'[kind - 3]}", *values)
-        if len(content) > 4:
-            place = struct.pack(order + "I", start + len(extra))
-            extra += content
-        else:
-            place = content.ljust(4, b"\0")
-        body += struct.pack(order + "HHI", tag, kind, len(values)) + place
-    head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "I", 8)
-    return head + body + b"\0\0\0\0" + extra + pixels
-
-
-def grey_tiff(values: np.ndarray, bits: int, photometric: int = 1, order: str = "<") -> bytes:
-    height, width = values.shape
-    entries = {
-        256: (4, [width]), 257: (4, [height]), 258: (3, [bits]), 259: (3, [1]),
-        262: (3, [photometric]), 277: (3, [1]), 278: (4, [height]),
-    }  # fmt: skip
-    return tiff(entries, values.astype(order + "u2").tobytes(), order)
-
-
-def reason_of(source: bytes | str | Path, **options: object) -> str:
-    with pytest.raises(ImageError) as caught:
-        decode(source, **options)
-    assert "\n" not in str(caught.value)
-    assert str(caught.value).isprintable()
-    return caught.value.reason
-
-
-# --- True pixels -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])
@@ -182,9 +101,6 @@ def test_one_bit_is_black_and_white() -> None:
     bits = NOISE[:, :, 0] > 127
     pixels = decode(encode(Image.fromarray(bits), "PNG"))
     np.testing.assert_array_equal(pixels, np.repeat(bits[:, :, None] * np.uint8(255), 3, axis=2))
-
-
-RAMP = np.arange(65536).reshape(256, 256)
 
 
 @pytest.mark.parametrize(
@@ -309,22 +225,6 @@ def test_cmyk_without_a_profile_is_converted_plainly() -> None:
     np.testing.assert_allclose(pixels, np.full((16, 16, 3), [0, 255, 255]), atol=3)
 
 
-def ink_profile() -> bytes:
-    """A CMYK profile (ICC.1, lut8): no ink is white, black ink is black, the others middle grey."""
-    white, grey, black = bytes([255, 128, 128]), bytes([128, 128, 128]), bytes([0, 128, 128])
-    table_of_colours = white + black + (grey + black) * 7
-    table = b"mft1" + bytes(4) + bytes([4, 3, 2, 0])
-    table += struct.pack(">9i", 65536, 0, 0, 0, 65536, 0, 0, 0, 65536)
-    table += bytes(range(256)) * 4 + table_of_colours + bytes(range(256)) * 3
-    table += bytes(-len(table) % 4)
-    size = 128 + 4 + 12 + len(table)
-    header = struct.pack(">I4s4s4s4s4s", size, bytes(4), b"\x02\x10\0\0", b"prtr", b"CMYK", b"Lab ")
-    header += struct.pack(">6H", 2020, 1, 1, 0, 0, 0) + b"acsp" + bytes(28)
-    header += struct.pack(">3i", 63190, 65536, 54061)
-    header = header.ljust(128, b"\0")
-    return header + struct.pack(">I4sII", 1, b"A2B0", 144, len(table)) + table
-
-
 def test_cmyk_goes_through_its_profile() -> None:
     inks = Image.new("CMYK", (16, 16), (255, 0, 0, 0))
     for format in ("JPEG", "TIFF"):
@@ -368,246 +268,6 @@ def test_tiny_and_long_pictures_within_the_limits(size: tuple[int, int]) -> None
     assert decode(encode(Image.new("RGB", size[::-1]), "PNG")).shape == (*size, 3)
 
 
-# --- Refusals ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("content", "reason", "said"),
-    [
-        (b"", "empty", "0 bytes"),
-        (b"just some words\n", "not a picture", "text"),
-        (b"<!DOCTYPE html><html><body>404", "not a picture", "an HTML page"),
-        (b"\n <HTML>\xe9", "not a picture", "an HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "not a picture", "git lfs pull"),
-        (bytes(64), "not a picture", "zeros"),
-        (b"PK\x03\x04zip", "not a picture", "ZIP"),
-        (b"\x93NUMPY\x01\x00", "not a picture", "starts with"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format", "SVG"),
-        (b"<?xml version='1.0'?>\n<svg/>", "format", "SVG"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "format", "EPS"),
-        (b"8BPS\0\1", "format", "PSD"),
-        (b"%PDF-1.7\n", "format", "PDF"),
-        (b"SIMPLE  =                    T", "format", "FITS"),
-        (b"DDS |\0\0\0", "format", "DDS"),
-        (b"icns\0\0\1\0", "format", "ICNS"),
-        (b"\0\0\1\0\1\0", "format", "ICO"),
-        (b"\0\0\0\x18ftypheic\0\0\0\0", "format", "HEIC"),
-        (b"\0\0\0\x18ftypavif\0\0\0\0", "format", "AVIF"),
-        (b"P6\n1 1\n255\n\0\0\0", "format", "Netpbm"),
-    ],
-)
-def test_what_is_not_one_of_the_six_formats(
-    tmp_path: Path, content: bytes, reason: str, said: str
-) -> None:
-    path = tmp_path / "photo.jpg"
-    path.write_bytes(content)
-    for source in (content, path):
-        with pytest.raises(ImageError) as caught:
-            decode(source)
-        assert caught.value.reason == reason
-        assert said in caught.value.detail
-        assert "\n" not in str(caught.value)
-
-
-def test_a_format_pillow_knows_and_we_do_not_is_refused() -> None:
-    for format in ("PPM", "ICO", "TGA", "PCX", "EPS", "PDF", "JPEG2000"):
-        assert reason_of(encode(PHOTO, format)) in ("format", "not a picture")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        encode(Image.fromarray(NOISE[:, :, 0].astype(np.float32)), "TIFF"),
-        encode(Image.fromarray(NOISE[:, :, 0].astype(np.int32)), "TIFF"),
-    ],
-    ids=["float", "int32"],
-)
-def test_float_and_32_bit_pixels_are_refused(content: bytes) -> None:
-    assert reason_of(content) == "mode"
-    with pytest.raises(ImageError) as caught:
-        as_rgb(Image.open(io.BytesIO(content)), "p")
-    assert caught.value.reason == "mode"
-
-
-def test_paths_that_are_no_files_are_told_without_opening_them(tmp_path: Path) -> None:
-    fifo = tmp_path / "fifo.jpg"
-    os.mkfifo(fifo)
-    found: list[str] = []
-    worker = threading.Thread(target=lambda: found.append(reason_of(fifo)), daemon=True)
-    worker.start()
-    worker.join(5)
-    assert found == ["not a file"]
-    assert reason_of(tmp_path) == "not a file"
-    assert reason_of("/dev/zero") == "not a file"
-
-
-def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "broken.jpg").symlink_to(tmp_path / "gone.jpg")
-    (tmp_path / "self.jpg").symlink_to(tmp_path / "self.jpg")
-    (tmp_path / "empty.jpg").touch()
-    assert reason_of(tmp_path / "no.jpg") == "missing"
-    assert reason_of(tmp_path / "broken.jpg") == "missing"
-    assert reason_of(tmp_path / "self.jpg") == "missing"
-    assert reason_of(tmp_path / ("x" * 300)) == "missing"
-    assert reason_of("null\0byte.jpg") == "missing"
-    assert reason_of(tmp_path / "empty.jpg") == "empty"
-
-
-def test_the_limits_come_from_the_header_before_any_pixel() -> None:
-    huge = png(20_000, 20_000, 8, 2, [b""])
-    start = time.perf_counter()
-    assert reason_of(huge) == "too large"
-    assert time.perf_counter() - start < 0.5
-    assert reason_of(png(8000, 7000, 8, 2, [b""])) == "too large"
-    assert reason_of(png(8000, 7000, 8, 2, [b""]), max_pixels=100_000_000) == "truncated"
-    assert reason_of(png(20_000, 1, 8, 0, [b""])) == "too long"
-    assert reason_of(png(1, 20_000, 8, 0, [b""])) == "too long"
-    assert reason_of(png(30, 1, 8, 0, [b""]), max_aspect=29.0) == "too long"
-    assert decode(png(30, 1, 8, 0, [bytes(30)]), max_aspect=30.0, max_pixels=30).shape == (1, 30, 3)
-    assert reason_of(png(30, 1, 8, 0, [bytes(30)]), max_pixels=29) == "too large"
-
-
-def test_a_picture_beyond_pillows_warning_is_refused_without_one() -> None:
-    assert reason_of(png(10_000, 10_000, 8, 2, [b""])) == "too large"
-
-
-@pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
-def test_a_picture_without_pixels_is_refused(width: int, height: int) -> None:
-    assert reason_of(png(width, height, 8, 2, [b""])) in ("damaged", "truncated")
-
-
-def test_a_wrong_checksum_is_damage_wherever_it_is() -> None:
-    content = encode(Image.fromarray(NOISE), "PNG", compress_level=0)
-    for place in (20, 100, len(content) // 2, len(content) - 20):
-        broken = bytearray(content)
-        broken[place] ^= 1
-        assert reason_of(bytes(broken)) == "damaged"
-
-
-def test_a_wrong_checksum_over_good_pixels_is_damage() -> None:
-    content = bytearray(png(4, 4, 8, 0, [bytes(range(1, 5))] * 4))
-    content[-13] ^= 1  # the last byte of IDAT's checksum, before the 12 of IEND
-    assert reason_of(bytes(content)) == "damaged"
-
-
-def test_pixel_data_that_end_early_but_properly_are_truncation_and_not_black() -> None:
-    row = NOISE[0].tobytes()
-    assert decode(png(53, 2, 8, 2, [row, row])).all(axis=2).any()
-    assert reason_of(png(53, 40, 8, 2, [row] * 20)) == "truncated"
-    assert reason_of(png(53, 40, 8, 2, [row] * 39)) == "truncated"
-    assert reason_of(png(2, 2, 8, 0, [b"\x01", b"\x02"], interlace=1)) == "truncated"
-
-
-def test_a_tiff_whose_strips_leave_rows_out_is_damaged() -> None:
-    content = grey_tiff(np.full((64, 8), 7), 16)
-    with Image.open(io.BytesIO(content)) as picture:
-        rows = picture.tag_v2[278]
-    assert rows == 64
-    entries = {
-        256: (4, [8]), 257: (4, [64]), 258: (3, [8]), 259: (3, [1]),
-        262: (3, [1]), 277: (3, [1]), 278: (4, [16]),
-    }  # fmt: skip
-    assert reason_of(tiff(entries, bytes([9]) * 16 * 8)) == "damaged"
-
-
-def test_compression_bombs_in_metadata_are_refused() -> None:
-    bomb = zlib.compress(bytes(200_000_000))
-    text = chunk(b"zTXt", b"Comment\0\0" + bomb)
-    profile = chunk(b"iCCP", b"icc\0\0" + bomb)
-    for before in (text, profile):
-        assert reason_of(png(4, 4, 8, 0, [bytes(4)] * 4, before)) == "damaged"
-
-
-VARIANTS = {
-    "JPEG": encode(PHOTO, "JPEG"),
-    "progressive JPEG": encode(PHOTO, "JPEG", progressive=True),
-    "PNG": encode(PHOTO, "PNG"),
-    "WEBP": encode(PHOTO, "WEBP"),
-    "lossless WEBP": encode(PHOTO, "WEBP", lossless=True),
-    "GIF": encode(PHOTO, "GIF"),
-    "BMP": encode(PHOTO, "BMP"),
-    "TIFF": encode(PHOTO, "TIFF"),
-    "packed TIFF": encode(PHOTO, "TIFF", compression="packbits"),
-}
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_truncated_file_is_refused_or_all_there(variant: str) -> None:
-    content = VARIANTS[variant]
-    whole = decode(content)
-    lengths = {
-        *np.linspace(1, len(content) - 1, 40).astype(int),
-        *range(len(content) - 8, len(content)),
-    }
-    refused = 0
-    for length in sorted(lengths):
-        reason = None
-        try:
-            pixels = decode(content[:length])
-        except ImageError as error:
-            refused += 1
-            reason = error.reason
-        else:
-            np.testing.assert_array_equal(pixels, whole)
-        allowed = (None, "truncated") if length >= 16 else ("truncated", "not a picture", "format")
-        assert reason in allowed
-    assert refused >= 38
-
-
-def test_pillow_told_to_fill_what_is_missing_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
-    for variant, content in VARIANTS.items():
-        decode(content)
-        if "TIFF" not in variant or "packed" in variant:
-            assert reason_of(content[: len(content) * 2 // 3]) == "truncated"
-
-
-SMALL = Image.fromarray(NOISE[:12, :10])
-SEEDS = [
-    encode(SMALL, "JPEG"),
-    encode(SMALL, "JPEG", progressive=True, exif=Image.Exif().tobytes()),
-    encode(SMALL, "PNG"),
-    encode(SMALL.convert("P"), "PNG", transparency=3),
-    encode(SMALL, "WEBP"),
-    encode(SMALL, "GIF", save_all=True, append_images=[SMALL]),
-    encode(SMALL, "BMP"),
-    encode(SMALL.convert("P"), "BMP"),
-    encode(SMALL, "TIFF"),
-    encode(SMALL.convert("CMYK"), "TIFF"),
-    grey_tiff(np.arange(120).reshape(12, 10) * 500, 16),
-]
-
-
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
-@given(
-    seed=st.sampled_from(SEEDS),
-    flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=12),
-    cut=st.one_of(st.none(), st.floats(0, 1)),
-)
-def test_flipped_bytes_give_a_picture_or_an_image_error(
-    seed: bytes, flips: list[tuple[float, int]], cut: float | None
-) -> None:
-    content = bytearray(seed)
-    for place, mask in flips:
-        content[int(place * len(content))] ^= mask
-    if cut is not None:
-        del content[int(cut * len(content)) :]
-    message = ""
-    try:
-        pixels = decode(bytes(content), max_pixels=1_000_000)
-    except ImageError as error:
-        message = str(error)
-    else:
-        assert pixels.dtype == np.uint8
-        assert pixels.shape[2] == 3
-    assert "\n" not in message
-
-
-# --- Arrays and PIL pictures -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shape", [(5, 4), (5, 4, 1)])
 def test_grey_arrays_are_repeated(shape: tuple[int, ...]) -> None:
     grey = np.arange(20, dtype=np.uint8).reshape(shape)
@@ -647,57 +307,3 @@ def test_a_pil_picture_that_cannot_be_read_is_an_image_error() -> None:
     with pytest.raises(ImageError) as caught:
         as_rgb(Image.open(io.BytesIO(VARIANTS["JPEG"][:900])), "p")
     assert caught.value.reason == "truncated"
-
-
-# --- Manners -----------------------------------------------------------------------------------
-
-
-def test_the_name_is_in_the_message_on_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "two\nlines\udcff.jpg"
-    path.write_bytes(b"words")
-    with pytest.raises(ImageError) as caught:
-        decode(path)
-    assert "two\\nlines\\udcff.jpg: not a picture: " in str(caught.value)
-    with pytest.raises(ImageError, match=r"^picture 7: not a picture"):
-        decode(b"words", name="picture 7")
-
-
-def test_the_error_crosses_processes() -> None:
-    with pytest.raises(ImageError) as caught:
-        decode(b"words", name="a.jpg")
-    again = pickle.loads(pickle.dumps(caught.value))
-    assert (again.name, again.reason, str(again)) == (
-        "a.jpg",
-        "not a picture",
-        str(caught.value),
-    )
-
-
-def test_warnings_of_others_pass_and_the_filters_come_back() -> None:
-    before = list(warnings.filters)
-    noisy = grey_tiff(np.zeros((4, 4)), 16)
-    noisy = noisy.replace(struct.pack("<HHI", 278, 4, 1), struct.pack("<HHI", 278, 4, 2))
-
-    def work() -> None:
-        for _ in range(30):
-            with contextlib.suppress(ImageError):
-                decode(noisy)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert warnings.filters == before
-
-
-def test_files_are_closed(tmp_path: Path) -> None:
-    path = tmp_path / "a.gif"
-    path.write_bytes(encode(PHOTO, "GIF", save_all=True, append_images=[PHOTO]))
-    opened = len(os.listdir("/proc/self/fd"))
-    for _ in range(5):
-        decode(path)
-        with pytest.raises(ImageError):
-            decode(path, max_pixels=1)
-    assert len(os.listdir("/proc/self/fd")) == opened
-    assert stat.S_ISREG(path.stat().st_mode)

@@ -90,7 +90,7 @@ def augment_batch(
     augmentation: Augmentation,
     seed: int,
     epoch: int,
-    indices: Int64[np.ndarray, B],
+    indices: Int64[np.ndarray, "B"],
 ) -> Pixels:
     """Flip and shift a batch, each picture by its own draw; the shape stays."""
     if augmentation.flip > 0:
@@ -102,7 +102,7 @@ def augment_batch(
 
 
 def _shift(
-    pixels: Pixels, most: int, seed: int, epoch: int, indices: Int64[np.ndarray, B]
+    pixels: Pixels, most: int, seed: int, epoch: int, indices: Int64[np.ndarray, "B"]
 ) -> Pixels:
     """Each picture moved by whole pixels, uniform in [-most, most] down and across."""
     batch, height, width, _ = pixels.shape

@@ -10,7 +10,7 @@ import hashlib
 import os
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,7 @@ SPLIT_FOLDERS = {
 FLAT_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
 # Links to folders are followed at most so deep: folders full of links to each other would
 # otherwise be walked once for every order of visiting them.
-MOST_LINKS = 3
+MOST_LINKS = 2
 
 Parts = tuple[str, ...]
 """A path below the root, split at its separators."""
@@ -111,7 +111,7 @@ def _list(root: Path, follow_links: bool) -> _Listing:
                 listing.looping_links += 1
                 continue
             with os.scandir(folder) as entries:
-                children = sorted(entries, key=lambda entry: entry.name)
+                children = list(entries)
         except OSError as error:
             raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror}") from error
         listing.folders.add(parts)
@@ -129,6 +129,7 @@ def _list(root: Path, follow_links: bool) -> _Listing:
             else:
                 listing.pictures.append(below)
     listing.pictures.sort()
+    listing.leaving_links.sort()
     return listing
 
 
@@ -174,6 +175,15 @@ def _notes_on_listing(root: Path, listing: _Listing) -> list[str]:
     return notes
 
 
+def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
+    stray = sum(outside)
+    return [f"{_count(stray, 'picture')} outside class folders not read"] if stray else []
+
+
+def _name(root: Path) -> str:
+    return printable(root.resolve().name) or "data"
+
+
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
@@ -187,36 +197,33 @@ def _open_split_folders(
 ) -> Dataset:
     names = {split: listing.children((folder,)) for split, folder in folders.items()}
     found = {split: _by_class(listing, (folder,)) for split, folder in folders.items()}
-    where = printable(root)
-    refuse_look_alikes({name for group in names.values() for name in group}, where)
+    classes = natural_order({name for group in names.values() for name in group})
+    refuse_look_alikes(classes, printable(root))
     if "train" in folders:
         classes = names["train"]
         _refuse_too_few(root, (folders["train"],), classes, found["train"])
-    else:
-        classes = natural_order({name for group in names.values() for name in group})
-    pictures: dict[str, list[Parts]] = {}
+    splits: dict[str, Split] = {}
+    digests = {}
     for split, by_class in found.items():
         counts = {name: len(group) for name, group in by_class.items()}
-        if extra := unknown(classes, counts):
-            if not ignore_extra_classes:
-                refuse_unknown(classes, counts, split, where)
+        if not ignore_extra_classes:
+            refuse_unknown(classes, counts, split, printable(root))
+        elif extra := unknown(classes, counts):
             notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
-        pictures[split] = [path for name in classes for path in by_class.get(name, [])]
-        notes += _notes_on_classes(split, classes, counts)
-        if not pictures[split]:
+        pictures = [path for name in classes for path in by_class.get(name, [])]
+        if not pictures:
             notes.append(f"{split} has no pictures and is left out")
-    pictures = {split: paths for split, paths in pictures.items() if paths}
-    if not pictures:
-        raise DataError(f"{where}: pictures in no class folder; {_expected(root)}")
-    if stray := len(listing.pictures) - sum(map(len, _below(listing, folders).values())):
-        notes.append(f"{_count(stray, 'picture')} outside class folders not read")
-    splits, digests = {}, {}
-    for split, paths in pictures.items():
-        splits[split] = _file_split(root, paths, classes, depth=1)
-        digests[split] = (splits[split].labels, _digests(splits[split].paths))
-    return Dataset(
-        root.resolve().name, classes, {**splits}, fingerprint(classes, digests), tuple(notes)
+            continue
+        notes += _notes_on_classes(split, classes, counts)
+        splits[split] = part = _file_split(root, pictures, classes, depth=1)
+        digests[split] = (part.labels, _digests(part.paths))
+    if not splits:
+        raise DataError(f"{printable(root)}: pictures in no class folder; {_expected(root)}")
+    read = set(folders.values())
+    notes += _notes_on_stray(
+        len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.pictures
     )
+    return Dataset(_name(root), classes, splits, fingerprint(classes, digests), tuple(notes))
 
 
 def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
@@ -225,8 +232,7 @@ def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
     _refuse_too_few(root, (), classes, by_class)
     counts = {name: len(group) for name, group in by_class.items()}
     notes += _notes_on_classes("the data", classes, counts)
-    if stray := len(listing.pictures) - sum(counts.values()):
-        notes.append(f"{_count(stray, 'picture')} outside class folders not read")
+    notes += _notes_on_stray(len(path) == 1 for path in listing.pictures)
     whole = _file_split(root, [p for name in classes for p in by_class.get(name, [])], classes, 0)
     digests = _digests(whole.paths)
     keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
@@ -241,7 +247,7 @@ def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
         kept = {c: present[c] for c in classes if counts.get(c)}
         notes += _notes_on_classes(name, tuple(kept), kept)
     return Dataset(
-        root.resolve().name,
+        _name(root),
         classes,
         {name: split for name, split in splits.items() if len(split)},
         fingerprint(classes, {"": (whole.labels, digests)}),
@@ -260,12 +266,6 @@ def _by_class(listing: _Listing, parent: Parts) -> dict[str, list[Parts]]:
     return groups
 
 
-def _below(listing: _Listing, folders: Mapping[str, str]) -> dict[str, list[Parts]]:
-    """Split name -> pictures in its class folders, and pictures of folders that are not read."""
-    read = set(folders.values())
-    return {"": [p for p in listing.pictures if len(p) > 2 or (len(p) == 2 and p[0] not in read)]}
-
-
 def _refuse_too_few(
     root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[Parts]]
 ) -> None:
@@ -277,7 +277,8 @@ def _refuse_too_few(
     if len(filled) > 1:
         return
     inner = {path[len(parent) + 1] for path in by_class[filled[0]] if len(path) > len(parent) + 2}
-    hint = f"; did you mean {where}/{printable(filled[0])}?" if len(inner) > 1 else ""
+    nested = len(inner) > 1 or "train" in inner
+    hint = f"; did you mean {where}/{printable(filled[0])}?" if nested else ""
     raise DataError(f"{where}: only one class has pictures, {filled[0]!r}; expected two{hint}")
 
 

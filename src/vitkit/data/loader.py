@@ -39,8 +39,8 @@ class Batch:
     """
 
     pixels: UInt8[Tensor, "B H W C"]
-    labels: Int64[Tensor, B]
-    indices: Int64[Tensor, B]
+    labels: Int64[Tensor, "B"]
+    indices: Int64[Tensor, "B"]
     epoch: int
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
@@ -75,7 +75,7 @@ class TrainingSteps(Dataset[Batch]):
         self.batch_size, self.seed = batch_size, seed
         self.steps_per_epoch = len(split) // batch_size
 
-    def indices(self, step: int) -> Int64[np.ndarray, B]:
+    def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """Which pictures step `step` holds."""
         epoch, place = divmod(step, self.steps_per_epoch)
         order = _order(self.seed, epoch, len(self.split))
@@ -134,7 +134,7 @@ def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iter
 
 
 def _batch(
-    pixels: UInt8[np.ndarray, "B H W C"], split: Split, indices: Int64[np.ndarray, B], epoch: int
+    pixels: UInt8[np.ndarray, "B H W C"], split: Split, indices: Int64[np.ndarray, "B"], epoch: int
 ) -> Batch:
     labels = torch.from_numpy(split.labels[indices])
     return Batch(torch.from_numpy(pixels), labels, torch.from_numpy(indices.copy()), epoch)
@@ -150,5 +150,5 @@ def _as_it_is(batch: Any) -> Any:
 
 
 @lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, count: int) -> Int64[np.ndarray, N]:
+def _order(seed: int, epoch: int, count: int) -> Int64[np.ndarray, "N"]:
     return permutation(seed, epoch, count)

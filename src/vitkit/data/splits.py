@@ -42,7 +42,7 @@ class Split(Protocol):
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
         """The pictures at `indices`, in that order, under their old names."""
 
-    def relabelled(self, labels: Int64[np.ndarray, N]) -> Split:
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> Split:
         """The same pictures under other class numbers (N,)."""
 
 
@@ -72,7 +72,7 @@ class ArraySplit:
         numbers = np.arange(len(self)) if self.numbers is None else self.numbers
         return ArraySplit(self.images[indices], self.labels[indices], self.origin, numbers[indices])
 
-    def relabelled(self, labels: Int64[np.ndarray, N]) -> ArraySplit:
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> ArraySplit:
         return dataclasses.replace(self, labels=labels)
 
 
@@ -99,7 +99,7 @@ class FileSplit:
         paths = tuple(self.paths[int(index)] for index in indices)
         return FileSplit(paths, self.labels[indices], self.root)
 
-    def relabelled(self, labels: Int64[np.ndarray, N]) -> FileSplit:
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:
         return dataclasses.replace(self, labels=labels)
 
 
@@ -211,8 +211,8 @@ def _take_from_each_class(labels: Int64[np.ndarray, " N"], share: float) -> np.n
     """Which of the pictures, sorted by class, go: bool (N,), `round(share * N)` of them set."""
     _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
     shares = counts * share
-    take = np.floor(shares + 1e-9).astype(np.int64)  # 10 * 0.7 is a hair below 7
-    missing = round(float(shares.sum())) - int(take.sum())
+    take = np.floor(shares + 1e-9).astype(np.int64)  # a product may be a hair off
+    missing = round(round(float(shares.sum()), 6)) - int(take.sum())
     by_remainder = np.argsort(-(shares - take), kind="stable")
     able = by_remainder[(take < counts - 1)[by_remainder]]
     take[able[: max(missing, 0)]] += 1
