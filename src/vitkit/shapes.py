@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 Images: TypeAlias = Float[Tensor, "B C H W"]
@@ -22,7 +22,6 @@ Tokens: TypeAlias = Float[Tensor, "B T D"]
 Logits: TypeAlias = Float[Tensor, "B K"]
 Pooled: TypeAlias = Float[Tensor, "B D"]
 AttentionMaps: TypeAlias = Float[Tensor, "B k Q T"]
-Labels: TypeAlias = Int[Tensor, "B"]
 Grid: TypeAlias = tuple[int, int]
 
-__all__ = ["AttentionMaps", "Grid", "Images", "Labels", "Logits", "Pooled", "Tokens"]
+__all__ = ["AttentionMaps", "Grid", "Images", "Logits", "Pooled", "Tokens"]

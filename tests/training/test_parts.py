@@ -14,7 +14,7 @@ from vitkit.data.sources import ArraySplit
 from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.training.config import TrainConfig
 from vitkit.training.evaluation import evaluate
-from vitkit.training.optimizer import adamw, parameter_groups
+from vitkit.training.optimizer import make_optimizer, parameter_groups
 from vitkit.training.precision import faster_precision
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.schedule import warmup_cosine
@@ -33,7 +33,7 @@ def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():
 
 def test_biases_norms_tokens_and_positions_do_not_decay():
     model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
-    decayed, free = parameter_groups(model, weight_decay=0.1)
+    decayed, free = parameter_groups(dict(model.named_parameters()), weight_decay=0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)] for p in decayed["params"]} == {
         "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",
@@ -41,7 +41,7 @@ def test_biases_norms_tokens_and_positions_do_not_decay():
     }  # fmt: skip
     assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
     assert len(decayed["params"]) + len(free["params"]) == len(names)
-    optimizer = adamw(model, lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
+    optimizer = make_optimizer(model, "adamw", lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
     with torch.no_grad():
         model.head.weight.fill_(1.0)
         model.norm.weight.fill_(1.0)
@@ -125,3 +125,52 @@ def test_resume_names_a_run_that_is_not_there(tmp_path: Path):
     with pytest.raises(SettingError, match="--resume auto needs --output"):
         resumed_folder("auto", None)
     assert resumed_folder("auto", str(tmp_path / "empty")) is None
+
+
+def filled_with_gradients(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def small_model() -> vitkit.ViT:
+    torch.manual_seed(0)
+    return vitkit.create_model(
+        "vit_tiny_patch16_224", depth=1, width=24, num_heads=2, mlp_width=48, num_classes=2
+    )
+
+
+def test_muon_moves_each_of_q_k_v_by_an_orthogonal_matrix_and_the_rest_as_adamw_does():
+    muon, adamw = small_model(), small_model()
+    before = {name: value.clone() for name, value in muon.state_dict().items()}
+    for model, name in ((muon, "muon"), (adamw, "adamw")):
+        optimizer = make_optimizer(model, name, lr=0.1, weight_decay=0.0, betas=(0.9, 0.95))
+        filled_with_gradients(model, seed=1)
+        optimizer.step()
+    moved = {name: before[name] - value for name, value in muon.state_dict().items()}
+    for matrix in moved["blocks.0.attn.qkv.weight"].chunk(3):
+        singular = torch.linalg.svdvals(matrix)  # lr * 0.2 * sqrt(24), Newton-Schulz is rough
+        assert singular.min() > 0.5 * 0.1 * 0.2 * 24**0.5
+        assert singular.max() < 1.3 * 0.1 * 0.2 * 24**0.5
+    for name, value in adamw.state_dict().items():
+        same = torch.equal(value, muon.state_dict()[name])
+        assert same == (not (name.startswith("blocks.") and value.ndim == 2)), name
+
+
+def test_muon_s_state_goes_on_where_it_was():
+    whole, stopped = small_model(), small_model()
+    settings = {"lr": 0.01, "weight_decay": 0.1, "betas": (0.9, 0.95)}
+    one = make_optimizer(whole, "muon", **settings)
+    two = make_optimizer(stopped, "muon", **settings)
+    for step in range(4):
+        if step == 2:
+            state = two.state_dict()
+            two = make_optimizer(stopped, "muon", **settings)
+            two.load_state_dict(state)
+        for model, optimizer in ((whole, one), (stopped, two)):
+            filled_with_gradients(model, seed=step)
+            optimizer.step()
+            optimizer.zero_grad()
+            assert all(p.grad is None for p in model.parameters())
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, stopped.state_dict()[name]), name

@@ -140,6 +140,14 @@ def test_a_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(result, tmp_
     ]
 
 
+def test_muon_resumes_with_the_same_bits(tmp_path):
+    straight = train(tmp_path / "straight", opt="muon")
+    with pytest.raises(Interrupted):
+        train_with(stopping_at(27), tmp_path / "stopped", opt="muon")
+    resumed = train(tmp_path / "stopped", opt="muon", resume=str(tmp_path / "stopped"))
+    assert fingerprint(resumed.last) == fingerprint(straight.last)
+
+
 @pytest.mark.parametrize("lost", ["exp_avg", "exp_avg_sq", "step"])
 def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, lost):
     """The control of the test above: without one part of the state the bits differ."""

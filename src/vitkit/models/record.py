@@ -58,6 +58,14 @@ class Record:
         self._attention_layers = _resolve(self._asked_attention, depth)
         self._token_layers = _resolve(self._asked_tokens, depth)
 
+    def check_heads(self, num_heads: int) -> None:
+        """Raise `SettingError` for a head that the model does not have."""
+        for head in self.heads or ():
+            if not 0 <= head < num_heads:
+                raise SettingError(
+                    f"head {head} of {num_heads} was asked for; heads are 0..{num_heads - 1}"
+                )
+
     def wants_attention(self, layer: int) -> bool:
         """Whether the maps of this layer were asked for."""
         return layer in self._attention_layers

@@ -57,8 +57,8 @@ class TrainConfig:
     """Learning rate at the end of the cosine."""
     warmup_epochs: Annotated[float, Field(ge=0.0)] = 1.0
     """Epochs of linear warm-up from zero; fractions are fine."""
-    opt: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    opt: Literal["adamw", "muon"] = "adamw"
+    """The optimizer; muon is for the matrices of the blocks, with AdamW for the rest."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
     """Decoupled decay of matrices; biases, norms, tokens and positions have none."""
     beta1: Fraction = 0.9
@@ -95,6 +95,8 @@ class TrainConfig:
     """What to do about pictures that cannot be decoded, before the first step."""
     ignore_extra_classes: bool = False
     """Leave out classes of val or test that train does not have, instead of refusing."""
+    follow_links: bool = False
+    """Follow symbolic links that lead out of the folder of pictures."""
     seed: Count = 0
     """Decides initial weights, order, augmentation and dropout."""
     device: str = "auto"

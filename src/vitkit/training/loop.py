@@ -24,7 +24,7 @@ from vitkit.models.vit import ViT
 from vitkit.training.checkpointing import Progress, load_state, newest_state, save_state
 from vitkit.training.evaluation import Metrics, evaluate, quiet_engine
 from vitkit.training.log import RunLog
-from vitkit.training.optimizer import adamw
+from vitkit.training.optimizer import make_optimizer
 from vitkit.training.plan import Plan
 from vitkit.training.precision import Precision, autocast
 from vitkit.training.run_folder import RunFolder
@@ -60,8 +60,9 @@ class Trainer:
         config = plan.config
         self.plan, self.run_folder, self.log, self.stop = plan, run, log, stop
         self.model, self.precision = model, precision
-        self.optimizer = adamw(
+        self.optimizer = make_optimizer(
             model,
+            config.opt,
             lr=config.lr,
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),

@@ -64,7 +64,10 @@ def make_plan(config: TrainConfig) -> Plan:
     device = resolve_device(config.device)
     spec = _spec(config, num_classes=1)  # refuses an impossible model before reading any picture
     dataset = open_dataset(
-        config.data, data_root=config.data_root, ignore_extra_classes=config.ignore_extra_classes
+        config.data,
+        data_root=config.data_root,
+        ignore_extra_classes=config.ignore_extra_classes,
+        follow_links=config.follow_links,
     )
     notes = list(dataset.notes)
     dataset, skipped = sound(dataset, config.bad_images)

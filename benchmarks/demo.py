@@ -1,0 +1,131 @@
+"""The figures of docs/benchmarks.md: the demo, Fashion-MNIST over seeds, import times.
+
+    python benchmarks/demo.py [--only demo imports fashion-mnist] [--seeds 0 1 2]
+
+Every measurement is a process of its own, one after the other. The results are printed and written
+to benchmarks/results/<processor>-<date>.json. Nothing here is a pass or a fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from statistics import mean, median
+
+HERE = Path(__file__).parent
+REPEATS = 7
+
+
+def run(*command: str, folder: Path | None = None) -> tuple[float, float, str]:
+    """Seconds, peak memory in MB and output of one command, children included."""
+    out = tempfile.TemporaryFile("w+")
+    start = time.perf_counter()
+    child = subprocess.Popen(command, stdout=out, cwd=folder)
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - start
+    out.seek(0)
+    text = out.read()
+    out.close()
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}:\n{text}")
+    to_mb = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes here
+    return seconds, usage.ru_maxrss / to_mb, text
+
+
+def demo() -> dict[str, float]:
+    """`make demo` after the install: what it prints, how long it takes, what it needs."""
+    with tempfile.TemporaryDirectory() as folder:
+        seconds, memory, text = run(
+            sys.executable, str(HERE.parent / "examples" / "digits.py"), folder=Path(folder)
+        )
+    (accuracy,) = re.findall(r"test accuracy\s+([\d.]+)%", text)
+    return {"test_top1": float(accuracy) / 100, "seconds": seconds, "peak_mb": memory}
+
+
+def fashion_mnist(seeds: list[int]) -> dict[str, object]:
+    """`vitkit train fashion-mnist --recipe fashion-mnist`, once a seed."""
+    runs = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            seconds, memory, text = run(
+                sys.executable, "-m", "vitkit", "train", "fashion-mnist",
+                "--recipe", "fashion-mnist", "--seed", str(seed), "--output", f"{folder}/run",
+            )  # fmt: skip
+        (top1,) = re.findall(r"test, .* top1 ([\d.]+)", text)
+        runs.append({"seed": seed, "test_top1": float(top1), "seconds": seconds, "peak_mb": memory})
+        print(f"  {runs[-1]}", flush=True)
+    scores = [float(r["test_top1"]) for r in runs]
+    return {"runs": runs, "mean": mean(scores), "low": min(scores), "high": max(scores)}
+
+
+def imports() -> dict[str, float]:
+    """Median seconds of starting Python and importing; the interpreter's own start included."""
+    programs = {
+        "python": "pass",
+        "import_torch": "import torch",
+        "import_torch_vitkit": "import torch, vitkit",
+        "import_torch_vitkit_all_names": "import torch, vitkit\n"
+        "for name in vitkit.__all__: getattr(vitkit, name)",
+        "help": "import vitkit.cli; vitkit.cli.run(['--help'])",
+        "train_help": "import vitkit.cli\ntry: vitkit.cli.run(['train', '--help'])\n"
+        "except SystemExit: pass",
+    }
+    taken: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(REPEATS):
+        for name, code in programs.items():
+            taken[name].append(run(sys.executable, "-c", code)[0])
+    return {name: median(times) for name, times in taken.items()}
+
+
+def processor() -> str:
+    """The processor's name and how many cores there are."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        found = re.search(r"model name\s*: (.+)", cpuinfo.read_text())
+        name = found.group(1) if found else name
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    names = ("demo", "imports", "fashion-mnist")
+    parser.add_argument("--only", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    asked = parser.parse_args()
+    import torch
+
+    results: dict[str, object] = {
+        "date": date.today().isoformat(),
+        "processor": processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    measures = {
+        "demo": demo,
+        "imports": imports,
+        "fashion-mnist": lambda: fashion_mnist(asked.seeds),
+    }
+    for name in asked.only:
+        results[name] = measures[name]()
+        print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
+    slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+    place = HERE / "results" / f"{slug}-{date.today().isoformat()}.json"
+    place.parent.mkdir(exist_ok=True)
+    before = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps(before | results, indent=2) + "\n")
+    print(f"written to {place}")
+
+
+if __name__ == "__main__":
+    main()

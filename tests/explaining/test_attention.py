@@ -1,0 +1,139 @@
+"""Where a model looks: the right rows of the right maps, laid on the right part of the picture."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from PIL import Image
+
+import vitkit
+from vitkit.data.preprocess import preprocess_pictures, viewport
+from vitkit.errors import OutputError, SettingError
+from vitkit.explaining.attention_maps import attention_grid
+from vitkit.explaining.overlay import heatmap_over
+
+
+def model(**fields) -> vitkit.ViT:
+    vit = vitkit.ViT(
+        vitkit.ViTSpec(
+            image_size=(16, 24), patch_size=8, width=16, depth=2, num_heads=4, mlp_width=16,
+            num_classes=3, **fields
+        )
+    )  # fmt: skip
+    fill_with_noise(vit, std=0.6)
+    return vit
+
+
+def restated(vit: vitkit.ViT, images: torch.Tensor, layer: int) -> torch.Tensor:
+    """All maps of a layer by torch's own softmax on q and k: (B, k, T, T)."""
+    record = vitkit.Record(tokens=[layer - 1]) if layer else vitkit.Record()
+    with torch.inference_mode():
+        vit.forward_features(images, record)
+        if layer:
+            tokens = record.tokens[layer - 1]
+        else:
+            grid = vit.patch_embed.grid(images)
+            patches = vit.patch_embed(images)
+            tokens = vit.embedding(patches, grid, vit.cls_token, vit.pos_embed)
+        block = vit.blocks[layer]
+        q, k, _ = block.attn.qkv(block.norm1(tokens)).chunk(3, dim=-1)
+        q, k = (x.unflatten(-1, (4, 4)).transpose(1, 2) for x in (q, k))
+        return torch.softmax(q @ k.mT / 2.0, dim=-1)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("head", [None, 2])
+def test_the_class_token_s_row_over_the_patches(layer, head):
+    vit, images = model().eval(), torch.randn(2, 3, 16, 24)
+    maps = restated(vit, images, layer)
+    row = maps[:, :, 0, 1:].mean(1) if head is None else maps[:, head, 0, 1:]
+    expected = (row / row.sum(-1, keepdim=True)).reshape(2, 2, 3)
+    torch.testing.assert_close(attention_grid(vit, images, layer=layer, head=head), expected)
+
+
+def test_the_mean_query_where_the_mean_is_read():
+    vit, images = model(class_token=False, pooling="mean").eval(), torch.randn(2, 3, 16, 24)
+    expected = restated(vit, images, 1).mean(dim=(1, 2)).reshape(2, 2, 3)
+    found = attention_grid(vit, images)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(2))
+
+
+def test_the_mode_of_the_model_stays_and_what_is_not_there_is_named():
+    vit, images = model(mlp_dropout=0.5).train(), torch.randn(1, 3, 16, 24)
+    first, second = attention_grid(vit, images), attention_grid(vit, images)
+    assert torch.equal(first, second)  # run in eval mode: no dropout
+    assert vit.training
+    with pytest.raises(SettingError, match=r"layer 2 of 2 was asked for; layers are 0\.\.1"):
+        attention_grid(vit, images, layer=2)
+    with pytest.raises(SettingError, match=r"head 4 of 4 was asked for; heads are 0\.\.3"):
+        attention_grid(vit, images, head=4)
+
+
+def test_a_heat_map_lies_where_its_patch_is():
+    grid = torch.zeros(2, 3)
+    grid[0, 1] = 1.0
+    heat = heatmap_over(grid, (20, 30), (0.0, 0.0, 20.0, 30.0))
+    assert heat.shape == (20, 30)
+    assert (heat.min(), heat.max()) == (0.0, 1.0)
+    row, column = np.unravel_index(heat.argmax(), heat.shape)
+    assert row < 10
+    assert 10 <= column < 20
+    assert heat[15, 5] == 0.0
+
+
+def test_a_centre_crop_leaves_the_rest_of_the_picture_cold():
+    preprocess = vitkit.Preprocess(image_size=16, crop_ratio=0.5)
+    size = (40, 100)
+    view = viewport(size, preprocess)
+    heat = heatmap_over(torch.ones(2, 2) + torch.eye(2), size, view)
+    top, left, height, width = (round(v) for v in view)
+    assert (height, width) == (20, 20)
+    inside = heat[top : top + height, left : left + width]
+    assert inside.max() == 1.0
+    assert heat.sum() == inside.sum()
+
+
+def test_a_flat_map_is_cold_everywhere():
+    assert heatmap_over(torch.full((2, 2), 0.25), (8, 8), (0.0, 0.0, 8.0, 8.0)).max() == 0.0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
+    preprocess = vitkit.Preprocess(image_size=(16, 24), fit="squash")
+    path = tmp_path_factory.mktemp("m") / "m.safetensors"
+    vitkit.save(path, model(), preprocess=preprocess, classes=("ant", "bee", "cat"))
+    return vitkit.load(path)
+
+
+def test_explain_gives_the_map_the_prediction_and_a_picture_of_both(checkpoint, tmp_path):
+    picture = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    made = vitkit.explain(checkpoint, picture)
+    assert made.heatmap.shape == (50, 60)
+    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([picture])
+    assert (made.label, made.probability) == (said.label, said.probability)
+    images = preprocess_pictures([picture], checkpoint.preprocess)
+    grid = attention_grid(checkpoint.model, images)[0]
+    expected = heatmap_over(grid, (50, 60), (0.0, 0.0, 50.0, 60.0))
+    np.testing.assert_array_equal(made.heatmap, expected)
+    overlay = np.asarray(made.overlay())
+    assert min(overlay.shape[:2]) >= 224  # small pictures are enlarged for people
+    with Image.open(made.save(tmp_path / "a" / "out.png")) as sheet:
+        assert sheet.width == 2 * overlay.shape[1] + 8
+    with pytest.raises(OutputError, match=r"written as \.png"):
+        made.save(tmp_path / "out.jpg")
+    with pytest.raises(SettingError, match="'atention' does not exist; did you mean 'attention'"):
+        vitkit.explain(checkpoint, picture, method="atention")
+
+
+def test_the_overlay_is_hotter_where_the_map_is():
+    from vitkit.explaining.overlay import Explanation
+
+    heat = np.zeros((300, 300), np.float32)
+    heat[100:200, 100:200] = 1.0
+    grey = np.full((300, 300, 3), 90, np.uint8)
+    mixed = np.asarray(Explanation(grey, heat).overlay()).astype(int)
+    assert mixed[150, 150].sum() > 1.5 * mixed[20, 20].sum()
+    assert (mixed[20, 20] > 60).all()  # cold parts stay readable

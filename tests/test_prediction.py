@@ -1,0 +1,107 @@
+"""`Predictor`: any kind of picture, in order, by the preprocessing of the checkpoint."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from PIL import Image
+
+import vitkit
+from vitkit.errors import DeviceError, ImageError, SettingError
+
+PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=16, patch_size=4, depth=1, width=24, num_heads=2,
+        mlp_width=32, num_classes=6,
+    )  # fmt: skip
+    fill_with_noise(model, std=0.4)
+    path = tmp_path_factory.mktemp("m") / "m.safetensors"
+    return vitkit.load(vitkit.save(path, model, preprocess=PREPROCESS, classes=tuple("abcdef")))
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    sizes = [(20, 30), (40, 17), (16, 16), (33, 33), (64, 20)]
+    return [generator.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+
+
+def test_every_kind_of_picture_gives_the_same_prediction(checkpoint, pictures, tmp_path):
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint)
+    array = pictures[0]
+    image, path, encoded = Image.fromarray(array), tmp_path / "a.png", io.BytesIO()
+    image.save(path)
+    image.save(encoded, format="PNG")
+    kinds = [array, image, path, str(path), encoded.getvalue()]
+    logits = predictor.logits(kinds)
+    assert (logits == logits[0]).all()
+    assert len({said.label for said in predictor(kinds)}) == 1
+
+
+def test_predictions_come_in_order_whatever_the_batch(checkpoint, pictures):
+    whole = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
+    for size in (1, 2, 5):
+        predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=size)
+        torch.testing.assert_close(predictor.logits(pictures), whole, rtol=1e-5, atol=1e-5)
+    assert vitkit.Predictor.from_checkpoint(checkpoint)([]) == []
+
+
+def test_top_k_is_the_softmax_sorted(checkpoint, pictures):
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint)
+    for said, logits in zip(predictor(pictures, top_k=99), predictor.logits(pictures), strict=True):
+        probabilities = logits.softmax(0)
+        order = probabilities.argsort(descending=True)
+        assert [label for label, _ in said.top] == ["abcdef"[i] for i in order]
+        assert [p for _, p in said.top] == pytest.approx(probabilities[order].tolist())
+        assert (said.label, said.probability) == said.top[0]
+        assert sum(p for _, p in said.top) == pytest.approx(1.0)
+    assert len(predictor(pictures[:1], top_k=2)[0].top) == 2
+
+
+def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, pictures):
+    """Bicubic to 17 on the shorter side (16 / 0.9), the centre 16, then mean and std."""
+    seen = []
+
+    def spy(images: torch.Tensor) -> torch.Tensor:
+        seen.append(images)
+        return torch.zeros(len(images), 2)
+
+    vitkit.Predictor(spy, PREPROCESS).logits([pictures[3]])
+    scaled = Image.fromarray(pictures[3]).resize((17, 17), Image.Resampling.BICUBIC)
+    crop = np.asarray(scaled)[0:16, 0:16].astype(np.float32) / 255
+    expected = (crop - np.float32(PREPROCESS.mean)) / np.float32(PREPROCESS.std)
+    np.testing.assert_allclose(seen[0][0].permute(1, 2, 0), expected, atol=1e-6)
+
+
+def test_any_engine_serves_and_nameless_classes_are_numbers(pictures):
+    predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
+    assert {said.label for said in predictor(pictures)} <= {"0", "1", "2"}
+
+
+def test_what_is_wrong_is_named(checkpoint, pictures):
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint)
+    with pytest.raises(ImageError, match="picture 1: mode"):
+        predictor([pictures[0], np.zeros((4, 4, 3), np.float32)])
+    with pytest.raises(SettingError, match="top_k 0 must be 1 or more"):
+        predictor(pictures, top_k=0)
+    with pytest.raises(SettingError, match="engine 'onx' does not exist"):
+        vitkit.Predictor.from_checkpoint(checkpoint, engine="onx")
+    with pytest.raises(DeviceError, match="device 'cuda:9' is not on this machine"):
+        vitkit.Predictor.from_checkpoint(checkpoint, device="cuda:9")
+
+
+def test_embed_is_what_the_head_reads(checkpoint, pictures):
+    features = vitkit.embed(checkpoint, pictures)
+    assert features.shape == (5, 24)
+    head = checkpoint.model.head
+    logits = torch.from_numpy(features) @ head.weight.T + head.bias
+    expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
+    torch.testing.assert_close(logits.detach(), expected, rtol=1e-5, atol=1e-5)
