@@ -16,7 +16,7 @@ help:
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "vitkit needs Python 3.11 or newer; pass PYTHON=python3.12, say"; exit 2; }
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 2; }
 
 .venv/.use: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e .

@@ -27,15 +27,14 @@ REPEATS = 7
 
 def run(*command: str, folder: Path | None = None) -> tuple[float, float, str]:
     """Seconds, peak memory in MB and output of one command, children included."""
-    out = tempfile.TemporaryFile("w+")
-    start = time.perf_counter()
-    child = subprocess.Popen(command, stdout=out, cwd=folder)
-    _, status, usage = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    seconds = time.perf_counter() - start
-    out.seek(0)
-    text = out.read()
-    out.close()
+    with tempfile.TemporaryFile("w+") as out:
+        start = time.perf_counter()
+        child = subprocess.Popen(command, stdout=out, cwd=folder)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        seconds = time.perf_counter() - start
+        out.seek(0)
+        text = out.read()
     if child.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {child.returncode}:\n{text}")
     to_mb = 1e6 if sys.platform == "darwin" else 1e3  # bytes there, kilobytes here

@@ -13,20 +13,26 @@ from PIL import Image
 import vitkit
 from vitkit.data.sources import open_dataset
 
-output = next(path for n in count(1) if not (path := Path("runs") / f"demo-{n}").exists())
-result = vitkit.train("digits", recipe="digits", output=str(output))
+PICTURE = 100  # any test picture will do
 
-test = open_dataset("digits").splits["test"]
-picture = output / "test-picture.png"
-Image.fromarray(test.read(0)[..., 0]).save(picture)
 
-checkpoint = vitkit.load(result.best)
-predictor = vitkit.Predictor.from_checkpoint(checkpoint)
-(said,) = predictor([picture], top_k=3)
-explanation = vitkit.explain(checkpoint, picture)
-explanation.save(output / "attention.png")
+def main() -> None:
+    output = next(path for n in count(1) if not (path := Path("runs") / f"demo-{n}").exists())
+    result = vitkit.train("digits", recipe="digits", output=str(output))
 
-truth = checkpoint.classes[test.labels[0]]
-print(f"test accuracy  {result.metrics['test']['top1']:.2%}")
-print(f"prediction     {picture}: {said.label} ({said.probability:.1%}); it is a {truth}")
-print(f"attention      {output / 'attention.png'}")
+    test = open_dataset("digits").splits["test"]
+    picture = output / "test-picture.png"
+    Image.fromarray(test.read(PICTURE)[..., 0]).save(picture)
+
+    checkpoint = vitkit.load(result.best)
+    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([picture], top_k=3)
+    vitkit.explain(checkpoint, picture).save(output / "attention.png")
+
+    truth = checkpoint.classes[test.labels[PICTURE]]
+    print(f"test accuracy  {result.metrics['test']['top1']:.2%}")
+    print(f"prediction     {picture}: {said.label} ({said.probability:.1%}); it is a {truth}")
+    print(f"attention      {output / 'attention.png'}")
+
+
+if __name__ == "__main__":
+    main()

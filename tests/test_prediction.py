@@ -90,6 +90,11 @@ def test_what_is_wrong_is_named(checkpoint, pictures):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
     with pytest.raises(ImageError, match="picture 1: mode"):
         predictor([pictures[0], np.zeros((4, 4, 3), np.float32)])
+    for one in (pictures[0], "a.png"):  # both can be iterated over, by rows and by letters
+        with pytest.raises(SettingError, match=r"one picture was given .*write \[picture\]"):
+            predictor(one)
+    with pytest.raises(SettingError, match="precision 'float8' does not exist"):
+        vitkit.Predictor.from_checkpoint(checkpoint, precision="float8")
     with pytest.raises(SettingError, match="top_k 0 must be 1 or more"):
         predictor(pictures, top_k=0)
     with pytest.raises(SettingError, match="engine 'onx' does not exist"):
@@ -105,3 +110,10 @@ def test_embed_is_what_the_head_reads(checkpoint, pictures):
     logits = torch.from_numpy(features) @ head.weight.T + head.bias
     expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
     torch.testing.assert_close(logits.detach(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_is_near_float32_and_not_the_same(checkpoint, pictures):
+    exact = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
+    rough = vitkit.Predictor.from_checkpoint(checkpoint, precision="bfloat16").logits(pictures)
+    assert rough.dtype == torch.float32
+    assert 0 < (exact - rough).abs().max() < 0.1 * exact.abs().max()

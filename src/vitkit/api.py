@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from vitkit.data.doctor import sound
 from vitkit.data.preprocess import preprocess_pictures, viewport
-from vitkit.data.sources import Dataset, Split, open_dataset
-from vitkit.devices import resolve_device
+from vitkit.data.sources import Dataset, Split, open_dataset, with_validation
+from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, DataError, SettingError, did_you_mean
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
@@ -27,6 +28,8 @@ from vitkit.training.session import TrainResult
 from vitkit.weights.checkpoint import Checkpoint, load
 
 EXPLAIN_METHODS = ("attention",)
+RATES = ("position_dropout", "attention_dropout", "projection_dropout", "mlp_dropout", "drop_path")
+"""Fields of a spec that touch no weight."""
 
 
 def create_model(name: str, *, pretrained: bool | str | Path = False, **overrides: Any) -> ViT:
@@ -35,7 +38,7 @@ def create_model(name: str, *, pretrained: bool | str | Path = False, **override
     Args:
         name: one of `list_models()`, such as `"vit_base_patch16_224"`.
         pretrained: False for fresh weights (torch's global generator decides them), or the path of
-            a vitkit checkpoint of the same spec.
+            a vitkit checkpoint of the same spec (dropout and drop-path rates may differ).
         **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`.
 
     Returns:
@@ -59,18 +62,22 @@ def create_model(name: str, *, pretrained: bool | str | Path = False, **override
             f"pass pretrained='FILE.safetensors', a checkpoint that vitkit wrote"
         )
     stored = load(pretrained)
+    theirs = stored.model.spec.to_json()
     differing = [
-        f"{key}: {ours!r} asked, {stored.model.spec.to_json()[key]!r} in the file"
+        f"{key}: {ours!r} asked, {theirs[key]!r} in the file"
         for key, ours in model.spec.to_json().items()
-        if stored.model.spec.to_json()[key] != ours
+        if key not in RATES and theirs[key] != ours
     ]
     if differing:
         raise CheckpointError(f"{pretrained}: of another model: {'; '.join(differing)}")
-    return stored.model
+    model.load_state_dict(stored.model.state_dict())
+    return model.eval()
 
 
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
     """Train a ViT on your pictures; the same settings as `vitkit train`.
+
+    With `resume`, the settings start from those the run was started with.
 
     Args:
         data: a folder of pictures, or `digits`, `mnist`, `fashion-mnist`.
@@ -86,9 +93,9 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
-    base = recipe_settings(recipe)
-    asked = {"data": str(data), "recipe": recipe}
-    return session.train(TrainConfig(**layered(base, asked, settings)))
+    stored = session.resumed_settings(settings.get("resume"), settings.get("output"))
+    asked = {"data": str(data)} | ({} if recipe is None else {"recipe": recipe})
+    return session.train(TrainConfig(**layered(stored, recipe_settings(recipe), asked, settings)))
 
 
 def evaluate(
@@ -99,16 +106,19 @@ def evaluate(
     data_root: str | Path | None = None,
     device: str = "auto",
     batch_size: int = 256,
+    workers: int = 0,
 ) -> Metrics:
     """How good a checkpoint is on a split of some data.
 
     Args:
         checkpoint: a checkpoint or its path.
-        data: as for `train`. Classes are matched by name.
+        data: as for `train`. Classes are matched by name; how the pictures were chosen and cut for
+            training (`bad_images`, `val_fraction` and the like) is read from the checkpoint.
         split: `train`, `val` or `test`; default `test`, else `val`.
         data_root: where to look for named data sets.
         device: where to run.
         batch_size: pictures run at once.
+        workers: loader processes.
 
     Returns:
         `top1`, `top{k}` with k = min(5, K), `loss` in nats, `pictures`.
@@ -117,17 +127,19 @@ def evaluate(
         CheckpointError, DataError, DeviceError, SettingError: what is wrong, by name.
     """
     stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
-    dataset = open_dataset(data, data_root=data_root)
-    _refuse_changed_split(stored, dataset)
+    if batch_size < 1:
+        raise SettingError(f"batch_size {batch_size} must be 1 or more")
+    dataset = _opened_as_in_training(stored, data, data_root)
     part = _with_labels_of(stored, dataset, _choose_split(dataset, split))
     where = resolve_device(device)
     return evaluation.evaluate(
-        stored.model.to(where).eval(),
+        on_device(stored.model, where),
         part,
         stored.preprocess,
         num_classes=stored.model.spec.num_classes,
         batch_size=batch_size,
         device=where,
+        workers=workers,
     )
 
 
@@ -167,7 +179,8 @@ def explain(
     pixels = read_picture(picture)
     predictor = Predictor.from_checkpoint(stored, device=device)
     images = preprocess_pictures([pixels], stored.preprocess).to(predictor.device)
-    (grid,) = attention_grid(stored.model, images, layer=layer, head=head)
+    model = on_device(stored.model, predictor.device)
+    (grid,) = attention_grid(model, images, layer=layer, head=head)
     size = (pixels.shape[0], pixels.shape[1])
     (said,) = predictor([pixels], top_k=1)
     heatmap = heatmap_over(grid, size, viewport(size, stored.preprocess))
@@ -188,7 +201,7 @@ def embed(
     """
     stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
     where = resolve_device(device)
-    model = stored.model.to(where).eval()
+    model = on_device(stored.model, where)
     predictor = Predictor(
         lambda images: model.readout(model.forward_features(images)),
         stored.preprocess,
@@ -208,9 +221,30 @@ def _choose_split(dataset: Dataset, split: str | None) -> str:
     return split
 
 
-def _refuse_changed_split(checkpoint: Checkpoint, dataset: Dataset) -> None:
+def _opened_as_in_training(
+    checkpoint: Checkpoint, data: str | Path, data_root: str | Path | None
+) -> Dataset:
+    """The data set, opened, cleaned and cut as the checkpoint's recipe says."""
+    recipe, about = checkpoint.metadata.get("recipe"), checkpoint.metadata.get("data")
+    recipe = recipe if isinstance(recipe, dict) else {}
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=recipe.get("ignore_extra_classes") is True,
+        follow_links=recipe.get("follow_links") is True,
+    )
+    trained_on = about.get("fingerprint") if isinstance(about, dict) else None
+    _refuse_changed_split(trained_on, dataset)
+    if recipe.get("bad_images") == "skip":
+        dataset, _ = sound(dataset, "skip")
+    fraction = recipe.get("val_fraction")
+    if trained_on == dataset.fingerprint and isinstance(fraction, float) and fraction > 0:
+        dataset = with_validation(dataset, fraction)
+    return dataset
+
+
+def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
     """A split that vitkit cut itself is only the same split while the pictures are the same."""
-    trained_on = checkpoint.metadata.get("data", {}).get("fingerprint")
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
         raise DataError(
             f"{dataset.name} has no test folder of its own and its pictures are not those the "

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from typing import TypeVar
+
 import torch
+from torch import nn
 
 from vitkit.errors import DeviceError
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def available_devices() -> list[str]:
@@ -34,3 +40,13 @@ def resolve_device(name: str) -> torch.device:
     if wanted not in there:
         raise DeviceError(f"device {name!r} is not on this machine; here are: {', '.join(there)}")
     return device
+
+
+def on_device(model: Model, device: torch.device) -> Model:
+    """The model in eval mode on `device`: itself where it is there already, else a copy.
+
+    The caller's model stays where it was.
+    """
+    here = next(model.parameters()).device
+    same = here.type == device.type and device.index in (None, here.index)
+    return (model if same else copy.deepcopy(model).to(device)).eval()

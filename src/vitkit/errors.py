@@ -81,7 +81,7 @@ class ImageError(UserError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[str, ImageReason, str]]:
-        """Let the error cross from a loader's worker process."""
+        """Let the error cross from one process to another."""
         return (type(self), (self.name, self.reason, self.detail))
 
 
@@ -137,7 +137,17 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
 
 def nearest_parent(path: Path) -> str:
     """`"the nearest folder that exists is /a/b, with: c, d"`, for messages about a missing path."""
-    parent = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
-    entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
+    parent = next((p for p in path.absolute().parents if _is_folder(p)), Path("/"))
+    try:
+        entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
+    except PermissionError:
+        return f"the nearest folder that exists is {parent}, which cannot be listed"
     shown = ", ".join(entries[:8]) + (f" and {len(entries) - 8} more" if len(entries) > 8 else "")
     return f"the nearest folder that exists is {parent}, with: {shown or 'nothing in it'}"
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:
+        return False

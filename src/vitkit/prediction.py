@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitkit.data.images import as_rgb, decode
 from vitkit.data.preprocess import preprocess_pictures
-from vitkit.devices import resolve_device
+from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint, load
@@ -25,6 +25,7 @@ Picture: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""
 
 ENGINES = ("auto", "torch")
+PRECISIONS = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Predictor:
 
     Attributes:
         forward: the engine itself, as given.
+
+    Raises:
+        SettingError: a batch size below 1.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class Predictor:
         device: torch.device | str = "cpu",
         batch_size: int = 64,
     ) -> None:
+        if batch_size < 1:
+            raise SettingError(f"batch_size {batch_size} must be 1 or more")
         self.forward = forward
         self.preprocess, self.classes = preprocess, tuple(classes)
         self.device, self.batch_size = torch.device(device), batch_size
@@ -75,26 +81,44 @@ class Predictor:
         checkpoint: Checkpoint | str | Path,
         *,
         engine: str = "auto",
+        precision: str = "float32",
         device: str = "auto",
         batch_size: int = 64,
     ) -> Predictor:
         """A predictor for a checkpoint or its path.
 
+        Args:
+            checkpoint: a checkpoint or its path; its model stays where it is.
+            engine: `torch`, or `auto`, which is the same while there is no other.
+            precision: `bfloat16` runs the products under autocast.
+            device: `cpu`, `cuda`, `mps`; auto takes the best there is.
+            batch_size: pictures run at once.
+
         Raises:
             CheckpointError: a file that is no checkpoint.
             DeviceError: a device that is not there.
-            SettingError: an engine that does not exist.
+            SettingError: an engine or a precision that does not exist.
         """
         if engine not in ENGINES:
             raise SettingError(
                 f"engine {engine!r} does not exist; engines are {', '.join(ENGINES)}"
             )
+        if precision not in PRECISIONS:
+            raise SettingError(
+                f"precision {precision!r} does not exist; there are {', '.join(PRECISIONS)}"
+            )
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load(checkpoint)
         where = resolve_device(device)
-        model = checkpoint.model.to(where).eval()
+        model = on_device(checkpoint.model, where)
+
+        def forward(images: Tensor) -> Tensor:
+            with torch.autocast(where.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                logits: Tensor = model(images)
+            return logits
+
         return cls(
-            model, checkpoint.preprocess, checkpoint.classes, device=where, batch_size=batch_size
+            forward, checkpoint.preprocess, checkpoint.classes, device=where, batch_size=batch_size
         )
 
     def __call__(self, pictures: Iterable[Picture], top_k: int = 5) -> list[Prediction]:
@@ -106,7 +130,7 @@ class Predictor:
 
         Raises:
             ImageError: a picture that cannot be used, by name or number.
-            SettingError: top_k below 1.
+            SettingError: top_k below 1, or one picture where a list is expected.
         """
         if top_k < 1:
             raise SettingError(f"top_k {top_k} must be 1 or more")
@@ -120,6 +144,8 @@ class Predictor:
 
     def logits(self, pictures: Iterable[Picture]) -> Float[Tensor, "N K"]:
         """Logits of every picture, in order: (N, K) float32 on the CPU. Errors as for a call."""
+        if isinstance(pictures, str | PathLike | bytes | Image.Image | np.ndarray):
+            raise SettingError("one picture was given where a list is expected; write [picture]")
         outputs = [self._run(batch) for batch in _chunks(pictures, self.batch_size)]
         return torch.cat(outputs) if outputs else torch.empty(0, len(self.classes))
 

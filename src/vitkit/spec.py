@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, SupportsIndex
 
 from pydantic import BeforeValidator, Field
 
@@ -16,7 +17,14 @@ def _as_pair(value: object) -> object:
     return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-Positive = Annotated[int, Field(ge=1, strict=True)]
+def _as_int(value: object) -> object:
+    """numpy's integers are integers; truth values are not."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        return operator.index(value)
+    return value
+
+
+Positive = Annotated[int, BeforeValidator(_as_int), Field(ge=1, strict=True)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Size = Annotated[tuple[Positive, Positive], BeforeValidator(_as_pair)]
 """Height and width in pixels; one number means a square."""
@@ -56,7 +64,7 @@ class ViTSpec:
     """Height and width of one patch, in pixels; must divide `image_size`."""
     in_channels: Literal[1, 3] = 3
     """1 for grey pictures, 3 for RGB."""
-    num_classes: Annotated[int, Field(ge=0, strict=True)] = 1000
+    num_classes: Annotated[int, BeforeValidator(_as_int), Field(ge=0, strict=True)] = 1000
     """Logits of the head; 0 leaves the head out, and `forward` returns pooled features."""
     width: Positive = 768
     """D, the length of a token."""

@@ -137,14 +137,47 @@ def test_an_unknown_flag_gets_the_parsers_panel_with_the_nearest(capsys):
         (["--resume", "nowhere"], "--resume nowhere: no such run folder"),
         (["--batch-size", "9999"], "do not fill one batch of 9999"),
         (["--spec.depth"], "--spec.depth needs a value"),
+        (["--seed", str(2**70)], "seed = "),
     ],
 )
 def test_settings_that_cannot_be(complaint, flags, said):
     assert said in complaint("train", "digits", *flags)
 
 
-def test_data_left_out(complaint):
-    assert "DATA is missing" in complaint("train", "--epochs", "3")
+def test_data_left_out_or_last(complaint):
+    assert "DATA is missing; it comes first" in complaint("train", "--epochs", "3")
+    assert "DATA is missing; it comes first" in complaint("train", "--recipe=digits", "digits")
+
+
+def test_a_spec_that_is_none(complaint, tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("spec: 3\n")
+    said = complaint("train", "digits", "--recipe", str(recipe))
+    assert "spec = 3: expected fields of ViTSpec" in said
+
+
+def test_numbers_and_names_of_other_commands(complaint, tmp_path):
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", depth=1, width=24, num_heads=2, image_size=16, num_classes=10
+    )
+    path = vitkit.save(
+        tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess(image_size=16)
+    )
+    assert "batch_size 0 must be" in complaint("eval", str(path), "digits", "--batch-size", "0")
+    (tmp_path / "a.png").write_bytes(b"")
+    picture = str(tmp_path / "a.png")
+    said = complaint("predict", str(path), picture, "--batch-size", "-3")
+    assert "batch_size -3 must be 1 or more" in said
+    assert "a.png: empty" in complaint("predict", str(path), picture)
+    assert "no model's name matches 'deit*'" in complaint("models", "deit*")
+    assert "no such file" in complaint("summary", "none.pth")
+    assert "no model 'vit_bse_patch16_224'" in complaint("summary", "vit_bse_patch16_224")
+    assert "layer 7 of 1 was asked for" in complaint_for_layer(complaint, path, tmp_path)
+
+
+def complaint_for_layer(complaint, path: Path, root: Path) -> str:
+    Image.fromarray(np.zeros((9, 9, 3), np.uint8)).save(root / "black.png")
+    return complaint("explain", str(path), str(root / "black.png"), "--layer", "7")
 
 
 def test_a_run_folder_that_exists_is_left_as_it_is(complaint, tmp_path):

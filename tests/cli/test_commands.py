@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from vitkit import cli
 from vitkit.data.sources import open_dataset
 
 TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",
-         "--spec.depth", "1", "--spec.width=32"]  # fmt: skip
+         "--spec.depth", "1", "--spec.width=32", "--device", "cpu"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def best(run) -> str:
 
 def test_flags_of_the_spec_reach_the_model(best):
     spec = vitkit.load(best).model.spec
-    assert (spec.depth, spec.width, spec.patch_size) == (1, 32, (2, 2))
+    assert (spec.depth, spec.width, spec.patch_size) == (1, 32, (4, 4))
 
 
 def test_eval_prints_the_metrics_plainly_and_as_json(best, capsys):
@@ -124,14 +125,11 @@ def test_help_and_version(capsys):
     assert capsys.readouterr().out == f"vitkit {vitkit.__version__}\n"
 
 
-def test_two_names_for_one_setting_are_refused_and_yaml_sits_between_recipe_and_flags(
-    tmp_path, capsys
-):
+def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
-        "epochs: 1\nwarmup_epochs: 0.5\nlr: 3e-3\nbatch_size: 64\nflip: 0\ncrop_scale: 1.0\n"
-        "fit: squash\namp: off\nquiet: true\n"
-        "spec: {image_size: 8, patch_size: 4, width: 32, depth: 1, num_heads: 2, in_channels: 1}\n"
+        "recipe: digits\nepochs: 1\nwarmup_epochs: 0.5\nlr: 3e-3\nbatch_size: 64\n"
+        "amp: 'off'\nquiet: true\nspec: {width: 32, depth: 1}\n"
     )
     output = tmp_path / "run"
     arguments = [
@@ -149,8 +147,9 @@ def test_two_names_for_one_setting_are_refused_and_yaml_sits_between_recipe_and_
 
     stored = read_yaml(output / "config.yaml")
     assert (stored["lr"], stored["batch_size"]) == (4e-3, 64)
-    assert stored["spec"]["patch_size"] == 2
-    assert stored["spec"]["width"] == 32
+    spec = stored["spec"]
+    assert (spec["patch_size"], spec["width"], spec["num_heads"]) == (2, 32, 4)
+    assert (stored["shift"], stored["flip"]) == (1, 0.0)
 
 
 def in_child(*arguments: str, **options) -> subprocess.Popen[str]:
@@ -173,7 +172,7 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
     _, said = child.communicate(timeout=30)
     assert child.returncode == code
     assert said.startswith("vitkit: stopped at step ")
-    assert f"vitkit train digits --resume {output}" in said
+    assert f"vitkit train --resume {output}" in said
     assert "Traceback" not in said
     assert vitkit.load(output / "weights" / "last.safetensors").model.spec.depth == 1
     assert not list(output.glob("state/.tmp*"))
@@ -198,3 +197,26 @@ def test_training_in_a_pipe_prints_plain_lines(tmp_path):
     assert "\x1b" not in out
     assert "epoch   2/2" in out
     assert "test, 359 pictures, read once" in out
+
+
+def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
+    """A child that may write 20 kB a file: the kernel refuses in the middle of a checkpoint."""
+    output = tmp_path / "run"
+    assert cli.run(["train", "digits", "--output", str(output), *TRAIN]) == 0
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.suffix != ".log"
+              and path.is_file() and "tensorboard" not in path.parts}  # fmt: skip
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    child = in_child("train", "--resume", str(output), "--epochs", "9", preexec_fn=limit)
+    _, said = child.communicate(timeout=60)
+    assert child.returncode == 2, said
+    assert "the file would be larger than the limit allows" in said
+    assert "MB needed" in said
+    assert said.count("\n") == 1
+    for path, content in before.items():
+        if path.name not in ("config.yaml", "metrics.csv"):
+            assert path.read_bytes() == content, path
+    assert not [path for path in output.rglob("*") if "tmp" in path.name]
+    assert cli.run(["train", "--resume", str(output), "--epochs", "3"]) == 0

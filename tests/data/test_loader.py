@@ -12,7 +12,7 @@ from vitkit.data.augment import Augmentation, augment_batch, crop_box, training_
 from vitkit.data.loader import EvaluationBatches, TrainingSteps, batches
 from vitkit.data.preprocess import fit
 from vitkit.data.sources import ArraySplit, open_dataset
-from vitkit.errors import DataError
+from vitkit.errors import DataError, ImageError
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")
@@ -174,3 +174,20 @@ def test_pictures_in_memory_and_in_files_are_treated_alike(folder):
     b = TrainingSteps(memory, SMALL, plain, batch_size=8, seed=0)[3]
     assert (a.pixels == b.pixels).all()
     assert (a.labels == b.labels).all()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_picture_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
+    files = folder.splits["train"].subset(np.arange(8))
+    lost = type(files)((*files.paths[:-1], tmp_path / "gone.png"), files.labels, tmp_path.parent)
+    source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
+    with pytest.raises(ImageError, match=r"gone\.png: missing"):
+        list(batches(source, range(1), workers=workers))
+
+
+def test_other_labels_leave_the_pictures_alone(folder):
+    for split in (folder.splits["train"], open_dataset("digits").splits["test"]):
+        turned = split.relabelled(1 - split.labels)
+        assert (turned.labels == 1 - split.labels).all()
+        assert (turned.read(3) == split.read(3)).all()
+        assert turned.name(3) == split.name(3)

@@ -125,6 +125,8 @@ def test_record_keeps_only_what_was_asked_and_changes_nothing():
     narrow = vitkit.Record(attention=[2], heads=[3, 1], queries=[0])
     model(images, record=narrow)
     torch.testing.assert_close(narrow.attention[2], record.attention[2][:, [3, 1]][:, :, [0]])
+    with pytest.raises(SettingError, match=r"query row 17 of 17 was asked for; rows are 0\.\.16"):
+        model(images, record=vitkit.Record(attention=[0], queries=[17]))
     with pytest.raises(SettingError, match=r"layer 3 of 3 was asked for; layers are 0\.\.2"):
         model(images, record=vitkit.Record(attention=[3]))
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import timm
 import torch
 from noise import fill_with_noise
 
 import vitkit
-
-timm = pytest.importorskip("timm", exc_type=ImportError)
 
 TOLERANCE = 1e-5
 NAMES = [

@@ -17,6 +17,7 @@ def test_later_layers_win_and_specs_merge_field_by_field():
         {"lr": 2e-3},
         {"spec": {"patch_size": 4}},
     )
+    assert merged.pop("model") == TrainConfig.model
     assert merged == {
         "data": "digits", "lr": 2e-3, "spec": {"width": 64, "depth": 4, "patch_size": 4}
     }  # fmt: skip

@@ -10,13 +10,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import vitkit
-from vitkit.errors import CheckpointError, Interrupted, NonFiniteError, SettingError, exit_code
+from vitkit.data.sources import open_dataset
+from vitkit.errors import (
+    CheckpointError,
+    DataError,
+    Interrupted,
+    NonFiniteError,
+    SettingError,
+    exit_code,
+)
 from vitkit.training import session
 from vitkit.training.checkpointing import newest_state
-from vitkit.training.config import TrainConfig, layered
+from vitkit.training.config import TrainConfig, layered, read_yaml
 from vitkit.training.loop import Trainer
 from vitkit.training.recipes import recipe_settings
 
@@ -25,8 +34,10 @@ TINY = {
     "epochs": 3,
     "warmup_epochs": 1.0,
     "amp": "off",
+    "batch_size": 64,
     "quiet": True,
-    "spec": {"depth": 1, "width": 32, "mlp_dropout": 0.1, "drop_path": 0.1},
+    "device": "cpu",
+    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
 }
 
 
@@ -156,8 +167,8 @@ def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, l
         train_with(stopping_at(30), run)
 
     class Forgetful(Trainer):
-        def resume(self):
-            super().resume()
+        def resume(self, state):
+            super().resume(state)
             for values in self.optimizer.state.values():
                 values[lost].zero_()
 
@@ -180,8 +191,58 @@ def test_resume_refuses_what_would_make_it_another_run(tmp_path):
         SettingError, match=r"these settings differ .*: batch_size: 64 -> 32; seed: 0 -> 3"
     ):
         train(run, resume=str(run), batch_size=32, seed=3, epochs=2)
+    with pytest.raises(SettingError, match=r"opt: adamw -> muon; weight_decay: 0.05 -> 0.5"):
+        train(run, resume=str(run), opt="muon", weight_decay=0.5, epochs=2)
     with pytest.raises(SettingError, match="--resume goes on with a run and --overwrite"):
         train(run, resume=str(run), overwrite=True, epochs=2)
+    with pytest.raises(SettingError, match="goes on in that folder; leave out --output"):
+        train(tmp_path / "elsewhere", resume=str(run), epochs=2)
+
+
+def test_resume_starts_from_the_settings_of_the_run_and_says_what_changed(tmp_path):
+    run = tmp_path / "run"
+    train(run, epochs=2, clip_grad=0.7)
+    longer = vitkit.train("digits", resume=str(run), epochs=3, lr=1e-3, quiet=True)
+    assert longer.run == run
+    stored = read_yaml(run / "config.yaml")
+    assert (stored["clip_grad"], stored["epochs"], stored["spec"]["depth"]) == (0.7, 3, 1)
+    assert stored["recipe"] == "digits"
+    log = (run / "train.log").read_text()
+    assert "changed since the start: lr 0.004 -> 0.001" in log
+    assert len(rows(run)) == 3
+
+
+def test_resume_refuses_other_pictures_and_takes_the_same_ones_from_another_place(tmp_path):
+    def pictures(place: Path, first_label: str) -> Path:
+        digits = open_dataset("digits").splits["train"]
+        for number in range(60):
+            label = first_label if number == 0 else ("low", "high")[number % 2]
+            (place / "train" / label).mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(digits.read(number)[..., 0])
+            picture.save(place / "train" / label / f"{number}.png")
+        return place
+
+    def start(data: Path, **settings):
+        config = {"data": str(data), "output": str(tmp_path / "run")} | TINY
+        config |= {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.5} | settings
+        return session.train(TrainConfig(**layered(recipe_settings("digits"), config)))
+
+    start(pictures(tmp_path / "here", "low"))
+    resume = {"resume": str(tmp_path / "run"), "epochs": 3}
+    with pytest.raises(DataError, match="the pictures, labels or classes are not those the run"):
+        start(pictures(tmp_path / "relabelled", "high"), **resume)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert start(tmp_path / "there", **resume).stopped == "all 3 epochs"
+
+
+def test_resume_auto_starts_afresh_where_a_run_died_before_its_first_state(tmp_path):
+    run = tmp_path / "run"
+    (run / "weights").mkdir(parents=True)
+    (run / "config.yaml").write_text("data: digits\n")
+    result = train(run, resume="auto", epochs=2)
+    assert result.stopped == "all 2 epochs"
+    assert (tmp_path / "run.old-1" / "config.yaml").exists()
+    assert "nothing to resume" in (run / "train.log").read_text()
 
 
 def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
@@ -199,16 +260,22 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
     log = (run / "train.log").read_text()
     assert "model.safetensors has sha256" in log
     assert "passed over" in log
-    (states[0] / "MANIFEST.json").unlink()
-    (sorted((run / "state").glob("step-*"))[-1] / "progress.json").write_text("{}")
+    assert newest_state(run / "state") == (states[-1], [])  # written again, whole this time
+    for state in states:
+        (state / "MANIFEST.json").unlink()
     with pytest.raises(CheckpointError, match="no state that is whole"):
         train(run, resume=str(run))
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
-    ended = train(tmp_path / "run", epochs=30, lr=1e-12, min_lr=0.0, patience=2)
-    assert ended.stopped == "no better validation top-1 for 2 epochs"
-    assert len(rows(ended.run)) <= 6
+    run = tmp_path / "run"
+    ended = train(run, epochs=30, lr=1e-12, min_lr=0.0, patience=2)
+    assert ended.stopped == "no higher validation top-1 for 2 epochs"
+    scores = [float(row["val_top1"]) for row in rows(run)]
+    assert len(scores) == scores.index(max(scores)) + 1 + 2
+    assert train(run, resume=str(run), epochs=30, lr=1e-12, min_lr=0.0, patience=2).stopped == (
+        ended.stopped
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path):

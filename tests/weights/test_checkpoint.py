@@ -63,6 +63,15 @@ def test_saving_refuses_names_that_do_not_fit(tmp_path: Path, model):
         vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, classes=("a", "b"))
     with pytest.raises(CheckpointError, match=r"writes \.safetensors files"):
         vitkit.save(tmp_path / "a.pth", model, preprocess=GREY)
+    with pytest.raises(CheckpointError, match="the metadata are not JSON"):
+        vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, loss=float("nan"))
+
+
+def test_half_precision_weights_are_widened(tmp_path: Path, model):
+    path = vitkit.save(tmp_path / "a.safetensors", model.half(), preprocess=GREY)
+    again = vitkit.load(path).model
+    assert again.head.weight.dtype == torch.float32
+    assert torch.equal(again.head.weight, model.head.weight.float())
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -175,5 +184,8 @@ def test_create_model_takes_a_checkpoint_of_the_same_spec_only(tmp_path: Path):
     path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=vitkit.Preprocess())
     again = vitkit.create_model("vit_tiny_patch16_224", pretrained=path, **fields)
     assert torch.equal(again.head.weight, model.head.weight)
+    dropping = vitkit.create_model("vit_tiny_patch16_224", pretrained=path, drop_path=0.3, **fields)
+    assert dropping.blocks[1].drop_path1.rate == 0.3
+    assert torch.equal(dropping.head.weight, model.head.weight)
     with pytest.raises(CheckpointError, match="depth: 3 asked, 2 in the file"):
         vitkit.create_model("vit_tiny_patch16_224", pretrained=path, **fields | {"depth": 3})

@@ -12,6 +12,7 @@ from tyro.conf import Positional
 
 from vitkit import api
 from vitkit.cli.pictures import find_pictures
+from vitkit.data.images import printable
 from vitkit.errors import OutputError
 from vitkit.weights.checkpoint import load
 from vitkit.weights.files import write_bytes
@@ -40,7 +41,7 @@ def embed(
     names = find_pictures(pictures)
     features = api.embed(stored, names, device=device, batch_size=batch_size)
     content = io.BytesIO()
-    np.savez(content, features=features, pictures=np.array([str(name) for name in names]))
+    np.savez(content, features=features, pictures=np.array([printable(name) for name in names]))
     write_bytes(Path(out), content.getvalue())
     sys.stdout.write(f"{len(features)} pictures x {features.shape[1]} features -> {out}\n")
 

@@ -19,6 +19,7 @@ def evaluate(
     data_root: str | None = None,
     device: str = "auto",
     batch_size: int = 256,
+    workers: int = 0,
     json: bool = False,
 ) -> None:
     """How good a checkpoint is: top-1, top-k and loss.
@@ -30,10 +31,17 @@ def evaluate(
         data_root: where to look for named data sets.
         device: cpu, cuda, mps or auto.
         batch_size: pictures run at once.
+        workers: loader processes.
         json: print JSON.
     """
     metrics = api.evaluate(
-        checkpoint, data, split=split, data_root=data_root, device=device, batch_size=batch_size
+        checkpoint,
+        data,
+        split=split,
+        data_root=data_root,
+        device=device,
+        batch_size=batch_size,
+        workers=workers,
     )
     if json:
         sys.stdout.write(_json(metrics) + "\n")

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from vitkit import api
 from vitkit.cli.pictures import find_pictures
+from vitkit.data.images import printable
 from vitkit.weights.checkpoint import load
 
 
@@ -45,7 +46,7 @@ def explain(
             name = f"{picture.stem}-{count}"
         taken.add(name)
         path = made.save(Path(output) / f"{name}.png")
-        sys.stdout.write(f"{picture}: {made.label} {made.probability:.3f} -> {path}\n")
+        sys.stdout.write(f"{printable(picture)}: {made.label} {made.probability:.3f} -> {path}\n")
 
 
 def run(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import torch
 import tyro
 from tyro.conf import Positional
 
+from vitkit.errors import SettingError
 from vitkit.models.presets import build, list_models
 
 
@@ -17,8 +18,11 @@ def models(pattern: Positional[str] = "*") -> None:
     Args:
         pattern: shell-style, such as 'vit_base*'.
     """
+    names = list_models(pattern)
+    if not names:
+        raise SettingError(f"no model's name matches {pattern!r}; `vitkit models` lists all")
     with torch.device("meta"):
-        for name in list_models(pattern):
+        for name in names:
             parameters = sum(p.numel() for p in build(name).parameters())
             sys.stdout.write(f"{name:<28} {parameters / 1e6:>8.2f} M parameters\n")
 

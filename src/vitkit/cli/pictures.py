@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from vitkit.data.classes import is_hidden
 from vitkit.data.folders import ENDINGS
 from vitkit.errors import DataError, nearest_parent
 
@@ -23,10 +24,16 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
         if not path.is_dir():
             found.append(path)
             continue
-        inside = sorted(p for p in path.rglob("*") if p.suffix.lower() in ENDINGS)
+        inside = sorted(p for p in path.rglob("*") if _is_picture(p, path))
         if not inside:
             raise DataError(f"{path}: no pictures in this folder ({', '.join(ENDINGS)})")
         found += inside
     if not found:
         raise DataError("no pictures were named; give files or folders")
     return found
+
+
+def _is_picture(path: Path, root: Path) -> bool:
+    """A file named like a picture, neither hidden itself nor in a hidden folder below `root`."""
+    hidden = any(is_hidden(part) for part in path.relative_to(root).parts)
+    return not hidden and path.suffix.lower() in ENDINGS and path.is_file()

@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.pictures import find_pictures
+from vitkit.data.images import printable
 from vitkit.prediction import Prediction, Predictor
 from vitkit.weights.files import write_bytes
 
@@ -42,12 +43,12 @@ def predict(
     predictions = predictor(names, top_k=top_k)
     if csv is not None:
         write_bytes(Path(csv), _csv(names, predictions).encode())
-    elif json:
+    if json:
         sys.stdout.write(_json(names, predictions) + "\n")
-    else:
+    elif csv is None:
         for name, said in zip(names, predictions, strict=True):
             shown = ", ".join(f"{label} {probability:.3f}" for label, probability in said.top)
-            sys.stdout.write(f"{name}: {shown}\n")
+            sys.stdout.write(f"{printable(name)}: {shown}\n")
 
 
 def run(arguments: list[str]) -> None:
@@ -58,7 +59,7 @@ def run(arguments: list[str]) -> None:
 def _json(names: list[Path], predictions: list[Prediction]) -> str:
     rows = [
         {
-            "picture": str(name),
+            "picture": printable(name),
             "label": said.label,
             "probability": said.probability,
             "top": [{"label": label, "probability": p} for label, p in said.top],
@@ -74,5 +75,5 @@ def _csv(names: list[Path], predictions: list[Prediction]) -> str:
     writer.writerow(["picture", "rank", "label", "probability"])
     for name, said in zip(names, predictions, strict=True):
         for rank, (label, probability) in enumerate(said.top, 1):
-            writer.writerow([name, rank, label, f"{probability:.6f}"])
+            writer.writerow([printable(name), rank, label, f"{probability:.6f}"])
     return text.getvalue()

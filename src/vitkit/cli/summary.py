@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
         depth: how many levels of modules to show.
         img_size: picture size in pixels; default the model's own.
     """
-    if Path(model).suffix == ".safetensors":
+    if Path(model).exists() or Path(model).suffix or "/" in model:
         vit = load(model).model
     else:
         with torch.device("meta"):
@@ -36,7 +37,9 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
-    console.print(table.render(depth))
+    with console.capture() as captured:
+        console.print(table.render(depth))
+    sys.stdout.write(captured.get())
 
 
 def run(arguments: list[str]) -> None:

@@ -12,7 +12,6 @@ from vitkit.errors import SettingError
 from vitkit.training import session
 from vitkit.training.config import Settings, TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.run_folder import resumed_folder
 
 DESCRIPTION = """Train a ViT on your pictures.
 
@@ -25,27 +24,19 @@ def run(arguments: list[str]) -> None:
     """Read the settings in their order, then train."""
     rest, spec = _take_spec(arguments)
     given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
-    stored = _stored(given["resume"], given["output"])
-    data = rest[0] if rest and not rest[0].startswith("-") else str(stored.get("data", ""))
-    flags = rest[1:] if rest and not rest[0].startswith("-") else rest
+    stored = session.resumed_settings(given["resume"], given["output"])
+    named = bool(rest) and not rest[0].startswith("-")
+    data, flags = (rest[0], rest[1:]) if named else (str(stored.get("data", "")), rest)
+    if not data and not {"-h", "--help"} & set(rest):
+        raise SettingError("DATA is missing; it comes first: vitkit train DATA [flags]")
     asked: Settings = {"data": data, "spec": spec}
     if given["model"] is not None:
         asked["model"] = given["model"]
-    base = TrainConfig(**layered(recipe_settings(given["recipe"]), stored, asked))
+    base = TrainConfig(**layered(stored, recipe_settings(given["recipe"]), asked))
     config = tyro.cli(
         TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
     )
-    if not data:
-        raise SettingError("DATA is missing: vitkit train DATA [flags], such as `train digits`")
     session.train(config)
-
-
-def _stored(resume: str | None, output: str | None) -> Settings:
-    """On resume, the settings of the run that goes on."""
-    folder = None if resume is None else resumed_folder(resume, output)
-    if folder is None:
-        return {}
-    return session.stored_settings(folder) | {"output": str(folder.root)}
 
 
 def _take_spec(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:

@@ -23,7 +23,7 @@ from vitkit.data.augment import Augmentation, augment_batch, training_pixels
 from vitkit.data.preprocess import fit, normalise
 from vitkit.data.randomness import permutation
 from vitkit.data.sources import Split
-from vitkit.errors import DataError
+from vitkit.errors import DataError, VitkitError
 from vitkit.spec import Preprocess
 
 
@@ -117,12 +117,16 @@ class EvaluationBatches(Dataset[Batch]):
 
 
 def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iterator[Batch]:
-    """The batches `numbers` of a source, in that order, made by `workers` processes (0: here)."""
+    """The batches `numbers` of a source, in that order, made by `workers` processes (0: here).
+
+    Raises:
+        ImageError: a picture that can no longer be read, by name, from whichever process met it.
+    """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            source,
+            _Careful(source),
             batch_size=None,
             sampler=numbers,
             num_workers=workers,
@@ -130,7 +134,24 @@ def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iter
             collate_fn=_as_it_is,
             worker_init_fn=_leave_signals_to_the_parent,
         )
-    return iter(loader)
+        arriving = iter(loader)
+    for made in arriving:
+        if isinstance(made, VitkitError):
+            raise made
+        yield made
+
+
+class _Careful(Dataset[Any]):
+    """Hands an error of ours over as an item: a loader would turn it into text on the way."""
+
+    def __init__(self, source: Dataset[Batch]) -> None:
+        self.source = source
+
+    def __getitem__(self, number: int) -> Batch | VitkitError:
+        try:
+            return self.source[number]
+        except VitkitError as error:
+            return error
 
 
 def _batch(
@@ -141,8 +162,9 @@ def _batch(
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal; the parent finishes its step and ends us."""
+    """A signal may reach every process of a job; the parent finishes its step and ends us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -56,7 +56,10 @@ def open_dataset(
     if isinstance(data, str) and data in IDX_CLASSES:
         root = None if data_root is None else Path(data_root).expanduser()
         return open_idx(data, idx_places(data, root))
-    path = Path(data).expanduser()
+    try:
+        path = Path(data).expanduser()
+    except RuntimeError:  # ~nobody
+        path = Path(data)
     if os.path.isdir(path):
         return open_folder(
             path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links

@@ -41,9 +41,11 @@ def attention_grid(
     )
     was_training = model.training
     model.eval()
-    with torch.inference_mode():
-        grid = model.forward_features(images, record).grid
-    model.train(was_training)
+    try:
+        with torch.inference_mode():
+            grid = model.forward_features(images, record).grid
+    finally:
+        model.train(was_training)
     (maps,) = record.attention.values()  # B k Q T
     prefix = model.spec.num_prefix_tokens
     rows = maps if by_class_token else maps[:, :, prefix:]

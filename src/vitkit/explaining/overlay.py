@@ -15,7 +15,8 @@ from vitkit.errors import OutputError
 from vitkit.weights.files import replacing
 
 SMALLEST_SIDE = 224
-"""Overlays of smaller pictures are enlarged to this, in pixels, so that a person can see them."""
+LARGEST_SIDE = 2048
+"""Overlays are enlarged or brought down to between these, in pixels, so that a person sees them."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +38,24 @@ class Explanation:
     method: str = "attention"
 
     def overlay(self, strength: float = 0.6) -> Image.Image:
-        """The picture under the heat map, as an RGB PIL image; small pictures are enlarged.
+        """The picture under the heat map, as an RGB PIL image of a size fit for a screen.
 
         Args:
             strength: opacity of the map where it is 1; it fades with the map.
         """
         from matplotlib import colormaps
 
-        heat = self.heatmap[..., None]
-        colours = colormaps["inferno"](self.heatmap)[..., :3] * 255.0
+        picture = _for_people(Image.fromarray(self.picture))
+        smooth = Image.fromarray(np.rint(self.heatmap * 255).astype(np.uint8))
+        heat = np.asarray(smooth.resize(picture.size, Image.Resampling.BICUBIC))
+        colours = Image.fromarray(colormaps["inferno"](heat, bytes=True)[..., :3])
         # A floor keeps cold regions readable: they darken a little, but stay the picture's.
-        alpha = strength * (0.25 + 0.75 * heat)
-        mixed = (1 - alpha) * self.picture + alpha * colours
-        image = Image.fromarray(np.rint(mixed).astype(np.uint8))
-        return _enlarged(image)
+        alpha = strength * (0.25 + 0.75 * heat.astype(np.float32) / 255)
+        return Image.composite(colours, picture, Image.fromarray((alpha * 255).astype(np.uint8)))
 
     def side_by_side(self) -> Image.Image:
         """The picture and its overlay, left and right."""
-        left, right = _enlarged(Image.fromarray(self.picture)), self.overlay()
+        left, right = _for_people(Image.fromarray(self.picture)), self.overlay()
         sheet = Image.new("RGB", (left.width + right.width + 8, left.height), "white")
         sheet.paste(left, (0, 0))
         sheet.paste(right, (left.width + 8, 0))
@@ -90,17 +91,23 @@ def heatmap_over(
         (H, W) float32: bilinear inside the viewport, least 0 and most 1; 0 outside. A grid whose
         values are all equal gives 0 everywhere.
     """
-    top, left, height, width = (round(v) for v in viewport)
-    span = grid.max() - grid.min()
-    scaled = (grid - grid.min()) / span if span > 0 else torch.zeros_like(grid)
-    view = F.interpolate(scaled.float()[None, None], size=(height, width), mode="bilinear")
+    top, left = round(viewport[0]), round(viewport[1])
+    height, width = max(1, round(viewport[2])), max(1, round(viewport[3]))
+    view = F.interpolate(grid.float()[None, None], size=(height, width), mode="bilinear")
+    span = view.max() - view.min()
+    view = (view - view.min()) / span if span > 0 else torch.zeros_like(view)
     heat = np.zeros(size, dtype=np.float32)
-    heat[top : top + height, left : left + width] = view[0, 0].cpu().numpy()
+    part = heat[top : top + height, left : left + width]
+    part[:] = view[0, 0].cpu().numpy()[: part.shape[0], : part.shape[1]]
     return heat
 
 
-def _enlarged(image: Image.Image) -> Image.Image:
-    factor = -(-SMALLEST_SIDE // min(image.size))
-    if factor <= 1:
-        return image
-    return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+def _for_people(image: Image.Image) -> Image.Image:
+    """Small pictures enlarged by a whole factor, large ones brought down to a screen's size."""
+    factor = min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size))
+    if factor > 1:
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    if max(image.size) > LARGEST_SIDE:
+        image = image.copy()
+        image.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
+    return image

@@ -52,9 +52,9 @@ def scaled_dot_product_attention(
     >>> q = torch.tensor([[1., 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
     >>> k, v = torch.eye(4, 3), 4.5 * torch.arange(12.).reshape(4, 3)
     >>> mixed, weights = scaled_dot_product_attention(q, k, v, return_weights=True)
-    >>> weights[:2].numpy().round(4).tolist()
+    >>> weights[:2].double().numpy().round(4).tolist()
     [[0.3726, 0.2091, 0.2091, 0.2091], [0.3202, 0.1798, 0.3202, 0.1798]]
-    >>> mixed[[0, 1, 3]].numpy().round(3).tolist()
+    >>> mixed[[0, 1, 3]].double().numpy().round(3).tolist()
     [[16.941, 21.441, 25.941], [18.354, 22.854, 27.354], [20.25, 24.75, 29.25]]
     """
     if not return_weights:

@@ -167,7 +167,7 @@ def run_blocks(blocks: nn.ModuleList, tokens: Tokens, record: Record | None) -> 
     for layer, block in enumerate(blocks):
         if record is not None and record.wants_attention(layer):
             assert isinstance(block, EncoderBlock)
-            record.check_heads(block.attn.num_heads)
+            record.check(block.attn.num_heads, tokens.shape[1])
             record.attention[layer] = block.attention_weights(tokens, record.heads, record.queries)
         tokens = block(tokens)
         if record is not None and record.wants_tokens(layer):

@@ -58,8 +58,13 @@ class Record:
         self._attention_layers = _resolve(self._asked_attention, depth)
         self._token_layers = _resolve(self._asked_tokens, depth)
 
-    def check_heads(self, num_heads: int) -> None:
-        """Raise `SettingError` for a head that the model does not have."""
+    def check(self, num_heads: int, tokens: int) -> None:
+        """Raise `SettingError` for a head or a query row that the model does not have."""
+        for query in self.queries or ():
+            if not 0 <= query < tokens:
+                raise SettingError(
+                    f"query row {query} of {tokens} was asked for; rows are 0..{tokens - 1}"
+                )
         for head in self.heads or ():
             if not 0 <= head < num_heads:
                 raise SettingError(

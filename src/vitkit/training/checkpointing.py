@@ -21,7 +21,7 @@ import safetensors.torch
 from torch import Tensor, nn, optim
 
 from vitkit.errors import CheckpointError
-from vitkit.weights.files import output_error, sync, write_bytes
+from vitkit.weights.files import output_error, sync_folder, write_bytes
 
 KEPT = 2
 MANIFEST = "MANIFEST.json"
@@ -39,6 +39,7 @@ class Progress:
         best_epoch: its epoch, counted from 1.
         stale: epochs since then.
         seconds: time spent training, over all sessions.
+        data: fingerprint of the data set the run is about.
     """
 
     step: int = 0
@@ -48,6 +49,7 @@ class Progress:
     best_epoch: int = 0
     stale: int = 0
     seconds: float = 0.0
+    data: str = ""
 
 
 def save_state(
@@ -59,7 +61,7 @@ def save_state(
         OutputError: it cannot be written; the states before it are untouched.
     """
     final = folder / f"step-{progress.step:08d}"
-    if final.is_dir():
+    if final.is_dir() and _damage(final) is None:
         return final
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
     tensors, settings = _flatten(optimizer)
@@ -75,8 +77,9 @@ def save_state(
         for name, content in contents.items():
             write_bytes(temporary / name, content)
         write_bytes(temporary / MANIFEST, json.dumps(manifest).encode())
+        shutil.rmtree(final, ignore_errors=True)  # a damaged state of the same step
         temporary.rename(final)
-        sync(folder)
+        sync_folder(folder)
     except OSError as error:
         raise output_error(final, error) from error
     finally:
@@ -84,6 +87,17 @@ def save_state(
     for old in sorted(folder.glob("step-*"))[:-KEPT]:
         shutil.rmtree(old)
     return final
+
+
+def step_of(state: Path) -> int:
+    """The step a state's folder is named after."""
+    return int(state.name.removeprefix("step-"))
+
+
+def clean(folder: Path) -> None:
+    """Remove what a killed process left half written."""
+    for left in folder.glob(".tmp-*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def newest_state(folder: Path) -> tuple[Path, list[str]]:

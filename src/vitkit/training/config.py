@@ -90,14 +90,14 @@ class TrainConfig:
     val_fraction: Fraction = 0.1
     """Part of train that becomes the validation split where the data has none."""
     patience: AtLeastOne | None = None
-    """Stop after this many epochs without a better validation top-1."""
+    """Stop after this many epochs without a higher validation top-1."""
     bad_images: Literal["refuse", "skip"] = "refuse"
     """What to do about pictures that cannot be decoded, before the first step."""
     ignore_extra_classes: bool = False
     """Leave out classes of val or test that train does not have, instead of refusing."""
     follow_links: bool = False
     """Follow symbolic links that lead out of the folder of pictures."""
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """Decides initial weights, order, augmentation and dropout."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
@@ -122,16 +122,17 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
     the earlier layers' `spec`.
 
     Raises:
-        SettingError: a key that is no setting; the nearest one is named.
+        SettingError: a key that is no setting (the nearest one is named), or a spec that is none.
     """
-    merged: Settings = {}
+    merged: Settings = {"model": TrainConfig.model, "spec": {}}
     for layer in layers:
         check_names(layer)
-        if layer.get("model", merged.get("model")) != merged.get("model"):
-            merged.pop("spec", None)
-        spec = {**merged.get("spec", {}), **layer.get("spec", {})}
-        merged |= layer
-        merged["spec"] = spec
+        spec = layer.get("spec") or {}
+        if not isinstance(spec, Mapping):
+            raise SettingError(f"spec = {spec!r}: expected fields of ViTSpec, such as width: 64")
+        if layer.get("model", merged["model"]) == merged["model"]:
+            spec = {**merged["spec"], **spec}
+        merged |= {**layer, "spec": dict(spec)}
     return merged
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import os
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
@@ -22,6 +24,14 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.weights.files import output_error, write_bytes
 
 
+class _Terminal(Console):
+    """A console that falls silent when its reader leaves (`| head`); the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept to the end of the process
+
+
 class RunLog:
     """Open while a run lasts.
 
@@ -34,7 +44,7 @@ class RunLog:
 
     def __init__(self, run: RunFolder, *, total: int, done: int = 0, quiet: bool = False) -> None:
         self._run = run
-        self._console = Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = _Terminal(quiet=quiet, highlight=False, soft_wrap=True)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -48,7 +58,9 @@ class RunLog:
         self._task: TaskID = self._progress.add_task("", total=total, completed=done, status="")
         try:
             self._log = run.log.open("a", encoding="utf-8")
-            self._curves = SummaryWriter(str(run.tensorboard), purge_step=done or None)
+            self._curves = SummaryWriter(
+                str(run.tensorboard), purge_step=done + 1 if done else None
+            )
         except OSError as error:
             raise output_error(run.root, error) from error
 
@@ -63,14 +75,21 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        self._curves.close()
-        self._log.close()
+        try:
+            self._curves.close()
+            self._log.close()
+        except OSError as failure:
+            if error is None:
+                raise output_error(self._run.root, failure) from failure
 
     def say(self, line: str) -> None:
         """One line for the terminal and, with the time, for train.log."""
         self._console.print(line, markup=False)
-        self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
-        self._log.flush()
+        try:
+            self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
+            self._log.flush()
+        except OSError as error:
+            raise output_error(self._run.log, error) from error
 
     def advance(self, epoch: str, status: str) -> None:
         """One step further on the progress bar."""
@@ -78,8 +97,11 @@ class RunLog:
 
     def curve(self, values: Mapping[str, float], step: int) -> None:
         """Points for TensorBoard; tags such as `train/loss`."""
-        for tag, value in values.items():
-            self._curves.add_scalar(tag, value, step)
+        try:
+            for tag, value in values.items():
+                self._curves.add_scalar(tag, value, step)
+        except OSError as error:
+            raise output_error(self._run.tensorboard, error) from error
 
     def row(self, values: Mapping[str, float | int]) -> None:
         """One row of metrics.csv; the first row writes the header."""

@@ -8,6 +8,7 @@ and goes on ends with the same bits.
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from pathlib import Path
 
@@ -19,9 +20,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitkit.data.loader import Batch, batches
 from vitkit.data.randomness import hash64
-from vitkit.errors import Interrupted, NonFiniteError
+from vitkit.errors import DataError, Interrupted, NonFiniteError, SettingError
 from vitkit.models.vit import ViT
-from vitkit.training.checkpointing import Progress, load_state, newest_state, save_state
+from vitkit.training.checkpointing import Progress, load_state, save_state
 from vitkit.training.evaluation import Metrics, evaluate, quiet_engine
 from vitkit.training.log import RunLog
 from vitkit.training.optimizer import make_optimizer
@@ -67,17 +68,25 @@ class Trainer:
             weight_decay=config.weight_decay,
             betas=(config.beta1, config.beta2),
         )
-        self.progress = Progress()
+        self.progress = Progress(data=plan.dataset.fingerprint)
         self.stopped = f"all {config.epochs} epochs"
         self._started = time.monotonic()
         self._mark = (0, self._started)
 
-    def resume(self) -> None:
-        """Go on from the newest whole state of the run folder. Raises `CheckpointError`."""
-        state, passed_over = newest_state(self.run_folder.state)
-        for line in passed_over:
-            self.log.say(line)
-        self.progress = load_state(state, self.model, self.optimizer)
+    def resume(self, state: Path) -> None:
+        """Go on from a whole state.
+
+        Raises:
+            CheckpointError: a state of another model.
+            DataError: the data are not what the run began with.
+        """
+        progress = load_state(state, self.model, self.optimizer)
+        if progress.data != self.plan.dataset.fingerprint:
+            raise DataError(
+                f"{self.plan.config.data}: the pictures, labels or classes are not those the run "
+                f"{self.run_folder.root} began with; bring them back, or start afresh"
+            )
+        self.progress = progress
         self.log.say(f"going on from step {self.progress.step} ({state})")
 
     def train(self) -> None:
@@ -90,7 +99,10 @@ class Trainer:
         """
         steps_per_epoch = self.plan.steps.steps_per_epoch
         remaining = range(self.progress.step, self.plan.total_steps)
-        if not remaining or self._out_of_patience():
+        if self._out_of_patience():
+            self.stopped = self._why_patience_ended()
+            return
+        if not remaining:
             return
         engine = quiet_engine(self._step)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
@@ -115,16 +127,19 @@ class Trainer:
             group["lr"] = rate
         torch.manual_seed(int(hash64(config.seed, step, DROPOUT)) >> 1)
         images = batch.images(self.plan.preprocess, self.plan.device)
-        with autocast(self.precision, self.plan.device):
-            logits = self.model(images)
-        loss = F.cross_entropy(
-            logits.float(),
-            batch.labels.to(self.plan.device),
-            label_smoothing=config.label_smoothing,
-        )
-        value = float(loss.detach())
-        self._refuse_non_finite("loss", value, batch)
-        loss.backward()
+        labels = batch.labels.to(self.plan.device)
+        try:
+            with autocast(self.precision, self.plan.device):
+                logits = self.model(images)
+            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
+            value = float(loss.detach())
+            self._refuse_non_finite("loss", value, batch)
+            loss.backward()
+        except torch.OutOfMemoryError:
+            raise SettingError(
+                f"{self.plan.device} is out of memory at a batch of {config.batch_size}; "
+                f"lower --batch-size, --img-size or the model's size"
+            ) from None
         norm = clip_grad_norm_(self.model.parameters(), config.clip_grad or math.inf)
         self._refuse_non_finite("gradient norm", float(norm), batch)
         self.optimizer.step()
@@ -173,6 +188,11 @@ class Trainer:
         train_loss = self.progress.loss_sum / steps
         self.progress.loss_sum = 0.0
         validation = self.evaluate("val") if "val" in self.plan.dataset.splits else {}
+        if not math.isfinite(validation.get("loss", 0.0)):
+            raise NonFiniteError(
+                f"the validation loss is {validation['loss']} after epoch {epoch}; the state "
+                f"before it is kept in {self.run_folder.state}; try a lower --lr"
+            )
         better = self._count_best(epoch, validation)
         self._count_time()
         self._report(epoch, train_loss, validation, speed, better)
@@ -180,10 +200,10 @@ class Trainer:
             self.save_weights(self.run_folder.best, {"val": validation})
         self.save_weights(self.run_folder.last, {"val": validation})
         save_state(self.run_folder.state, self.model, self.optimizer, self.progress)
-        if self.stop.signum is not None and step < self.plan.total_steps:
+        if self.stop.signum is not None:
             self._interrupt(self.stop.signum)
         if self._out_of_patience() and step < self.plan.total_steps:
-            self.stopped = f"no better validation top-1 for {self.progress.stale} epochs"
+            self.stopped = self._why_patience_ended()
             engine.terminate()
         self.model.train()
         self._mark = (step, time.monotonic())
@@ -247,12 +267,11 @@ class Trainer:
         if not validation:
             return True
         top1, loss = validation["top1"], validation["loss"]
-        if (top1, -loss) > (progress.best_top1, -progress.best_loss):
-            progress.best_top1, progress.best_loss, progress.best_epoch = top1, loss, epoch
-            progress.stale = 0
-            return True
-        progress.stale += 1
-        return False
+        progress.stale = 0 if top1 > progress.best_top1 else progress.stale + 1
+        if (top1, -loss) <= (progress.best_top1, -progress.best_loss):
+            return False
+        progress.best_top1, progress.best_loss, progress.best_epoch = top1, loss, epoch
+        return True
 
     def _interrupt(self, signum: int) -> None:
         """Save everything and leave."""
@@ -262,7 +281,7 @@ class Trainer:
         raise Interrupted(
             signum,
             f"stopped at step {self.progress.step} of {self.plan.total_steps}; all is saved, go "
-            f"on with: vitkit train {self.plan.config.data} --resume {self.run_folder.root}",
+            f"on with: vitkit train --resume {shlex.quote(str(self.run_folder.root))}",
         )
 
     def _pictures_per_second(self) -> float:
@@ -274,6 +293,9 @@ class Trainer:
         now = time.monotonic()
         self.progress.seconds += now - self._started
         self._started = now
+
+    def _why_patience_ended(self) -> str:
+        return f"no higher validation top-1 for {self.progress.stale} epochs"
 
     def _out_of_patience(self) -> bool:
         patience = self.plan.config.patience

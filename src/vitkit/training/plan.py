@@ -17,6 +17,7 @@ from vitkit.errors import SettingError
 from vitkit.models.presets import preset
 from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.config import TrainConfig
+from vitkit.training.recipes import RECIPES
 
 MOST_WORKERS = 8
 
@@ -83,6 +84,8 @@ def make_plan(config: TrainConfig) -> Plan:
     steps = TrainingSteps(
         train, preprocess, augmentation, batch_size=config.batch_size, seed=config.seed
     )
+    if config.recipe is None and config.data in RECIPES:
+        notes.append(f"there is a recipe for this: --recipe {config.data}")
     cores = os.cpu_count() or 1
     in_memory = isinstance(train, ArraySplit)
     workers = config.workers

@@ -55,11 +55,17 @@ def faster_precision(
             with autocast(precision, device):
                 loss = F.cross_entropy(trial(images).float(), labels)
             loss.backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            _wait_for(device)
             if round_number:  # the first round warms up
                 taken.append(time.perf_counter() - start)
     ratio = median(times["bfloat16"]) / median(times["off"])
     chosen: Precision = "bfloat16" if ratio <= WORTH_IT else "off"
     said = "bfloat16 autocast" if chosen == "bfloat16" else "float32"
     return chosen, f"precision: {said} (a bfloat16 step takes {ratio:.2f}x a float32 step here)"
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()

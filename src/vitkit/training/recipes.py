@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.errors import SettingError, did_you_mean
-from vitkit.training.config import Settings, read_yaml
+from vitkit.training.config import Settings, layered, read_yaml
 
 UNCHANGED_PICTURES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
 
@@ -84,15 +84,24 @@ RECIPES: dict[str, Callable[[], Settings]] = {"digits": digits, "fashion-mnist":
 def recipe_settings(name: str | None) -> Settings:
     """The settings of a recipe by name, or of a YAML file by path; none for `None`.
 
+    A YAML file may name the recipe that it changes: `recipe: digits`.
+
     Raises:
         SettingError: neither a recipe nor a YAML file, or a YAML file that cannot be used.
     """
     if name is None:
         return {}
+    if Path(name).suffix in (".yaml", ".yml"):
+        settings = read_yaml(name)
+        return layered(_named(settings.pop("recipe", None)), settings)
+    return _named(name)
+
+
+def _named(name: str | None) -> Settings:
+    if name is None:
+        return {}
     if name in RECIPES:
         return RECIPES[name]()
-    if Path(name).suffix in (".yaml", ".yml"):
-        return read_yaml(name)
     raise SettingError(
         f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; "
         f"recipes are {', '.join(RECIPES)}, or give a .yaml file"

@@ -96,12 +96,14 @@ def new_folder(config: TrainConfig) -> RunFolder:
         if root.exists() and not root.is_dir():
             raise OutputError(f"{root} is a file; choose another --output")
         if root.is_dir() and any(root.iterdir()):
-            if not config.overwrite:
+            # With `--resume auto` a folder without a state is a run that died before its first one.
+            if not config.overwrite and config.resume != "auto":
                 raise OutputError(
                     f"{root} exists; go on with --resume {root}, choose another --output, "
                     f"or pass --overwrite to put it aside"
                 )
-            root.rename(_first_free(root.with_name(f"{root.name}.old-{n}") for n in count(1)))
+            whole = root.resolve()
+            whole.rename(_first_free(whole.with_name(f"{whole.name}.old-{n}") for n in count(1)))
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error
@@ -113,9 +115,11 @@ def _next_numbered(config: TrainConfig) -> Path:
     data = re.sub(r"[^\w.-]+", "-", Path(config.data).name or "data").strip("-")
     for n in count(1):
         root = Path("runs") / f"{data}-{config.model}-{n}"
-        if not root.exists():
+        try:
             root.mkdir(parents=True)
-            return root
+        except FileExistsError:
+            continue
+        return root
     raise AssertionError("count() does not end")
 
 

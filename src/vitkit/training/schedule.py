@@ -12,7 +12,7 @@ def warmup_cosine(step: int, *, peak: float, low: float, warmup: int, total: int
     arXiv 1608.03983, Eq. 5).
 
     >>> [round(warmup_cosine(s, peak=1.0, low=0.0, warmup=2, total=7), 3) for s in range(7)]
-    [0.5, 1.0, 0.933, 0.75, 0.5, 0.25, 0.0]
+    [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]
     """
     if step < warmup:
         return peak * (step + 1) / warmup

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from vitkit.errors import SettingError
+from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
+from vitkit.training.checkpointing import clean, newest_state, step_of
 from vitkit.training.config import Settings, TrainConfig, read_yaml, to_yaml
 from vitkit.training.evaluation import Metrics
 from vitkit.training.log import RunLog, drop_rows_after
@@ -20,11 +22,13 @@ from vitkit.training.signals import stop_flag
 from vitkit.weights.checkpoint import load, save
 from vitkit.weights.files import write_bytes
 
-FIXED = ("data", "model", "spec", "img_size", "drop_path", "batch_size", "seed", "amp",
-         "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
-         "interpolation", "crop_ratio")  # fmt: skip
+FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "seed", "amp", "opt",
+         "weight_decay", "beta1", "beta2", "val_fraction", "bad_images", "ignore_extra_classes",
+         "mean", "std", "fit", "interpolation", "crop_ratio")  # fmt: skip
 """Settings that a resumed run cannot change without being another run."""
-
+WHEREABOUTS = ("data", "data_root", "follow_links", "recipe", "output", "overwrite", "resume",
+               "device", "workers", "quiet")  # fmt: skip
+"""Settings that say where things are, not what the run is."""
 _DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions")
 """What `save` writes by itself."""
 
@@ -62,52 +66,76 @@ def train(config: TrainConfig, trainer: type[Trainer] = Trainer) -> TrainResult:
         Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
     run = None if config.resume is None else resumed_folder(config.resume, config.output)
-    afresh = run is None
+    state: Path | None = None
+    passed_over: list[str] = []
     if run is not None:
-        _refuse_changes(run, config)
+        before = TrainConfig(**read_yaml(run.config))
+        if config.amp == "auto":  # the trial was made when the run began
+            config = replaced(config, amp=before.amp)
+        changes = _changes(run, before, config)
+        state, passed_over = newest_state(run.state)
     plan = make_plan(config)
     if run is None:
-        run = new_folder(config)
+        run, changes = new_folder(config), []
+    clean(run.state)
     torch.manual_seed(config.seed)
     model = ViT(plan.spec).to(plan.device)
+    done = 0 if state is None else step_of(state)
     with (
-        RunLog(run, total=plan.total_steps, quiet=config.quiet) as log,
+        RunLog(run, total=plan.total_steps, done=done, quiet=config.quiet) as log,
         stop_flag() as stop,
     ):
-        for note in plan.notes:
-            log.say(note)
+        for line in (*plan.notes, *changes, *passed_over):
+            log.say(line)
         precision = _decide_precision(plan, model, log)
-        settings = config.to_json() | {"amp": precision, "resume": None, "overwrite": False}
-        write_bytes(run.config, to_yaml(settings).encode())
-        _say_plan(plan, run, log, model)
+        plan = replace(plan, config=replaced(config, amp=precision))
         loop = trainer(plan, run, log, model, precision, stop)
-        if not afresh:
-            loop.resume()
-            drop_rows_after(run, loop.progress.step)
+        if state is not None:
+            loop.resume(state)
+            drop_rows_after(run, done)
         elif config.resume == "auto":
             log.say(f"nothing to resume in {run.root}; starting afresh")
+        kept = replaced(plan.config, output=str(run.root), resume=None, overwrite=False)
+        write_bytes(run.config, to_yaml(kept.to_json()).encode())
+        _say_plan(plan, run, log, model)
         loop.train()
         metrics = _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
 
 
-def stored_settings(run: RunFolder) -> Settings:
-    """The settings a run was started with. Raises `SettingError` where they cannot be read."""
-    return read_yaml(run.config)
+def resumed_settings(resume: str | None, output: str | None) -> Settings:
+    """On resume, the settings the run was started with; else none.
+
+    Raises:
+        OutputError, SettingError: a run that is not there, or whose settings cannot be read.
+    """
+    run = None if resume is None else resumed_folder(resume, output)
+    if run is None:
+        return {}
+    stored = read_yaml(run.config)
+    kept = {key: value for key, value in stored.items() if key not in ("resume", "overwrite")}
+    return kept | {"output": str(run.root)}
 
 
-def _refuse_changes(run: RunFolder, config: TrainConfig) -> None:
-    """A resumed run is the same run: name what would make it another."""
-    before = TrainConfig(**stored_settings(run)).to_json()
-    now = config.to_json()
-    if now["amp"] == "auto":
-        now["amp"] = before["amp"]
-    changed = [f"{k}: {before[k]} -> {now[k]}" for k in FIXED if before[k] != now[k]]
+def _changes(run: RunFolder, earlier: TrainConfig, config: TrainConfig) -> list[str]:
+    """What differs from the run that goes on, a line each.
+
+    Raises:
+        SettingError: something that would make it another run, or another folder.
+    """
+    before, now = earlier.to_json(), config.to_json()
+    if config.output is not None and Path(config.output).resolve() != run.root.resolve():
+        raise SettingError(
+            f"--resume {run.root} goes on in that folder; leave out --output {config.output}"
+        )
+    free = [key for key in now if key not in (*FIXED, *WHEREABOUTS) and before[key] != now[key]]
+    changed = [f"{key}: {before[key]} -> {now[key]}" for key in FIXED if before[key] != now[key]]
     if changed:
         raise SettingError(
             f"--resume {run.root}: these settings differ from the run's: {'; '.join(changed)}; "
             f"leave them out, or start afresh with another --output"
         )
+    return [f"changed since the start: {key} {before[key]} -> {now[key]}" for key in free]
 
 
 def _decide_precision(plan: Plan, model: ViT, log: RunLog) -> Precision:

@@ -69,7 +69,8 @@ def save(
         The path.
 
     Raises:
-        CheckpointError: another ending, or class names that do not fit the head.
+        CheckpointError: another ending, class names that do not fit the head, or metadata that
+            JSON cannot hold (NaN among them).
         OutputError: the file cannot be written; what was there is untouched.
     """
     path = Path(path)
@@ -88,7 +89,10 @@ def save(
         **metadata,
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in _tensors(model).items()}
-    header = {"format": "pt", "vitkit": json.dumps(document, allow_nan=False)}
+    try:
+        header = {"format": "pt", "vitkit": json.dumps(document, allow_nan=False)}
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: the metadata are not JSON: {error}") from None
     write_bytes(path, safetensors.torch.save(tensors, header))
     return path
 
@@ -110,7 +114,8 @@ def load(path: str | Path) -> Checkpoint:
     with torch.device("meta"):
         model = ViT(spec)
     _check_fit(path, _tensors(model), tensors)
-    model.load_state_dict(tensors, assign=True)
+    floats = {name: tensor.float() for name, tensor in tensors.items()}  # half precision is widened
+    model.load_state_dict(floats, assign=True)
     classes = tuple(str(name) for name in document.get("classes", ()))
     return Checkpoint(model.eval(), preprocess, classes, metadata=document, path=path)
 
@@ -154,7 +159,11 @@ _IMPOSTORS = {
 
 def _check_file(path: Path) -> None:
     """Say what a file is that cannot be a checkpoint, before anything parses it."""
-    if not path.exists():
+    try:
+        there = path.exists()
+    except PermissionError:
+        raise CheckpointError(f"{path}: permission denied") from None
+    if not there:
         raise CheckpointError(f"{path}: no such file; {nearest_parent(path)}")
     if not path.is_file():
         raise CheckpointError(f"{path}: not a file; give the .safetensors file in it")
@@ -162,8 +171,11 @@ def _check_file(path: Path) -> None:
         raise CheckpointError(
             f"{path}: a pickle, which can run code when it is read; vitkit reads .safetensors"
         )
-    with path.open("rb") as file:
-        start = file.read(64)
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
     if not start:
         raise CheckpointError(f"{path}: the file is empty (0 bytes)")
     for magic, what in _IMPOSTORS.items():

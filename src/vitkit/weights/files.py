@@ -57,7 +57,7 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-        sync(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise output_error(path, error, needed) from error
     finally:
@@ -68,6 +68,15 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file at `path` by `content`, all or nothing. Raises `OutputError`."""
     with replacing(path, needed=len(content)) as temporary:
         temporary.write_bytes(content)
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until a folder's entries are on the disk, where its file system can say so."""
+    try:
+        sync(path)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF):
+            raise
 
 
 def sync(path: Path) -> None:

@@ -1,0 +1,34 @@
+"""The README's Python runs, with its output as printed; only its training is made shorter."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_readme_s_sessions_run(tmp_path, monkeypatch):
+    text = (ROOT / "README.md").read_text()
+    sessions = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
+    shorter = sessions.replace('recipe="digits", output', 'recipe="digits", epochs=60, output')
+    shorter = shorter.replace("> 0.97", "> 0.9")
+    assert shorter.count("epochs=60") == 1
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    monkeypatch.chdir(tmp_path)
+    test = doctest.DocTestParser().get_doctest(shorter, {}, "README.md", "README.md", 0)
+    runner = doctest.DocTestRunner(verbose=False)
+    said: list[str] = []
+    results = runner.run(test, out=said.append)
+    assert results.attempted >= 14
+    assert results.failed == 0, "".join(said)
+
+
+def test_every_file_the_documents_name_is_there():
+    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    for document in documents:
+        for name in re.findall(
+            r"`((?:docs|tests|benchmarks|examples|src)/[\w./-]+)`", document.read_text()
+        ):
+            assert (ROOT / name).exists(), f"{document.name} names {name}"
