@@ -18,7 +18,7 @@ def attention_grid(
 
     The query is the class token where the model reads the class token, and the mean over the patch
     queries where it reads their mean. Attention to the class token itself is left out and the rest
-    sums to 1 over the patches ("An Image is Worth 16x16 Words", Fig. 7, one layer of it).
+    sums to 1 over the patches ("An Image is Worth 16x16 Words", Fig. 6, one layer of it).
 
     Args:
         model: in any mode; it is run in eval mode and without gradients.
