@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
         # The reader has left (`| head`); keep the interpreter from complaining about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
+    except Exception as error:  # the last line of defence: whatever comes here is a fault of ours
         if debug:
             raise
         _complain(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
