@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -183,6 +187,42 @@ def test_a_picture_that_vanishes_during_a_run_is_named(folder, tmp_path, workers
     source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
     with pytest.raises(ImageError, match=r"gone\.png: missing"):
         list(batches(source, range(1), workers=workers))
+
+
+ABANDONED = """
+from vitkit.data.augment import Augmentation
+from vitkit.data.loader import TrainingSteps, batches
+from vitkit.data.sources import open_dataset
+from vitkit.spec import Preprocess
+train = open_dataset("digits").splits["train"]
+small = Preprocess(image_size=8, fit="squash")
+source = TrainingSteps(train, small, Augmentation(), batch_size=8, seed=0)
+kept = batches(source, range(100), workers=2)
+if {started}:
+    next(kept)
+raise ValueError("the consumer fails")
+"""
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_process_that_fails_does_not_wait_for_its_workers(started):
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED.format(started=started)],
+        capture_output=True, text=True, timeout=50, check=False,
+        env={**os.environ, "JAXTYPING_DISABLE": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.strip().endswith("ValueError: the consumer fails")
+
+
+def test_the_workers_end_when_a_picture_is_lost_though_the_error_is_kept(folder, tmp_path):
+    files = folder.splits["train"].subset(np.arange(8))
+    lost = type(files)((*files.paths[:-1], tmp_path / "gone.png"), files.labels, tmp_path.parent)
+    source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
+    with pytest.raises(ImageError) as kept:
+        list(batches(source, range(1), workers=1))
+    assert kept.value.__traceback__ is not None
+    assert multiprocessing.active_children() == []
 
 
 def test_other_labels_leave_the_pictures_alone(folder):

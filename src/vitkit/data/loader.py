@@ -6,9 +6,11 @@ in the same way, with any number of worker processes and from whatever step the 
 
 from __future__ import annotations
 
+import atexit
 import signal
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -116,8 +118,16 @@ class EvaluationBatches(Dataset[Batch]):
         return _batch(pixels, self.split, indices, epoch=-1)
 
 
-def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iterator[Batch]:
+_OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+
+
+def batches(
+    source: Dataset[Batch], numbers: range, *, workers: int = 0
+) -> Generator[Batch, None, None]:
     """The batches `numbers` of a source, in that order, made by `workers` processes (0: here).
+
+    The processes end with the generator: when it is used up, closed or dropped, when it raises,
+    and at the latest when the interpreter exits.
 
     Raises:
         ImageError: a picture that can no longer be read, by name, from whichever process met it.
@@ -134,11 +144,27 @@ def batches(source: Dataset[Batch], numbers: range, *, workers: int = 0) -> Iter
             collate_fn=_as_it_is,
             worker_init_fn=_leave_signals_to_the_parent,
         )
-        arriving = iter(loader)
-    for made in arriving:
-        if isinstance(made, VitkitError):
-            raise made
-        yield made
+        handed_over = _hand_over(iter(loader))
+    if workers:
+        _OPEN.add(handed_over)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # again, so that it runs before what torch registered just now
+    return handed_over
+
+
+def _hand_over(arriving: Iterator[Batch | VitkitError]) -> Generator[Batch, None, None]:
+    try:
+        for made in arriving:
+            if isinstance(made, VitkitError):
+                raise made
+            yield made
+    finally:
+        del arriving  # ends its processes; a traceback would keep them alive with this frame
+
+
+def _close_all() -> None:
+    for handed_over in list(_OPEN):
+        handed_over.close()
 
 
 class _Careful(Dataset[Any]):
@@ -162,9 +188,12 @@ def _batch(
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal may reach every process of a job; the parent finishes its step and ends us."""
+    """A signal may reach every process of a job; the parent finishes its step and ends us.
+
+    Should it fail to, a worker outlives SIGTERM by a minute: a process that waits for it goes on.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda signum, frame: signal.alarm(60))
 
 
 def _as_it_is(batch: Any) -> Any:
