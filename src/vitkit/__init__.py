@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from vitkit.models.embedding import PatchEmbedding as PatchEmbedding
     from vitkit.models.encoder import Encoder as Encoder
     from vitkit.models.encoder import EncoderBlock as EncoderBlock
-    from vitkit.models.layer_table import summary as summary
     from vitkit.models.mlp import MLP as MLP
     from vitkit.models.presets import list_models as list_models
     from vitkit.models.record import Record as Record
     from vitkit.models.vit import ViT as ViT
     from vitkit.prediction import Prediction as Prediction
     from vitkit.prediction import Predictor as Predictor
+    from vitkit.reporting.layer_table import summary as summary
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
     from vitkit.weights.checkpoint import load as load
@@ -39,7 +39,7 @@ _HOMES = {
     "vitkit.models.attention": ("MultiHeadSelfAttention", "scaled_dot_product_attention"),
     "vitkit.models.embedding": ("PatchEmbedding",),
     "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
-    "vitkit.models.layer_table": ("summary",),
+    "vitkit.reporting.layer_table": ("summary",),
     "vitkit.models.mlp": ("MLP",),
     "vitkit.models.presets": ("list_models",),
     "vitkit.models.record": ("Record",),

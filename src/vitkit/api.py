@@ -203,7 +203,7 @@ def embed(
     where = resolve_device(device)
     model = on_device(stored.model, where)
     predictor = Predictor(
-        lambda images: model.readout(model.forward_features(images)),
+        lambda images: model.pooled(model.forward_features(images)),
         stored.preprocess,
         device=where,
         batch_size=batch_size,

@@ -29,9 +29,25 @@ Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Size = Annotated[tuple[Positive, Positive], BeforeValidator(_as_pair)]
 """Height and width in pixels; one number means a square."""
 
+Count = Annotated[int, BeforeValidator(_as_int), Field(ge=0, strict=True)]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
-Stem = Literal["convolution", "linear"]
-Pooling = Literal["cls", "mean"]
+Stem = Literal["convolution", "linear", "normed_linear", "resnet", "backbone"]
+ResNetVariant = Literal["published", "timm", "jeonsworld"]
+Positions = Literal[
+    "learned", "sincos_1d", "sincos_2d", "sincos_2d_moco", "sincos_2d_mae", "rope", "none"
+]
+Resampling = Literal[
+    "bicubic_antialias", "bicubic", "bicubic_aligned", "bicubic_offset",
+    "bilinear", "bilinear_aligned", "bilinear_antialias",
+]  # fmt: skip
+Block = Literal["pre_norm", "post_norm", "res_post_norm"]
+MLPKind = Literal["plain", "swiglu_packed", "swiglu_split"]
+Norm = Literal["layer", "rms"]
+QKVBias = bool | Literal["no_key"]
+Pooling = Literal["cls", "mean", "mean_all", "map", "cls_mean"]
+Initialisation = Literal["jax", "timm", "xavier_normal", "xavier_uniform", "mimetic"]
+STAGE_STRIDES = (4, 4, 8, 16, 32)
+"""Pixels that one cell of a ResNet's feature map stands for, by the number of its stages."""
 
 
 def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> int:
@@ -64,7 +80,7 @@ class ViTSpec:
     """Height and width of one patch, in pixels; must divide `image_size`."""
     in_channels: Literal[1, 3] = 3
     """1 for grey pictures, 3 for RGB."""
-    num_classes: Annotated[int, BeforeValidator(_as_int), Field(ge=0, strict=True)] = 1000
+    num_classes: Count = 1000
     """Logits of the head; 0 leaves the head out, and `forward` returns pooled features."""
     width: Positive = 768
     """D, the length of a token."""
@@ -75,29 +91,85 @@ class ViTSpec:
     head_width: Positive | None = None
     """h, the width of one head; `None` means width / num_heads."""
     mlp_width: Positive = 3072
-    """M, the hidden width of the MLP."""
-    activation: Activation = "gelu"
-    """The MLP's non-linearity: `gelu` is exact (erf), `gelu_tanh` is the published JAX code's."""
-    qkv_bias: bool = True
-    """Whether the fused query, key and value projection has a bias."""
-    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-6
-    """LayerNorm's epsilon."""
+    """M, the hidden width of the MLP; of a SwiGLU, the width after the gate."""
+
     stem: Stem = "convolution"
-    """How patches are projected: a stride-P convolution, or the same map as one matrix."""
+    """How patches become tokens: a stride-P convolution; the same map as one matrix (`linear`);
+    LayerNorm, matrix, LayerNorm (`normed_linear`); patches of a ResNet's feature map, or of a
+    `backbone` that the caller hands to `ViT`."""
+    resnet_layers: tuple[Positive, ...] = ()
+    """Blocks of each stage of the ResNetV2 stem, (3, 4, 9) for R50 with stride 16."""
+    resnet_variant: ResNetVariant = "published"
+    """Whose epsilons, padding and shortcut norm the ResNetV2 stem computes with."""
+    patch_bias: bool = True
+    """Whether the patch projection has a bias."""
+
     class_token: bool = True
     """Whether a learned class token stands before the patches."""
+    distillation_token: bool = False
+    """Whether a distillation token with a head of its own follows the class token (DeiT)."""
+    distilled_readout: Literal["mean", "cls"] = "mean"
+    """What `forward` returns of the two heads: their mean (DeiT), or the class head's logits."""
+    num_registers: Count = 0
+    """R, learned tokens that only take part in attention (arXiv 2309.16588)."""
+    positions: Positions = "learned"
+    """How tokens know their place; see `models/positions.py`."""
+    positions_cover_prefix: bool = True
+    """Whether the learned table has rows for class, distillation and register tokens too."""
+    position_resampling: Resampling = "bicubic_antialias"
+    """How a learned table is brought to another grid; see `models/positions.py`."""
+    rope_temperature: Annotated[float, Field(gt=0.0)] = 100.0
+    """Base of the rotation periods (with `positions="rope"`)."""
+    embedding_norm: bool = False
+    """Whether a norm stands before the first block (CLIP; timm's `norm_pre`)."""
+
+    block: Block = "pre_norm"
+    """x + f(norm(x)), norm(x + f(x)) as in the Transformer of 2017, or x + norm(f(x))."""
+    norm: Norm = "layer"
+    """LayerNorm or RMSNorm, everywhere in the model."""
+    norm_eps: Annotated[float, Field(gt=0.0)] = 1e-6
+    """The norms' epsilon."""
+    activation: Activation = "gelu"
+    """The MLP's non-linearity: `gelu` is exact (erf), `gelu_tanh` is the published JAX code's."""
+    mlp: MLPKind = "plain"
+    """Two layers; or a SwiGLU with gate and value in one matrix, or in two."""
+    qkv_bias: QKVBias = True
+    """Whether the query, key and value projection has a bias; `no_key` leaves the key's out."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed, each head by itself (arXiv 2302.05442)."""
+    layer_scale: Annotated[float, Field(gt=0.0)] | None = None
+    """What LayerScale starts at (arXiv 2103.17239); `None` leaves it out."""
+
     pooling: Pooling = "cls"
-    """What the head reads: the class token, or the mean of the patch tokens."""
+    """What the head reads: the class token; the mean of the patches, or of all tokens; one query
+    that attends to all tokens (`map`); class token and mean of the patches side by side."""
+    final_norm: bool = True
+    """Whether there is a norm after the last block."""
+    norm_before_pool: bool = True
+    """Whether the last norm is taken before pooling, or of the pooled vector (timm's `fc_norm`)."""
+    representation_width: Positive | None = None
+    """Width of a tanh layer before the head (the paper's pre-training head, `pre_logits`)."""
+    head_bias: float = 0.0
+    """What the head's bias starts at; about -log(K) suits a sigmoid loss."""
+    initialisation: Initialisation = "jax"
+    """Whose initial weights; see `models/initialisation.py`."""
+
     position_dropout: Rate = 0.0
     """Dropout once, after positions are added."""
+    patch_dropout: Rate = 0.0
+    """Part of the patch tokens that a picture loses in training (arXiv 2208.07220)."""
     attention_dropout: Rate = 0.0
     """Dropout on the attention weights."""
     projection_dropout: Rate = 0.0
     """Dropout after the attention's output projection."""
     mlp_dropout: Rate = 0.0
     """Dropout after both linear layers of the MLP."""
+    head_dropout: Rate = 0.0
+    """Dropout before the head."""
     drop_path: Rate = 0.0
-    """Stochastic depth of the last block; it rises linearly from 0 at the first."""
+    """Stochastic depth of the last block."""
+    drop_path_schedule: Literal["linear", "constant"] = "linear"
+    """Whether stochastic depth rises from 0 at the first block, or is the same in all."""
 
     def __post_init__(self) -> None:
         for side, image, patch in zip("HW", self.image_size, self.patch_size, strict=True):
@@ -107,9 +179,10 @@ class ViTSpec:
                     f"image_size {image} ({side}) is not divisible by patch_size {patch}; "
                     f"the nearest sizes that are: {f'{below} or {above}' if below else above}"
                 )
-        resolve_head_width(self.width, self.num_heads, self.head_width)
-        if self.pooling == "cls" and not self.class_token:
-            raise SpecError("pooling 'cls' needs class_token=True; or take pooling 'mean'")
+        head_width = resolve_head_width(self.width, self.num_heads, self.head_width)
+        _check_widths(self, head_width)
+        _check_stem(self)
+        _check_tokens(self)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -123,8 +196,25 @@ class ViTSpec:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: 1 with a class token, else 0."""
-        return int(self.class_token)
+        """Tokens before the patches: class, distillation and registers, in this order."""
+        return int(self.class_token) + int(self.distillation_token) + self.num_registers
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the learned position table; 0 where positions are not learned."""
+        if self.positions != "learned":
+            return 0
+        return self.num_patches + self.num_prefix_tokens * self.positions_cover_prefix
+
+    @property
+    def pooled_width(self) -> int:
+        """Numbers that pooling gives for a picture: D, or 2 D for `cls_mean`."""
+        return self.width * (2 if self.pooling == "cls_mean" else 1)
+
+    @property
+    def head_inputs(self) -> int:
+        """Numbers that the head reads: the representation, where there is one."""
+        return self.representation_width or self.pooled_width
 
     @property
     def attention_width(self) -> int:
@@ -143,6 +233,54 @@ class ViTSpec:
     def replace(self, **changes: Any) -> ViTSpec:
         """A spec with some fields changed, validated again."""
         return replace(self, **changes)
+
+
+def _check_widths(spec: ViTSpec, head_width: int) -> None:
+    needs = {"sincos_1d": (2, spec.width, "width"), "rope": (4, head_width, "head width")}
+    for name in ("sincos_2d", "sincos_2d_moco", "sincos_2d_mae"):
+        needs[name] = (4, spec.width, "width")
+    divisor, number, what = needs.get(spec.positions, (1, spec.width, "width"))
+    if number % divisor:
+        near = (number // divisor * divisor) or divisor
+        raise SpecError(
+            f"positions {spec.positions!r} need a {what} divisible by {divisor}, not {number}; "
+            f"the nearest is {near if near == number else f'{near} or {near + divisor}'}"
+        )
+    if spec.mlp != "plain" and spec.activation != "silu":
+        raise SpecError(
+            f"mlp {spec.mlp!r} is gated by silu and activation is {spec.activation!r}; "
+            "set activation to 'silu', or mlp to 'plain'"
+        )
+
+
+def _check_stem(spec: ViTSpec) -> None:
+    if spec.stem != "resnet":
+        if spec.resnet_layers:
+            raise SpecError(
+                f"resnet_layers {spec.resnet_layers} need stem 'resnet', not {spec.stem!r}"
+            )
+        return
+    if len(spec.resnet_layers) >= len(STAGE_STRIDES):
+        raise SpecError(f"resnet_layers {spec.resnet_layers}: a ResNet has at most 4 stages")
+    stride = STAGE_STRIDES[len(spec.resnet_layers)]
+    for patch in spec.patch_size:
+        if patch % stride:
+            raise SpecError(
+                f"patch_size {patch} is not divisible by {stride}, the stride of a ResNet of "
+                f"{len(spec.resnet_layers)} stages; the nearest is {-(-patch // stride) * stride}"
+            )
+    if not spec.patch_bias:
+        raise SpecError("stem 'resnet' has a patch projection with a bias; set patch_bias to True")
+
+
+def _check_tokens(spec: ViTSpec) -> None:
+    if spec.distillation_token and (not spec.class_token or spec.pooling != "cls"):
+        raise SpecError(
+            "distillation_token needs class_token=True and pooling 'cls', not "
+            f"class_token={spec.class_token} and pooling {spec.pooling!r}"
+        )
+    if spec.pooling in ("cls", "cls_mean") and not spec.class_token:
+        raise SpecError(f"pooling {spec.pooling!r} needs class_token=True; or take pooling 'mean'")
 
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]

@@ -9,6 +9,7 @@ from torch import nn
 
 import vitkit
 from vitkit.errors import SpecError
+from vitkit.models.attention import Context
 
 
 def copy_block(ours: vitkit.EncoderBlock, theirs: nn.TransformerEncoderLayer) -> None:
@@ -82,7 +83,10 @@ def test_multi_head_attention_equals_torch_s_and_so_do_its_maps(tokens):
     )
     mixed, maps = theirs(tokens, tokens, tokens, average_attn_weights=False)
     torch.testing.assert_close(ours(tokens), mixed, rtol=0, atol=1e-5)
-    torch.testing.assert_close(ours.weights(tokens), maps, rtol=0, atol=1e-6)
+    record = vitkit.Record(attention=[0])
+    record.begin(depth=1)
+    ours(tokens, Context(attend=record.attend(0)))
+    torch.testing.assert_close(record.attention[0], maps, rtol=0, atol=1e-6)
 
 
 def test_fused_and_explicit_attention_agree_with_and_without_a_mask():

@@ -10,8 +10,8 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
-from vitkit.models.layer_table import summary as layer_table
 from vitkit.models.presets import build
+from vitkit.reporting.layer_table import summary as layer_table
 from vitkit.weights.checkpoint import load
 
 WIDE = 140

@@ -7,16 +7,23 @@ Words" (arXiv 2010.11929), appendix A, Eq. 5-8. q, k, v = theirs; our h = their 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Literal, overload
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.shapes import AttentionMaps, Tokens
-from vitkit.spec import resolve_head_width
+from vitkit.models.norm import make_norm
+from vitkit.shapes import Tokens
+from vitkit.spec import QKVBias, resolve_head_width
+
+Heads = Float[Tensor, "B k _ h"]
+Mask = Bool[Tensor, "*#batch N M"]
+"""True where a query may look at a key."""
+Rotation = tuple[Float[Tensor, "*batch T h"], Float[Tensor, "*batch T h"]]
+"""Sine and cosine of the angle by which each number of each token's query and key is turned."""
 
 
 @overload
@@ -37,7 +44,7 @@ def scaled_dot_product_attention(
     k: Float[Tensor, "*batch M d"],
     v: Float[Tensor, "*batch M e"],
     *,
-    mask: Bool[Tensor, "*#batch N M"] | None = None,
+    mask: Mask | None = None,
     return_weights: bool = False,
 ) -> Float[Tensor, "*batch N e"] | tuple[Float[Tensor, "*batch N e"], Float[Tensor, "*batch N M"]]:
     """softmax(q k^T / sqrt(d)) v for N queries, M keys and values of any width e.
@@ -64,9 +71,7 @@ def scaled_dot_product_attention(
 
 
 def attention_weights(
-    q: Float[Tensor, "*batch N d"],
-    k: Float[Tensor, "*batch M d"],
-    mask: Bool[Tensor, "*#batch N M"] | None = None,
+    q: Float[Tensor, "*batch N d"], k: Float[Tensor, "*batch M d"], mask: Mask | None = None
 ) -> Float[Tensor, "*batch N M"]:
     """softmax(q k^T / sqrt(d)): how much each of N queries takes from each of M keys."""
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
@@ -75,17 +80,44 @@ def attention_weights(
     return scores.softmax(dim=-1)
 
 
-class MultiHeadSelfAttention(nn.Module):
-    """MSA: k heads attend to the whole sequence side by side, then one matrix mixes them.
+def fused_attention(
+    q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
+) -> Heads:
+    """Heads (B, k, N, h) from queries (B, k, N, h) and M keys and values, by torch's fused kernel.
 
-    (B, T, D) -> (B, T, D). The fused kernel always runs; `weights` computes the maps when they are
-    asked for. Keys as in timm: `qkv` (query, key, value, each head-major) and `proj`.
+    It keeps no (N, M) matrix. `dropout` is the rate on the weights.
+    """
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
+"""`fused_attention`, or what a `Record` hands in to run in its place."""
+
+
+class Context(NamedTuple):
+    """What attention is told besides its tokens.
+
+    Attributes:
+        rotation: what rotary positions turn queries and keys by.
+        mask: (..., T, T), True where a token may look at another.
+        attend: how heads attend; a `Record` puts its own here.
+    """
+
+    rotation: Rotation | None = None
+    mask: Mask | None = None
+    attend: Attend = fused_attention
+
+
+PLAIN = Context()
+
+
+class MultiHeadAttention(nn.Module):
+    """What attention in heads shares: their number, their width, and the matrix that mixes them.
 
     Args:
         width: D.
         num_heads: k; must divide `width` unless `head_width` is given.
         head_width: h, default width / num_heads.
-        qkv_bias: whether the fused projection has a bias.
         attention_dropout: rate on the attention weights while training.
         projection_dropout: rate after the output projection.
 
@@ -99,7 +131,6 @@ class MultiHeadSelfAttention(nn.Module):
         num_heads: int,
         *,
         head_width: int | None = None,
-        qkv_bias: bool = True,
         attention_dropout: float = 0.0,
         projection_dropout: float = 0.0,
     ) -> None:
@@ -107,41 +138,112 @@ class MultiHeadSelfAttention(nn.Module):
         self.num_heads = num_heads
         self.head_width = resolve_head_width(width, num_heads, head_width)
         self.attention_dropout = attention_dropout
-        self.qkv = nn.Linear(width, 3 * num_heads * self.head_width, bias=qkv_bias)
         self.proj = nn.Linear(num_heads * self.head_width, width)
         self.proj_drop = nn.Dropout(projection_dropout)
 
-    def forward(self, tokens: Tokens) -> Tokens:
-        """MSA(z), Eq. 8 of the paper's appendix."""
-        q, k, v = self.heads(tokens)
+    def split(self, fused: Float[Tensor, "B _ E"], parts: int) -> tuple[Heads, ...]:
+        """`parts` projections side by side, each head-major: B T (p k h) -> p times B k T h."""
+        split = fused.unflatten(-1, (parts, self.num_heads, self.head_width))
+        return split.permute(2, 0, 3, 1, 4).unbind(0)
+
+    def mix(self, q: Heads, k: Heads, v: Heads, context: Context) -> Float[Tensor, "B _ D"]:
+        """Attend in every head, then mix the heads: [SA_1; ...; SA_k] U_msa, Eq. 7 and 8."""
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout)
-        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))  # B k T h -> B T (k h)
+        mixed = context.attend(q, k, v, context.mask, dropout)
+        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))  # B k N h -> B N (k h)
 
-    def heads(
-        self, tokens: Tokens
-    ) -> tuple[Float[Tensor, "B k T h"], Float[Tensor, "B k T h"], Float[Tensor, "B k T h"]]:
-        """Queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
-        fused = self.qkv(tokens).unflatten(-1, (3, self.num_heads, self.head_width))
-        q, k, v = fused.permute(2, 0, 3, 1, 4)  # B T 3 k h -> 3 B k T h
-        return q, k, v
 
-    def weights(
+class MultiHeadSelfAttention(MultiHeadAttention):
+    """MSA: k heads attend to the whole sequence side by side, then one matrix mixes them.
+
+    (B, T, D) -> (B, T, D). Keys as in timm: `qkv` (query, key, value, each head-major), `q_norm`,
+    `k_norm` and `proj`.
+
+    Args:
+        width: D.
+        num_heads: k.
+        qkv_bias: whether the fused projection has a bias; `"no_key"`: for query and value only.
+        qk_norm: whether queries and keys are normed in each head.
+        norm: `layer` or `rms`, for `qk_norm`.
+        norm_eps: that norm's epsilon.
+        **heads: further keywords of `MultiHeadAttention`.
+    """
+
+    def __init__(
         self,
-        tokens: Tokens,
-        heads: Sequence[int] | None = None,
-        queries: Sequence[int] | None = None,
-    ) -> AttentionMaps:
-        """The attention maps A of Eq. 6, before dropout: (B, k, Q, T), rows sum to 1.
+        width: int,
+        num_heads: int,
+        *,
+        qkv_bias: QKVBias = True,
+        qk_norm: bool = False,
+        norm: str = "layer",
+        norm_eps: float = 1e-6,
+        **heads: Any,
+    ) -> None:
+        super().__init__(width, num_heads, **heads)
+        h, inner = self.head_width, num_heads * self.head_width
+        if qkv_bias == "no_key":
+            self.qkv: nn.Linear = KeylessBiasLinear(width, inner)
+        else:
+            self.qkv = nn.Linear(width, 3 * inner, bias=qkv_bias)
+        self.q_norm = make_norm(norm, h, norm_eps) if qk_norm else nn.Identity()
+        self.k_norm = make_norm(norm, h, norm_eps) if qk_norm else nn.Identity()
 
-        Args:
-            tokens: what `forward` would be given.
-            heads: only these heads; default all k.
-            queries: only these query rows; default all T.
-        """
-        q, k, _ = self.heads(tokens)
-        if heads is not None:
-            q, k = q[:, list(heads)], k[:, list(heads)]
-        if queries is not None:
-            q = q[:, :, list(queries)]
-        return attention_weights(q, k)
+    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
+        """MSA(z), Eq. 8 of the paper's appendix."""
+        q, k, v = self.heads(tokens, context.rotation)
+        return self.mix(q, k, v, context)
+
+    def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
+        """Queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
+        q, k, v = self.split(self.qkv(tokens), 3)
+        q, k = self.q_norm(q), self.k_norm(k)
+        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Queries of one sequence attend to another: (B, N, D) and memory (B, M, D) -> (B, N, D).
+
+    "Attention Is All You Need", Sec. 3.2.3. Keys as in timm's latent attention: `q`, `kv`, `proj`.
+    """
+
+    def __init__(self, width: int, num_heads: int, **heads: Any) -> None:
+        super().__init__(width, num_heads, **heads)
+        inner = num_heads * self.head_width
+        self.q = nn.Linear(width, inner)
+        self.kv = nn.Linear(width, 2 * inner)
+
+    def forward(
+        self,
+        tokens: Float[Tensor, "B N D"],
+        memory: Float[Tensor, "B M D"],
+        context: Context = PLAIN,
+    ) -> Float[Tensor, "B N D"]:
+        """What `tokens` take from `memory`; the mask is (..., N, M)."""
+        (q,), (k, v) = self.split(self.q(tokens), 1), self.split(self.kv(memory), 2)
+        return self.mix(q, k, v, context)
+
+
+class KeylessBiasLinear(nn.Linear):
+    """The fused qkv projection with a bias for query and value and none for the key (BEiT, EVA).
+
+    A key's bias adds the same number to a whole row of scores, which the softmax takes out again.
+    """
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__(width, 3 * inner, bias=False)
+        self.q_bias = nn.Parameter(torch.zeros(inner))
+        self.v_bias = nn.Parameter(torch.zeros(inner))
+
+    def forward(self, input: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
+        """(..., D) -> (..., 3 k h)."""
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        return F.linear(input, self.weight, bias)
+
+
+def rotate(x: Heads, rotation: Rotation) -> Heads:
+    """Turn pairs (x_i, x_(i + h/2)) by their angles: RoFormer (arXiv 2104.09864), Eq. 34, in the
+    layout of DINOv3, where the halves of a head's width are the pairs."""
+    sin, cos = rotation
+    first, second = x.chunk(2, dim=-1)
+    return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

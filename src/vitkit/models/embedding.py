@@ -5,15 +5,19 @@ z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos. `PatchEmbedding` is x_p E, `Embe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import ShapeError
-from vitkit.models.positions import resample_positions
+from vitkit.errors import ShapeError, SpecError
+from vitkit.models.attention import Rotation
+from vitkit.models.hybrid import resnet
 from vitkit.shapes import Grid, Images, Tokens
+from vitkit.spec import ViTSpec
 
 
 def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N V"]:
@@ -37,18 +41,23 @@ class PatchEmbedding(nn.Module):
         in_channels: C.
         patch_size: P, or (height, width), in pixels.
         width: D.
+        bias: whether the projection has a bias.
 
     Raises:
         ShapeError: at call time, another number of channels or a size that P does not divide.
     """
 
     def __init__(
-        self, in_channels: int = 3, patch_size: int | tuple[int, int] = 16, width: int = 768
+        self,
+        in_channels: int = 3,
+        patch_size: int | tuple[int, int] = 16,
+        width: int = 768,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         pair = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         self.in_channels, self.patch_size = in_channels, pair
-        self.proj = nn.Conv2d(in_channels, width, kernel_size=pair, stride=pair)
+        self.proj = nn.Conv2d(in_channels, width, kernel_size=pair, stride=pair, bias=bias)
 
     def forward(self, images: Images) -> Tokens:
         """x_p E by a convolution with stride P."""
@@ -80,36 +89,189 @@ class LinearPatchEmbedding(PatchEmbedding):
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
 
 
+class NormedPatchEmbedding(PatchEmbedding):
+    """Patchify, LayerNorm, matrix, LayerNorm: "Dual PatchNorm" (arXiv 2302.01327), as lucidrains'.
+
+    The norms have torch's epsilon, 1e-5. Arguments as for `PatchEmbedding`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        patch_size: int | tuple[int, int] = 16,
+        width: int = 768,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(in_channels, patch_size, width, bias)
+        values = in_channels * self.patch_size[0] * self.patch_size[1]
+        self.norm_patches = nn.LayerNorm(values)
+        self.proj = nn.Linear(values, width, bias=bias)  # type: ignore[assignment]
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, images: Images) -> Tokens:
+        """LN(E LN(x_p)) of patches whose values stand as in `patchify`."""
+        self.grid(images)
+        return self.norm(self.proj(self.norm_patches(patchify(images, self.patch_size))))
+
+
+class HybridEmbedding(PatchEmbedding):
+    """Patches of a network's feature map instead of the picture (Sec. 3.1, "Hybrid Architecture").
+
+    (B, C, H, W) -> backbone (B, c, h, w) -> (B, N, D). `patch_size` stays in pixels of the picture.
+
+    Args:
+        backbone: any module that gives one map (B, c, h, w).
+        channels: c.
+        stride: pixels of the picture for one cell of the map, (down, across); must divide
+            `patch_size`.
+        in_channels: C.
+        patch_size: P in pixels of the picture.
+        width: D.
+        bias: whether the projection has a bias.
+
+    Raises:
+        ShapeError: at call time, as for `PatchEmbedding`, and for a map of another size than
+            H / stride x W / stride.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        channels: int,
+        stride: tuple[int, int],
+        in_channels: int,
+        patch_size: tuple[int, int],
+        width: int,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(in_channels, patch_size, width, bias)
+        cells = (patch_size[0] // stride[0], patch_size[1] // stride[1])
+        self.backbone = backbone
+        self.proj = nn.Conv2d(channels, width, kernel_size=cells, stride=cells, bias=bias)
+
+    def forward(self, images: Images) -> Tokens:
+        """x_p E with x_p from the feature map."""
+        rows, columns = self.grid(images)
+        cells = self.proj(self.backbone(images))
+        if cells.shape[2:] != (rows, columns):
+            raise ShapeError(
+                f"the backbone's map gives {cells.shape[2]} x {cells.shape[3]} patches of pictures "
+                f"{images.shape[2]} x {images.shape[3]}; expected {rows} x {columns}"
+            )
+        return cells.flatten(2).transpose(1, 2)  # B D gh gw -> B N D
+
+
 STEMS: dict[str, type[PatchEmbedding]] = {
     "convolution": PatchEmbedding,
     "linear": LinearPatchEmbedding,
+    "normed_linear": NormedPatchEmbedding,
 }
 
 
-class Embedding(nn.Module):
-    """Eq. 1: put the class token before the embedded patches, add positions, then dropout.
+def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
+    """The stem of a spec; `backbone` is what the stem of that name takes its map from.
 
-    The two tables belong to the model, under timm's keys `cls_token` and `pos_embed`; they are
-    handed in, so that this module has no parameters.
+    Raises:
+        SpecError: a backbone without the stem `backbone` or the other way round, or a map whose
+            cells the patch cannot be made of.
+    """
+    if (spec.stem == "backbone") != (backbone is not None):
+        raise SpecError(
+            f"stem {spec.stem!r} "
+            + ("takes no backbone; set stem to 'backbone'" if backbone else "needs ViT's backbone=")
+        )
+    common: dict[str, Any] = {
+        "in_channels": spec.in_channels,
+        "patch_size": spec.patch_size,
+        "width": spec.width,
+        "bias": spec.patch_bias,
+    }
+    if backbone is not None:
+        channels, stride = _probe(backbone, spec)
+        return HybridEmbedding(backbone, channels=channels, stride=stride, **common)
+    if spec.stem == "resnet":
+        made = resnet(spec.in_channels, spec.resnet_layers, spec.resnet_variant)
+        square = (made.stride, made.stride)
+        return HybridEmbedding(made, channels=made.out_channels, stride=square, **common)
+    return STEMS[spec.stem](**common)
+
+
+def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
+    """Channels and stride of a backbone's map, by running it once on a black picture."""
+    some = next(backbone.parameters(), torch.empty(0))
+    was_training = backbone.training
+    backbone.eval()
+    with torch.no_grad():
+        made = backbone(some.new_zeros(1, spec.in_channels, *spec.image_size))
+    backbone.train(was_training)
+    if not isinstance(made, Tensor) or made.ndim != 4:
+        raise SpecError("the backbone must give one map (B, c, h, w)")
+    height, width = made.shape[2:]
+    for patch, image, cells in zip(spec.patch_size, spec.image_size, (height, width), strict=True):
+        if image % cells or patch % (image // cells):
+            raise SpecError(
+                f"the backbone makes {cells} cells of {image} pixels, and patch_size {patch} is "
+                f"not a multiple of {image / cells:g} pixels; take such a patch_size"
+            )
+    stride = (spec.image_size[0] // height, spec.image_size[1] // width)
+    return made.shape[1], stride
+
+
+class Embedding(nn.Module):
+    """Eq. 1: put the prefix tokens before the embedded patches, add positions, then dropout.
+
+    The tokens and the table belong to the model, under timm's keys `cls_token` and `pos_embed`;
+    they are handed in, so that this module has no parameters.
 
     Args:
-        base_grid: (gh, gw), the grid the position table was made for.
+        positions: computes the table to add, as `make_positions` gives it.
         dropout: rate once, after positions are added.
     """
 
-    def __init__(self, base_grid: Grid, *, dropout: float = 0.0) -> None:
+    def __init__(self, positions: nn.Module, *, dropout: float = 0.0) -> None:
         super().__init__()
-        self.base_grid = base_grid
+        self.positions = positions
         self.pos_drop = nn.Dropout(dropout)
 
     def forward(
         self,
         patches: Float[Tensor, "B N D"],
         grid: Grid,
-        cls_token: Float[Tensor, "1 1 D"] | None,
-        pos_embed: Float[Tensor, "1 T0 D"],
+        prefix: Float[Tensor, "1 R D"],
+        pos_embed: Float[Tensor, "1 T0 D"] | None,
     ) -> Tokens:
-        """[x_class; x_p E] + E_pos; on another grid than the base one, E_pos is resampled."""
-        if cls_token is not None:
-            patches = torch.cat([cls_token.expand(len(patches), -1, -1), patches], dim=1)
-        return self.pos_drop(patches + resample_positions(pos_embed, self.base_grid, grid))
+        """[x_class; x_p E] + E_pos, where a table without rows for the prefix adds 0 to it."""
+        tokens = torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)
+        table = self.positions(pos_embed, grid, tokens)
+        missing = tokens.shape[1] - table.shape[1]
+        return self.pos_drop(tokens + F.pad(table, (0, 0, missing, 0)))
+
+
+class PatchDropout(nn.Module):
+    """Drops patch tokens of each picture in training: "PatchDropout" (arXiv 2208.07220).
+
+    Args:
+        rate: part of the patches that goes; at least one stays.
+        prefix: tokens before the patches, which all stay.
+    """
+
+    def __init__(self, rate: float, prefix: int) -> None:
+        super().__init__()
+        self.rate, self.prefix = rate, prefix
+
+    def forward(self, tokens: Tokens, rotation: Rotation | None) -> tuple[Tokens, Rotation | None]:
+        """The tokens kept, in their order, and what rotary positions turn them by."""
+        if self.rate == 0.0 or not self.training:
+            return tokens, rotation
+        batch, count, width = tokens.shape
+        patches = count - self.prefix
+        kept = max(1, round(patches * (1 - self.rate)))
+        order = torch.rand(batch, patches, device=tokens.device).argsort(dim=1)
+        places = order[:, :kept].sort(dim=1).values + self.prefix
+        first = torch.arange(self.prefix, device=tokens.device).expand(batch, -1)
+        places = torch.cat([first, places], dim=1)
+        if rotation is not None:
+            sin, cos = rotation
+            rotation = sin[places].unsqueeze(1), cos[places].unsqueeze(1)  # B 1 T h
+        return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, width)), rotation

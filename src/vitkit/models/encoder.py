@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.models.attention import MultiHeadSelfAttention
-from vitkit.models.mlp import MLP
+from vitkit.errors import SpecError, did_you_mean
+from vitkit.models.attention import PLAIN, Context, MultiHeadSelfAttention
+from vitkit.models.mlp import make_mlp
+from vitkit.models.norm import LayerScale, make_norm
 from vitkit.models.record import Record
-from vitkit.shapes import AttentionMaps, Tokens
+from vitkit.shapes import Tokens
+from vitkit.spec import Block, QKVBias
 
 
 class DropPath(nn.Module):
@@ -50,15 +54,19 @@ class EncoderBlock(nn.Module):
         mlp_width: M.
         head_width: h, default width / num_heads.
         activation: the MLP's non-linearity by name.
-        qkv_bias: whether the qkv projection has a bias.
-        norm_eps: LayerNorm's epsilon.
+        mlp: the MLP's kind, `plain`, `swiglu_packed` or `swiglu_split`.
+        qkv_bias: whether the qkv projection has a bias; `"no_key"`: for query and value only.
+        qk_norm: whether queries and keys are normed.
+        norm: `layer` or `rms`.
+        norm_eps: the norms' epsilon.
+        layer_scale: what LayerScale of both branches starts at; `None` for none.
         attention_dropout: rate on the attention weights.
         projection_dropout: rate after the attention's output projection.
         mlp_dropout: rate after both linear layers of the MLP.
         drop_path: stochastic depth of both branches.
 
     Raises:
-        SpecError: num_heads does not divide width, or an unknown activation.
+        SpecError: num_heads does not divide width, or an unknown activation, norm or kind of MLP.
     """
 
     def __init__(
@@ -69,41 +77,76 @@ class EncoderBlock(nn.Module):
         *,
         head_width: int | None = None,
         activation: str = "gelu",
-        qkv_bias: bool = True,
+        mlp: str = "plain",
+        qkv_bias: QKVBias = True,
+        qk_norm: bool = False,
+        norm: str = "layer",
         norm_eps: float = 1e-6,
+        layer_scale: float | None = None,
         attention_dropout: float = 0.0,
         projection_dropout: float = 0.0,
         mlp_dropout: float = 0.0,
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, eps=norm_eps)
+        self.norm1 = make_norm(norm, width, norm_eps)
         self.attn = MultiHeadSelfAttention(
             width,
             num_heads,
             head_width=head_width,
             qkv_bias=qkv_bias,
+            qk_norm=qk_norm,
+            norm=norm,
+            norm_eps=norm_eps,
             attention_dropout=attention_dropout,
             projection_dropout=projection_dropout,
         )
+        self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
-        self.norm2 = nn.LayerNorm(width, eps=norm_eps)
-        self.mlp = MLP(width, mlp_width, activation=activation, dropout=mlp_dropout)
+        self.norm2 = make_norm(norm, width, norm_eps)
+        self.mlp = make_mlp(mlp, width, mlp_width, activation, mlp_dropout)
+        self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 
-    def forward(self, tokens: Tokens) -> Tokens:
+    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """Eq. 2, then Eq. 3."""
-        tokens = tokens + self.drop_path1(self.attn(self.norm1(tokens)))
-        return tokens + self.drop_path2(self.mlp(self.norm2(tokens)))
+        mixed = self.attn(self.norm1(tokens), context)
+        tokens = tokens + self.drop_path1(self.ls1(mixed))
+        return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
 
-    def attention_weights(
-        self,
-        tokens: Tokens,
-        heads: Sequence[int] | None = None,
-        queries: Sequence[int] | None = None,
-    ) -> AttentionMaps:
-        """The maps (B, k, Q, T) that `forward` uses on the same tokens, recomputed from q and k."""
-        return self.attn.weights(self.norm1(tokens), heads, queries)
+
+class PostNormBlock(EncoderBlock):
+    """LN(z + MSA(z)), then LN(z + MLP(z)): "Attention Is All You Need", Sec. 3.1.
+
+    Arguments as for `EncoderBlock`.
+    """
+
+    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
+        """The norm stands on the sum."""
+        mixed = self.attn(tokens, context)
+        tokens = self.norm1(tokens + self.drop_path1(self.ls1(mixed)))
+        return self.norm2(tokens + self.drop_path2(self.ls2(self.mlp(tokens))))
+
+
+class ResPostNormBlock(EncoderBlock):
+    """z + LN(MSA(z)), then z + LN(MLP(z)): Swin V2 (arXiv 2111.09883), Fig. 1.
+
+    Arguments as for `EncoderBlock`.
+    """
+
+    def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
+        """The norm stands on the branch."""
+        mixed = self.attn(tokens, context)
+        tokens = tokens + self.drop_path1(self.ls1(self.norm1(mixed)))
+        return tokens + self.drop_path2(self.ls2(self.norm2(self.mlp(tokens))))
+
+
+BLOCKS: dict[str, type[EncoderBlock]] = {
+    "pre_norm": EncoderBlock,
+    "post_norm": PostNormBlock,
+    "res_post_norm": ResPostNormBlock,
+}
+assert set(BLOCKS) == set(get_args(Block)), "spec.Block lists what encoder.py builds"
 
 
 class Encoder(nn.Module):
@@ -114,9 +157,10 @@ class Encoder(nn.Module):
         depth: L.
         num_heads: k.
         mlp_width: M.
-        drop_path: stochastic depth of the last block, rising linearly from 0 at the first.
-        norm_eps: LayerNorm's epsilon, the last norm's too.
-        **block: any further keyword of `EncoderBlock`.
+        norm: `layer` or `rms`, in the blocks and at the end.
+        norm_eps: the norms' epsilon.
+        final_norm: whether there is a norm after the last block.
+        **blocks: `block`, `drop_path`, `drop_path_schedule` and any keyword of `EncoderBlock`.
 
     >>> Encoder(width=64, depth=2, num_heads=4, mlp_width=128)(torch.zeros(3, 7, 64)).shape
     torch.Size([3, 7, 64])
@@ -129,35 +173,71 @@ class Encoder(nn.Module):
         num_heads: int,
         mlp_width: int,
         *,
-        drop_path: float = 0.0,
+        norm: str = "layer",
         norm_eps: float = 1e-6,
-        **block: object,
+        final_norm: bool = True,
+        **blocks: Any,
     ) -> None:
         super().__init__()
         self.blocks = stack_blocks(
             depth,
-            drop_path=drop_path,
             width=width,
             num_heads=num_heads,
             mlp_width=mlp_width,
+            norm=norm,
             norm_eps=norm_eps,
-            **block,
+            **blocks,
         )
-        self.norm = nn.LayerNorm(width, eps=norm_eps)
+        self.norm = make_norm(norm, width, norm_eps) if final_norm else nn.Identity()
 
-    def forward(self, tokens: Tokens, record: Record | None = None) -> Tokens:
+    def forward(
+        self, tokens: Tokens, record: Record | None = None, context: Context = PLAIN
+    ) -> Tokens:
         """LN(z_L)."""
-        return self.norm(run_blocks(self.blocks, tokens, record))
+        return self.norm(run_blocks(self.blocks, tokens, record, context))
 
 
-def stack_blocks(depth: int, *, drop_path: float, **block: object) -> nn.ModuleList:
-    """`depth` blocks whose stochastic depth rises linearly from 0 to `drop_path`."""
+def stack_blocks(
+    depth: int,
+    *,
+    block: str = "pre_norm",
+    drop_path: float = 0.0,
+    drop_path_schedule: str = "linear",
+    **settings: Any,
+) -> nn.ModuleList:
+    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant.
+
+    Raises:
+        SpecError: an unknown block or schedule, or what `EncoderBlock` refuses.
+    """
+    for name, known in ((block, list(BLOCKS)), (drop_path_schedule, ["linear", "constant"])):
+        if name not in known:
+            raise SpecError(f"{name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
     rates = [drop_path * layer / max(depth - 1, 1) for layer in range(depth)]
-    return nn.ModuleList(EncoderBlock(drop_path=rate, **block) for rate in rates)  # type: ignore[arg-type]
+    if drop_path_schedule == "constant":
+        rates = [drop_path] * depth
+    return nn.ModuleList(BLOCKS[block](drop_path=rate, **settings) for rate in rates)
 
 
-def run_blocks(blocks: nn.ModuleList, tokens: Tokens, record: Record | None) -> Tokens:
+RunBlock = Callable[[nn.Module, Tokens, Context], Tokens]
+
+
+def call_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
+    """How a block runs; gradient checkpointing puts another way in its place."""
+    return block(tokens, context)
+
+
+def run_blocks(
+    blocks: nn.ModuleList,
+    tokens: Tokens,
+    record: Record | None = None,
+    context: Context = PLAIN,
+    run: RunBlock = call_block,
+) -> Tokens:
     """z_0 -> z_L; what `record` asks for is kept on the way.
+
+    Layers of which nothing was asked run as they do without a record; those that were asked run
+    outside a compiled graph.
 
     Raises:
         SettingError: the record asks for a layer that is not there.
@@ -165,11 +245,17 @@ def run_blocks(blocks: nn.ModuleList, tokens: Tokens, record: Record | None) -> 
     if record is not None:
         record.begin(len(blocks))
     for layer, block in enumerate(blocks):
-        if record is not None and record.wants_attention(layer):
-            assert isinstance(block, EncoderBlock)
-            record.check(block.attn.num_heads, tokens.shape[1])
-            record.attention[layer] = block.attention_weights(tokens, record.heads, record.queries)
-        tokens = block(tokens)
-        if record is not None and record.wants_tokens(layer):
-            record.tokens[layer] = tokens
+        if record is not None and record.wants(layer):
+            tokens = _run_recorded(block, layer, record, tokens, context)
+        else:
+            tokens = run(block, tokens, context)
+    return tokens
+
+
+@torch.compiler.disable(reason="a Record keeps what a block does")  # type: ignore[untyped-decorator]
+def _run_recorded(
+    block: nn.Module, layer: int, record: Record, tokens: Tokens, context: Context
+) -> Tokens:
+    tokens = block(tokens, context._replace(attend=record.attend(layer)))
+    record.keep(layer, tokens)
     return tokens

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit.models.attention import CrossAttention
+from vitkit.models.mlp import MLP
+from vitkit.models.norm import make_norm
 from vitkit.shapes import Grid, Pooled, Tokens
-from vitkit.spec import Pooling
+from vitkit.spec import Pooling, ViTSpec
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the encoder says of a batch, after the last norm.
+    """What the encoder says of a batch, after the last norm (where it stands before pooling).
 
     Attributes:
         cls: the class token (B, D), or `None` where the model has none.
         distillation: the distillation token (B, D), or `None`.
         registers: register tokens (B, R, D), or `None`.
-        patches: patch tokens (B, N, D), row by row.
+        patches: patch tokens (B, N, D), row by row; fewer while `patch_dropout` trains.
         grid: (gh, gw), with N = gh * gw.
     """
 
@@ -30,31 +36,102 @@ class Features:
     grid: Grid
 
     @classmethod
-    def split(cls, tokens: Tokens, grid: Grid, *, class_token: bool) -> Features:
-        """Take the normed tokens (B, T, D) of a model apart."""
-        prefix = int(class_token)
+    def split(cls, tokens: Tokens, grid: Grid, spec: ViTSpec) -> Features:
+        """Take the normed tokens (B, T, D) of a model apart: class, distillation, registers."""
+        registers = tokens[:, spec.num_prefix_tokens - spec.num_registers : spec.num_prefix_tokens]
         return cls(
-            cls=tokens[:, 0] if class_token else None,
-            distillation=None,
-            registers=None,
-            patches=tokens[:, prefix:],
+            cls=tokens[:, 0] if spec.class_token else None,
+            distillation=tokens[:, 1] if spec.distillation_token else None,
+            registers=registers if spec.num_registers else None,
+            patches=tokens[:, spec.num_prefix_tokens :],
             grid=grid,
         )
 
+    def all_tokens(self) -> Tokens:
+        """The tokens (B, T, D) as they were before `split`."""
+        single = [
+            token.unsqueeze(1) for token in (self.cls, self.distillation) if token is not None
+        ]
+        registers = [] if self.registers is None else [self.registers]
+        return torch.cat([*single, *registers, self.patches], dim=1)
+
+
+def _cls(features: Features) -> Pooled:
+    assert features.cls is not None
+    return features.cls
+
+
+def _distillation(features: Features) -> Pooled:
+    assert features.distillation is not None
+    return features.distillation
+
+
+def _mean(features: Features) -> Pooled:
+    return features.patches.mean(dim=1)
+
+
+POOLINGS: dict[str, Callable[[Features], Tensor]] = {
+    "cls": _cls,
+    "distillation": _distillation,
+    "mean": _mean,
+    "mean_all": lambda features: features.all_tokens().mean(dim=1),
+    "cls_mean": lambda features: torch.cat([_cls(features), _mean(features)], dim=1),
+}
+assert {*POOLINGS, "map"} == {*get_args(Pooling), "distillation"}, "spec.Pooling lists these"
+
 
 class Readout(nn.Module):
-    """Eq. 4: y = LN(z_L)^0, the normed class token; or the mean of the normed patches.
+    """Eq. 4: y = LN(z_L)^0, the normed class token; or another summary of the normed tokens.
 
     Args:
-        pooling: `cls` or `mean` (the latter is big_vision's `gap`, arXiv 2205.01580).
+        pooling: `cls`, `mean` (of the patches: big_vision's `gap`, arXiv 2205.01580), `mean_all`,
+            `cls_mean` (both side by side, as DINOv2's linear probes) or `distillation`.
     """
 
-    def __init__(self, pooling: Pooling = "cls") -> None:
+    def __init__(self, pooling: str = "cls") -> None:
         super().__init__()
-        self.pooling = pooling
+        self.pool = POOLINGS[pooling]
 
-    def forward(self, features: Features) -> Pooled:
+    def forward(self, features: Features) -> Float[Tensor, "B E"]:
+        """y (B, D), or (B, 2 D) for `cls_mean`."""
+        return self.pool(features)
+
+
+class AttentionPool(CrossAttention):
+    """MAP: one learned query attends to the patches, then an MLP with a residual (SigLIP's head).
+
+    Set Transformer (arXiv 1810.00825), Sec. 3.2, as in big_vision; keys as timm's `attn_pool`.
+
+    Args:
+        spec: the model's; heads, MLP width, activation and norm are the encoder's.
+    """
+
+    def __init__(self, spec: ViTSpec) -> None:
+        super().__init__(spec.width, spec.num_heads, head_width=spec.head_width)
+        self.latent = nn.Parameter(torch.zeros(1, 1, spec.width))
+        self.norm = make_norm(spec.norm, spec.width, spec.norm_eps)
+        activation = "gelu" if spec.mlp != "plain" else spec.activation
+        self.mlp = MLP(spec.width, spec.mlp_width, activation=activation)
+
+    def forward(self, features: Features) -> Pooled:  # type: ignore[override]
         """y (B, D)."""
-        if self.pooling == "cls" and features.cls is not None:
-            return features.cls
-        return features.patches.mean(dim=1)
+        query = self.latent.expand(len(features.patches), -1, -1)
+        pooled = super().forward(query, features.patches)[:, 0]
+        return pooled + self.mlp(self.norm(pooled))
+
+
+class Representation(nn.Module):
+    """tanh(W y + b) before the head: the paper's MLP head of pre-training (Sec. 3.1).
+
+    Args:
+        inputs: numbers of y.
+        width: numbers of the representation.
+    """
+
+    def __init__(self, inputs: int, width: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(inputs, width)
+
+    def forward(self, y: Float[Tensor, "B E"]) -> Float[Tensor, "B F"]:
+        """(B, E) -> (B, F) in (-1, 1)."""
+        return torch.tanh(self.fc(y))

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from vitkit.errors import SettingError
+from vitkit.models.attention import Attend, Heads, Mask, attention_weights, fused_attention
 from vitkit.shapes import AttentionMaps
+
+Maps = dict[int, AttentionMaps]
 
 
 class Record:
@@ -20,17 +24,24 @@ class Record:
     Args:
         attention: layers whose attention maps are wanted.
         tokens: layers whose output tokens are wanted (before the last norm).
+        cross_attention: decoder layers whose maps over the memory are wanted (`Transformer`).
         heads: only these heads of the maps; default all.
         queries: only these rows of the maps (0 is the class token); default all.
+        gradients: make the maps part of the graph and keep their `.grad` after a backward pass, for
+            relevance methods. The layers asked for then run without the fused kernel, in full.
 
     Attributes:
-        attention: layer number -> maps (B, k, Q, T); rows sum to 1.
+        attention: layer number -> maps (B, k, Q, T), before dropout; rows sum to 1.
         tokens: layer number -> the block's output (B, T, D).
+        cross_attention: layer number -> maps (B, k, Q, M).
+
+    Raises:
+        SettingError: `gradients` of narrowed maps.
 
     >>> record = Record(attention=[0, -1])
     >>> record.begin(depth=12)
-    >>> record.wants_attention(11), record.wants_attention(5)
-    (True, False)
+    >>> record.wants(0), record.wants(11), record.wants(5)
+    (True, True, False)
     """
 
     def __init__(
@@ -38,46 +49,91 @@ class Record:
         *,
         attention: Sequence[int] = (),
         tokens: Sequence[int] = (),
+        cross_attention: Sequence[int] = (),
         heads: Sequence[int] | None = None,
         queries: Sequence[int] | None = None,
+        gradients: bool = False,
     ) -> None:
-        self._asked_attention, self._asked_tokens = tuple(attention), tuple(tokens)
-        self._attention_layers: frozenset[int] = frozenset()
-        self._token_layers: frozenset[int] = frozenset()
-        self.heads, self.queries = heads, queries
-        self.attention: dict[int, AttentionMaps] = {}
+        if gradients and (heads is not None or queries is not None):
+            raise SettingError(
+                "gradients=True keeps whole maps; leave heads and queries out and index the maps"
+            )
+        self._asked = (tuple(attention), tuple(cross_attention), tuple(tokens))
+        self._layers: tuple[frozenset[int], ...] = (frozenset(), frozenset(), frozenset())
+        self.heads, self.queries, self.gradients = heads, queries, gradients
+        self.attention: Maps = {}
+        self.cross_attention: Maps = {}
         self.tokens: dict[int, Float[Tensor, "B T D"]] = {}
 
-    def begin(self, depth: int) -> None:
+    def begin(self, depth: int, *, cross: bool = False) -> None:
         """Forget the last pass and number the layers of a model of this depth.
 
         Raises:
-            SettingError: a layer that the model does not have.
+            SettingError: a layer that the model does not have, or cross-attention of a model
+                without it (`cross=False`).
         """
-        self.attention, self.tokens = {}, {}
-        self._attention_layers = _resolve(self._asked_attention, depth)
-        self._token_layers = _resolve(self._asked_tokens, depth)
+        if self._asked[1] and not cross:
+            raise SettingError(
+                "cross_attention was asked for of layers that only attend to themselves; "
+                "ask for attention, or give this record to a Transformer's decoder"
+            )
+        self.attention, self.cross_attention, self.tokens = {}, {}, {}
+        self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
 
-    def check(self, num_heads: int, tokens: int) -> None:
-        """Raise `SettingError` for a head or a query row that the model does not have."""
-        for query in self.queries or ():
-            if not 0 <= query < tokens:
-                raise SettingError(
-                    f"query row {query} of {tokens} was asked for; rows are 0..{tokens - 1}"
-                )
-        for head in self.heads or ():
-            if not 0 <= head < num_heads:
-                raise SettingError(
-                    f"head {head} of {num_heads} was asked for; heads are 0..{num_heads - 1}"
-                )
+    def wants(self, layer: int) -> bool:
+        """Whether anything of this layer was asked for."""
+        return any(layer in layers for layers in self._layers)
 
-    def wants_attention(self, layer: int) -> bool:
-        """Whether the maps of this layer were asked for."""
-        return layer in self._attention_layers
+    def attend(self, layer: int) -> Attend:
+        """How this layer's self-attention runs: fused, and its maps kept where asked for."""
+        return self._listen(layer, self.attention) if layer in self._layers[0] else fused_attention
 
-    def wants_tokens(self, layer: int) -> bool:
-        """Whether the output tokens of this layer were asked for."""
-        return layer in self._token_layers
+    def attend_across(self, layer: int) -> Attend:
+        """The same for the layer's attention to the memory."""
+        listens = layer in self._layers[1]
+        return self._listen(layer, self.cross_attention) if listens else fused_attention
+
+    def keep(self, layer: int, tokens: Float[Tensor, "B T D"]) -> None:
+        """Keep the layer's output tokens if they were asked for."""
+        if layer in self._layers[2]:
+            self.tokens[layer] = tokens
+
+    def _listen(self, layer: int, maps: Maps) -> Attend:
+        def attend(
+            q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
+        ) -> Heads:
+            if self.gradients:
+                weights = maps[layer] = attention_weights(q, k, mask)
+                if weights.requires_grad:
+                    weights.retain_grad()
+                return F.dropout(weights, dropout) @ v
+            maps[layer] = self._narrowed(q, k, mask)
+            return fused_attention(q, k, v, mask, dropout)
+
+        return attend
+
+    def _narrowed(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "B _ Q M"]:
+        """Eq. 6 for the heads and query rows asked for, before dropout."""
+        if mask is not None:
+            mask = mask.expand(q.shape[:-1] + k.shape[-2:-1])
+        if self.heads is not None:
+            _check(self.heads, q.shape[1], "head")
+            q, k = q[:, list(self.heads)], k[:, list(self.heads)]
+            mask = None if mask is None else mask[:, list(self.heads)]
+        if self.queries is not None:
+            _check(self.queries, q.shape[2], "query row")
+            q = q[:, :, list(self.queries)]
+            mask = None if mask is None else mask[:, :, list(self.queries)]
+        return attention_weights(q, k, mask)
+
+
+def _check(numbers: Sequence[int], count: int, what: str) -> None:
+    for number in numbers:
+        if not 0 <= number < count:
+            kind = what.rpartition(" ")[2]
+            raise SettingError(
+                f"{what} {number} of {count} was asked for; {kind}s are 0..{count - 1}"
+            )
 
 
 def _resolve(layers: Sequence[int], depth: int) -> frozenset[int]:

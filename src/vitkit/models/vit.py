@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from vitkit.models.embedding import STEMS, Embedding
-from vitkit.models.encoder import run_blocks, stack_blocks
-from vitkit.models.initialisation import init_jax
-from vitkit.models.readout import Features, Readout
+from vitkit.errors import SettingError
+from vitkit.models.attention import Context
+from vitkit.models.embedding import Embedding, PatchDropout, make_stem
+from vitkit.models.encoder import RunBlock, call_block, run_blocks, stack_blocks
+from vitkit.models.initialisation import initialise
+from vitkit.models.norm import make_norm
+from vitkit.models.positions import NoRotation, RotaryPositions, make_positions
+from vitkit.models.readout import AttentionPool, Features, Readout, Representation
 from vitkit.models.record import Record
-from vitkit.shapes import Images, Logits
-from vitkit.spec import ViTSpec
+from vitkit.shapes import Images, Logits, Tokens
+from vitkit.spec import ViTSpec, resolve_head_width
+
+BLOCK_FIELDS = (
+    "depth", "block", "drop_path", "drop_path_schedule", "width", "num_heads", "mlp_width",
+    "head_width", "activation", "mlp", "qkv_bias", "qk_norm", "norm", "norm_eps", "layer_scale",
+    "attention_dropout", "projection_dropout", "mlp_dropout",
+)  # fmt: skip
+"""The fields of a spec that its blocks are made of, by the same names."""
 
 
 class ViT(nn.Module):
     """A plain Vision Transformer: pictures (B, C, H, W) -> logits (B, K).
 
-    H and W may be any multiples of the patch; positions are resampled where they are not
-    `spec.image_size`. Parameter names are timm's: `patch_embed.proj`, `cls_token`, `pos_embed`,
-    `blocks.3.attn.qkv`, `norm`, `head`.
+    H and W may be any multiples of the patch; positions are brought to their grid. Parameter names
+    are timm's: `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.3.attn.qkv`, `norm`, `head`.
+    Every variation is a module chosen here; `forward` is the same for all.
 
     Args:
         spec: the architecture. Initial weights come from torch's global generator.
+        backbone: with `spec.stem == "backbone"`, any module that gives a map (B, c, h, w), whose
+            cells are then cut into patches. A checkpoint cannot describe it.
 
     Attributes:
         spec: as given.
+        run_block: how a block is called; `checkpoint_gradients` puts another way in.
+
+    Raises:
+        SpecError: a backbone that does not fit the spec.
 
     >>> model = ViT(ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=4,
     ...                     mlp_width=128, num_classes=10))
@@ -33,35 +51,61 @@ class ViT(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(self, spec: ViTSpec) -> None:
+    def __init__(self, spec: ViTSpec, backbone: nn.Module | None = None) -> None:
         super().__init__()
         self.spec = spec
-        width, tokens = spec.width, spec.num_prefix_tokens + spec.num_patches
-        self.patch_embed = STEMS[spec.stem](spec.in_channels, spec.patch_size, width)
-        self.cls_token = nn.Parameter(torch.empty(1, 1, width)) if spec.class_token else None
-        self.pos_embed = nn.Parameter(torch.empty(1, tokens, width))
-        self.embedding = Embedding(spec.grid, dropout=spec.position_dropout)
-        self.blocks = stack_blocks(
-            spec.depth,
-            drop_path=spec.drop_path,
-            width=width,
-            num_heads=spec.num_heads,
-            mlp_width=spec.mlp_width,
-            head_width=spec.head_width,
-            activation=spec.activation,
-            qkv_bias=spec.qkv_bias,
-            norm_eps=spec.norm_eps,
-            attention_dropout=spec.attention_dropout,
-            projection_dropout=spec.projection_dropout,
-            mlp_dropout=spec.mlp_dropout,
+        self.run_block: RunBlock = call_block
+        self._make_embedding(spec, backbone)
+        self.blocks = stack_blocks(**{name: getattr(spec, name) for name in BLOCK_FIELDS})
+        self._make_head(spec)
+        initialise(self, spec)
+        if isinstance(self.head, nn.Linear):
+            nn.init.constant_(self.head.bias, spec.head_bias)
+
+    def _make_embedding(self, spec: ViTSpec, backbone: nn.Module | None) -> None:
+        width = spec.width
+
+        def tokens(count: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.empty(1, count, width)) if count else None
+
+        self.patch_embed = make_stem(spec, backbone)
+        self.cls_token = tokens(int(spec.class_token))
+        self.dist_token = tokens(int(spec.distillation_token))
+        self.reg_token = tokens(spec.num_registers)
+        self.pos_embed = tokens(spec.position_rows)
+        positions = make_positions(spec.positions, spec.grid, spec.position_resampling)
+        self.embedding = Embedding(positions, dropout=spec.position_dropout)
+        self.patch_drop = PatchDropout(spec.patch_dropout, spec.num_prefix_tokens)
+        head_width = resolve_head_width(width, spec.num_heads, spec.head_width)
+        rotary = spec.positions == "rope"
+        self.rope = RotaryPositions(head_width, spec.rope_temperature) if rotary else NoRotation()
+        normed = spec.embedding_norm
+        self.norm_pre = make_norm(spec.norm, width, spec.norm_eps) if normed else nn.Identity()
+
+    def _make_head(self, spec: ViTSpec) -> None:
+        def norm(wanted: bool, width: int) -> nn.Module:
+            wanted = wanted and spec.final_norm
+            return make_norm(spec.norm, width, spec.norm_eps) if wanted else nn.Identity()
+
+        def head() -> nn.Module:
+            return nn.Linear(spec.head_inputs, spec.num_classes)
+
+        self.norm = norm(spec.norm_before_pool, spec.width)
+        self.attn_pool = AttentionPool(spec) if spec.pooling == "map" else Readout(spec.pooling)
+        self.fc_norm = norm(not spec.norm_before_pool, spec.pooled_width)
+        represented = spec.representation_width
+        self.pre_logits = (
+            Representation(spec.pooled_width, represented) if represented else nn.Identity()
         )
-        self.norm = nn.LayerNorm(width, eps=spec.norm_eps)
-        self.readout = Readout(spec.pooling)
-        self.head = nn.Linear(width, spec.num_classes) if spec.num_classes else nn.Identity()
-        init_jax(self)
+        self.head_drop = nn.Dropout(spec.head_dropout)
+        self.head = head() if spec.num_classes else nn.Identity()
+        self.head_dist = head() if spec.distillation_token and spec.num_classes else nn.Identity()
+        self.dist_pool = Readout("distillation") if spec.distillation_token else None
+        averaged = spec.distillation_token and spec.distilled_readout == "mean"
+        self._merge = _average if averaged else _first
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:
-        """Logits (B, K); with `num_classes=0`, pooled features (B, D).
+        """Logits (B, K); with `num_classes=0`, what the head would read (B, D).
 
         Args:
             images: (B, C, H, W) float, normalised.
@@ -76,10 +120,53 @@ class ViT(nn.Module):
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
         """Every token after the last norm, taken apart; arguments and errors as for `forward`."""
         grid = self.patch_embed.grid(images)
-        tokens = self.embedding(self.patch_embed(images), grid, self.cls_token, self.pos_embed)
-        tokens = self.norm(run_blocks(self.blocks, tokens, record))
-        return Features.split(tokens, grid, class_token=self.spec.class_token)
+        patches = self.patch_embed(images)
+        tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)
+        tokens, rotation = self.patch_drop(tokens, self.rope(grid, tokens))
+        tokens = self.norm_pre(tokens)
+        tokens = run_blocks(self.blocks, tokens, record, Context(rotation), self.run_block)
+        return Features.split(self.norm(tokens), grid, self.spec)
+
+    def prefix_tokens(self, like: Tokens) -> Tensor:
+        """Class, distillation and register tokens (1, R, D), in this order; R may be 0."""
+        tokens = (self.cls_token, self.dist_token, self.reg_token)
+        there: list[Tensor] = [token for token in tokens if token is not None]
+        return torch.cat(there, dim=1) if there else like[:1, :0]
 
     def forward_head(self, features: Features) -> Logits:
         """The same logits as `forward`, from features already at hand."""
-        return self.head(self.readout(features))
+        return self._merge(self._logits(features))
+
+    def forward_heads(self, features: Features) -> tuple[Logits, Logits]:
+        """Logits of the class head and of the distillation head, each (B, K).
+
+        Raises:
+            SettingError: the model has no distillation token.
+        """
+        if not self.spec.distillation_token:
+            raise SettingError(
+                "the model has one head; forward_heads needs a spec with distillation_token=True"
+            )
+        cls, distillation = self._logits(features)
+        return cls, distillation
+
+    def pooled(self, features: Features) -> Float[Tensor, "B E"]:
+        """What the head reads of a picture: Eq. 4, and the representation where there is one."""
+        return self._merge(self._readouts(features))
+
+    def _readouts(self, features: Features) -> list[Tensor]:
+        pools = [pool for pool in (self.attn_pool, self.dist_pool) if pool is not None]
+        return [self.pre_logits(self.fc_norm(pool(features))) for pool in pools]
+
+    def _logits(self, features: Features) -> list[Tensor]:
+        heads = (self.head, self.head_dist)
+        vectors = self._readouts(features)
+        return [head(self.head_drop(y)) for head, y in zip(heads, vectors, strict=False)]
+
+
+def _first(outputs: list[Tensor]) -> Tensor:
+    return outputs[0]
+
+
+def _average(outputs: list[Tensor]) -> Tensor:
+    return (outputs[0] + outputs[1]) / 2

@@ -1,0 +1,170 @@
+"""The convolutional stem of the hybrid ViTs: a ResNet whose feature map is cut into tokens.
+
+"An Image is Worth 16x16 Words" (arXiv 2010.11929, Sec. 3.1 and 4.1) and "How to train your ViT?"
+(arXiv 2106.10270). R50+B/16 has `layers` (3, 4, 9), R50+L/32 (3, 4, 6, 3), R26+S/32 (2, 2, 2, 2)
+and R+Ti/16 none: its name counts one stride of 2 only, its 8 x 8 patches are 32 pixels apart.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vitkit.errors import SpecError, did_you_mean
+from vitkit.shapes import Images
+
+Layers: TypeAlias = tuple[int, ...]
+GROUPS, ROOT_WIDTH, STAGE_WIDTHS = 32, 64, (256, 512, 1024, 2048)
+
+
+class Numbers(NamedTuple):
+    """What the published stem and its two rewritings in PyTorch do differently.
+
+    A kernel is divided by sqrt(var + weight_eps) if `inside_root`, else by std + weight_eps.
+    Padding is TensorFlow's SAME, or else k // 2 on each side and none for the max pool. The norm
+    of the shortcut has an epsilon and groups of its own; None groups: one per channel.
+    """
+
+    weight_eps: float
+    inside_root: bool
+    norm_eps: float
+    same_padding: bool
+    shortcut_eps: float
+    shortcut_groups: int | None
+
+
+VARIANTS = {
+    "published": Numbers(1e-5, False, 1e-6, True, 1e-6, GROUPS),
+    "timm": Numbers(1e-8, True, 1e-5, True, 1e-5, GROUPS),
+    "jeonsworld": Numbers(1e-5, True, 1e-6, False, 1e-5, None),
+}
+"""published: google-research/vision_transformer, vit_jax/models_{resnet,vit}.py; flax's GroupNorm.
+timm: models/vision_transformer_hybrid.py (`_resnetv2`), layers/norm_act.py (`GroupNormAct`).
+jeonsworld: ViT-pytorch, models/modeling_resnet.py; the 1e-5 of its shortcut is torch's default."""
+
+
+def standardise(kernel: Float[Tensor, "F C P Q"], n: Numbers) -> Float[Tensor, "F C P Q"]:
+    """Each filter with mean 0 and standard deviation 1 (Weight Standardization, arXiv 1903.10520).
+
+    >>> standardise(torch.tensor([1.0, 3.0]).view(1, 2, 1, 1), VARIANTS["timm"]).flatten().tolist()
+    [-1.0, 1.0]
+    """
+    std, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
+    scale = (std.square() + n.weight_eps).sqrt() if n.inside_root else std + n.weight_eps
+    return (kernel - mean) / scale
+
+
+def pad_same(images: Images, kernel: int, stride: int) -> Float[Tensor, "B C h w"]:
+    """Zeros as TensorFlow's SAME, the odd one right and below; kernel >= stride."""
+    down, across = (kernel - stride + -side % stride for side in images.shape[-2:])
+    return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
+
+
+class StdConv2d(nn.Conv2d):
+    """A convolution without bias by the standardised kernel: (B, C, H, W) -> (B, F, H/s, W/s)."""
+
+    def __init__(self, channels: int, width: int, kernel: int, stride: int, n: Numbers) -> None:
+        # At stride 1 SAME is symmetric, and a 1 x 1 kernel needs no zeros.
+        pads = n.same_padding and stride > 1 and kernel > 1
+        super().__init__(channels, width, kernel, stride, 0 if pads else kernel // 2, bias=False)
+        self.pads, self.numbers = pads, n
+
+    def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
+        """Pad, standardise, convolve."""
+        images = pad_same(images, self.kernel_size[0], self.stride[0]) if self.pads else images
+        kernel = standardise(self.weight, self.numbers)
+        return F.conv2d(images, kernel, None, self.stride, self.padding)
+
+
+class Root(nn.Module):
+    """7 x 7 convolution, norm, ReLU, 3 x 3 max pool: (B, C, H, W) -> (B, 64, H/4, W/4)."""
+
+    out_channels, stride = ROOT_WIDTH, 4
+
+    def __init__(self, in_channels: int, n: Numbers) -> None:
+        super().__init__()
+        self.conv = StdConv2d(in_channels, ROOT_WIDTH, 7, 2, n)
+        self.norm = nn.GroupNorm(GROUPS, ROOT_WIDTH, eps=n.norm_eps)
+        self.pads = n.same_padding
+
+    def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
+        """Without SAME padding the sides come out as H/4 - 1 and W/4 - 1."""
+        features = F.relu(self.norm(self.conv(images)))
+        # After a ReLU no zero wins over a pixel, so zeros pad the pool as well.
+        return F.max_pool2d(pad_same(features, 3, 2) if self.pads else features, 3, 2)
+
+
+class Bottleneck(nn.Module):
+    """relu(shortcut + 1x1, 3x3 with stride s, 1x1): (B, C, H, W) -> (B, F, H/s, W/s)."""
+
+    def __init__(self, channels: int, width: int, stride: int, n: Numbers) -> None:
+        super().__init__()
+        inner = width // 4
+        self.downsample = nn.Sequential()
+        if channels != width:
+            groups = n.shortcut_groups or width
+            self.downsample.add_module("conv", StdConv2d(channels, width, 1, stride, n))
+            self.downsample.add_module("norm", nn.GroupNorm(groups, width, eps=n.shortcut_eps))
+        self.conv1 = StdConv2d(channels, inner, 1, 1, n)
+        self.norm1 = nn.GroupNorm(GROUPS, inner, eps=n.norm_eps)
+        self.conv2 = StdConv2d(inner, inner, 3, stride, n)
+        self.norm2 = nn.GroupNorm(GROUPS, inner, eps=n.norm_eps)
+        self.conv3 = StdConv2d(inner, width, 1, 1, n)
+        self.norm3 = nn.GroupNorm(GROUPS, width, eps=n.norm_eps)
+        nn.init.zeros_(self.norm3.weight)  # as published: a fresh block is its shortcut
+
+    def forward(self, x: Images) -> Float[Tensor, "B F h w"]:
+        """A norm after every convolution, a ReLU after the first two norms and after the sum."""
+        branch = F.relu(self.norm1(self.conv1(x)))
+        branch = F.relu(self.norm2(self.conv2(branch)))
+        return F.relu(self.downsample(x) + self.norm3(self.conv3(branch)))
+
+
+class ResNetV2(nn.Module):
+    """Root, then stages of bottlenecks: (B, C, H, W) -> (B, out_channels, H/stride, W/stride).
+
+    `stride`, 4, and `out_channels`, 256, double with each later stage; SAME rounds up. Keys are
+    timm's, so that its `patch_embed.backbone.*` load as they are.
+
+    Raises:
+        SpecError: an unknown variant, more than 4 stages or an empty one, too few for jeonsworld.
+    """
+
+    def __init__(self, in_channels: int, layers: Layers, variant: str = "published") -> None:
+        super().__init__()
+        n = _resolve(layers, variant)
+        self.stem, self.stages = Root(in_channels, n), nn.Sequential()
+        self.out_channels, self.stride = Root.out_channels, Root.stride
+        for index, (depth, width) in enumerate(zip(layers, STAGE_WIDTHS, strict=False)):
+            step = 2 if index else 1
+            blocks = [Bottleneck(self.out_channels, width, step, n)]
+            blocks += [Bottleneck(width, width, 1, n) for _ in range(depth - 1)]
+            self.stages.append(nn.Sequential())
+            self.stages[-1].add_module("blocks", nn.Sequential(*blocks))
+            self.out_channels, self.stride = width, self.stride * step
+
+    def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
+        """Pictures to the feature map of the last stage."""
+        return self.stages(self.stem(images))
+
+
+def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root | ResNetV2:
+    """`ResNetV2`, or where `layers` is empty its root alone, as timm names it (`conv.weight`)."""
+    whole = ResNetV2(in_channels, layers, variant)
+    return whole if layers else whole.stem
+
+
+def _resolve(layers: Layers, variant: str) -> Numbers:
+    if variant not in VARIANTS:
+        near = did_you_mean(variant, VARIANTS)
+        raise SpecError(f"hybrid variant {variant!r} is none of {', '.join(VARIANTS)}{near}")
+    # One stride of 2 rounds up what the unpadded max pool leaves one short.
+    fewest, most = 0 if VARIANTS[variant].same_padding else 2, len(STAGE_WIDTHS)
+    if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
+        expected = f"{fewest} to {most} stages of at least 1 block for variant {variant!r}"
+        raise SpecError(f"hybrid layers are {layers}; expected {expected}")
+    return VARIANTS[variant]

@@ -1,0 +1,1 @@
+"""What is written about a model for people to read."""

@@ -1,0 +1,75 @@
+"""The same model for another patch or picture size: FlexiViT's kernels and resampled positions."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from vitkit.errors import SpecError
+from vitkit.models.positions import resample_positions
+from vitkit.models.vit import ViT
+from vitkit.spec import Size
+
+
+def resize_kernel(
+    kernel: Float[Tensor, "D C P Q"], size: tuple[int, int], mode: str = "bilinear"
+) -> Float[Tensor, "D C P2 Q2"]:
+    """A patch projection for another patch size: FlexiViT's PI-resize (arXiv 2212.08013), Eq. 4.
+
+    With B the matrix that resizes a patch, the new kernel is pinv(B^T) w: a resized patch then
+    gives as nearly as possible the token that the patch gave; exactly so when it was enlarged.
+
+    Args:
+        kernel: w (D, C, P, Q).
+        size: (height, width) of the new patches, in pixels.
+        mode: how B resizes, `bilinear` (antialiased, the paper's) or `bicubic`.
+    """
+    old = tuple(kernel.shape[2:])
+    if old == size:
+        return kernel
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
+    resized = F.interpolate(basis, size=size, mode=mode, antialias=True)
+    inverse = torch.linalg.pinv(resized.flatten(1))  # rows of B^T, (P Q, P2 Q2) -> (P2 Q2, P Q)
+    made = kernel.flatten(2).double() @ inverse.to(kernel.device).T
+    return made.unflatten(2, size).to(kernel.dtype)
+
+
+def resized(model: ViT, *, image_size: Size | None = None, patch_size: Size | None = None) -> ViT:
+    """A copy of a model with weights for other pictures, other patches, or both.
+
+    The patch kernel is resized by `resize_kernel`, learned positions by the spec's
+    `position_resampling`; all else is copied. `patch_size=8` on a FlexiViT at 240 pixels gives
+    30 x 30 patches.
+
+    Args:
+        model: any `ViT`; its weights stay as they are.
+        image_size: pixels, one number or (height, width); default the model's.
+        patch_size: pixels, likewise; default the model's.
+
+    Raises:
+        SpecError: sizes that do not divide, or another patch for a stem that is no projection of
+            pixels.
+    """
+    changes = {"image_size": image_size, "patch_size": patch_size}
+    old = model.spec
+    spec = old.replace(**{name: size for name, size in changes.items() if size is not None})
+    state = dict(model.state_dict())
+    if spec.patch_size != old.patch_size:
+        if old.stem not in ("convolution", "linear"):
+            raise SpecError(
+                f"the patches of stem {old.stem!r} cannot be resized; keep patch_size "
+                f"{old.patch_size}, or use a model with stem 'convolution'"
+            )
+        name = "patch_embed.proj.weight"
+        state[name] = resize_kernel(state[name], spec.patch_size)
+    if "pos_embed" in state:
+        positions = state["pos_embed"]
+        state["pos_embed"] = resample_positions(
+            positions, old.grid, spec.grid, old.position_resampling
+        )
+    backbone = getattr(model.patch_embed, "backbone", None) if old.stem == "backbone" else None
+    copy = ViT(spec, backbone=backbone).to(next(model.parameters()))
+    copy.load_state_dict(state)
+    return copy.train(model.training)
