@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from vitkit.api import explain as explain
     from vitkit.api import train as train
     from vitkit.errors import VitkitError as VitkitError
+    from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
     from vitkit.models.attention import scaled_dot_product_attention as scaled_dot_product_attention
     from vitkit.models.embedding import PatchEmbedding as PatchEmbedding
@@ -24,35 +25,49 @@ if TYPE_CHECKING:
     from vitkit.models.mlp import MLP as MLP
     from vitkit.models.presets import list_models as list_models
     from vitkit.models.record import Record as Record
+    from vitkit.models.transformer import Transformer as Transformer
     from vitkit.models.vit import ViT as ViT
     from vitkit.prediction import Prediction as Prediction
     from vitkit.prediction import Predictor as Predictor
     from vitkit.reporting.layer_table import summary as summary
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
+    from vitkit.training.memory import checkpoint_gradients as checkpoint_gradients
+    from vitkit.training.parameters import freeze as freeze
+    from vitkit.training.parameters import parameter_groups as parameter_groups
     from vitkit.weights.checkpoint import load as load
     from vitkit.weights.checkpoint import save as save
+    from vitkit.weights.flexible import resized as resized
 
 _HOMES = {
     "vitkit.api": ("create_model", "embed", "evaluate", "explain", "train"),
     "vitkit.errors": ("VitkitError",),
-    "vitkit.models.attention": ("MultiHeadSelfAttention", "scaled_dot_product_attention"),
+    "vitkit.models.attention": (
+        "CrossAttention",
+        "MultiHeadSelfAttention",
+        "scaled_dot_product_attention",
+    ),
     "vitkit.models.embedding": ("PatchEmbedding",),
     "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
     "vitkit.reporting.layer_table": ("summary",),
     "vitkit.models.mlp": ("MLP",),
     "vitkit.models.presets": ("list_models",),
     "vitkit.models.record": ("Record",),
+    "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
     "vitkit.prediction": ("Prediction", "Predictor"),
     "vitkit.spec": ("Preprocess", "ViTSpec"),
+    "vitkit.training.memory": ("checkpoint_gradients",),
+    "vitkit.training.parameters": ("freeze", "parameter_groups"),
     "vitkit.weights.checkpoint": ("load", "save"),
+    "vitkit.weights.flexible": ("resized",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = _version("vitkit")
 __all__ = [
     "MLP",
+    "CrossAttention",
     "Encoder",
     "EncoderBlock",
     "MultiHeadSelfAttention",
@@ -61,15 +76,20 @@ __all__ = [
     "Predictor",
     "Preprocess",
     "Record",
+    "Transformer",
     "ViT",
     "ViTSpec",
     "VitkitError",
+    "checkpoint_gradients",
     "create_model",
     "embed",
     "evaluate",
     "explain",
+    "freeze",
     "list_models",
     "load",
+    "parameter_groups",
+    "resized",
     "save",
     "scaled_dot_product_attention",
     "summary",

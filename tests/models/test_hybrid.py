@@ -198,9 +198,10 @@ def test_the_variants_differ_on_the_same_weights():
 
 
 def test_same_padding_rounds_up_and_puts_the_odd_zero_last():
-    for side in range(1, 12):
-        padded = pad_same(torch.ones(1, 1, side, 8), 3, 2)
-        assert (padded.shape[2] - 3) // 2 + 1 == -(-side // 2)
+    for kernel, stride in ((3, 2), (7, 2), (5, 3)):
+        for side in range(1, 12):
+            padded = pad_same(torch.ones(1, 1, side, 8), kernel, stride)
+            assert padded.shape[2] == (-(-side // stride) - 1) * stride + kernel
     assert pad_same(torch.ones(1, 1, 1, 4), 3, 2)[0, 0].tolist() == [
         [0.0, 0.0, 0.0, 0.0, 0.0],
         [1.0, 1.0, 1.0, 1.0, 0.0],

@@ -14,7 +14,8 @@ from vitkit.data.sources import ArraySplit
 from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.training.config import TrainConfig
 from vitkit.training.evaluation import evaluate
-from vitkit.training.optimizer import make_optimizer, parameter_groups
+from vitkit.training.optimizer import make_optimizer
+from vitkit.training.parameters import parameter_groups
 from vitkit.training.precision import faster_precision
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.schedule import warmup_cosine
@@ -33,7 +34,7 @@ def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():
 
 def test_biases_norms_tokens_and_positions_do_not_decay():
     model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
-    decayed, free = parameter_groups(dict(model.named_parameters()), weight_decay=0.1)
+    decayed, free = parameter_groups(model, lr=0.5, weight_decay=0.1)
     names = {id(p): name for name, p in model.named_parameters()}
     assert {names[id(p)] for p in decayed["params"]} == {
         "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",

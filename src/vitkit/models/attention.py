@@ -22,18 +22,13 @@ from vitkit.spec import QKVBias, resolve_head_width
 Heads = Float[Tensor, "B k _ h"]
 Mask = Bool[Tensor, "*#batch N M"]
 """True where a query may look at a key."""
-Rotation = tuple[Float[Tensor, "*batch T h"], Float[Tensor, "*batch T h"]]
-"""Sine and cosine of the angle by which each number of each token's query and key is turned."""
+Rotation = tuple[Float[Tensor, "... h"], Float[Tensor, "... h"]]
+"""Sine and cosine (..., T, h) of the angles by which each token's query and key are turned."""
 
 
 @overload
 def scaled_dot_product_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Tensor | None = ...,
-    return_weights: Literal[False] = ...,
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = ...
 ) -> Tensor: ...
 @overload
 def scaled_dot_product_attention(
@@ -83,10 +78,7 @@ def attention_weights(
 def fused_attention(
     q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
 ) -> Heads:
-    """Heads (B, k, N, h) from queries (B, k, N, h) and M keys and values, by torch's fused kernel.
-
-    It keeps no (N, M) matrix. `dropout` is the rate on the weights.
-    """
+    """(B, k, N, h) by torch's fused kernel, which keeps no (N, M) matrix; `dropout` is a rate."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
@@ -95,17 +87,14 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 class Context(NamedTuple):
-    """What attention is told besides its tokens.
-
-    Attributes:
-        rotation: what rotary positions turn queries and keys by.
-        mask: (..., T, T), True where a token may look at another.
-        attend: how heads attend; a `Record` puts its own here.
-    """
+    """What attention is told besides its tokens."""
 
     rotation: Rotation | None = None
+    """What rotary positions turn queries and keys by."""
     mask: Mask | None = None
+    """(..., T, T), True where a token may look at another."""
     attend: Attend = fused_attention
+    """How heads attend; a `Record` puts its own here."""
 
 
 PLAIN = Context()
@@ -119,7 +108,6 @@ class MultiHeadAttention(nn.Module):
         num_heads: k; must divide `width` unless `head_width` is given.
         head_width: h, default width / num_heads.
         attention_dropout: rate on the attention weights while training.
-        projection_dropout: rate after the output projection.
 
     Raises:
         SpecError: num_heads does not divide width.
@@ -132,14 +120,17 @@ class MultiHeadAttention(nn.Module):
         *,
         head_width: int | None = None,
         attention_dropout: float = 0.0,
-        projection_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_width = resolve_head_width(width, num_heads, head_width)
+        self.inner = num_heads * self.head_width
         self.attention_dropout = attention_dropout
-        self.proj = nn.Linear(num_heads * self.head_width, width)
-        self.proj_drop = nn.Dropout(projection_dropout)
+
+    def make_output(self, width: int, dropout: float) -> None:
+        """U_msa and the dropout after it; made last, so that modules stand in the data's order."""
+        self.proj = nn.Linear(self.inner, width)
+        self.proj_drop = nn.Dropout(dropout)
 
     def split(self, fused: Float[Tensor, "B _ E"], parts: int) -> tuple[Heads, ...]:
         """`parts` projections side by side, each head-major: B T (p k h) -> p times B k T h."""
@@ -166,6 +157,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         qk_norm: whether queries and keys are normed in each head.
         norm: `layer` or `rms`, for `qk_norm`.
         norm_eps: that norm's epsilon.
+        projection_dropout: rate after the output projection.
         **heads: further keywords of `MultiHeadAttention`.
     """
 
@@ -178,16 +170,17 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         qk_norm: bool = False,
         norm: str = "layer",
         norm_eps: float = 1e-6,
+        projection_dropout: float = 0.0,
         **heads: Any,
     ) -> None:
         super().__init__(width, num_heads, **heads)
-        h, inner = self.head_width, num_heads * self.head_width
         if qkv_bias == "no_key":
-            self.qkv: nn.Linear = KeylessBiasLinear(width, inner)
+            self.qkv: nn.Linear = KeylessBiasLinear(width, self.inner)
         else:
-            self.qkv = nn.Linear(width, 3 * inner, bias=qkv_bias)
-        self.q_norm = make_norm(norm, h, norm_eps) if qk_norm else nn.Identity()
-        self.k_norm = make_norm(norm, h, norm_eps) if qk_norm else nn.Identity()
+            self.qkv = nn.Linear(width, 3 * self.inner, bias=qkv_bias)
+        self.q_norm = make_norm(norm, self.head_width, norm_eps, qk_norm)
+        self.k_norm = make_norm(norm, self.head_width, norm_eps, qk_norm)
+        self.make_output(width, projection_dropout)
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """MSA(z), Eq. 8 of the paper's appendix."""
@@ -207,11 +200,13 @@ class CrossAttention(MultiHeadAttention):
     "Attention Is All You Need", Sec. 3.2.3. Keys as in timm's latent attention: `q`, `kv`, `proj`.
     """
 
-    def __init__(self, width: int, num_heads: int, **heads: Any) -> None:
+    def __init__(
+        self, width: int, num_heads: int, *, projection_dropout: float = 0.0, **heads: Any
+    ) -> None:
         super().__init__(width, num_heads, **heads)
-        inner = num_heads * self.head_width
-        self.q = nn.Linear(width, inner)
-        self.kv = nn.Linear(width, 2 * inner)
+        self.q = nn.Linear(width, self.inner)
+        self.kv = nn.Linear(width, 2 * self.inner)
+        self.make_output(width, projection_dropout)
 
     def forward(
         self,
@@ -225,10 +220,7 @@ class CrossAttention(MultiHeadAttention):
 
 
 class KeylessBiasLinear(nn.Linear):
-    """The fused qkv projection with a bias for query and value and none for the key (BEiT, EVA).
-
-    A key's bias adds the same number to a whole row of scores, which the softmax takes out again.
-    """
+    """The fused qkv projection without a key bias, which the softmax would take out (BEiT, EVA)."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__(width, 3 * inner, bias=False)

@@ -57,7 +57,12 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         pair = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         self.in_channels, self.patch_size = in_channels, pair
-        self.proj = nn.Conv2d(in_channels, width, kernel_size=pair, stride=pair, bias=bias)
+        self.make_projection(width, bias)
+
+    def make_projection(self, width: int, bias: bool) -> None:
+        """E, as a kernel."""
+        patch = self.patch_size
+        self.proj = nn.Conv2d(self.in_channels, width, patch, patch, bias=bias)
 
     def forward(self, images: Images) -> Tokens:
         """x_p E by a convolution with stride P."""
@@ -77,10 +82,7 @@ class PatchEmbedding(nn.Module):
 
 
 class LinearPatchEmbedding(PatchEmbedding):
-    """The same map with the same weights as patchify, then one matrix.
-
-    Its token stream comes out contiguous, which some devices prefer; the convolution's does not.
-    """
+    """The same map with the same weights as patchify, then one matrix; its result is contiguous."""
 
     def forward(self, images: Images) -> Tokens:
         """x_p E as the paper writes it: patches (B, N, C * P * P) times E."""
@@ -90,20 +92,11 @@ class LinearPatchEmbedding(PatchEmbedding):
 
 
 class NormedPatchEmbedding(PatchEmbedding):
-    """Patchify, LayerNorm, matrix, LayerNorm: "Dual PatchNorm" (arXiv 2302.01327), as lucidrains'.
+    """Patchify, LayerNorm, matrix, LayerNorm (arXiv 2302.01327; lucidrains'), at torch's eps."""
 
-    The norms have torch's epsilon, 1e-5. Arguments as for `PatchEmbedding`.
-    """
-
-    def __init__(
-        self,
-        in_channels: int = 3,
-        patch_size: int | tuple[int, int] = 16,
-        width: int = 768,
-        bias: bool = True,
-    ) -> None:
-        super().__init__(in_channels, patch_size, width, bias)
-        values = in_channels * self.patch_size[0] * self.patch_size[1]
+    def make_projection(self, width: int, bias: bool) -> None:
+        """The matrix between its two norms."""
+        values = self.in_channels * self.patch_size[0] * self.patch_size[1]
         self.norm_patches = nn.LayerNorm(values)
         self.proj = nn.Linear(values, width, bias=bias)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(width)
@@ -122,33 +115,20 @@ class HybridEmbedding(PatchEmbedding):
     Args:
         backbone: any module that gives one map (B, c, h, w).
         channels: c.
-        stride: pixels of the picture for one cell of the map, (down, across); must divide
-            `patch_size`.
-        in_channels: C.
-        patch_size: P in pixels of the picture.
-        width: D.
-        bias: whether the projection has a bias.
+        stride: pixels for one cell of the map, (down, across); must divide `patch_size`.
+        **patches: as for `PatchEmbedding`.
 
     Raises:
-        ShapeError: at call time, as for `PatchEmbedding`, and for a map of another size than
-            H / stride x W / stride.
+        ShapeError: at call time, as `PatchEmbedding`, and for a map that makes another grid.
     """
 
     def __init__(
-        self,
-        backbone: nn.Module,
-        *,
-        channels: int,
-        stride: tuple[int, int],
-        in_channels: int,
-        patch_size: tuple[int, int],
-        width: int,
-        bias: bool = True,
+        self, backbone: nn.Module, channels: int, stride: tuple[int, int], **patches: Any
     ) -> None:
-        super().__init__(in_channels, patch_size, width, bias)
-        cells = (patch_size[0] // stride[0], patch_size[1] // stride[1])
+        super().__init__(**patches)
+        cells = (self.patch_size[0] // stride[0], self.patch_size[1] // stride[1])
         self.backbone = backbone
-        self.proj = nn.Conv2d(channels, width, kernel_size=cells, stride=cells, bias=bias)
+        self.proj = nn.Conv2d(channels, patches["width"], cells, cells, bias=patches["bias"])
 
     def forward(self, images: Images) -> Tokens:
         """x_p E with x_p from the feature map."""
@@ -170,41 +150,29 @@ STEMS: dict[str, type[PatchEmbedding]] = {
 
 
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
-    """The stem of a spec; `backbone` is what the stem of that name takes its map from.
-
-    Raises:
-        SpecError: a backbone without the stem `backbone` or the other way round, or a map whose
-            cells the patch cannot be made of.
-    """
+    """The stem of a spec; `SpecError` where it and a backbone do not fit each other."""
     if (spec.stem == "backbone") != (backbone is not None):
-        raise SpecError(
-            f"stem {spec.stem!r} "
-            + ("takes no backbone; set stem to 'backbone'" if backbone else "needs ViT's backbone=")
-        )
-    common: dict[str, Any] = {
-        "in_channels": spec.in_channels,
-        "patch_size": spec.patch_size,
-        "width": spec.width,
-        "bias": spec.patch_bias,
-    }
+        wrong = "needs ViT's backbone=" if backbone is None else "takes none; set it to 'backbone'"
+        raise SpecError(f"a backbone: stem {spec.stem!r} {wrong}")
+    common = {name: getattr(spec, name) for name in ("in_channels", "patch_size", "width")}
+    common["bias"] = spec.patch_bias
     if backbone is not None:
         channels, stride = _probe(backbone, spec)
-        return HybridEmbedding(backbone, channels=channels, stride=stride, **common)
+        return HybridEmbedding(backbone, channels, stride, **common)
     if spec.stem == "resnet":
         made = resnet(spec.in_channels, spec.resnet_layers, spec.resnet_variant)
-        square = (made.stride, made.stride)
-        return HybridEmbedding(made, channels=made.out_channels, stride=square, **common)
+        return HybridEmbedding(made, made.out_channels, (made.stride, made.stride), **common)
     return STEMS[spec.stem](**common)
 
 
 def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
     """Channels and stride of a backbone's map, by running it once on a black picture."""
     some = next(backbone.parameters(), torch.empty(0))
-    was_training = backbone.training
-    backbone.eval()
+    modes = [(module, module.training) for module in backbone.modules()]
     with torch.no_grad():
-        made = backbone(some.new_zeros(1, spec.in_channels, *spec.image_size))
-    backbone.train(was_training)
+        made = backbone.eval()(some.new_zeros(1, spec.in_channels, *spec.image_size))
+    for module, mode in modes:
+        module.training = mode
     if not isinstance(made, Tensor) or made.ndim != 4:
         raise SpecError("the backbone must give one map (B, c, h, w)")
     height, width = made.shape[2:]
@@ -214,8 +182,7 @@ def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
                 f"the backbone makes {cells} cells of {image} pixels, and patch_size {patch} is "
                 f"not a multiple of {image / cells:g} pixels; take such a patch_size"
             )
-    stride = (spec.image_size[0] // height, spec.image_size[1] // width)
-    return made.shape[1], stride
+    return made.shape[1], (spec.image_size[0] // height, spec.image_size[1] // width)
 
 
 class Embedding(nn.Module):
@@ -225,7 +192,7 @@ class Embedding(nn.Module):
     they are handed in, so that this module has no parameters.
 
     Args:
-        positions: computes the table to add, as `make_positions` gives it.
+        positions: computes the table to add, `LearnedPositions` or `FixedPositions`.
         dropout: rate once, after positions are added.
     """
 
@@ -260,7 +227,9 @@ class PatchDropout(nn.Module):
         super().__init__()
         self.rate, self.prefix = rate, prefix
 
-    def forward(self, tokens: Tokens, rotation: Rotation | None) -> tuple[Tokens, Rotation | None]:
+    def forward(
+        self, tokens: Tokens, rotation: Rotation | None
+    ) -> tuple[Float[Tensor, "B _ D"], Rotation | None]:
         """The tokens kept, in their order, and what rotary positions turn them by."""
         if self.rate == 0.0 or not self.training:
             return tokens, rotation

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SpecError, did_you_mean
 from vitkit.models.attention import PLAIN, Context, MultiHeadSelfAttention
-from vitkit.models.mlp import make_mlp
+from vitkit.models.mlp import MLPS, by_name
 from vitkit.models.norm import LayerScale, make_norm
 from vitkit.models.record import Record
 from vitkit.shapes import Tokens
@@ -19,10 +18,9 @@ from vitkit.spec import Block, QKVBias
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: drops a residual branch of whole pictures, and scales up those it keeps.
+    """Stochastic depth (arXiv 1603.09382): in training, drops the branch of whole pictures.
 
-    "Deep Networks with Stochastic Depth" (arXiv 1603.09382), Eq. 2, with the scaling done in
-    training. Identity in eval mode or at rate 0.
+    Those it keeps are scaled up by 1 / (1 - rate).
     """
 
     def __init__(self, rate: float = 0.0) -> None:
@@ -37,10 +35,6 @@ class DropPath(nn.Module):
         shape = (branch.shape[0],) + (1,) * (branch.ndim - 1)
         return branch * torch.bernoulli(branch.new_full(shape, kept)).div_(kept)
 
-    def extra_repr(self) -> str:
-        """The rate, for `print(model)`."""
-        return f"rate={self.rate:g}"
-
 
 class EncoderBlock(nn.Module):
     """One pre-norm block: (B, T, D) -> (B, T, D).
@@ -52,18 +46,7 @@ class EncoderBlock(nn.Module):
         width: D.
         num_heads: k.
         mlp_width: M.
-        head_width: h, default width / num_heads.
-        activation: the MLP's non-linearity by name.
-        mlp: the MLP's kind, `plain`, `swiglu_packed` or `swiglu_split`.
-        qkv_bias: whether the qkv projection has a bias; `"no_key"`: for query and value only.
-        qk_norm: whether queries and keys are normed.
-        norm: `layer` or `rms`.
-        norm_eps: the norms' epsilon.
-        layer_scale: what LayerScale of both branches starts at; `None` for none.
-        attention_dropout: rate on the attention weights.
-        projection_dropout: rate after the attention's output projection.
-        mlp_dropout: rate after both linear layers of the MLP.
-        drop_path: stochastic depth of both branches.
+        **others: as the fields of `ViTSpec` of these names; `drop_path` is this block's own rate.
 
     Raises:
         SpecError: num_heads does not divide width, or an unknown activation, norm or kind of MLP.
@@ -104,7 +87,8 @@ class EncoderBlock(nn.Module):
         self.ls1 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path1 = DropPath(drop_path)
         self.norm2 = make_norm(norm, width, norm_eps)
-        self.mlp = make_mlp(mlp, width, mlp_width, activation, mlp_dropout)
+        kind = by_name("mlp", mlp, MLPS)
+        self.mlp = kind(width, mlp_width, activation=activation, dropout=mlp_dropout)
         self.ls2 = LayerScale(width, layer_scale) if layer_scale else nn.Identity()
         self.drop_path2 = DropPath(drop_path)
 
@@ -116,10 +100,7 @@ class EncoderBlock(nn.Module):
 
 
 class PostNormBlock(EncoderBlock):
-    """LN(z + MSA(z)), then LN(z + MLP(z)): "Attention Is All You Need", Sec. 3.1.
-
-    Arguments as for `EncoderBlock`.
-    """
+    """LN(z + MSA(z)), then LN(z + MLP(z)): "Attention Is All You Need", Sec. 3.1."""
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """The norm stands on the sum."""
@@ -129,10 +110,7 @@ class PostNormBlock(EncoderBlock):
 
 
 class ResPostNormBlock(EncoderBlock):
-    """z + LN(MSA(z)), then z + LN(MLP(z)): Swin V2 (arXiv 2111.09883), Fig. 1.
-
-    Arguments as for `EncoderBlock`.
-    """
+    """z + LN(MSA(z)), then z + LN(MLP(z)): Swin V2 (arXiv 2111.09883), Fig. 1."""
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """The norm stands on the branch."""
@@ -157,8 +135,6 @@ class Encoder(nn.Module):
         depth: L.
         num_heads: k.
         mlp_width: M.
-        norm: `layer` or `rms`, in the blocks and at the end.
-        norm_eps: the norms' epsilon.
         final_norm: whether there is a norm after the last block.
         **blocks: `block`, `drop_path`, `drop_path_schedule` and any keyword of `EncoderBlock`.
 
@@ -179,15 +155,8 @@ class Encoder(nn.Module):
         **blocks: Any,
     ) -> None:
         super().__init__()
-        self.blocks = stack_blocks(
-            depth,
-            width=width,
-            num_heads=num_heads,
-            mlp_width=mlp_width,
-            norm=norm,
-            norm_eps=norm_eps,
-            **blocks,
-        )
+        blocks |= {"width": width, "num_heads": num_heads, "mlp_width": mlp_width}
+        self.blocks = stack_blocks(depth, norm=norm, norm_eps=norm_eps, **blocks)
         self.norm = make_norm(norm, width, norm_eps) if final_norm else nn.Identity()
 
     def forward(
@@ -210,13 +179,13 @@ def stack_blocks(
     Raises:
         SpecError: an unknown block or schedule, or what `EncoderBlock` refuses.
     """
-    for name, known in ((block, list(BLOCKS)), (drop_path_schedule, ["linear", "constant"])):
-        if name not in known:
-            raise SpecError(f"{name!r} is none of {', '.join(known)}{did_you_mean(name, known)}")
-    rates = [drop_path * layer / max(depth - 1, 1) for layer in range(depth)]
-    if drop_path_schedule == "constant":
-        rates = [drop_path] * depth
-    return nn.ModuleList(BLOCKS[block](drop_path=rate, **settings) for rate in rates)
+    rising = [drop_path * layer / max(depth - 1, 1) for layer in range(depth)]
+    schedules = {"linear": rising, "constant": [drop_path] * depth}
+    kind, rates = (
+        by_name("block", block, BLOCKS),
+        by_name("schedule", drop_path_schedule, schedules),
+    )
+    return nn.ModuleList(kind(drop_path=rate, **settings) for rate in rates)
 
 
 RunBlock = Callable[[nn.Module, Tokens, Context], Tokens]
@@ -234,10 +203,7 @@ def run_blocks(
     context: Context = PLAIN,
     run: RunBlock = call_block,
 ) -> Tokens:
-    """z_0 -> z_L; what `record` asks for is kept on the way.
-
-    Layers of which nothing was asked run as they do without a record; those that were asked run
-    outside a compiled graph.
+    """z_0 -> z_L; what `record` asks for is kept on the way, outside a compiled graph.
 
     Raises:
         SettingError: the record asks for a layer that is not there.

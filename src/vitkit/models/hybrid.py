@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import SpecError, did_you_mean
+from vitkit.errors import SpecError
+from vitkit.models.mlp import by_name
 from vitkit.shapes import Images
 
 Layers: TypeAlias = tuple[int, ...]
@@ -159,12 +160,10 @@ def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root
 
 
 def _resolve(layers: Layers, variant: str) -> Numbers:
-    if variant not in VARIANTS:
-        near = did_you_mean(variant, VARIANTS)
-        raise SpecError(f"hybrid variant {variant!r} is none of {', '.join(VARIANTS)}{near}")
+    numbers: Numbers = by_name("hybrid variant", variant, VARIANTS)
     # One stride of 2 rounds up what the unpadded max pool leaves one short.
-    fewest, most = 0 if VARIANTS[variant].same_padding else 2, len(STAGE_WIDTHS)
+    fewest, most = 0 if numbers.same_padding else 2, len(STAGE_WIDTHS)
     if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
         expected = f"{fewest} to {most} stages of at least 1 block for variant {variant!r}"
         raise SpecError(f"hybrid layers are {layers}; expected {expected}")
-    return VARIANTS[variant]
+    return numbers

@@ -5,13 +5,12 @@ Or a gated one, SwiGLU: "GLU Variants Improve Transformer" (arXiv 2002.05202), E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vitkit.errors import SpecError, did_you_mean
 from vitkit.spec import Activation, MLPKind
@@ -52,77 +51,61 @@ class MLP(nn.Module):
         self, width: int, mlp_width: int, *, activation: str = "gelu", dropout: float = 0.0
     ) -> None:
         super().__init__()
-        _check(activation, ACTIVATIONS, "activation")
-        self.fc1 = nn.Linear(width, mlp_width)
-        self.act = ACTIVATIONS[activation]()
+        self.make_first(width, mlp_width)
+        self.act = by_name("activation", activation, ACTIVATIONS)()
         self.drop1 = nn.Dropout(dropout)
         self.fc2 = nn.Linear(mlp_width, width)
         self.drop2 = nn.Dropout(dropout)
+
+    def make_first(self, width: int, mlp_width: int) -> None:
+        """What stands before the non-linearity."""
+        self.fc1 = nn.Linear(width, mlp_width)
+
+    def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
+        """What `fc2` reads."""
+        return self.act(self.fc1(x))
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
         """MLP(x) of Eq. 3."""
-        x = self.drop1(self.act(self.fc1(x)))
-        return self.drop2(self.fc2(x))
+        return self.drop2(self.fc2(self.drop1(self.hidden(x))))
 
 
-class PackedSwiGLU(nn.Module):
-    """fc2(silu(g) * x) with [g, x] = fc1(z): (..., D) -> (..., D); timm's keys `fc1`, `fc2`.
+class PackedSwiGLU(MLP):
+    """fc2(silu(g) * v) with [g, v] = fc1(x), the gate first: DINOv2's `w12`; timm's keys.
 
-    Args:
-        width: D.
-        mlp_width: M, the width after the gate; `fc1` gives 2 M numbers.
-        dropout: rate after the gate and after `fc2`.
+    Arguments as for `MLP`; M is the width after the gate, and the activation should be `silu`.
     """
 
-    def __init__(self, width: int, mlp_width: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
+    def make_first(self, width: int, mlp_width: int) -> None:
+        """Gate and value in one matrix."""
         self.fc1 = nn.Linear(width, 2 * mlp_width)
-        self.drop1 = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(mlp_width, width)
-        self.drop2 = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """The gate comes first, as in DINOv2's `w12`."""
+    def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
+        """The gated value."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
-        return self.drop2(self.fc2(self.drop1(F.silu(gate) * value)))
+        return self.act(gate) * value
 
 
-class SplitSwiGLU(nn.Module):
-    """The same with gate and value in matrices of their own: timm's `fc1_g`, `fc1_x`, `fc2`.
+class SplitSwiGLU(MLP):
+    """The same with gate and value in matrices of their own: timm's `fc1_g` and `fc1_x`."""
 
-    Arguments as for `PackedSwiGLU`.
-    """
-
-    def __init__(self, width: int, mlp_width: int, *, dropout: float = 0.0) -> None:
-        super().__init__()
+    def make_first(self, width: int, mlp_width: int) -> None:
+        """Gate and value."""
         self.fc1_g = nn.Linear(width, mlp_width)
         self.fc1_x = nn.Linear(width, mlp_width)
-        self.drop1 = nn.Dropout(dropout)
-        self.fc2 = nn.Linear(mlp_width, width)
-        self.drop2 = nn.Dropout(dropout)
 
-    def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """fc2(silu(W_g x) * W_x x)."""
-        return self.drop2(self.fc2(self.drop1(F.silu(self.fc1_g(x)) * self.fc1_x(x))))
+    def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
+        """The gated value."""
+        return self.act(self.fc1_g(x)) * self.fc1_x(x)
 
 
-def make_mlp(kind: str, width: int, mlp_width: int, activation: str, dropout: float) -> nn.Module:
-    """The MLP of a block by its name in `ViTSpec.mlp`; a SwiGLU is always gated by silu."""
-    if kind == "plain":
-        return MLP(width, mlp_width, activation=activation, dropout=dropout)
-    _check(kind, SWIGLUS, "mlp")
-    return SWIGLUS[kind](width, mlp_width, dropout=dropout)
+MLPS = {"plain": MLP, "swiglu_packed": PackedSwiGLU, "swiglu_split": SplitSwiGLU}
+assert set(MLPS) == set(get_args(MLPKind)), "spec.MLPKind lists what mlp.py builds"
 
 
-SWIGLUS: dict[str, type[PackedSwiGLU] | type[SplitSwiGLU]] = {
-    "swiglu_packed": PackedSwiGLU,
-    "swiglu_split": SplitSwiGLU,
-}
-assert {"plain", *SWIGLUS} == set(get_args(MLPKind)), "spec.MLPKind lists what mlp.py builds"
-
-
-def _check(name: str, known: Iterable[str], what: str) -> None:
-    names = list(known)
-    if name not in names:
-        near = did_you_mean(name, names)
-        raise SpecError(f"{what} {name!r} is none of {', '.join(names)}{near}")
+def by_name(what: str, name: str, known: Mapping[str, Any]) -> Any:
+    """What bears this name; `SpecError` with the nearest name where nothing does."""
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise SpecError(f"{what} {name!r} is none of {', '.join(known)}{near}")
+    return known[name]

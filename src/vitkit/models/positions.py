@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from vitkit.models.attention import Rotation
 from vitkit.shapes import Grid, Tokens
-from vitkit.spec import Positions, Resampling
+from vitkit.spec import Resampling
 
 
 def _bicubic_offset(table: Tensor, new: Grid) -> Tensor:
@@ -33,21 +33,17 @@ def _interpolate(table: Tensor, new: Grid, *, mode: str, **how: bool) -> Tensor:
 
 
 RESAMPLINGS: dict[str, Callable[[Tensor, Grid], Tensor]] = {
-    # timm at run time; the DINOv2 models with registers
     "bicubic_antialias": partial(_interpolate, mode="bicubic", antialias=True),
-    # Hugging Face's ViT, DeiT and DINOv2; DeiT's fine-tuning
     "bicubic": partial(_interpolate, mode="bicubic"),
-    # torchvision's interpolate_embeddings
     "bicubic_aligned": partial(_interpolate, mode="bicubic", align_corners=True),
-    # DINO and DINOv2 without registers
     "bicubic_offset": _bicubic_offset,
-    # timm when it reads .npz files and FlexiViT
     "bilinear": partial(_interpolate, mode="bilinear"),
-    # the published JAX code, big_vision and jeonsworld: scipy.ndimage.zoom of order 1
     "bilinear_aligned": partial(_interpolate, mode="bilinear", align_corners=True),
-    # FlexiViT in JAX and SigLIP 2: jax.image.resize
     "bilinear_antialias": partial(_interpolate, mode="bilinear", antialias=True),
 }
+"""timm at run time, and DINOv2 with registers; Hugging Face's ViT, DeiT, DINOv2; torchvision; DINO
+and DINOv2 without registers; timm reading .npz and FlexiViT; the published JAX code, big_vision and
+jeonsworld (scipy.ndimage.zoom of order 1); FlexiViT in JAX and SigLIP 2 (jax.image.resize)."""
 assert set(RESAMPLINGS) == set(get_args(Resampling)), "spec.Resampling lists these"
 
 
@@ -56,12 +52,8 @@ def resample_positions(
 ) -> Float[Tensor, "1 T D"]:
     """Bring a position table from the grid `old` to the grid `new`; prefix rows stay as they are.
 
-    Args:
-        pos_embed: any rows for prefix tokens, then one for each cell of `old`, row by row.
-        old: (gh, gw).
-        new: (gh, gw). Grids are compared by both sides, so 14 x 14 to 7 x 28 is resampled although
-            the counts agree.
-        how: a name of `RESAMPLINGS`, after whose library does it so; computed in float32.
+    `how` is a name of `RESAMPLINGS`; computed in float32. Grids are (gh, gw) and compared by both
+    sides, so 14 x 14 to 7 x 28 is resampled although the counts agree.
     """
     if old == new:
         return pos_embed
@@ -104,12 +96,7 @@ def sincos_2d(grid: Grid, width: int, kind: str = "sincos_2d") -> Float[Tensor, 
 
 
 class LearnedPositions(nn.Module):
-    """The model's own table `pos_embed`, resampled for another grid than the one it was made for.
-
-    Args:
-        base_grid: (gh, gw) of the table.
-        resampling: a name of `RESAMPLINGS`.
-    """
+    """The model's own table, resampled for another grid than `base_grid` (gh, gw)."""
 
     def __init__(self, base_grid: Grid, resampling: str = "bicubic_antialias") -> None:
         super().__init__()
@@ -122,10 +109,11 @@ class LearnedPositions(nn.Module):
 
 
 class FixedPositions(nn.Module):
-    """A table of sines and cosines, computed for whatever grid comes; prefix tokens get zeros.
+    """Sines and cosines of a kind, computed for whatever grid comes; or nothing.
 
     Args:
-        kind: `sincos_1d` or one of `sincos_2d`, `sincos_2d_moco`, `sincos_2d_mae`.
+        kind: `sincos_1d`, which numbers prefix tokens too; `sincos_2d`, `sincos_2d_moco` or
+            `sincos_2d_mae`; `none`; or `rope`, which adds nothing and acts inside attention.
     """
 
     def __init__(self, kind: str) -> None:
@@ -133,30 +121,13 @@ class FixedPositions(nn.Module):
         self.kind = kind
 
     def forward(self, pos_embed: Tensor | None, grid: Grid, tokens: Tokens) -> Tensor:
-        """(1, N, D) in the tokens' dtype, on their device; for `sincos_1d` with prefix tokens the
-        sequence is numbered from the first of them: (1, T, D)."""
-        width = tokens.shape[2]
-        if self.kind == "sincos_1d":
-            table = sincos_1d(tokens.shape[1], width)
-        else:
-            table = sincos_2d(grid, width, self.kind)
+        """(1, T, D), (1, N, D) or (1, 0, D) like the tokens."""
+        _, count, width = tokens.shape
+        if self.kind in ("none", "rope"):
+            return tokens.new_zeros(1, 0, width)
+        one = self.kind == "sincos_1d"
+        table = sincos_1d(count, width) if one else sincos_2d(grid, width, self.kind)
         return table[None].to(tokens)
-
-
-class NoPositions(nn.Module):
-    """Nothing is added; also with rotary positions, which act inside attention."""
-
-    def forward(self, pos_embed: Tensor | None, grid: Grid, tokens: Tokens) -> Tensor:
-        """An empty table (1, 0, D)."""
-        return tokens.new_zeros(1, 0, tokens.shape[2])
-
-
-def make_positions(kind: str, base_grid: Grid, resampling: str) -> nn.Module:
-    """What computes the table to add, by its name in `ViTSpec.positions`."""
-    assert kind in get_args(Positions)
-    if kind == "learned":
-        return LearnedPositions(base_grid, resampling)
-    return NoPositions() if kind in ("none", "rope") else FixedPositions(kind)
 
 
 class RotaryPositions(nn.Module):
@@ -185,10 +156,3 @@ class RotaryPositions(nn.Module):
         angles = angles.flatten(1).repeat(1, 2)  # N 2 h/4 -> N h/2 -> N h
         angles = F.pad(angles, (0, 0, tokens.shape[1] - len(angles), 0))  # prefix: angle 0
         return angles.sin(), angles.cos()
-
-
-class NoRotation(nn.Module):
-    """No rotary positions."""
-
-    def forward(self, grid: Grid, tokens: Tokens) -> None:
-        """Nothing to turn by."""

@@ -1,50 +1,54 @@
-"""Named models. Names are timm's: `vit_<size>_patch<P>_<pixels>`.
+"""Named models: the lines of `presets.toml`, whose sizes, families and figures are data.
 
-Sizes: "An Image is Worth 16x16 Words", Table 1 (base, large, huge), and "How to train your ViT?"
-(arXiv 2106.10270), Table 2 (tiny, small).
+A name that timm knows, such as `vit_base_patch16_224`, means what timm computes by that name.
 """
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from fnmatch import fnmatchcase
+from importlib import resources
 from typing import Any, NamedTuple
 
 from vitkit.errors import SettingError, did_you_mean
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 
-
-class _Size(NamedTuple):
-    width: int
-    depth: int
-    num_heads: int
-    mlp_width: int
+SIZE_FIELDS = ("width", "depth", "num_heads", "mlp_width")
 
 
-SIZES = {
-    "tiny": _Size(192, 12, 3, 768),
-    "small": _Size(384, 12, 6, 1536),
-    "base": _Size(768, 12, 12, 3072),
-    "large": _Size(1024, 24, 16, 4096),
-    "huge": _Size(1280, 32, 16, 5120),
-}
-PATCHES = (8, 14, 16, 32)
-PIXELS = (224, 384)
+class Entry(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        fields: those of `ViTSpec` that differ from its defaults, and all of its sizes.
+        parameters: how many numbers the model holds.
+        family: the heading that it stands under.
+        source: the paper or repository that it is from.
+    """
+
+    fields: dict[str, Any]
+    parameters: int
+    family: str
+    source: str
 
 
-def _presets() -> dict[str, ViTSpec]:
-    return {
-        f"vit_{name}_patch{patch}_{pixels}": ViTSpec(
-            image_size=(pixels, pixels), patch_size=(patch, patch), **size._asdict()
-        )
-        for name, size in SIZES.items()
-        for patch in PATCHES
-        for pixels in PIXELS
-        if pixels % patch == 0
-    }
-
-
-PRESETS = _presets()
+@functools.cache
+def table() -> dict[str, Entry]:
+    """Every named model, in the order of the file, which is read at the first call."""
+    text = resources.files("vitkit.models").joinpath("presets.toml").read_text(encoding="utf-8")
+    data = tomllib.loads(text)
+    entries: dict[str, Entry] = {}
+    for family in data["families"].values():
+        for name, (size, patch, pixels, parameters, *further) in family["models"].items():
+            assert name not in entries, f"presets.toml has {name} twice"
+            fields = dict(zip(SIZE_FIELDS, data["sizes"][size], strict=True))
+            fields |= {"patch_size": patch, "image_size": pixels} | family.get("spec", {})
+            for more in further:
+                fields |= more
+            entries[name] = Entry(fields, parameters, family["title"], family["source"])
+    return entries
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -53,10 +57,10 @@ def list_models(pattern: str = "*") -> list[str]:
     Args:
         pattern: shell-style, such as `"vit_base*"`.
 
-    >>> list_models("vit_huge*_224")
-    ['vit_huge_patch14_224', 'vit_huge_patch16_224', 'vit_huge_patch32_224', 'vit_huge_patch8_224']
+    >>> list_models("vit_huge_patch??_224")
+    ['vit_huge_patch14_224', 'vit_huge_patch16_224', 'vit_huge_patch32_224']
     """
-    return sorted(name for name in PRESETS if fnmatchcase(name, pattern))
+    return sorted(name for name in table() if fnmatchcase(name, pattern))
 
 
 def preset(name: str, **overrides: Any) -> ViTSpec:
@@ -66,10 +70,11 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
         SettingError: no model of that name; the nearest three are named.
         SpecError: an unknown field, or a spec that cannot exist.
     """
-    if name not in PRESETS:
-        near = did_you_mean(name, PRESETS, count=3)
+    entries = table()
+    if name not in entries:
+        near = did_you_mean(name, entries, count=3)
         raise SettingError(f"there is no model {name!r}{near} (`vitkit models` lists all)")
-    return PRESETS[name].replace(**overrides)
+    return ViTSpec(**entries[name].fields | overrides)
 
 
 def build(name: str, **overrides: Any) -> ViT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
@@ -56,26 +56,12 @@ class Features:
         return torch.cat([*single, *registers, self.patches], dim=1)
 
 
-def _cls(features: Features) -> Pooled:
-    assert features.cls is not None
-    return features.cls
-
-
-def _distillation(features: Features) -> Pooled:
-    assert features.distillation is not None
-    return features.distillation
-
-
-def _mean(features: Features) -> Pooled:
-    return features.patches.mean(dim=1)
-
-
-POOLINGS: dict[str, Callable[[Features], Tensor]] = {
-    "cls": _cls,
-    "distillation": _distillation,
-    "mean": _mean,
+POOLINGS: dict[str, Callable[[Any], Tensor]] = {
+    "cls": lambda features: features.cls,
+    "distillation": lambda features: features.distillation,
+    "mean": lambda features: features.patches.mean(dim=1),
     "mean_all": lambda features: features.all_tokens().mean(dim=1),
-    "cls_mean": lambda features: torch.cat([_cls(features), _mean(features)], dim=1),
+    "cls_mean": lambda features: torch.cat([features.cls, features.patches.mean(dim=1)], dim=1),
 }
 assert {*POOLINGS, "map"} == {*get_args(Pooling), "distillation"}, "spec.Pooling lists these"
 

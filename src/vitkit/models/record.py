@@ -66,17 +66,12 @@ class Record:
         self.tokens: dict[int, Float[Tensor, "B T D"]] = {}
 
     def begin(self, depth: int, *, cross: bool = False) -> None:
-        """Forget the last pass and number the layers of a model of this depth.
+        """Forget the last pass and number the layers; `SettingError` for what is not there.
 
-        Raises:
-            SettingError: a layer that the model does not have, or cross-attention of a model
-                without it (`cross=False`).
+        `cross` says whether the layers attend to a memory too.
         """
         if self._asked[1] and not cross:
-            raise SettingError(
-                "cross_attention was asked for of layers that only attend to themselves; "
-                "ask for attention, or give this record to a Transformer's decoder"
-            )
+            raise SettingError("cross_attention was asked for; only a Transformer's decoder has it")
         self.attention, self.cross_attention, self.tokens = {}, {}, {}
         self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
 
@@ -90,8 +85,8 @@ class Record:
 
     def attend_across(self, layer: int) -> Attend:
         """The same for the layer's attention to the memory."""
-        listens = layer in self._layers[1]
-        return self._listen(layer, self.cross_attention) if listens else fused_attention
+        wanted = layer in self._layers[1]
+        return self._listen(layer, self.cross_attention) if wanted else fused_attention
 
     def keep(self, layer: int, tokens: Float[Tensor, "B T D"]) -> None:
         """Keep the layer's output tokens if they were asked for."""

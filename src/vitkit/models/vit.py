@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import itemgetter
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,7 +15,7 @@ from vitkit.models.embedding import Embedding, PatchDropout, make_stem
 from vitkit.models.encoder import RunBlock, call_block, run_blocks, stack_blocks
 from vitkit.models.initialisation import initialise
 from vitkit.models.norm import make_norm
-from vitkit.models.positions import NoRotation, RotaryPositions, make_positions
+from vitkit.models.positions import FixedPositions, LearnedPositions, RotaryPositions
 from vitkit.models.readout import AttentionPool, Features, Readout, Representation
 from vitkit.models.record import Record
 from vitkit.shapes import Images, Logits, Tokens
@@ -23,7 +26,7 @@ BLOCK_FIELDS = (
     "head_width", "activation", "mlp", "qkv_bias", "qk_norm", "norm", "norm_eps", "layer_scale",
     "attention_dropout", "projection_dropout", "mlp_dropout",
 )  # fmt: skip
-"""The fields of a spec that its blocks are made of, by the same names."""
+"""Fields of a spec that its blocks are made of."""
 
 
 class ViT(nn.Module):
@@ -73,36 +76,31 @@ class ViT(nn.Module):
         self.dist_token = tokens(int(spec.distillation_token))
         self.reg_token = tokens(spec.num_registers)
         self.pos_embed = tokens(spec.position_rows)
-        positions = make_positions(spec.positions, spec.grid, spec.position_resampling)
+        learned = LearnedPositions(spec.grid, spec.position_resampling)
+        positions = learned if spec.position_rows else FixedPositions(spec.positions)
         self.embedding = Embedding(positions, dropout=spec.position_dropout)
         self.patch_drop = PatchDropout(spec.patch_dropout, spec.num_prefix_tokens)
         head_width = resolve_head_width(width, spec.num_heads, spec.head_width)
         rotary = spec.positions == "rope"
-        self.rope = RotaryPositions(head_width, spec.rope_temperature) if rotary else NoRotation()
-        normed = spec.embedding_norm
-        self.norm_pre = make_norm(spec.norm, width, spec.norm_eps) if normed else nn.Identity()
+        self.rope = RotaryPositions(head_width, spec.rope_temperature) if rotary else None
+        self.norm_pre = make_norm(spec.norm, width, spec.norm_eps, spec.embedding_norm)
 
     def _make_head(self, spec: ViTSpec) -> None:
-        def norm(wanted: bool, width: int) -> nn.Module:
-            wanted = wanted and spec.final_norm
-            return make_norm(spec.norm, width, spec.norm_eps) if wanted else nn.Identity()
+        def head(wanted: bool) -> nn.Module:
+            return nn.Linear(spec.head_inputs, spec.num_classes) if wanted else nn.Identity()
 
-        def head() -> nn.Module:
-            return nn.Linear(spec.head_inputs, spec.num_classes)
-
-        self.norm = norm(spec.norm_before_pool, spec.width)
+        norm, width, first = spec.norm, spec.pooled_width, spec.norm_before_pool
+        self.norm = make_norm(norm, spec.width, spec.norm_eps, spec.final_norm and first)
         self.attn_pool = AttentionPool(spec) if spec.pooling == "map" else Readout(spec.pooling)
-        self.fc_norm = norm(not spec.norm_before_pool, spec.pooled_width)
-        represented = spec.representation_width
-        self.pre_logits = (
-            Representation(spec.pooled_width, represented) if represented else nn.Identity()
-        )
+        self.fc_norm = make_norm(norm, width, spec.norm_eps, spec.final_norm and not first)
+        hidden = spec.representation_width
+        self.pre_logits = Representation(width, hidden) if hidden else nn.Identity()
         self.head_drop = nn.Dropout(spec.head_dropout)
-        self.head = head() if spec.num_classes else nn.Identity()
-        self.head_dist = head() if spec.distillation_token and spec.num_classes else nn.Identity()
+        self.head = head(spec.num_classes > 0)
+        self.head_dist = head(spec.num_classes > 0 and spec.distillation_token)
         self.dist_pool = Readout("distillation") if spec.distillation_token else None
         averaged = spec.distillation_token and spec.distilled_readout == "mean"
-        self._merge = _average if averaged else _first
+        self._merge: Callable[[list[Tensor]], Tensor] = _average if averaged else itemgetter(0)
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:
         """Logits (B, K); with `num_classes=0`, what the head would read (B, D).
@@ -122,7 +120,8 @@ class ViT(nn.Module):
         grid = self.patch_embed.grid(images)
         patches = self.patch_embed(images)
         tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)
-        tokens, rotation = self.patch_drop(tokens, self.rope(grid, tokens))
+        rotation = None if self.rope is None else self.rope(grid, tokens)
+        tokens, rotation = self.patch_drop(tokens, rotation)
         tokens = self.norm_pre(tokens)
         tokens = run_blocks(self.blocks, tokens, record, Context(rotation), self.run_block)
         return Features.split(self.norm(tokens), grid, self.spec)
@@ -144,9 +143,7 @@ class ViT(nn.Module):
             SettingError: the model has no distillation token.
         """
         if not self.spec.distillation_token:
-            raise SettingError(
-                "the model has one head; forward_heads needs a spec with distillation_token=True"
-            )
+            raise SettingError("the model has one head; two need a spec's distillation_token=True")
         cls, distillation = self._logits(features)
         return cls, distillation
 
@@ -155,17 +152,12 @@ class ViT(nn.Module):
         return self._merge(self._readouts(features))
 
     def _readouts(self, features: Features) -> list[Tensor]:
-        pools = [pool for pool in (self.attn_pool, self.dist_pool) if pool is not None]
-        return [self.pre_logits(self.fc_norm(pool(features))) for pool in pools]
+        pools = (self.attn_pool, self.dist_pool)
+        return [self.pre_logits(self.fc_norm(pool(features))) for pool in pools if pool is not None]
 
     def _logits(self, features: Features) -> list[Tensor]:
-        heads = (self.head, self.head_dist)
-        vectors = self._readouts(features)
-        return [head(self.head_drop(y)) for head, y in zip(heads, vectors, strict=False)]
-
-
-def _first(outputs: list[Tensor]) -> Tensor:
-    return outputs[0]
+        read = zip((self.head, self.head_dist), self._readouts(features), strict=False)
+        return [head(self.head_drop(y)) for head, y in read]
 
 
 def _average(outputs: list[Tensor]) -> Tensor:

@@ -124,7 +124,7 @@ class Trainer:
         config, step = self.plan.config, self.progress.step
         rate = self._learning_rate(step)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("lr_scale", 1.0)
         torch.manual_seed(int(hash64(config.seed, step, DROPOUT)) >> 1)
         images = batch.images(self.plan.preprocess, self.plan.device)
         labels = batch.labels.to(self.plan.device)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from vitkit.models.encoder import call_block
 from vitkit.models.vit import ViT
 from vitkit.shapes import Tokens
 
-Recompute = Literal["block", "norm_and_activation"]
 aten = torch.ops.aten
 CHEAP = {
     aten.native_layer_norm.default,
@@ -36,7 +35,7 @@ CHEAP = {
 """Norms, activations and LayerScale: much memory, little arithmetic."""
 
 
-def checkpoint_gradients(model: ViT, recompute: Recompute | None = "block") -> ViT:
+def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
     """Choose what the backward pass computes again instead of keeping it; gradients stay the same.
 
     Args:
@@ -47,12 +46,11 @@ def checkpoint_gradients(model: ViT, recompute: Recompute | None = "block") -> V
     Raises:
         SettingError: another name.
     """
-    ways = {"block": _again, "norm_and_activation": _again_where_cheap, None: call_block}
-    if recompute not in ways:
-        known = list(get_args(Recompute))
-        near = did_you_mean(str(recompute), known)
-        raise SettingError(f"recompute {recompute!r} is none of {', '.join(known)}{near}")
-    model.run_block = ways[recompute]
+    ways = {"block": _again, "norm_and_activation": _again_where_cheap}
+    if recompute is not None and recompute not in ways:
+        near = did_you_mean(recompute, ways)
+        raise SettingError(f"recompute {recompute!r} is none of {', '.join(ways)}{near}")
+    model.run_block = ways[recompute] if recompute else call_block
     return model
 
 
@@ -61,7 +59,11 @@ def _again(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
 
 
 def _again_where_cheap(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    # Dropout and RMSNorm write in place while they run; nothing recomputed reads what was there
+    # before, and what draws random numbers is always kept.
+    contexts = partial(
+        create_selective_checkpoint_contexts, _policy, allow_cache_entry_mutation=True
+    )
     return checkpoint(block, tokens, context, use_reentrant=False, context_fn=contexts)
 
 

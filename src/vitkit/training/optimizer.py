@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-NOT_DECAYED = ("cls_token", "pos_embed")
+from vitkit.training.parameters import parameter_groups
+
 FUSED = 3
 """Query, key and value lie in one matrix; Muon treats them as the three that they are."""
 
@@ -19,24 +20,8 @@ def make_optimizer(
     """The optimizer of a setting's name, `adamw` or `muon`, over a model already on its device."""
     if name == "muon":
         return MuonWithAdamW(model, lr=lr, weight_decay=weight_decay, betas=betas)
-    groups = parameter_groups(dict(model.named_parameters()), weight_decay)
+    groups = parameter_groups(model, lr=lr, weight_decay=weight_decay)
     return optim.AdamW(groups, lr=lr, betas=betas, fused=_fusible(model))
-
-
-def parameter_groups(
-    parameters: dict[str, nn.Parameter], weight_decay: float
-) -> list[dict[str, Any]]:
-    """Two groups: matrices and kernels decay; biases, norms, tokens and positions do not."""
-    decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
-    for name, parameter in parameters.items():
-        if parameter.requires_grad:
-            free = parameter.ndim < 2 or name.rpartition(".")[2] in NOT_DECAYED
-            (kept if free else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
-    ]
 
 
 class MuonWithAdamW(optim.Optimizer):
@@ -65,7 +50,7 @@ class MuonWithAdamW(optim.Optimizer):
             weight_decay=weight_decay,
             adjust_lr_fn="match_rms_adamw",
         )
-        groups = parameter_groups(rest, weight_decay)
+        groups = parameter_groups(model, lr=lr, weight_decay=weight_decay, only=rest)
         self._adamw = optim.AdamW(groups, lr=lr, betas=betas, fused=_fusible(model))
         self._names = {id(whole): name for name, whole in matrices.items()}
         super().__init__(list(named.values()), {"lr": lr})

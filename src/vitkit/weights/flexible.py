@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from vitkit.errors import SpecError
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
-from vitkit.spec import Size
 
 
 def resize_kernel(
@@ -36,7 +35,12 @@ def resize_kernel(
     return made.unflatten(2, size).to(kernel.dtype)
 
 
-def resized(model: ViT, *, image_size: Size | None = None, patch_size: Size | None = None) -> ViT:
+def resized(
+    model: ViT,
+    *,
+    image_size: int | tuple[int, int] | None = None,
+    patch_size: int | tuple[int, int] | None = None,
+) -> ViT:
     """A copy of a model with weights for other pictures, other patches, or both.
 
     The patch kernel is resized by `resize_kernel`, learned positions by the spec's

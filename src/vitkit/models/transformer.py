@@ -1,0 +1,206 @@
+"""The original Transformer: "Attention Is All You Need" (arXiv 1706.03762), Sec. 3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from vitkit.errors import SettingError, ShapeError, SpecError
+from vitkit.models.attention import Context, CrossAttention, MultiHeadSelfAttention
+from vitkit.models.encoder import Encoder
+from vitkit.models.initialisation import FUSED
+from vitkit.models.mlp import MLP
+from vitkit.models.positions import sincos_1d
+from vitkit.models.record import Record
+from vitkit.shapes import Tokens
+
+Memory = Float[Tensor, "B S D"]
+Padding = Tensor | None
+
+
+class DecoderBlock(nn.Module):
+    """z + MSA(LN(z)), then z + CA(LN(z), memory), then z + MLP(LN(z)); keywords of EncoderBlock."""
+
+    def __init__(
+        self, width: int, mlp_width: int, *, activation: str, norm_eps: float, mlp_dropout: float,
+        **heads: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width, norm_eps) for _ in range(3))
+        self.attn = MultiHeadSelfAttention(width, **heads)
+        self.cross_attn = CrossAttention(width, **heads)
+        self.mlp = MLP(width, mlp_width, activation=activation, dropout=mlp_dropout)
+
+    def forward(self, z: Tokens, memory: Memory, own: Context, across: Context) -> Tokens:
+        """(B, T, D) and memory (B, S, D) -> (B, T, D)."""
+        z = z + self.attn(self.norm1(z), own)
+        z = z + self.cross_attn(self.norm2(z), memory, across)
+        return z + self.mlp(self.norm3(z))
+
+
+class PostNormDecoderBlock(DecoderBlock):
+    """LN(z + MSA(z)), then LN(z + CA(z, memory)), then LN(z + MLP(z)): Sec. 3.1."""
+
+    def forward(self, z: Tokens, memory: Memory, own: Context, across: Context) -> Tokens:
+        z = self.norm1(z + self.attn(z, own))
+        z = self.norm2(z + self.cross_attn(z, memory, across))
+        return self.norm3(z + self.mlp(z))
+
+
+class Transformer(nn.Module):
+    """Source (B, S, D) or ids (B, S), target (B, T, D) or ids (B, T) -> (B, T, D) or (B, T, V).
+
+    With `positions=False, output_projection=False` it is torch.nn.Transformer(batch_first=True).
+    It starts with Xavier uniform matrices as there (q, k and v apart), biases 0, and embeddings
+    N(0, D^-0.5) as in tensor2tensor, the paper's code.
+
+    Args:
+        width, num_heads, head_width, mlp_width: D, k, h (default D / k) and M.
+        encoder_depth, decoder_depth, activation: blocks of each stack, the MLPs' non-linearity.
+        norm, norm_eps: `post` (the paper) or `pre`, and the norms' epsilon.
+        source_vocabulary, target_vocabulary: V, to give ids (embedded times sqrt(D), Sec. 3.4).
+        dropout: rate on inputs and attention weights, and after each layer of attention and MLP.
+        positions: whether `sincos_1d` is added to both inputs, for any length (Sec. 3.5).
+        final_norm: whether a norm ends both stacks; torch has them, the paper has not.
+        output_projection: whether a last linear layer leads to V, or to D without a vocabulary.
+
+    Raises:
+        SpecError: an unknown norm or activation, or num_heads does not divide width.
+    """
+
+    def __init__(
+        self, width: int = 512, num_heads: int = 8, *, head_width: int | None = None,
+        encoder_depth: int = 6, decoder_depth: int = 6, mlp_width: int = 2048,
+        activation: str = "relu", norm: str = "post", norm_eps: float = 1e-5,
+        source_vocabulary: int | None = None, target_vocabulary: int | None = None,
+        dropout: float = 0.1, positions: bool = True, final_norm: bool = True,
+        output_projection: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise SpecError(f"norm {norm!r} is none of pre, post")
+        self.width, self.positions, self.drop = width, positions, nn.Dropout(dropout)
+        sizes = self.vocabularies = {"source": source_vocabulary, "target": target_vocabulary}
+        self.embed = nn.ModuleDict({k: nn.Embedding(v, width) for k, v in sizes.items() if v})
+        how: dict[str, Any] = {
+            "width": width, "num_heads": num_heads, "head_width": head_width, "norm_eps": norm_eps,
+            "mlp_width": mlp_width, "activation": activation, "attention_dropout": dropout,
+            "projection_dropout": dropout, "mlp_dropout": dropout,
+        }  # fmt: skip
+        stack = {**how, "final_norm": final_norm}
+        self.encoder = Encoder(depth=encoder_depth, block=f"{norm}_norm", **stack)
+        self.decoder = Encoder(depth=0, **stack)  # a stack and its norm, for the decoder's blocks
+        block = DecoderBlock if norm == "pre" else PostNormDecoderBlock
+        self.decoder.blocks.extend(block(**how) for _ in range(decoder_depth))
+        out = target_vocabulary or width
+        self.head = nn.Linear(width, out) if output_projection else nn.Identity()
+        for name, parameter in self.named_parameters():
+            if name.startswith("embed"):
+                nn.init.normal_(parameter, std=width**-0.5)
+            elif parameter.ndim == 2:
+                for matrix in parameter.data.chunk(FUSED.get(name.split(".")[-2], 1)):
+                    nn.init.xavier_uniform_(matrix)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self, source: Tensor, target: Tensor, *, source_mask: Padding = None,
+        target_mask: Padding = None, source_record: Record | None = None,
+        target_record: Record | None = None,
+    ) -> Float[Tensor, "B T _"]:  # fmt: skip
+        """What follows each target token, before any softmax; it depends on no later token.
+
+        Masks are (B, S) and (B, T) bool, True at a real token: torch.nn.Transformer's mean the
+        opposite. Padding may hold anything: it is read as zeros (id 0) and looked at by itself
+        alone; a source that is nothing else gives a memory of zeros, so nothing is NaN. Records
+        keep what they ask for of each stack, the target's also `cross_attention`.
+
+        Raises:
+            ShapeError: an input or mask of another kind or shape than expected.
+            SettingError: an id outside the vocabulary, or a record of a layer that is not there.
+        """
+        memory = self.encode(source, source_mask=source_mask, source_record=source_record)
+        masks = {"target_mask": target_mask, "source_mask": source_mask}
+        return self.decode(target, memory, target_record=target_record, **masks)
+
+    def encode(
+        self, source: Tensor, *, source_mask: Padding = None, source_record: Record | None = None
+    ) -> Memory:
+        """The memory (B, S, D); arguments and errors as for `forward`."""
+        z, looks = self._read("source", source, source_mask)
+        return self.encoder(z, source_record, Context(mask=looks))
+
+    def decode(
+        self, target: Tensor, memory: Tensor, *, target_mask: Padding = None,
+        source_mask: Padding = None, target_record: Record | None = None,
+    ) -> Float[Tensor, "B T _"]:  # fmt: skip
+        """What `forward` gives, from a memory (B, S, D) at hand."""
+        z, looks = self._read("target", target, target_mask)
+        if memory.shape != (len(z), memory.shape[1], self.width):
+            raise ShapeError(
+                f"memory: expected ({len(z)}, S, {self.width}), got {(*memory.shape,)}"
+            )
+        looks = z.new_ones(1, 1, *z.shape[1::-1], dtype=torch.bool) if looks is None else looks
+        own, across, record = Context(mask=looks.tril()), Context(), target_record or Record()
+        if source_mask is not None:
+            memory = memory.masked_fill(~source_mask[..., None], 0)
+            keys = source_mask | ~source_mask.any(1, keepdim=True)
+            across = Context(mask=keys[:, None, None].expand(-1, 1, z.shape[1], -1))  # B 1 T S
+        record.begin(len(self.decoder.blocks), cross=True)
+        for layer, block in enumerate(self.decoder.blocks):
+            attend, attend_across = record.attend(layer), record.attend_across(layer)
+            z = block(z, memory, own._replace(attend=attend), across._replace(attend=attend_across))
+            record.keep(layer, z)
+        return self.head(self.decoder.norm(z))
+
+    @torch.no_grad()
+    def generate(
+        self, source: Tensor, start: int, end: int, *, max_length: int | None = None,
+        source_mask: Padding = None,
+    ) -> Int[Tensor, "B _"]:  # fmt: skip
+        """Greedy decoding: the ids (B, n) that follow `start`, in eval mode, without gradients.
+
+        It stops where every row has ended (and goes on with `end`), or at `max_length` ids, by
+        default S + 50 (Sec. 6.1). Errors as for `forward`.
+        """
+        if "target" not in self.embed or isinstance(self.head, nn.Identity):
+            raise SettingError("generate needs a target_vocabulary and the output_projection to it")
+        modes = [(module, module.training) for module in self.modules()]
+        self.eval()
+        try:
+            memory = self.encode(source, source_mask=source_mask)
+            ids = torch.full((len(memory), 1), start, device=memory.device)
+            for _ in range(source.shape[1] + 50 if max_length is None else max_length):
+                ended = (ids[:, 1:] == end).any(1, keepdim=True)
+                if ended.all():
+                    break
+                logits = self.decode(ids, memory, source_mask=source_mask)[:, -1:]
+                ids = torch.cat([ids, logits.argmax(-1).masked_fill(ended, end)], dim=1)
+        finally:
+            for module, mode in modes:
+                module.training = mode
+        return ids[:, 1:]
+
+    def _read(self, name: str, given: Tensor, real: Padding) -> tuple[Tokens, Padding]:
+        """Tokens (B, T, D), and which of them may look at which: at itself and at real ones."""
+        count, size, looks = self.vocabularies[name], given.shape[:2], None
+        expected = f"ids (B, T) in 0..{count - 1}" if count else f"floats (B, T, {self.width})"
+        fits = given.ndim == 2 if count else given.shape[2:] == (self.width,)
+        if not fits or given.is_floating_point() == bool(count):
+            raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {(*given.shape,)}")
+        if real is not None:
+            if (real.dtype, real.shape) != (torch.bool, size):
+                raise ShapeError(
+                    f"{name}_mask: expected bool {(*size,)}, got {real.dtype} {(*real.shape,)}"
+                )
+            given = given.masked_fill(~(real if count else real[..., None]), 0)
+            looks = real[:, None, None] | torch.eye(size[1], dtype=torch.bool).to(real)
+        if count and not torch.compiler.is_compiling() and ((given < 0) | (given >= count)).any():
+            raise SettingError(f"{name}: expected {expected}, got {given.min()}..{given.max()}")
+        z = self.embed[name](given) * self.width**0.5 if count else given
+        if self.positions:
+            z = z + sincos_1d(size[1], self.width)[:, : self.width].to(z)
+        return self.drop(z), looks

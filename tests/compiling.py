@@ -1,0 +1,99 @@
+"""Run by `test_compile.py` in a process of its own: what torch.compile and torch.export make of us.
+
+jaxtyping's checks, which run in all other tests, would break the graphs. Each line of the output is
+the JSON of one case: its name, and how far it is from the eager model, or the error.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+import warnings
+from collections.abc import Callable
+
+# torch's inductor still imports a part of torch.jit.
+warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+
+import torch  # noqa: E402
+from peers import noisy_vit, pictures, relative  # noqa: E402
+
+import vitkit  # noqa: E402
+
+SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=32, depth=2, num_heads=2, mlp_width=64,
+                      num_classes=5)  # fmt: skip
+GATED = {"num_registers": 2, "layer_scale": 1e-5, "mlp": "swiglu_packed", "activation": "silu"}
+VARIATIONS = {
+    "plain": {},
+    "registers": GATED,
+    "rope": {"positions": "rope", "class_token": False, "pooling": "mean"},
+    "sincos_2d": {"positions": "sincos_2d"},
+    "distilled": {"distillation_token": True},
+    "map": {"pooling": "map", "class_token": False},
+}
+Case = Callable[[], float]
+
+
+def compiled(name: str, backend: str) -> float:
+    """The whole forward pass as one graph: a break is an error."""
+    model, images = noisy_vit(SPEC.replace(**VARIATIONS[name])).eval(), pictures(2, 32)
+    whole = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.inference_mode():
+        return relative(whole(images), model(images))
+
+
+def trained(backend: str) -> float:
+    """The gradients of a compiled step."""
+    model, images = noisy_vit(SPEC), pictures(2, 32)
+    gradients = []
+    for forward in (torch.compile(model, fullgraph=True, backend=backend), model):
+        model.zero_grad()
+        forward(images).square().sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    return relative(*gradients)
+
+
+def recorded(backend: str) -> float:
+    """Maps and tokens that a compiled model leaves in a record; its layer 0 stays in the graph."""
+    model, images = noisy_vit(SPEC).eval(), pictures(2, 32)
+    whole = torch.compile(model, backend=backend)
+    seen = [vitkit.Record(attention=[1], tokens=[1]) for _ in range(2)]
+    with torch.inference_mode():
+        logits = [forward(images, record) for forward, record in zip((whole, model), seen)]  # noqa: B905
+    assert [(sorted(r.attention), sorted(r.tokens)) for r in seen] == [([1], [1])] * 2
+    maps, tokens = ([getattr(r, what)[1] for r in seen] for what in ("attention", "tokens"))
+    return max(relative(*pair) for pair in (logits, maps, tokens))
+
+
+def exported(name: str) -> float:
+    """Strict export with a dynamic batch, run with others than it was traced with."""
+    model = noisy_vit(SPEC.replace(**VARIATIONS[name])).eval()
+    batch = {0: torch.export.Dim("batch")}
+    program = torch.export.export(
+        model, (pictures(2, 32),), dynamic_shapes=(batch,), strict=True
+    ).module()
+    with torch.inference_mode():
+        return max(relative(program(pictures(n, 32)), model(pictures(n, 32))) for n in (1, 2, 5))
+
+
+CASES: dict[str, Case] = {
+    "compile plain inductor": lambda: compiled("plain", "inductor"),
+    "train plain aot_eager": lambda: trained("aot_eager"),
+    "record plain aot_eager": lambda: recorded("aot_eager"),
+}
+for _name in VARIATIONS:
+    CASES[f"compile {_name} aot_eager"] = lambda name=_name: compiled(name, "aot_eager")
+    CASES[f"export {_name}"] = lambda name=_name: exported(name)
+
+
+def main() -> None:
+    for name, case in CASES.items():
+        torch.compiler.reset()
+        try:
+            result: dict[str, object] = {"difference": case()}
+        except Exception:  # noqa: BLE001 - one case that fails must not hide the others
+            result = {"error": traceback.format_exc(limit=-3)}
+        print(json.dumps({"case": name} | result), flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""torch.compile without graph breaks and strict torch.export, against the eager model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compiling import CASES, SPEC, VARIATIONS
+from peers import TOLERANCE
+
+Results = dict[str, dict[str, object]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory) -> Results:
+    """Every case, run in one child process: starting up and warming up are most of the time."""
+    here = Path(__file__).parent
+    environment = os.environ | {
+        "JAXTYPING_DISABLE": "1",  # its checks break graphs
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(here),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+    }
+    child = subprocess.run(
+        [sys.executable, "-W", "error", str(here / "compiling.py")],
+        env=environment, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    lines = [json.loads(line) for line in child.stdout.splitlines()]
+    return {line.pop("case"): line for line in lines}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_equals_the_eager_model(results, case):
+    assert "error" not in results[case], results[case]["error"]
+    assert results[case]["difference"] <= TOLERANCE
+
+
+def test_the_variations_are_those_that_trace_differently():
+    specs = [SPEC.replace(**changes) for changes in VARIATIONS.values()]
+    assert {spec.positions for spec in specs} == {"learned", "rope", "sincos_2d"}
+    assert {spec.pooling for spec in specs} == {"cls", "mean", "map"}

@@ -1,0 +1,57 @@
+"""The house rules that can be counted, and one address for each equation."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import vitkit
+import vitkit.models
+
+ROOM = Path(vitkit.__file__).parent
+FILES = sorted(ROOM.rglob("*.py"))
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def test_the_model_is_read_in_one_sitting():
+    assert sum(lines(path) for path in (ROOM / "models").glob("*.py")) < 2000
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+def test_files_and_functions_are_short(path):
+    assert lines(path) <= 400
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 60, node.name
+
+
+def claims() -> dict[str, list[str]]:
+    """Equation number -> classes of `models` whose docstring says that they are it."""
+    found: dict[str, list[str]] = {}
+    for module in pkgutil.iter_modules(vitkit.models.__path__, "vitkit.models."):
+        for name, made in vars(importlib.import_module(module.name)).items():
+            if (
+                inspect.isclass(made)
+                and issubclass(made, nn.Module)
+                and (made.__module__ == module.name)
+            ):
+                said = made.__doc__ or ""
+                numbers = re.findall(r"^Eq\. (\d):|  Eq\. (\d)$", said, flags=re.MULTILINE)
+                for first, second in numbers:
+                    found.setdefault(first or second, []).append(name)
+    return found
+
+
+def test_each_equation_has_one_address():
+    assert claims() == {"1": ["Embedding"], "2": ["EncoderBlock"], "3": ["EncoderBlock"],
+                        "4": ["Readout"]}  # fmt: skip

@@ -1,0 +1,100 @@
+"""Gradient checkpointing: the same gradients from less memory, and what is computed again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import vitkit
+from vitkit.errors import SettingError
+from vitkit.training.memory import checkpoint_gradients
+
+SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,
+         "mlp_width": 256, "num_classes": 5, "layer_scale": 0.5}  # fmt: skip
+DROPOUTS = {"attention_dropout": 0.2, "mlp_dropout": 0.2, "drop_path": 0.3}
+
+
+class Operations(TorchDispatchMode):
+    """Counts every operation, those of the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count[operation.overloadpacket.__name__] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def gradients(recompute: str | None, **fields: object) -> tuple[dict[str, torch.Tensor], Counter]:
+    torch.manual_seed(0)
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | fields, initialisation="timm")).train()
+    checkpoint_gradients(model, recompute)
+    images = torch.randn(3, 3, 32, 32)
+    with Operations() as seen:
+        model(images).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}, seen.count
+
+
+@pytest.mark.parametrize("recompute", ["block", "norm_and_activation"])
+@pytest.mark.parametrize(
+    "fields",
+    [DROPOUTS, {"positions": "rope", "norm": "rms", "mlp": "swiglu_packed", "activation": "silu"}],
+)
+def test_gradients_are_the_same_bit_for_bit(recompute, fields):
+    expected, _ = gradients(None, **fields)
+    made, _ = gradients(recompute, **fields)
+    for name, gradient in expected.items():
+        assert torch.equal(made[name], gradient), name
+
+
+def test_what_is_computed_again_is_what_the_name_says():
+    (_, plain), (_, block), (_, cheap) = (
+        gradients(how) for how in (None, "block", "norm_and_activation")
+    )
+    assert plain["gelu"] == 4
+    assert block["gelu"] == cheap["gelu"] == 8
+    assert cheap["native_layer_norm"] >= 2 * plain["native_layer_norm"] - 1  # the last is outside
+    assert block["addmm"] >= plain["addmm"] + 3 * 4  # qkv, proj, fc1; fc2's result is not needed
+    assert cheap["addmm"] == plain["addmm"]
+
+
+def kept(recompute: str | None) -> int:
+    """Numbers that autograd keeps between the passes, outside of parameters."""
+    model = checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)).train(), recompute)
+    own = {p.data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = model(torch.randn(8, 3, 32, 32))
+    del made
+    return sum(seen.values())
+
+
+def test_whole_blocks_keep_a_small_part():
+    assert kept("block") < 0.25 * kept(None)
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(SettingError, match="'blocks' is none of block, norm_and_activation; did"):
+        checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)), "blocks")
+
+
+def test_a_record_still_works_and_evaluation_is_unchanged():
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL)).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        before = model(images)
+        assert torch.equal(checkpoint_gradients(model, "block")(images), before)
+    record = vitkit.Record(attention=[1], gradients=True)
+    model(images, record).sum().backward()
+    assert record.attention[1].grad is not None
