@@ -28,8 +28,11 @@ from vitkit.training.session import TrainResult
 from vitkit.weights.checkpoint import Checkpoint, load
 
 EXPLAIN_METHODS = ("attention",)
-RATES = ("position_dropout", "attention_dropout", "projection_dropout", "mlp_dropout", "drop_path")
-"""Fields of a spec that touch no weight."""
+ONLY_TRAINING = (
+    "position_dropout", "patch_dropout", "attention_dropout", "projection_dropout", "mlp_dropout",
+    "head_dropout", "drop_path", "drop_path_schedule", "initialisation", "head_bias",
+)  # fmt: skip
+"""Fields of a spec that say how a model is trained, and nothing of what trained weights compute."""
 
 
 def create_model(name: str, *, pretrained: bool | str | Path = False, **overrides: Any) -> ViT:
@@ -66,7 +69,7 @@ def create_model(name: str, *, pretrained: bool | str | Path = False, **override
     differing = [
         f"{key}: {ours!r} asked, {theirs[key]!r} in the file"
         for key, ours in model.spec.to_json().items()
-        if key not in RATES and theirs[key] != ours
+        if key not in ONLY_TRAINING and theirs[key] != ours
     ]
     if differing:
         raise CheckpointError(f"{pretrained}: of another model: {'; '.join(differing)}")

@@ -33,7 +33,7 @@ def attention_grid(
         SettingError: a layer or a head that the model does not have.
         ShapeError: pictures that do not fit the model.
     """
-    by_class_token = model.spec.pooling == "cls"
+    by_class_token = model.spec.pooling in ("cls", "cls_mean")
     record = Record(
         attention=[layer],
         heads=None if head is None else [head],

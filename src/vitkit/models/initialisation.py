@@ -17,6 +17,7 @@ from vitkit.spec import Initialisation, ViTSpec
 
 TRUNCATED_STD = 0.87962566103423978
 """Standard deviation of N(0, 1) cut at +-2; flax divides by it so that the variance comes out."""
+HEADS = ("head", "head_dist")
 FUSED = {"qkv": 3, "kv": 2}
 """Matrices that lie in one; each is initialised by itself."""
 
@@ -78,21 +79,22 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
             scheme.kernel(module.weight)
             if module.bias is not None:
                 init.zeros_(module.bias)
-        for kind, parameter in module.named_parameters(recurse=False):
-            if kind in tokens or kind == "pos_embed":
-                init.normal_(parameter, std=tokens.get(kind, scheme.positions))
-            elif kind == "latent":
-                init.xavier_uniform_(parameter)
+    for name, parameter in model.named_parameters():
+        if name in tokens or name == "pos_embed":
+            init.normal_(parameter, std=tokens.get(name, scheme.positions))
+        elif name == "attn_pool.latent":
+            init.xavier_uniform_(parameter)
     if spec.initialisation == "mimetic":
         mimic(model, spec)
 
 
 def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme) -> None:
+    fill = init.zeros_ if role in HEADS and scheme.zero_head else scheme.matrix
     for matrix in linear.weight.chunk(FUSED.get(role, 1)):
-        scheme.matrix(matrix)
-    if role in ("head", "head_dist") and scheme.zero_head:
-        init.zeros_(linear.weight)
-    if linear.bias is not None:
+        fill(matrix)
+    if linear.bias is not None and (role in FUSED or role in HEADS):
+        init.zeros_(linear.bias)
+    elif linear.bias is not None:
         init.normal_(linear.bias, std=scheme.bias if role.startswith("fc") else 0.0)
 
 

@@ -18,7 +18,6 @@ from vitkit.models.record import Record
 from vitkit.shapes import Tokens
 
 Memory = Float[Tensor, "B S D"]
-Padding = Tensor | None
 
 
 class DecoderBlock(nn.Module):
@@ -35,7 +34,6 @@ class DecoderBlock(nn.Module):
         self.mlp = MLP(width, mlp_width, activation=activation, dropout=mlp_dropout)
 
     def forward(self, z: Tokens, memory: Memory, own: Context, across: Context) -> Tokens:
-        """(B, T, D) and memory (B, S, D) -> (B, T, D)."""
         z = z + self.attn(self.norm1(z), own)
         z = z + self.cross_attn(self.norm2(z), memory, across)
         return z + self.mlp(self.norm3(z))
@@ -54,13 +52,12 @@ class Transformer(nn.Module):
     """Source (B, S, D) or ids (B, S), target (B, T, D) or ids (B, T) -> (B, T, D) or (B, T, V).
 
     With `positions=False, output_projection=False` it is torch.nn.Transformer(batch_first=True).
-    It starts with Xavier uniform matrices as there (q, k and v apart), biases 0, and embeddings
-    N(0, D^-0.5) as in tensor2tensor, the paper's code.
+    Initial matrices are Xavier uniform as there, biases 0, embeddings N(0, D^-0.5) (tensor2tensor).
 
     Args:
         width, num_heads, head_width, mlp_width: D, k, h (default D / k) and M.
-        encoder_depth, decoder_depth, activation: blocks of each stack, the MLPs' non-linearity.
-        norm, norm_eps: `post` (the paper) or `pre`, and the norms' epsilon.
+        encoder_depth, decoder_depth: blocks of each stack.
+        activation, norm, norm_eps: a name as for `MLP`; `post` (the paper) or `pre`; an epsilon.
         source_vocabulary, target_vocabulary: V, to give ids (embedded times sqrt(D), Sec. 3.4).
         dropout: rate on inputs and attention weights, and after each layer of attention and MLP.
         positions: whether `sincos_1d` is added to both inputs, for any length (Sec. 3.5).
@@ -107,48 +104,45 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(
-        self, source: Tensor, target: Tensor, *, source_mask: Padding = None,
-        target_mask: Padding = None, source_record: Record | None = None,
+        self, source: Tensor, target: Tensor, *, source_mask: Tensor | None = None,
+        target_mask: Tensor | None = None, source_record: Record | None = None,
         target_record: Record | None = None,
     ) -> Float[Tensor, "B T _"]:  # fmt: skip
         """What follows each target token, before any softmax; it depends on no later token.
 
-        Masks are (B, S) and (B, T) bool, True at a real token: torch.nn.Transformer's mean the
-        opposite. Padding may hold anything: it is read as zeros (id 0) and looked at by itself
-        alone; a source that is nothing else gives a memory of zeros, so nothing is NaN. Records
-        keep what they ask for of each stack, the target's also `cross_attention`.
+        Masks are bool, (B, S) and (B, T), True at a real token: torch.nn.Transformer's mean the
+        opposite. Padding may hold anything: it is read as zeros (id 0), and looked at by itself
+        alone; a memory of nothing else counts as zeros. `target_record` has `cross_attention` too.
 
         Raises:
             ShapeError: an input or mask of another kind or shape than expected.
             SettingError: an id outside the vocabulary, or a record of a layer that is not there.
         """
-        memory = self.encode(source, source_mask=source_mask, source_record=source_record)
-        masks = {"target_mask": target_mask, "source_mask": source_mask}
-        return self.decode(target, memory, target_record=target_record, **masks)
+        memory = self.encode(source, source_mask, source_record)
+        return self.decode(target, memory, target_mask, source_mask, target_record)
 
     def encode(
-        self, source: Tensor, *, source_mask: Padding = None, source_record: Record | None = None
+        self, source: Tensor, source_mask: Tensor | None = None, source_record: Record | None = None
     ) -> Memory:
         """The memory (B, S, D); arguments and errors as for `forward`."""
         z, looks = self._read("source", source, source_mask)
         return self.encoder(z, source_record, Context(mask=looks))
 
     def decode(
-        self, target: Tensor, memory: Tensor, *, target_mask: Padding = None,
-        source_mask: Padding = None, target_record: Record | None = None,
+        self, target: Tensor, memory: Tensor, target_mask: Tensor | None = None,
+        source_mask: Tensor | None = None, target_record: Record | None = None,
     ) -> Float[Tensor, "B T _"]:  # fmt: skip
         """What `forward` gives, from a memory (B, S, D) at hand."""
         z, looks = self._read("target", target, target_mask)
-        if memory.shape != (len(z), memory.shape[1], self.width):
-            raise ShapeError(
-                f"memory: expected ({len(z)}, S, {self.width}), got {(*memory.shape,)}"
-            )
-        looks = z.new_ones(1, 1, *z.shape[1::-1], dtype=torch.bool) if looks is None else looks
-        own, across, record = Context(mask=looks.tril()), Context(), target_record or Record()
+        length, across, record = z.shape[1], Context(), target_record or Record()
+        if memory.shape != (expected := (len(z), memory.shape[1], self.width)):
+            raise ShapeError(f"memory: expected {expected}, got {tuple(memory.shape)}")
+        causal = z.new_ones(length, length, dtype=torch.bool).tril()
+        own = Context(mask=causal if looks is None else causal & looks)
         if source_mask is not None:
-            memory = memory.masked_fill(~source_mask[..., None], 0)
+            memory = _blank("source_mask", memory, source_mask)
             keys = source_mask | ~source_mask.any(1, keepdim=True)
-            across = Context(mask=keys[:, None, None].expand(-1, 1, z.shape[1], -1))  # B 1 T S
+            across = Context(mask=keys[:, None, None].expand(-1, 1, length, -1))  # B 1 T S
         record.begin(len(self.decoder.blocks), cross=True)
         for layer, block in enumerate(self.decoder.blocks):
             attend, attend_across = record.attend(layer), record.attend_across(layer)
@@ -159,7 +153,7 @@ class Transformer(nn.Module):
     @torch.no_grad()
     def generate(
         self, source: Tensor, start: int, end: int, *, max_length: int | None = None,
-        source_mask: Padding = None,
+        source_mask: Tensor | None = None,
     ) -> Int[Tensor, "B _"]:  # fmt: skip
         """Greedy decoding: the ids (B, n) that follow `start`, in eval mode, without gradients.
 
@@ -171,7 +165,7 @@ class Transformer(nn.Module):
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
-            memory = self.encode(source, source_mask=source_mask)
+            memory = self.encode(source, source_mask)
             ids = torch.full((len(memory), 1), start, device=memory.device)
             for _ in range(source.shape[1] + 50 if max_length is None else max_length):
                 ended = (ids[:, 1:] == end).any(1, keepdim=True)
@@ -184,23 +178,25 @@ class Transformer(nn.Module):
                 module.training = mode
         return ids[:, 1:]
 
-    def _read(self, name: str, given: Tensor, real: Padding) -> tuple[Tokens, Padding]:
+    def _read(self, name: str, given: Tensor, real: Tensor | None) -> tuple[Tokens, Tensor | None]:
         """Tokens (B, T, D), and which of them may look at which: at itself and at real ones."""
-        count, size, looks = self.vocabularies[name], given.shape[:2], None
+        count, looks = self.vocabularies[name], None
         expected = f"ids (B, T) in 0..{count - 1}" if count else f"floats (B, T, {self.width})"
         fits = given.ndim == 2 if count else given.shape[2:] == (self.width,)
         if not fits or given.is_floating_point() == bool(count):
-            raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {(*given.shape,)}")
+            raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {tuple(given.shape)}")
         if real is not None:
-            if (real.dtype, real.shape) != (torch.bool, size):
-                raise ShapeError(
-                    f"{name}_mask: expected bool {(*size,)}, got {real.dtype} {(*real.shape,)}"
-                )
-            given = given.masked_fill(~(real if count else real[..., None]), 0)
-            looks = real[:, None, None] | torch.eye(size[1], dtype=torch.bool).to(real)
+            given = _blank(f"{name}_mask", given, real)
+            looks = real[:, None, None] | torch.eye(real.shape[1], dtype=torch.bool).to(real)
         if count and not torch.compiler.is_compiling() and ((given < 0) | (given >= count)).any():
             raise SettingError(f"{name}: expected {expected}, got {given.min()}..{given.max()}")
         z = self.embed[name](given) * self.width**0.5 if count else given
         if self.positions:
-            z = z + sincos_1d(size[1], self.width)[:, : self.width].to(z)
+            z = z + sincos_1d(z.shape[1], self.width)[:, : self.width].to(z)
         return self.drop(z), looks
+
+
+def _blank(name: str, given: Tensor, real: Tensor) -> Tensor:
+    if (real.dtype, real.shape) != (torch.bool, size := given.shape[:2]):
+        raise ShapeError(f"{name}: expected bool {tuple(size)}, got {real.dtype} {tuple(real.shape)}")
+    return given.masked_fill(~real.reshape(*size, *(1,) * (given.ndim - 2)), 0)

@@ -69,13 +69,18 @@ def save(
         The path.
 
     Raises:
-        CheckpointError: another ending, class names that do not fit the head, or metadata that
-            JSON cannot hold (NaN among them).
+        CheckpointError: another ending, a `backbone` that no spec describes, class names that do
+            not fit the head, or metadata that JSON cannot hold (NaN among them).
         OutputError: the file cannot be written; what was there is untouched.
     """
     path = Path(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: vitkit writes .safetensors files; name it so")
+    if model.spec.stem == "backbone":
+        raise CheckpointError(
+            f"{path}: the file could not describe the model's backbone; save its state_dict() "
+            "beside the code that makes the backbone, or take stem 'resnet'"
+        )
     if classes and len(classes) != model.spec.num_classes:
         raise CheckpointError(
             f"{path}: {len(classes)} class names for a head of {model.spec.num_classes}"

@@ -1,0 +1,121 @@
+"""Named models: the table's figures are what is built, and what timm builds by the same names."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import peer
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+import vitkit
+from vitkit.errors import SettingError, SpecError
+from vitkit.models.presets import preset, table
+
+timm = peer("timm")
+ROOT = Path(__file__).parents[2]
+THEIRS = sorted(set(table()) & set(timm.list_models()))
+WITH_A_HEAD_HERE = {  # timm's default weights of these have none
+    "vit_base_r50_s16_224", "vit_huge_patch14_224", "vit_large_patch32_224", "vit_small_patch8_224",
+}  # fmt: skip
+PUBLISHED = {
+    "vit_tiny_patch16_224": 5_717_416,
+    "vit_small_patch16_224": 22_050_664,
+    "vit_base_patch16_224": 86_567_656,
+    "vit_base_patch32_224": 88_224_232,
+    "vit_large_patch16_224": 304_326_632,
+    "vit_large_patch32_224": 306_535_400,
+    "vit_huge_patch14_224": 632_045_800,
+    "vit_base_r50_s16_384": 98_950_952,
+    "vit_cifar_patch4_32": 8_470_026,
+}
+FILLING = {"uniform_", "normal_", "erfinv_", "mul_", "add_", "clamp_", "fill_", "zero_"}
+
+
+class Unfilled(TorchFunctionMode):
+    """Leaves out what fills tensors: on the meta device it has no effect and takes most time."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        inside = {"tensor": args[0]} if args else kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return inside["tensor"]
+        if getattr(function, "__name__", "") in FILLING:
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def on_meta(make: Callable[..., nn.Module], name: str, **settings: Any) -> nn.Module:
+    with torch.device("meta"), Unfilled():
+        return make(name, **settings)
+
+
+def count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", table())
+def test_the_model_has_the_parameters_of_its_line(name):
+    model = on_meta(vitkit.create_model, name)
+    assert count(model) == table()[name].parameters
+    written = json.loads(json.dumps(model.spec.to_json()))
+    assert vitkit.ViTSpec.from_json(written) == model.spec == preset(name)
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_timm_has_the_same_model_by_that_name(name):
+    more = {"num_classes": 1000} if name in WITH_A_HEAD_HERE else {}
+    ours, theirs = on_meta(vitkit.create_model, name), on_meta(timm.create_model, name, **more)
+    assert count(ours) == count(theirs)
+    assert ours.spec.num_classes == theirs.num_classes
+    assert ours.spec.image_size == theirs.patch_embed.img_size
+    if type(theirs).__name__ != "Eva":  # whose keys are others; see tests/parity/test_timm.py
+        shapes, their_shapes = (
+            {key: tuple(value.shape) for key, value in model.state_dict().items()}
+            for model in (ours, theirs)
+        )
+        assert shapes == their_shapes
+
+
+def test_most_names_are_timm_s_and_only_four_differ_in_their_classes():
+    assert len(THEIRS) >= 170
+    assert set(THEIRS) >= WITH_A_HEAD_HERE
+    for name in WITH_A_HEAD_HERE:
+        assert on_meta(timm.create_model, name).num_classes == 0
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_published_figures(name, parameters):
+    assert table()[name].parameters == parameters
+
+
+def test_a_field_can_be_overridden():
+    assert count(on_meta(vitkit.create_model, "vit_base_patch16_224", qkv_bias=False)) == 86_540_008
+    with pytest.raises(SpecError, match="no field 'num_clases'; did you mean 'num_classes'"):
+        preset("vit_base_patch16_224", num_clases=3)
+
+
+def test_names_are_unique_and_sorted_and_every_line_says_where_it_is_from():
+    names = vitkit.list_models()
+    assert names == sorted(set(names))
+    assert set(names) == set(table())
+    assert all(entry.source and entry.family for entry in table().values())
+
+
+def test_an_unknown_name_gets_the_nearest_three():
+    with pytest.raises(SettingError) as told:
+        preset("vit_base_patch16_223")
+    assert "no model 'vit_base_patch16_223'; did you mean 'vit_base_patch16_224' or" in str(told.value)
+    assert str(told.value).count(" or '") == 2
+
+
+def test_the_document_agrees_with_the_table():
+    page = runpy.run_path(str(ROOT / "scripts" / "models_table.py"))["page"]
+    assert (ROOT / "docs" / "models.md").read_text(encoding="utf-8") == page(), (
+        "docs/models.md is not what scripts/models_table.py writes; run it"
+    )
