@@ -20,7 +20,7 @@ from vitkit.models.presets import preset, table
 
 timm = peer("timm")
 ROOT = Path(__file__).parents[2]
-THEIRS = sorted(set(table()) & set(timm.list_models()))
+THEIRS = set(table()) & set(timm.list_models())
 WITH_A_HEAD_HERE = {  # timm's default weights of these have none
     "vit_base_r50_s16_224", "vit_huge_patch14_224", "vit_large_patch32_224", "vit_small_patch8_224",
 }  # fmt: skip
@@ -60,31 +60,51 @@ def count(model: nn.Module) -> int:
 
 
 @pytest.mark.parametrize("name", table())
-def test_the_model_has_the_parameters_of_its_line(name):
-    model = on_meta(vitkit.create_model, name)
-    assert count(model) == table()[name].parameters
-    written = json.loads(json.dumps(model.spec.to_json()))
-    assert vitkit.ViTSpec.from_json(written) == model.spec == preset(name)
+def test_the_model_is_what_its_line_says_and_what_timm_builds(name):
+    ours = on_meta(vitkit.create_model, name)
+    assert count(ours) == table()[name].parameters
+    written = json.loads(json.dumps(ours.spec.to_json()))
+    assert vitkit.ViTSpec.from_json(written) == ours.spec == preset(name)
+    if name in THEIRS:
+        same_as_timm(name, ours)
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_timm_has_the_same_model_by_that_name(name):
-    more = {"num_classes": 1000} if name in WITH_A_HEAD_HERE else {}
-    ours, theirs = on_meta(vitkit.create_model, name), on_meta(timm.create_model, name, **more)
+def same_as_timm(name: str, ours: vitkit.ViT) -> None:
+    classes = {"num_classes": 1000} if name in WITH_A_HEAD_HERE else {}
+    theirs = on_meta(timm.create_model, name, **classes)
     assert count(ours) == count(theirs)
     assert ours.spec.num_classes == theirs.num_classes
     assert ours.spec.image_size == theirs.patch_embed.img_size
+    same_numbers(ours, theirs)
     if type(theirs).__name__ != "Eva":  # whose keys are others; see tests/parity/test_timm.py
-        shapes, their_shapes = (
-            {key: tuple(value.shape) for key, value in model.state_dict().items()}
-            for model in (ours, theirs)
-        )
-        assert shapes == their_shapes
+        assert shapes(ours) == shapes(theirs)
+
+
+def same_numbers(ours: vitkit.ViT, theirs: nn.Module) -> None:
+    """What parameters and their names do not say."""
+    spec, block, line = ours.spec, theirs.blocks[0], torch.linspace(-3, 3, 50)
+    assert {"cls": "token", "mean": "avg", "map": "map"}[spec.pooling] == theirs.global_pool
+    assert spec.num_heads == block.attn.num_heads
+    assert epsilons(ours) == epsilons(theirs)
+    assert (spec.block == "res_post_norm") == (type(block).__name__ == "ResPostBlock")
+    if spec.block == "pre_norm":
+        scale = getattr(block, "ls1", block)
+        assert spec.layer_scale == getattr(scale, "init_values", None)
+    assert torch.equal(ours.blocks[0].mlp.act(line), block.mlp.act(line))
+
+
+def epsilons(model: nn.Module) -> set[tuple[str, float]]:
+    kinds = ((type(part).__name__, part) for part in model.modules())
+    return {(kind[0], part.eps) for kind, part in kinds if "Norm" in kind and hasattr(part, "eps")}
+
+
+def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(value.shape) for key, value in model.state_dict().items()}
 
 
 def test_most_names_are_timm_s_and_only_four_differ_in_their_classes():
     assert len(THEIRS) >= 170
-    assert set(THEIRS) >= WITH_A_HEAD_HERE
+    assert THEIRS >= WITH_A_HEAD_HERE
     for name in WITH_A_HEAD_HERE:
         assert on_meta(timm.create_model, name).num_classes == 0
 
@@ -110,7 +130,9 @@ def test_names_are_unique_and_sorted_and_every_line_says_where_it_is_from():
 def test_an_unknown_name_gets_the_nearest_three():
     with pytest.raises(SettingError) as told:
         preset("vit_base_patch16_223")
-    assert "no model 'vit_base_patch16_223'; did you mean 'vit_base_patch16_224' or" in str(told.value)
+    assert "no model 'vit_base_patch16_223'; did you mean 'vit_base_patch16_224' or" in str(
+        told.value
+    )
     assert str(told.value).count(" or '") == 2
 
 

@@ -48,7 +48,7 @@ def test_list_models_is_sorted_and_takes_a_pattern():
     assert names == sorted(names)
     assert {f"vit_{s}_patch{p}_224" for s in ("tiny", "small", "base", "large", "huge")
             for p in (8, 14, 16, 32)} <= set(names)  # fmt: skip
-    assert vitkit.list_models("vit_tiny*_384") == [
+    assert vitkit.list_models("vit_tiny_patch*_384") == [
         "vit_tiny_patch16_384", "vit_tiny_patch32_384", "vit_tiny_patch8_384"]  # fmt: skip
     assert vitkit.list_models("nothing") == []
 

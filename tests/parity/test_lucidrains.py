@@ -136,13 +136,13 @@ def test_heads_wider_than_the_width():
     check(SMALL | {"head_width": 80}, "cls")
 
 
-def test_the_notebook_s_model_has_their_count():
-    """The README's ViT, and the student of `DistillableViT` with 8 heads of 64."""
-    for heads, parameters in ((16, 54_630_376), (8, 42_047_464)):
-        sizes = NOTEBOOK | {"num_heads": heads}
-        spec = vitkit.ViTSpec(**sizes, **STYLES["cls"])
-        for model in (without_weights(lambda: vitkit.ViT(spec)), theirs(sizes, "cls")):  # noqa: B023
-            assert sum(p.numel() for p in model.parameters()) == parameters
+@pytest.mark.parametrize(("heads", "parameters"), [(16, 54_630_376), (8, 42_047_464)])
+def test_the_notebook_s_models_have_their_count(heads, parameters):
+    """The README's ViT, and `DistillableViT` with 8 heads of 64."""
+    sizes = NOTEBOOK | {"num_heads": heads}
+    spec = vitkit.ViTSpec(**sizes, **STYLES["cls"])
+    for model in (without_weights(lambda: vitkit.ViT(spec)), theirs(sizes, "cls")):
+        assert sum(p.numel() for p in model.parameters()) == parameters
 
 
 @pytest.mark.soak

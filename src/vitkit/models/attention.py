@@ -101,16 +101,10 @@ PLAIN = Context()
 
 
 class MultiHeadAttention(nn.Module):
-    """What attention in heads shares: their number, their width, and the matrix that mixes them.
+    """What attention in heads shares: k heads of width h, and the matrix that mixes them.
 
-    Args:
-        width: D.
-        num_heads: k; must divide `width` unless `head_width` is given.
-        head_width: h, default width / num_heads.
-        attention_dropout: rate on the attention weights while training.
-
-    Raises:
-        SpecError: num_heads does not divide width.
+    `head_width` is width / num_heads if not given, or a `SpecError` where that is no whole number;
+    `attention_dropout` is the rate on the attention weights while training.
     """
 
     def __init__(

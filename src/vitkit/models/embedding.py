@@ -142,11 +142,8 @@ class HybridEmbedding(PatchEmbedding):
         return cells.flatten(2).transpose(1, 2)  # B D gh gw -> B N D
 
 
-STEMS: dict[str, type[PatchEmbedding]] = {
-    "convolution": PatchEmbedding,
-    "linear": LinearPatchEmbedding,
-    "normed_linear": NormedPatchEmbedding,
-}
+STEMS = {"convolution": PatchEmbedding, "linear": LinearPatchEmbedding}
+STEMS["normed_linear"] = NormedPatchEmbedding
 
 
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
@@ -218,9 +215,7 @@ class Embedding(nn.Module):
 class PatchDropout(nn.Module):
     """Drops patch tokens of each picture in training: "PatchDropout" (arXiv 2208.07220).
 
-    Args:
-        rate: part of the patches that goes; at least one stays.
-        prefix: tokens before the patches, which all stay.
+    A part `rate` of the patches goes, but one; the `prefix` tokens before them stay.
     """
 
     def __init__(self, rate: float, prefix: int) -> None:

@@ -119,11 +119,7 @@ class ResPostNormBlock(EncoderBlock):
         return tokens + self.drop_path2(self.ls2(self.norm2(self.mlp(tokens))))
 
 
-BLOCKS: dict[str, type[EncoderBlock]] = {
-    "pre_norm": EncoderBlock,
-    "post_norm": PostNormBlock,
-    "res_post_norm": ResPostNormBlock,
-}
+BLOCKS = {"pre_norm": EncoderBlock, "post_norm": PostNormBlock, "res_post_norm": ResPostNormBlock}
 assert set(BLOCKS) == set(get_args(Block)), "spec.Block lists what encoder.py builds"
 
 
@@ -157,7 +153,7 @@ class Encoder(nn.Module):
         super().__init__()
         blocks |= {"width": width, "num_heads": num_heads, "mlp_width": mlp_width}
         self.blocks = stack_blocks(depth, norm=norm, norm_eps=norm_eps, **blocks)
-        self.norm = make_norm(norm, width, norm_eps) if final_norm else nn.Identity()
+        self.norm = make_norm(norm, width, norm_eps, final_norm)
 
     def forward(
         self, tokens: Tokens, record: Record | None = None, context: Context = PLAIN
@@ -174,26 +170,20 @@ def stack_blocks(
     drop_path_schedule: str = "linear",
     **settings: Any,
 ) -> nn.ModuleList:
-    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant.
-
-    Raises:
-        SpecError: an unknown block or schedule, or what `EncoderBlock` refuses.
-    """
+    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant."""
     rising = [drop_path * layer / max(depth - 1, 1) for layer in range(depth)]
     schedules = {"linear": rising, "constant": [drop_path] * depth}
-    kind, rates = (
-        by_name("block", block, BLOCKS),
-        by_name("schedule", drop_path_schedule, schedules),
-    )
+    rates = by_name("drop_path_schedule", drop_path_schedule, schedules)
+    kind = by_name("block", block, BLOCKS)
     return nn.ModuleList(kind(drop_path=rate, **settings) for rate in rates)
-
-
-RunBlock = Callable[[nn.Module, Tokens, Context], Tokens]
 
 
 def call_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
     """How a block runs; gradient checkpointing puts another way in its place."""
     return block(tokens, context)
+
+
+RunBlock = Callable[[nn.Module, Tokens, Context], Tokens]
 
 
 def run_blocks(
@@ -203,11 +193,7 @@ def run_blocks(
     context: Context = PLAIN,
     run: RunBlock = call_block,
 ) -> Tokens:
-    """z_0 -> z_L; what `record` asks for is kept on the way, outside a compiled graph.
-
-    Raises:
-        SettingError: the record asks for a layer that is not there.
-    """
+    """z_0 -> z_L; what `record` asks for is kept on the way, outside a compiled graph."""
     if record is not None:
         record.begin(len(blocks))
     for layer, block in enumerate(blocks):

@@ -34,14 +34,9 @@ def _xavier_patch(kernel: Tensor) -> Tensor:
 class Scheme(NamedTuple):
     """How parameters start; norms and LayerScale start as they are made.
 
-    Attributes:
-        kernel: fills convolutions; None leaves torch's.
-        matrix: fills linear layers, query, key and value each by itself.
-        bias: standard deviation of the MLPs' biases; all others start at 0.
-        tokens: standard deviation of class and distillation token. Registers start at N(0, 0.02):
-            equal ones would stay equal.
-        positions: standard deviation of learned positions.
-        zero_head: whether heads start at 0.
+    `kernel` fills convolutions, None leaves torch's; `matrix` linear layers, query, key and value
+    each by itself; `zero_head` starts heads at 0. `bias` (of the MLPs, all others are 0), `tokens`
+    (class, distillation) and `positions` are standard deviations.
     """
 
     kernel: Callable[[Tensor], Tensor] | None
@@ -70,6 +65,7 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
     A `backbone` of the caller's is left alone.
     """
     scheme = SCHEMES[spec.initialisation]
+    # Registers that started equal would stay equal.
     tokens = {"cls_token": scheme.tokens, "dist_token": scheme.tokens, "reg_token": 0.02}
     for name, module in _own(model, spec):
         role = name.rpartition(".")[2]

@@ -87,9 +87,7 @@ class AttentionPool(CrossAttention):
     """MAP: one learned query attends to the patches, then an MLP with a residual (SigLIP's head).
 
     Set Transformer (arXiv 1810.00825), Sec. 3.2, as in big_vision; keys as timm's `attn_pool`.
-
-    Args:
-        spec: the model's; heads, MLP width, activation and norm are the encoder's.
+    Heads, MLP width, activation and norm are the encoder's.
     """
 
     def __init__(self, spec: ViTSpec) -> None:
@@ -107,12 +105,7 @@ class AttentionPool(CrossAttention):
 
 
 class Representation(nn.Module):
-    """tanh(W y + b) before the head: the paper's MLP head of pre-training (Sec. 3.1).
-
-    Args:
-        inputs: numbers of y.
-        width: numbers of the representation.
-    """
+    """tanh(W y + b) before the head: the paper's MLP head of pre-training (Sec. 3.1)."""
 
     def __init__(self, inputs: int, width: int) -> None:
         super().__init__()

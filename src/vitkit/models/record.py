@@ -55,9 +55,7 @@ class Record:
         gradients: bool = False,
     ) -> None:
         if gradients and (heads is not None or queries is not None):
-            raise SettingError(
-                "gradients=True keeps whole maps; leave heads and queries out and index the maps"
-            )
+            raise SettingError("gradients=True keeps whole maps: leave heads and queries out")
         self._asked = (tuple(attention), tuple(cross_attention), tuple(tokens))
         self._layers: tuple[frozenset[int], ...] = (frozenset(), frozenset(), frozenset())
         self.heads, self.queries, self.gradients = heads, queries, gradients

@@ -55,9 +55,8 @@ class Transformer(nn.Module):
     Initial matrices are Xavier uniform as there, biases 0, embeddings N(0, D^-0.5) (tensor2tensor).
 
     Args:
-        width, num_heads, head_width, mlp_width: D, k, h (default D / k) and M.
-        encoder_depth, decoder_depth: blocks of each stack.
-        activation, norm, norm_eps: a name as for `MLP`; `post` (the paper) or `pre`; an epsilon.
+        width, num_heads, head_width, encoder_depth, decoder_depth: D, k, h (default D / k), L, L.
+        mlp_width, activation, norm, norm_eps: M, as for `MLP`, `post` (as there) or `pre`, epsilon.
         source_vocabulary, target_vocabulary: V, to give ids (embedded times sqrt(D), Sec. 3.4).
         dropout: rate on inputs and attention weights, and after each layer of attention and MLP.
         positions: whether `sincos_1d` is added to both inputs, for any length (Sec. 3.5).
@@ -155,10 +154,9 @@ class Transformer(nn.Module):
         self, source: Tensor, start: int, end: int, *, max_length: int | None = None,
         source_mask: Tensor | None = None,
     ) -> Int[Tensor, "B _"]:  # fmt: skip
-        """Greedy decoding: the ids (B, n) that follow `start`, in eval mode, without gradients.
+        """Greedy decoding: ids (B, n) after `start`; eval mode, no gradients, errors as `forward`.
 
-        It stops where every row has ended (and goes on with `end`), or at `max_length` ids, by
-        default S + 50 (Sec. 6.1). Errors as for `forward`.
+        Ends when all rows have, filled up with `end`, or at `max_length` ids (S + 50, Sec. 6.1).
         """
         if "target" not in self.embed or isinstance(self.head, nn.Identity):
             raise SettingError("generate needs a target_vocabulary and the output_projection to it")
@@ -187,16 +185,16 @@ class Transformer(nn.Module):
             raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {tuple(given.shape)}")
         if real is not None:
             given = _blank(f"{name}_mask", given, real)
-            looks = real[:, None, None] | torch.eye(real.shape[1], dtype=torch.bool).to(real)
+            looks = real[:, None, None] | torch.eye(real.shape[1], device=real.device).bool()
         if count and not torch.compiler.is_compiling() and ((given < 0) | (given >= count)).any():
             raise SettingError(f"{name}: expected {expected}, got {given.min()}..{given.max()}")
-        z = self.embed[name](given) * self.width**0.5 if count else given
+        z = self.embed[name](given.long()) * self.width**0.5 if count else given
         if self.positions:
             z = z + sincos_1d(z.shape[1], self.width)[:, : self.width].to(z)
         return self.drop(z), looks
 
 
 def _blank(name: str, given: Tensor, real: Tensor) -> Tensor:
-    if (real.dtype, real.shape) != (torch.bool, size := given.shape[:2]):
-        raise ShapeError(f"{name}: expected bool {tuple(size)}, got {real.dtype} {tuple(real.shape)}")
+    if (real.dtype, real.shape) != (torch.bool, size := tuple(given.shape[:2])):
+        raise ShapeError(f"{name}: expected bool {size}, got {real.dtype} {tuple(real.shape)}")
     return given.masked_fill(~real.reshape(*size, *(1,) * (given.ndim - 2)), 0)

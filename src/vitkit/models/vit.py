@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import itemgetter
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -100,7 +97,7 @@ class ViT(nn.Module):
         self.head_dist = head(spec.num_classes > 0 and spec.distillation_token)
         self.dist_pool = Readout("distillation") if spec.distillation_token else None
         averaged = spec.distillation_token and spec.distilled_readout == "mean"
-        self._merge: Callable[[list[Tensor]], Tensor] = _average if averaged else itemgetter(0)
+        self._merge = _average if averaged else _first
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:
         """Logits (B, K); with `num_classes=0`, what the head would read (B, D).
@@ -158,6 +155,10 @@ class ViT(nn.Module):
     def _logits(self, features: Features) -> list[Tensor]:
         read = zip((self.head, self.head_dist), self._readouts(features), strict=False)
         return [head(self.head_drop(y)) for head, y in read]
+
+
+def _first(outputs: list[Tensor]) -> Tensor:  # operator.itemgetter breaks a compiled graph
+    return outputs[0]
 
 
 def _average(outputs: list[Tensor]) -> Tensor:

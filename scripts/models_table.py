@@ -1,0 +1,83 @@
+"""Writes docs/models.md from src/vitkit/models/presets.toml: `python scripts/models_table.py`."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from vitkit.models.presets import Entry, preset, table
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+COLUMNS = {
+    "width", "depth", "num_heads", "mlp_width", "patch_size", "image_size", "num_classes",
+}  # fmt: skip
+INTRODUCTION = """# Models
+
+`vitkit.create_model(name)` builds any of these {count} models with initial weights, and
+`vitkit models 'vit_base*'` lists them. A name that timm knows means what timm computes by that
+name. Any field of `ViTSpec` can be given beside it:
+`vitkit.create_model("vit_base_patch16_224", num_classes=37, qkv_bias=False)`.
+
+Parameters are those of the model as built, with its head; 0 classes mean no head, and `forward`
+gives pooled features. Picture and patch are pixels of a side. "Further" are fields of `ViTSpec`
+that differ from its defaults. `scripts/models_table.py` writes this page from
+`src/vitkit/models/presets.toml`.
+"""
+HEADER = """
+| model | parameters | picture | patch | width x depth x heads, MLP | classes | further |
+| --- | ---: | ---: | ---: | --- | ---: | --- |
+"""
+
+
+def page() -> str:
+    """The whole document."""
+    parts = [INTRODUCTION.format(count=len(table()))]
+    for family, lines in groupby(table().items(), key=lambda line: line[1].family):
+        parts.append(section(family, dict(lines)))
+    return "\n".join(parts)
+
+
+def section(family: str, models: dict[str, Entry]) -> str:
+    """One family: heading, source, what all its models have, and a row for each."""
+    entries = list(models.values())
+    shared = {
+        field: value
+        for field, value in further(entries[0]).items()
+        if all(entry.fields.get(field) == value for entry in entries)
+    }
+    said = f"Source: {entries[0].source}."
+    if shared:
+        said += f" All have {words(shared)}."
+    rows = "\n".join(row(name, entry, shared) for name, entry in models.items())
+    return f"## {family}\n\n{said}\n{HEADER}{rows}\n"
+
+
+def row(name: str, entry: Entry, shared: dict[str, Any]) -> str:
+    """One model."""
+    spec = preset(name)
+    own = {field: value for field, value in further(entry).items() if field not in shared}
+    cells = (
+        f"`{name}`",
+        f"{entry.parameters:,}",
+        spec.image_size[0],
+        spec.patch_size[0],
+        f"{spec.width} x {spec.depth} x {spec.num_heads}, {spec.mlp_width}",
+        spec.num_classes,
+        words(own),
+    )
+    return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
+
+
+def further(entry: Entry) -> dict[str, Any]:
+    """What is special about a model, as keywords of `ViTSpec`."""
+    return {field: value for field, value in entry.fields.items() if field not in COLUMNS}
+
+
+def words(fields: dict[str, Any]) -> str:
+    """`class_token=False`, `pooling='map'`."""
+    return ", ".join(f"`{field}={value!r}`" for field, value in fields.items())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
