@@ -142,7 +142,7 @@ class ViTSpec:
 
     pooling: Pooling = "cls"
     """What the head reads: the class token; the mean of the patches, or of all tokens; one query
-    that attends to all tokens (`map`); class token and mean of the patches side by side."""
+    that attends to the patches (`map`); class token and mean of the patches side by side."""
     final_norm: bool = True
     """Whether there is a norm after the last block."""
     norm_before_pool: bool = True

@@ -169,7 +169,7 @@ def test_numbers_and_names_of_other_commands(complaint, tmp_path):
     said = complaint("predict", str(path), picture, "--batch-size", "-3")
     assert "batch_size -3 must be 1 or more" in said
     assert "a.png: empty" in complaint("predict", str(path), picture)
-    assert "no model's name matches 'deit*'" in complaint("models", "deit*")
+    assert "no model's name matches 'swin*'" in complaint("models", "swin*")
     assert "no such file" in complaint("summary", "none.pth")
     assert "no model 'vit_bse_patch16_224'" in complaint("summary", "vit_bse_patch16_224")
     assert "layer 7 of 1 was asked for" in complaint_for_layer(complaint, path, tmp_path)

@@ -112,10 +112,14 @@ def test_summary_and_models(best, capsys):
     assert "17,563.83 M" in text
     assert cli.run(["summary", best]) == 0
     assert "1 x 1 x 8 x 8" in capsys.readouterr().out
-    assert cli.run(["models", "vit_base_patch16*"]) == 0
+    assert cli.run(["models", "vit_base_patch16_?84"]) == 0
     assert capsys.readouterr().out.split() == [
-        "vit_base_patch16_224", "86.57", "M", "parameters",
-        "vit_base_patch16_384", "86.86", "M", "parameters"]  # fmt: skip
+        "vit_base_patch16_384",
+        "86.86",
+        "M",
+        "384x384",
+        "ViT",
+    ]
 
 
 def test_help_and_version(capsys):
