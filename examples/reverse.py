@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.models.transformer import Transformer
+from vitkit import Transformer
 
 PADDING, START, END = (len(LETTERS) + special for special in range(3))
 SHORTEST, LONGEST = 3, 8

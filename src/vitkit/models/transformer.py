@@ -185,7 +185,7 @@ class Transformer(nn.Module):
             raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {tuple(given.shape)}")
         if real is not None:
             given = _blank(f"{name}_mask", given, real)
-            looks = real[:, None, None].expand(-1, 1, real.shape[1], -1)
+            looks = real[:, None, None] | torch.eye(real.shape[1], device=real.device).bool()
         if count and not torch.compiler.is_compiling() and ((given < 0) | (given >= count)).any():
             raise SettingError(f"{name}: expected {expected}, got {given.min()}..{given.max()}")
         z = self.embed[name](given.long()) * self.width**0.5 if count else given
