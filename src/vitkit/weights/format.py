@@ -1,0 +1,96 @@
+"""What a format is: how its files are known, what they say of the model, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.rules import Table
+from vitkit.weights.sources import Header, Source
+
+Sure = Literal["stored", "shapes", "usual"]
+"""How a value is known: the file says it; shapes force it; files of this format usually have it."""
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """What a file of some format says of its model.
+
+    Attributes:
+        spec: the architecture.
+        preprocess: what pictures become.
+        classes: the K class names in the order of the logits; empty where the file has none.
+        sure: spec field, or `preprocess`, -> how it is known.
+        warnings: one line each.
+    """
+
+    spec: ViTSpec
+    preprocess: Preprocess
+    classes: tuple[str, ...] = ()
+    sure: Mapping[str, Sure] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A model on its way to a file.
+
+    Attributes:
+        spec: the architecture, which the format holds.
+        tensors: under the format's names, float32.
+        preprocess: what pictures become.
+        classes: the class names, or none.
+    """
+
+    spec: ViTSpec
+    tensors: Mapping[str, Tensor]
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+
+
+Writer = Callable[[Bundle], dict[str, bytes]]
+"""File name -> content, for a folder; a single file where there is one."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One published way to store a ViT.
+
+    Attributes:
+        name: as people say it, such as `huggingface`.
+        detect: whether a file is of this format, by names and shapes alone.
+        prepare: brings older or other names of the format to the ones its table has.
+        infer: what a prepared file says of the model; overrides are spec fields the user gives.
+        table: the rows between its names and ours, for a spec.
+        holds: spec field -> the values its models can have; any for a field not named.
+        write: the files of a folder in this format.
+    """
+
+    name: str
+    detect: Callable[[Header], bool]
+    prepare: Callable[[Source], Source]
+    infer: Callable[[Header, Mapping[str, Any]], Inferred]
+    table: Callable[[ViTSpec], Table]
+    holds: Mapping[str, tuple[Any, ...]]
+    write: Writer
+
+
+def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> bytes:
+    """The bundle's tensors as the bytes of one safetensors file."""
+    import safetensors.torch
+
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.tensors.items()}
+    return safetensors.torch.save(tensors, {"format": "pt", **(metadata or {})})
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype that a header names, such as `F32`, `<f4` or `bfloat16`; float32 if unknown."""
+    known = {"F16": torch.float16, "<f2": torch.float16, "float16": torch.float16,
+             "BF16": torch.bfloat16, "|V2": torch.bfloat16, "bfloat16": torch.bfloat16,
+             "F64": torch.float64, "<f8": torch.float64, "float64": torch.float64}  # fmt: skip
+    return known.get(name, torch.float32)

@@ -1,0 +1,8 @@
+"""The foreign formats by name, in the order in which a file is held against them."""
+
+from __future__ import annotations
+
+from vitkit.weights import torchvision
+from vitkit.weights.format import Format
+
+FORMATS: dict[str, Format] = {form.name: form for form in (torchvision.FORMAT,)}

@@ -1,0 +1,180 @@
+"""A foreign format is a two-way table: rows of their names and ours, with an invertible transform.
+
+Reading, writing and complaining live here, once. A row's names may hold `{i}`, the number of a
+block, and `{p}`, `weight` or `bias`; it applies where the model at hand has our names. Every tensor
+of the model must be claimed by exactly one row, and every tensor of the file by a row or by a
+pattern of what may be left aside: nothing is dropped in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import CheckpointError, did_you_mean
+from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
+
+Tensors: TypeAlias = Mapping[str, Tensor]
+Parts: TypeAlias = tuple[Tensor, ...]
+
+
+class Transform(NamedTuple):
+    """What is done to the tensors of a row, there and back.
+
+    Attributes:
+        to_ours: their tensors, in the row's order, and the spec -> ours.
+        to_theirs: the inverse.
+    """
+
+    to_ours: Callable[[Parts, ViTSpec], Parts]
+    to_theirs: Callable[[Parts, ViTSpec], Parts]
+
+
+def _as_is(parts: Parts, spec: ViTSpec) -> Parts:
+    return parts
+
+
+AS_IS = Transform(_as_is, _as_is)
+TRANSPOSED = Transform(
+    lambda parts, spec: tuple(part.T for part in parts),
+    lambda parts, spec: tuple(part.T for part in parts),
+)
+
+
+def stacked(count: int) -> Transform:
+    """`count` tensors of theirs one under the other in one of ours: q, k, v in `qkv`."""
+    return Transform(
+        lambda parts, spec: (torch.cat(parts, dim=0),),
+        lambda parts, spec: tuple(parts[0].chunk(count, dim=0)),
+    )
+
+
+class Row(NamedTuple):
+    """One correspondence.
+
+    Attributes:
+        theirs: their names.
+        ours: our names.
+        how: the transform between them.
+    """
+
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+    how: Transform = AS_IS
+
+
+def row(theirs: str | Sequence[str], ours: str | Sequence[str], how: Transform = AS_IS) -> Row:
+    """A `Row`, from single names too."""
+
+    def names(one_or_more: str | Sequence[str]) -> tuple[str, ...]:
+        return (one_or_more,) if isinstance(one_or_more, str) else tuple(one_or_more)
+
+    return Row(names(theirs), names(ours), how)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a format.
+
+    Attributes:
+        rows: correspondences; the first one that claims a tensor of ours has it.
+        aside: patterns of their tensors that carry nothing of a ViT's forward pass, and why.
+    """
+
+    rows: tuple[Row, ...]
+    aside: tuple[tuple[str, str], ...] = ()
+
+    def applied(self, spec: ViTSpec) -> list[Row]:
+        """The rows with names filled in, one for each tensor (or few) of a model of this spec.
+
+        Raises:
+            CheckpointError: a tensor of the model that no row claims: the format cannot hold it.
+        """
+        wanted = shapes(spec)
+        taken: set[str] = set()
+        found: list[Row] = []
+        for rule in self.rows:
+            for filled in _fillings(rule, spec.depth):
+                if set(filled.ours) <= wanted.keys() - taken:
+                    taken |= set(filled.ours)
+                    found.append(filled)
+        if unclaimed := sorted(wanted.keys() - taken):
+            raise CheckpointError(
+                f"the format has no place for {_few(unclaimed)}; convert to one that has"
+            )
+        return found
+
+
+def shapes(spec: ViTSpec) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model's tensors, without memory for them."""
+    with torch.device("meta"):
+        return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}
+
+
+def read_tensors(
+    table: Table, spec: ViTSpec, theirs: Tensors
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Their tensors under our names, and a line for each that was left aside.
+
+    Raises:
+        CheckpointError: a tensor that is missing, unknown, or of another shape than the spec says.
+    """
+    expected, rows = shapes(spec), table.applied(spec)
+    ours: dict[str, Tensor] = {}
+    for rule in rows:
+        if missing := [name for name in rule.theirs if name not in theirs]:
+            near = did_you_mean(missing[0], theirs)
+            raise CheckpointError(f"tensor {missing[0]} is missing{near}")
+        made = rule.how.to_ours(tuple(theirs[name] for name in rule.theirs), spec)
+        for name, tensor in zip(rule.ours, made, strict=True):
+            if tuple(tensor.shape) != expected[name]:
+                raise CheckpointError(
+                    f"{' + '.join(rule.theirs)} gives {name} the shape {tuple(tensor.shape)}; "
+                    f"the model needs {expected[name]}"
+                )
+            ours[name] = tensor
+    claimed = {name for rule in rows for name in rule.theirs}
+    aside = dict(_set_aside(table, sorted(theirs.keys() - claimed)))
+    if unknown := sorted(theirs.keys() - claimed - aside.keys()):
+        raise CheckpointError(f"{len(unknown)} tensors belong to nothing known: {_few(unknown)}")
+    return ours, [f"{name}: {why}" for name, why in aside.items()]
+
+
+def write_tensors(table: Table, spec: ViTSpec, ours: Tensors) -> dict[str, Tensor]:
+    """Our tensors under their names, contiguous; `CheckpointError` for what has no place."""
+    made: dict[str, Tensor] = {}
+    for rule in table.applied(spec):
+        parts = rule.how.to_theirs(tuple(ours[name] for name in rule.ours), spec)
+        made |= {name: part.contiguous() for name, part in zip(rule.theirs, parts, strict=True)}
+    return made
+
+
+def _fillings(rule: Row, depth: int) -> Iterator[Row]:
+    layers = range(depth) if any("{i}" in name for name in rule.ours) else range(1)
+    kinds = ("weight", "bias") if any("{p}" in name for name in rule.ours) else ("",)
+    for layer in layers:
+        for kind in kinds:
+            theirs = tuple(
+                name.replace("{i}", str(layer)).replace("{p}", kind) for name in rule.theirs
+            )
+            ours = tuple(name.replace("{i}", str(layer)).replace("{p}", kind) for name in rule.ours)
+            yield Row(theirs, ours, rule.how)
+
+
+def _set_aside(table: Table, names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        for pattern, why in table.aside:
+            if fnmatchcase(name, pattern):
+                yield name, why
+                break
+
+
+def _few(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

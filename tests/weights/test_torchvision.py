@@ -1,0 +1,65 @@
+"""torchvision's files: read as its own models compute, written so that it loads them strictly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from noise import fill_with_noise
+from peers import peer
+from weights.round_trips import noisy, round_trip, written
+
+import vitkit
+from vitkit.weights.load import load
+from vitkit.weights.torchvision import FORMAT
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
+         "mlp_width": 96, "num_classes": 7, "position_resampling": "bicubic_aligned"}  # fmt: skip
+
+
+def theirs(**fields: object) -> torch.nn.Module:
+    VisionTransformer = peer("torchvision.models.vision_transformer", "VisionTransformer")
+    model = VisionTransformer(
+        image_size=32, patch_size=8, num_layers=2, num_heads=1, hidden_dim=64, mlp_dim=96,
+        num_classes=7, **fields,
+    ).eval()  # fmt: skip
+    fill_with_noise(model, std=0.05)
+    return model
+
+
+@pytest.mark.parametrize("fields", [{}, {"representation_size": 24}])
+def test_their_model_saved_by_torch_is_computed_by_ours(tmp_path, fields):
+    model, images = theirs(**fields), torch.randn(2, 3, 32, 32)
+    torch.save(model.state_dict(), tmp_path / "vit.pth")
+    checkpoint = load(tmp_path / "vit.pth", trust_pickle=True)
+    assert checkpoint.format == "torchvision"
+    with torch.inference_mode():
+        expected = model(images)
+        difference = (checkpoint.model(images) - expected).abs().max()
+    assert difference <= 1e-5 * expected.abs().max()
+
+
+def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path):
+    ours, model, images = noisy(vitkit.ViTSpec(**SMALL)), theirs(), torch.randn(2, 3, 32, 32)
+    from safetensors.torch import load_file
+
+    model.load_state_dict(load_file(written(FORMAT, ours, tmp_path) / "model.safetensors"))
+    with torch.inference_mode():
+        expected = ours(images)
+        assert (model(images) - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("fields", [{}, {"representation_width": 24}, {"num_classes": 0}])
+def test_there_and_back_with_the_same_bits(tmp_path, fields):
+    spec = vitkit.ViTSpec(**SMALL | fields)
+    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+
+
+def test_the_names_of_the_first_version_are_understood(tmp_path):
+    state = theirs().state_dict()
+    old = {n.replace("mlp.0", "mlp.linear_1").replace("mlp.3", "mlp.linear_2"): v
+           for n, v in state.items()}  # fmt: skip
+    torch.save(old, tmp_path / "old.pth")
+    torch.save(state, tmp_path / "new.pth")
+    first, second = (load(tmp_path / name, trust_pickle=True) for name in ("old.pth", "new.pth"))
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(first.model(images), second.model(images))
