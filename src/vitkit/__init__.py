@@ -35,9 +35,14 @@ if TYPE_CHECKING:
     from vitkit.training.memory import checkpoint_gradients as checkpoint_gradients
     from vitkit.training.parameters import freeze as freeze
     from vitkit.training.parameters import parameter_groups as parameter_groups
-    from vitkit.weights.checkpoint import load as load
     from vitkit.weights.checkpoint import save as save
+    from vitkit.weights.convert import ConversionReport as ConversionReport
+    from vitkit.weights.convert import convert as convert
     from vitkit.weights.flexible import resized as resized
+    from vitkit.weights.inspection import Inspection as Inspection
+    from vitkit.weights.inspection import inspect as inspect
+    from vitkit.weights.load import formats as formats
+    from vitkit.weights.load import load as load
 
 _HOMES = {
     "vitkit.api": ("create_model", "embed", "evaluate", "explain", "train"),
@@ -59,17 +64,22 @@ _HOMES = {
     "vitkit.spec": ("Preprocess", "ViTSpec"),
     "vitkit.training.memory": ("checkpoint_gradients",),
     "vitkit.training.parameters": ("freeze", "parameter_groups"),
-    "vitkit.weights.checkpoint": ("load", "save"),
+    "vitkit.weights.checkpoint": ("save",),
+    "vitkit.weights.convert": ("ConversionReport", "convert"),
     "vitkit.weights.flexible": ("resized",),
+    "vitkit.weights.inspection": ("Inspection", "inspect"),
+    "vitkit.weights.load": ("formats", "load"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = _version("vitkit")
 __all__ = [
     "MLP",
+    "ConversionReport",
     "CrossAttention",
     "Encoder",
     "EncoderBlock",
+    "Inspection",
     "MultiHeadSelfAttention",
     "PatchEmbedding",
     "Prediction",
@@ -81,11 +91,14 @@ __all__ = [
     "ViTSpec",
     "VitkitError",
     "checkpoint_gradients",
+    "convert",
     "create_model",
     "embed",
     "evaluate",
     "explain",
+    "formats",
     "freeze",
+    "inspect",
     "list_models",
     "load",
     "parameter_groups",

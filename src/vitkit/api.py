@@ -25,7 +25,8 @@ from vitkit.training.config import TrainConfig, layered
 from vitkit.training.evaluation import Metrics
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.session import TrainResult
-from vitkit.weights.checkpoint import Checkpoint, load
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import load
 
 EXPLAIN_METHODS = ("attention",)
 ONLY_TRAINING = (

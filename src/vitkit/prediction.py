@@ -19,7 +19,8 @@ from vitkit.data.preprocess import preprocess_pictures
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
-from vitkit.weights.checkpoint import Checkpoint, load
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import load
 
 Picture: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""

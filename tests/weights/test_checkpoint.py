@@ -95,7 +95,7 @@ def test_files_that_are_no_checkpoints_are_named_for_what_they_are(tmp_path: Pat
     safetensors.torch.save_file({"conv.weight": torch.zeros(2)}, plain)
     cases = {
         "no such file; the nearest folder": tmp_path / "none" / "x.safetensors",
-        "not a file": tmp_path,
+        "a folder without weights": tmp_path,
         "the file is empty": write(tmp_path / "empty.safetensors", b""),
         "not a whole safetensors file": write(tmp_path / "cut.safetensors", whole[:-100]),
         "not a whole safetensors": write(tmp_path / "cut2.safetensors", whole[:50]),
@@ -104,7 +104,7 @@ def test_files_that_are_no_checkpoints_are_named_for_what_they_are(tmp_path: Pat
             tmp_path / "lfs.safetensors", b"version https://git-lfs.github.com/spec/v1\n"
         ),
         "a pickle, which can run code": write(tmp_path / "old.pth", b"\x80\x02}q\x00."),
-        r"without vitkit's description; it holds weights \(conv.weight": plain,
+        r"1 tensors \(conv.weight, ...\) of no known format; known are vitkit": plain,
     }
     for said, path in cases.items():
         with pytest.raises(CheckpointError, match=said) as error:

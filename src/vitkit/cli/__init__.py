@@ -18,6 +18,8 @@ VERBS = {
     "predict": "what a checkpoint says of pictures",
     "explain": "what a checkpoint looks at in pictures",
     "embed": "the features of pictures, as an .npz file",
+    "inspect": "what a file of weights is, of any known format",
+    "convert": "write a checkpoint in another format, with a proof",
     "summary": "the layer table of a model or a checkpoint",
     "models": "the models there are",
 }

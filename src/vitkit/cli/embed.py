@@ -14,8 +14,8 @@ from vitkit import api
 from vitkit.cli.pictures import find_pictures
 from vitkit.data.images import printable
 from vitkit.errors import OutputError
-from vitkit.weights.checkpoint import load
 from vitkit.weights.files import write_bytes
+from vitkit.weights.load import load
 
 
 def embed(

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from vitkit import api
 from vitkit.cli.pictures import find_pictures
 from vitkit.data.images import printable
-from vitkit.weights.checkpoint import load
+from vitkit.weights.load import load
 
 
 def explain(

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from vitkit.models.presets import build
 from vitkit.reporting.layer_table import summary as layer_table
-from vitkit.weights.checkpoint import load
+from vitkit.weights.load import load
 
 WIDE = 140
 """Columns where the output is no terminal, so that nothing is cut."""

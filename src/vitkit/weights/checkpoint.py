@@ -19,10 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, SpecError, nearest_parent
+from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files import write_bytes
+from vitkit.weights.sources import check_file
 
 FORMAT_VERSION = 1
 
@@ -127,7 +128,7 @@ def load(path: str | Path) -> Checkpoint:
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON document and the tensors of a vitkit file; errors as for `load`."""
-    _check_file(path)
+    check_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
@@ -152,40 +153,6 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 def _tensors(model: ViT) -> dict[str, Tensor]:
     return dict(model.state_dict())
-
-
-_PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
-_IMPOSTORS = {
-    b"version https://git-lfs": "a git-LFS pointer, not the file itself; run `git lfs pull`",
-    b"<!doctype": "a web page saved as weights; download the file itself",
-    b"<html": "a web page saved as weights; download the file itself",
-}
-
-
-def _check_file(path: Path) -> None:
-    """Say what a file is that cannot be a checkpoint, before anything parses it."""
-    try:
-        there = path.exists()
-    except PermissionError:
-        raise CheckpointError(f"{path}: permission denied") from None
-    if not there:
-        raise CheckpointError(f"{path}: no such file; {nearest_parent(path)}")
-    if not path.is_file():
-        raise CheckpointError(f"{path}: not a file; give the .safetensors file in it")
-    if path.suffix in _PICKLES:
-        raise CheckpointError(
-            f"{path}: a pickle, which can run code when it is read; vitkit reads .safetensors"
-        )
-    try:
-        with path.open("rb") as file:
-            start = file.read(64)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
-    if not start:
-        raise CheckpointError(f"{path}: the file is empty (0 bytes)")
-    for magic, what in _IMPOSTORS.items():
-        if start.lower().startswith(magic):
-            raise CheckpointError(f"{path}: {what}")
 
 
 def _check_fit(path: Path, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:

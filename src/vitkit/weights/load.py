@@ -43,6 +43,11 @@ def load(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> C
         return read(source, overrides)
 
 
+def formats() -> set[str]:
+    """The names of the formats that can be read and written."""
+    return {"vitkit", *FORMATS}
+
+
 def read(source: Source, overrides: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint in an open file of a foreign format; errors as for `load`."""
     path = source.header.path

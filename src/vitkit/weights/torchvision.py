@@ -76,7 +76,7 @@ FIXED: dict[str, Any] = {
     "positions_cover_prefix": (True,), "embedding_norm": (False,), "block": ("pre_norm",),
     "norm": ("layer",), "activation": ("gelu",), "mlp": ("plain",), "qkv_bias": (True,),
     "qk_norm": (False,), "layer_scale": (None,), "pooling": ("cls",), "final_norm": (True,),
-    "norm_before_pool": (True,), "head_width": (None,),
+    "norm_before_pool": (True,), "head_width": (None,), "norm_eps": (1e-6,),
 }  # fmt: skip
 """What its class computes; any value of the other fields fits."""
 

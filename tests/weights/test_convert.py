@@ -1,0 +1,139 @@
+"""Conversion: what is exact stays exact, what is lossy is asked for, and the report is true."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from weights.round_trips import noisy, same_bits
+
+import vitkit
+from vitkit import cli
+from vitkit.errors import CheckpointError
+from vitkit.weights.adapt import adapt
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
+         "mlp_width": 96, "num_classes": 7}  # fmt: skip
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(3))
+
+
+def saved(folder, **fields: object):
+    model = noisy(vitkit.ViTSpec(**SMALL | fields))
+    preprocess = vitkit.Preprocess(image_size=32)
+    return model, vitkit.save(folder / "own.safetensors", model, preprocess=preprocess)
+
+
+def test_there_and_back_through_another_format_keeps_the_bits(tmp_path):
+    model, own = saved(tmp_path)
+    there = vitkit.convert(own, tmp_path / "torchvision", to="torchvision")
+    assert (there.kept, there.max_difference, max(there.differences)) == (32, 0.0, 0.0)
+    assert (there.folded, there.approximated, there.lost) == ((), (), ())
+    back = vitkit.convert(tmp_path / "torchvision", tmp_path / "back.safetensors", to="vitkit")
+    assert back.source == "torchvision"
+    same_bits(model.state_dict(), vitkit.load(tmp_path / "back.safetensors").model.state_dict())
+
+
+FOLDED = [
+    {"layer_scale": 0.3},
+    {"positions_cover_prefix": False},
+    {"qkv_bias": False},
+    {"qkv_bias": "no_key"},
+    {"patch_bias": False},
+    {"block": "pre_norm", "layer_scale": 0.5},
+    {"norm_before_pool": False},
+    {"head_width": 64},
+]
+
+
+@pytest.mark.parametrize("fields", FOLDED, ids=lambda fields: next(iter(fields)))
+def test_what_a_format_has_no_field_for_is_folded_exactly(tmp_path, fields):
+    model, own = saved(tmp_path, **fields)
+    report = vitkit.convert(own, tmp_path / "out", to="torchvision")
+    assert report.folded
+    assert not report.lost
+    with torch.inference_mode():
+        expected = model(IMAGES)
+        again = vitkit.load(tmp_path / "out", num_heads=model.spec.num_heads).model(IMAGES)
+    assert (again - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def test_the_other_way_round_is_exact_too():
+    """Formats whose table has no class row, no key bias, or packed gates."""
+    for fields, holds in [
+        ({}, {"positions_cover_prefix": (False,)}),
+        ({"num_registers": 2, "distillation_token": True}, {"positions_cover_prefix": (False,)}),
+        ({}, {"qkv_bias": ("no_key",)}),
+        ({"qkv_bias": False}, {"qkv_bias": ("no_key",)}),
+        ({"mlp": "swiglu_split", "activation": "silu"}, {"mlp": ("swiglu_packed",)}),
+        ({"mlp": "swiglu_packed", "activation": "silu"}, {"mlp": ("swiglu_split",)}),
+        ({}, {"norm_before_pool": (False,)}),
+    ]:
+        model = noisy(vitkit.ViTSpec(**SMALL | fields))
+        spec, state, steps = adapt(model.spec, model.state_dict(), holds)
+        made = vitkit.ViT(spec).eval()
+        made.load_state_dict(state)
+        assert [step.kind for step in steps] == ["folded"]
+        torch.testing.assert_close(made(IMAGES), model(IMAGES), rtol=0, atol=1e-5)
+
+
+LOSSY = [
+    ({"activation": "gelu_tanh"}, "activation: gelu_tanh will be computed as gelu", "approximated"),
+    ({"norm_eps": 1e-3}, "norm_eps: 0.001 will be computed as 1e-06", "approximated"),
+    ({"distillation_token": True}, "distillation_token: the token", "lost"),
+]
+
+
+@pytest.mark.parametrize(("fields", "said", "kind"), LOSSY)
+def test_lossy_steps_are_listed_and_need_a_word(tmp_path, fields, said, kind):
+    _, own = saved(tmp_path, **fields)
+    with pytest.raises(CheckpointError, match=f"cannot hold all of it: {said}.*--allow-lossy"):
+        vitkit.convert(own, tmp_path / "out", to="torchvision")
+    assert not (tmp_path / "out").exists()
+    report = vitkit.convert(own, tmp_path / "out", to="torchvision", allow_lossy=True)
+    assert said in getattr(report, kind)[0]
+    assert report.max_difference > 1e-6
+    assert said in str(report)
+
+
+def test_what_the_file_cannot_say_is_said_instead(tmp_path):
+    model = noisy(vitkit.ViTSpec(**SMALL | {"num_heads": 4}))
+    own = vitkit.save(tmp_path / "own.safetensors", model, classes=list("abcdefg"),
+                      preprocess=vitkit.Preprocess(image_size=32, mean=(0.1,) * 3))  # fmt: skip
+    report = vitkit.convert(own, tmp_path / "out", to="torchvision")
+    assert report.max_difference <= 1e-6
+    assert "the file cannot say num_heads = 4: pass it when reading" in report.notes
+    assert any("mean [0.1, 0.1, 0.1]" in note for note in report.notes)
+    assert "the file cannot say the 7 class names" in report.notes
+
+
+def test_what_a_format_cannot_hold_is_named(tmp_path):
+    _, own = saved(tmp_path, num_registers=2)
+    with pytest.raises(CheckpointError, match=r"num_registers = 2 has no place in it; .* hold 0"):
+        vitkit.convert(own, tmp_path / "out", to="torchvision", allow_lossy=True)
+    with pytest.raises(CheckpointError, match=r"'torchvison' is none of .*did you mean"):
+        vitkit.convert(own, tmp_path / "out", to="torchvison")
+
+
+def test_inspect_says_what_it_knows_and_how(tmp_path, capsys):
+    model, own = saved(tmp_path)
+    vitkit.convert(own, tmp_path / "out", to="torchvision")
+    found = vitkit.inspect(tmp_path / "out")
+    assert (found.format, found.spec.width, found.spec.depth) == ("torchvision", 64, 2)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.sure["width"] == "shapes"
+    assert found.sure["norm_eps"] == found.sure["preprocess"] == "usual"
+    assert vitkit.inspect(own).sure["norm_eps"] == "stored"
+    assert vitkit.inspect(tmp_path / "out", num_heads=4).sure["num_heads"] == "stored"
+    assert cli.run(["inspect", str(tmp_path / "out")]) == 0
+    assert "torchvision" in capsys.readouterr().out
+    assert cli.run(["inspect", str(own), "--json"]) == 0
+    assert '"format": "vitkit"' in capsys.readouterr().out
+
+
+def test_the_command_converts_and_reports(tmp_path, capsys):
+    _, own = saved(tmp_path, layer_scale=0.5)
+    assert cli.run(["convert", str(own), str(tmp_path / "tv"), "--to", "torchvision"]) == 0
+    text = capsys.readouterr().out
+    assert "folded: layer_scale: multiplied into attn.proj and mlp.fc2" in text
+    assert "largest difference" in text
+    assert cli.run(["convert", str(own), str(tmp_path / "x"), "--to", "nothing"]) == 2
+    assert "is none of" in capsys.readouterr().err
