@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -239,7 +239,9 @@ def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
     return Source(Header(path, shapes, dtypes, {}, documents), readers, files)
 
 
-def _npy_header(path: Path, name: str, file: IO[bytes], size: int) -> tuple[tuple[int, ...], str]:
+def _npy_header(
+    path: Path, name: str, file: zipfile.ZipExtFile, size: int
+) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a member, held against the bytes it declares."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
