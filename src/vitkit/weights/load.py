@@ -22,7 +22,8 @@ def load(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> C
     """Read a checkpoint of any known format; the model is inferred from the file.
 
     Args:
-        path: a vitkit, `.safetensors`, `.npz` or (with `trust_pickle`) `.pth` file, or a folder.
+        path: a vitkit, `.safetensors`, `.npz` or (with `trust_pickle`) `.pth` file, a folder, or an
+            address on the Hub: `hf://owner/name`, `timm://name`.
         trust_pickle: read a pickle at all, by torch's `weights_only` reader.
         **overrides: fields of `ViTSpec` that the file cannot say, such as `num_heads=6` where heads
             are not 64 wide.

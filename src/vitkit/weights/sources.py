@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, nearest_parent
+from vitkit.weights.hub import fetch, is_address
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
 IMPOSTORS = {
@@ -105,13 +106,14 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
     """Open a file of weights, or a folder as hubs lay them out.
 
     Args:
-        path: `.safetensors` (also by its index of shards), `.npz`, a pickle, or a folder with one.
+        path: `.safetensors` (also by its index of shards), `.npz`, a pickle, a folder with one, or
+            an address on the Hub.
         trust_pickle: read `.pth`, `.pt`, `.bin` at all; torch's `weights_only` reader does it.
 
     Raises:
         CheckpointError: no such file, not what it seems, damaged, or a pickle without trust.
     """
-    path = Path(path)
+    path = fetch(str(path), trust_pickle=trust_pickle) if is_address(path) else Path(path)
     if path.is_dir():
         found = next((path / name for name in WHOLE if (path / name).is_file()), None)
         if found is None:
@@ -239,9 +241,7 @@ def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
     return Source(Header(path, shapes, dtypes, {}, documents), readers, files)
 
 
-def _npy_header(
-    path: Path, name: str, file: zipfile.ZipExtFile, size: int
-) -> tuple[tuple[int, ...], str]:
+def _npy_header(path: Path, name: str, file: Any, size: int) -> tuple[tuple[int, ...], str]:
     """Shape and dtype of a member, held against the bytes it declares."""
     version = npy.read_magic(file)
     read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
