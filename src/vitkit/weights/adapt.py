@@ -78,6 +78,8 @@ def _change(field: str, value: Any, wanted: Any, spec: ViTSpec, state: State) ->
         return state, Step("folded", "stem: the same kernel, as a convolution or as a matrix")
     if field == "activation" and {value, wanted} <= {"gelu", "gelu_tanh", "quick_gelu"}:
         return state, Step("approximated", f"activation: {value} will be computed as {wanted}")
+    if field == "resnet_variant" and {value, wanted} == {"published", "timm"}:
+        return state, Step("approximated", f"resnet_variant: epsilons of {wanted}, not of {value}")
     if field == "norm_eps":
         return state, Step("approximated", f"norm_eps: {value:g} will be computed as {wanted:g}")
     change = CHANGES.get((field, wanted))

@@ -96,7 +96,7 @@ def convert(
     given = load(path, trust_pickle=trust_pickle, **overrides)
     files, spec, steps, kept = _write(given, Path(out), to, allow_lossy)
     place = files[0] if len(files) == 1 else Path(out)
-    unsaid, notes = _unsaid(place, spec, given)
+    unsaid, notes = _unsaid(place, spec, given, to)
     blocks, logits = compare(given.model, load(place, **unsaid).model)
     lines = {kind: tuple(s.text for s in steps if s.kind == kind) for kind in KINDS}
     heard = (*given.metadata.get("notes", ()), *given.metadata.get("warnings", ()))
@@ -106,10 +106,16 @@ def convert(
     )  # fmt: skip
 
 
-def _unsaid(place: Path, spec: ViTSpec, given: Checkpoint) -> tuple[dict[str, Any], list[str]]:
+def _unsaid(
+    place: Path, spec: ViTSpec, given: Checkpoint, to: str
+) -> tuple[dict[str, Any], list[str]]:
     """Fields of the spec that the file written cannot say, and a line on each of them."""
-    found = inspect(place)
-    unsaid = {
+    if to == OWN:
+        return {}, []
+    height, width = spec.image_size
+    size = {} if height == width else {"image_size": spec.image_size}
+    found = inspect(place, **size)
+    unsaid = size | {
         field: getattr(spec, field)
         for field, sure in found.sure.items()
         if sure == "usual" and field != "preprocess"

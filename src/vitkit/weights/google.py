@@ -11,20 +11,26 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.format import Bundle, Format, Inferred
 from vitkit.weights.google_layouts import (
     BLOCK,
+    CONVOLUTION,
+    GROUPS,
+    OUT,
+    PATCH_POSITIONS,
+    PATCHES,
     POSITIONS,
+    TABLE,
     big_vision_name,
+    heads,
     one_layout,
     prefix_of,
 )
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size
-from vitkit.weights.rules import TRANSPOSED, Parts, Row, Table, Transform, row
+from vitkit.weights.rules import TRANSPOSED, Row, Table, Transform, row
 from vitkit.weights.sources import Header
 
 OURS, POOL = "blocks.{i}.", "MAPHead_0/"
@@ -34,63 +40,16 @@ CROPPED = SQUASHED.replace(fit="crop", crop_ratio=0.875)
 """vit_jax and SigLIP bring pictures to a square; big_vision's classifiers cut 224 out of 256."""
 
 
-def _heads_to_ours(parts: Parts, spec: ViTSpec) -> Parts:
-    """Kernels [D, H, h] or biases [H, h], one under the other, head by head."""
-    return (
-        torch.cat([part.flatten(-2).mT if part.ndim > 2 else part.flatten() for part in parts]),
-    )
-
-
-def _heads_to_theirs(count: int) -> Any:
-    def split(parts: Parts, spec: ViTSpec) -> Parts:
-        return tuple(part.mT.unflatten(-1, (spec.num_heads, -1)) if part.ndim > 1
-                     else part.unflatten(0, (spec.num_heads, -1))
-                     for part in parts[0].chunk(count))  # fmt: skip
-
-    return split
-
-
-def heads(count: int) -> Transform:
-    """`count` projections into heads in one matrix of ours: query, key, value."""
-    return Transform(_heads_to_ours, _heads_to_theirs(count))
-
-
-OUT = Transform(
-    lambda parts, spec: (parts[0].flatten(0, 1).T,),  # [H, h, D] -> (D, H h)
-    lambda parts, spec: (parts[0].T.unflatten(0, (spec.num_heads, -1)),),
-)
-CONVOLUTION = Transform(
-    lambda parts, spec: (parts[0].permute(3, 2, 0, 1),),  # HWIO -> OIHW
-    lambda parts, spec: (parts[0].permute(2, 3, 1, 0),),
-)
-PATCHES = Transform(  # NaFlex has a matrix [P P C, D], channel fastest
-    lambda parts, spec: CONVOLUTION.to_ours((_as_kernel(parts[0], spec),), spec),
-    CONVOLUTION.to_theirs,
-)
-TABLE = Transform(  # NaFlex has [gh, gw, D]
-    lambda parts, spec: (parts[0].reshape(1, -1, parts[0].shape[-1]),),
-    lambda parts, spec: parts,
-)
-GROUPS = Transform(  # [1, 1, 1, c]; Linen since 2021: [c]
-    lambda parts, spec: (parts[0].flatten(),),
-    lambda parts, spec: (parts[0].reshape(1, 1, 1, -1),),
-)
-
-
-def _as_kernel(part: torch.Tensor, spec: ViTSpec) -> torch.Tensor:
-    return part.unflatten(0, (*spec.patch_size, spec.in_channels)) if part.ndim == 2 else part
-
-
 def detect(header: Header) -> bool:
     """`embedding/kernel` and `Transformer/encoder_norm`, at the root or after a known prefix."""
     return prefix_of(header.shapes) is not None
 
 
 def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
-    """Shapes say everything but the order of norm and pooling; the heads are in a kernel's shape.
+    """Shapes say the whole architecture, heads included: a query's kernel is [D, H, h].
 
-    A table of as many rows as there are patches does not cover the class token; no table at all is
-    big_vision's `sincos2d`. Neither class token nor attention pool: the mean of the patches.
+    Whether positions cover the class token is in their name; no table at all is big_vision's
+    `sincos2d`. Neither class token nor attention pool: the mean of the patches.
     """
     shapes = header.shapes
     block = BLOCK.format(i=0)
@@ -118,9 +77,9 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     }
     usual = {"norm_eps", "activation", "resnet_variant", "position_resampling", "preprocess"}
     usual |= set() if mapped or token else {"pooling"}
-    usual |= set() if POSITIONS in shapes else {"image_size", "positions"}
-    plain = token and fields.get("positions_cover_prefix", True)
-    preprocess = SQUASHED if plain or mapped or fields["stem"] == "resnet" else CROPPED
+    usual |= set() if fields["positions"] == "learned" else {"image_size", "positions"}
+    squashed = POSITIONS in shapes or mapped or fields["stem"] == "resnet"
+    preprocess = SQUASHED if squashed else CROPPED
     return finish(fields, overrides, preprocess, usual=usual)
 
 
@@ -128,7 +87,8 @@ def _pictures(
     shapes: Mapping[str, tuple[int, ...]], overrides: Mapping[str, Any], token: bool
 ) -> dict[str, Any]:
     """The fields of stem and positions."""
-    kernel, table = shapes["embedding/kernel"], shapes.get(POSITIONS)
+    kernel, covers = shapes["embedding/kernel"], POSITIONS in shapes
+    table = shapes.get(POSITIONS if covers else PATCH_POSITIONS)
     root, layers = shapes.get("conv_root/kernel"), _layers(shapes)
     flexible = len(kernel) == 2
     channels = int(overrides.get("in_channels", 3)) if flexible else (root or kernel)[2]
@@ -149,18 +109,8 @@ def _pictures(
     rows = table[0] * table[1]
     if flexible and table[0] > 1 and asked is None:
         asked = (table[0] * patch[0], table[1] * patch[1])
-    covers = token and not _fits(rows, patch, asked)
     size = picture_size(rows, int(covers), patch, asked)
     return fields | {"image_size": size} | ({"positions_cover_prefix": covers} if token else {})
-
-
-def _fits(rows: int, patch: tuple[int, int], asked: object) -> bool:
-    """Whether there are exactly as many rows as patches."""
-    try:
-        picture_size(rows, 0, patch, asked)
-    except CheckpointError:
-        return False
-    return True
 
 
 def _layers(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
@@ -217,10 +167,11 @@ def resnet(layers: tuple[int, ...]) -> list[Row]:
 
 def table(spec: ViTSpec) -> Table:
     """The names of 2021; big_vision's attention pool by its own."""
+    covers = spec.class_token and spec.positions_cover_prefix
     first, pool = ATTENTION.format(n=1), POOL + ATTENTION.format(n=0)
     return Table((
         row("cls", "cls_token"),
-        row(POSITIONS, "pos_embed", TABLE),
+        row(POSITIONS if covers else PATCH_POSITIONS, "pos_embed", TABLE),
         *(resnet(spec.resnet_layers) if spec.stem == "resnet" else []),
         *dense("embedding/", "patch_embed.proj", PATCHES),
         *norm(f"{BLOCK}LayerNorm_0/", f"{OURS}norm1"),
@@ -251,7 +202,8 @@ FIXED: dict[str, Any] = {
 def write(bundle: Bundle) -> dict[str, bytes]:
     """`model.npz`, float32, uncompressed: by vit_jax's names, or by big_vision's where it must be.
 
-    Only big_vision has positions that do not cover the class token, and pooling without one.
+    big_vision alone has positions that do not cover the class token, sines, and attention pooling;
+    vit_jax alone has hybrids.
 
     Raises:
         CheckpointError: a class token beside another pooling, or a hybrid with big_vision's ways.
@@ -261,14 +213,20 @@ def write(bundle: Bundle) -> dict[str, bytes]:
         raise CheckpointError(f"google: pooling {spec.pooling!r} goes without a class token there")
     covered = spec.class_token and spec.positions_cover_prefix and spec.positions == "learned"
     hybrid = spec.stem == "resnet"
-    if hybrid and (spec.positions != "learned" or spec.class_token > covered):
+    if hybrid and spec.pooling == "map":
+        raise CheckpointError("google: a hybrid has no attention pool there")
+    if hybrid and (spec.positions != "learned" or (spec.class_token and not covered)):
         raise CheckpointError("google: a hybrid's positions are learned and cover the class token")
-    name_of = str if covered or hybrid else big_vision_name
-    arrays = {name_of(name): tensor.detach().cpu().float().numpy()
+    name_of = _classic if covered or hybrid else big_vision_name
+    arrays: dict[str, Any] = {name_of(name): tensor.detach().cpu().float().numpy()
               for name, tensor in bundle.tensors.items()}  # fmt: skip
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)
+    np.savez(file, **arrays)
     return {"model.npz": file.getvalue()}
+
+
+def _classic(name: str) -> str:
+    return POSITIONS if name == PATCH_POSITIONS else name
 
 
 FORMAT = Format(
