@@ -113,7 +113,7 @@ def _unsaid(
     if to == OWN:
         return {}, []
     height, width = spec.image_size
-    size = {} if height == width else {"image_size": spec.image_size}
+    size: dict[str, Any] = {} if height == width else {"image_size": spec.image_size}
     found = inspect(place, **size)
     unsaid = size | {
         field: getattr(spec, field)

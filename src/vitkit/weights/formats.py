@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from vitkit.weights import google, torchvision
+from vitkit.weights import google, huggingface, torchvision
 from vitkit.weights.format import Format
 
-FORMATS: dict[str, Format] = {form.name: form for form in (google.FORMAT, torchvision.FORMAT)}
+FORMATS: dict[str, Format] = {
+    form.name: form for form in (google.FORMAT, huggingface.FORMAT, torchvision.FORMAT)
+}

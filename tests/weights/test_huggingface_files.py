@@ -1,0 +1,400 @@
+"""transformers' folders: read as its own models compute, written so that it loads them strictly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from peers import TOLERANCE, peer, relative
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from weights.round_trips import noisy, round_trip, written
+
+import vitkit
+from vitkit.data.preprocess import preprocess_pictures
+from vitkit.errors import CheckpointError
+from vitkit.weights import formats
+from vitkit.weights.format import Bundle
+from vitkit.weights.huggingface import FORMAT
+from vitkit.weights.load import load
+from vitkit.weights.rules import write_tensors
+
+SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
+        "patch_size": 8, "num_labels": 7}  # fmt: skip
+MLP = {"intermediate_size": 96}
+TANH = {"hidden_act": "gelu_pytorch_tanh", "qkv_bias": False, "layer_norm_eps": 1e-3}
+SWIGLU = {"use_swiglu_ffn": True}
+THEIRS = {
+    "vit": ("ViTForImageClassification", MLP),
+    "vit, tanh": ("ViTForImageClassification", MLP | TANH),
+    "vit, pooled": ("ViTModel", MLP | {"pooler_output_size": 24}),
+    "vit, oblong": ("ViTForImageClassification", MLP | {"image_size": [32, 48]}),
+    "deit": ("DeiTForImageClassification", MLP),
+    "deit, taught": ("DeiTForImageClassificationWithTeacher", MLP),
+    "deit, taught, headless": ("DeiTForImageClassificationWithTeacher", MLP | {"num_labels": 0}),
+    "deit, pooled": ("DeiTModel", MLP),
+    "dinov2": ("Dinov2ForImageClassification", {}),
+    "dinov2, swiglu": ("Dinov2ForImageClassification", SWIGLU),
+    "dinov2, headless": ("Dinov2ForImageClassification", {"num_labels": 0}),
+    "dinov2, base": ("Dinov2Model", {}),
+    "registers": ("Dinov2WithRegistersForImageClassification", {}),
+    "registers, swiglu, base": ("Dinov2WithRegistersModel", SWIGLU),
+}  # fmt: skip
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 4,
+         "mlp_width": 96, "num_classes": 7, "position_resampling": "bicubic"}  # fmt: skip
+DINO = {"mlp_width": 128, "layer_scale": 0.5, "pooling": "cls_mean"}
+REGISTERS = DINO | {"num_registers": 3, "positions_cover_prefix": False,
+                    "position_resampling": "bicubic_antialias"}  # fmt: skip
+PACKED = {"mlp": "swiglu_packed", "activation": "silu", "mlp_width": 176}
+OURS = {
+    "vit": {},
+    "vit, tanh": {"activation": "gelu_tanh", "qkv_bias": False, "norm_eps": 1e-3},
+    "vit, quick": {"activation": "quick_gelu"},
+    "vit, relu": {"activation": "relu"},
+    "vit, grey": {"in_channels": 1},
+    "vit, headless": {"num_classes": 0},
+    "vit, pooled": {"num_classes": 0, "representation_width": 24},
+    "deit": {"distillation_token": True},
+    "deit, headless": {"distillation_token": True, "num_classes": 0},
+    "dinov2": DINO,
+    "dinov2, swiglu": DINO | PACKED,
+    "dinov2, base": DINO | {"num_classes": 0, "pooling": "cls"},
+    "dinov2, headless": DINO | {"num_classes": 0},
+    "registers": REGISTERS,
+    "registers, swiglu": REGISTERS | PACKED,
+}
+NAMES = tuple(f"bird {number}" for number in range(7))
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    monkeypatch.setitem(formats.FORMATS, FORMAT.name, FORMAT)
+
+
+def theirs(case: str) -> Any:
+    """A model of theirs, every parameter off its identity."""
+    name, settings = THEIRS[case]
+    family = name.removesuffix("WithTeacher").removesuffix("ForImageClassification")
+    make_config, make = peer("transformers", f"{family.removesuffix('Model')}Config", name)
+    model = make(make_config(**SIZE | settings)).eval()
+    fill_with_noise(model, std=0.05)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith("lambda1"):
+                parameter.add_(1.0)
+    return model
+
+
+@torch.inference_mode()
+def read(model: Any, images: Tensor) -> Tensor:
+    output = model(images)
+    return output.logits if hasattr(output, "logits") else output.pooler_output
+
+
+def same(ours: vitkit.ViT, model: Any) -> float:
+    spec = ours.spec
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, spec.in_channels, *spec.image_size, generator=generator)
+    with torch.inference_mode():
+        return relative(ours(images), read(model, images))
+
+
+def strictly(folder: Path) -> Any:
+    """Their model of a folder; no tensor is missing, none too many."""
+    spec = json.loads((folder / "config.json").read_text())
+    base = spec["architectures"][0].endswith("Model")
+    auto = peer("transformers", "AutoModel" if base else "AutoModelForImageClassification")
+    model, report = auto.from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    assert type(model).__name__ == spec["architectures"][0]
+    return model.eval()
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_their_model_saved_by_themselves_is_computed_by_ours(tmp_path, case):
+    model = theirs(case)
+    model.save_pretrained(tmp_path / "saved")
+    model.save_pretrained(tmp_path / "in_memory", save_original_format=False)
+    torch.save(model.state_dict(), tmp_path / "bare.pth")
+    saved = load(tmp_path / "saved")
+    assert saved.format == "huggingface"
+    assert saved.metadata["sure"]["norm_eps"] == saved.metadata["sure"]["num_heads"] == "stored"
+    assert len(saved.metadata["warnings"]) == (case == "deit")  # no head for its second token
+    assert same(saved.model, model) <= TOLERANCE
+    unsaid = ("num_heads", "image_size", "activation", "pooling", "norm_eps", "distilled_readout")
+    given = {name: getattr(saved.model.spec, name) for name in unsaid}
+    bare = load(tmp_path / "bare.pth", trust_pickle=True, **given)
+    for other in (load(tmp_path / "in_memory"), bare):
+        assert other.model.spec == saved.model.spec
+        for name, tensor in saved.model.state_dict().items():
+            assert torch.equal(tensor, other.model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path, case):
+    ours = noisy(vitkit.ViTSpec(**SMALL | OURS[case]))
+    assert same(ours, strictly(written(FORMAT, ours, tmp_path))) <= TOLERANCE
+
+
+def test_a_swapped_key_shows(tmp_path):
+    ours = noisy(vitkit.ViTSpec(**SMALL))
+    file = written(FORMAT, ours, tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    block = "vit.encoder.layer.1.attention.attention."
+    one, other = f"{block}key.weight", f"{block}value.weight"
+    save_file(tensors | {one: tensors[other], other: tensors[one]}, file, {"format": "pt"})
+    assert same(ours, strictly(tmp_path)) > 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("case", OURS)
+def test_there_and_back_with_the_same_bits(tmp_path, case):
+    spec = vitkit.ViTSpec(**SMALL | OURS[case])
+    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"positions_cover_prefix": False},
+        {"positions_cover_prefix": False, "distillation_token": True},
+        REGISTERS | {"positions_cover_prefix": True},
+        DINO | PACKED | {"mlp": "swiglu_split"},
+    ],
+)
+def test_other_layouts_of_ours_are_written_as_theirs(tmp_path, fields):
+    ours = noisy(vitkit.ViTSpec(**SMALL | fields))
+    folder = written(FORMAT, ours, tmp_path)
+    assert same(ours, strictly(folder)) <= TOLERANCE
+    kept = {name: fields[name] for name in ("mlp", "positions_cover_prefix") if name in fields}
+    images = torch.randn(2, 3, 32, 32)
+    assert relative(load(folder, **kept).model(images), ours(images)) <= TOLERANCE
+
+
+def test_shards_are_one_model(tmp_path):
+    model = theirs("vit")
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert same(load(tmp_path).model, model) <= TOLERANCE
+
+
+def test_a_bare_file_is_read_with_what_is_usual_and_says_so(tmp_path):
+    model = theirs("vit")
+    save_file(
+        {n: t.contiguous() for n, t in model.state_dict().items()}, tmp_path / "v.safetensors"
+    )
+    checkpoint = load(tmp_path / "v.safetensors")
+    assert (checkpoint.model.spec.num_heads, checkpoint.model.spec.norm_eps) == (1, 1e-12)
+    for name in ("num_heads", "norm_eps", "preprocess"):
+        assert checkpoint.metadata["sure"][name] == "usual"
+    assert "need norm_eps=1e-6" in checkpoint.metadata["warnings"][0]
+    assert checkpoint.preprocess.fit == "squash"
+    assert load(tmp_path / "v.safetensors", norm_eps=1e-6).metadata["warnings"] == []
+
+
+def test_a_pooler_beside_a_classifier_is_set_aside(tmp_path):
+    tensors = dict(theirs("vit").state_dict())
+    tensors["vit.pooler.dense.weight"] = torch.ones(64, 64)
+    tensors["vit.embeddings.mask_token"] = torch.ones(1, 1, 64)
+    torch.save(tensors, tmp_path / "vit.pth")
+    checkpoint = load(tmp_path / "vit.pth", trust_pickle=True)
+    assert checkpoint.model.spec.representation_width is None
+    assert len(checkpoint.metadata["notes"]) == 2
+
+
+def test_names_of_classes_come_and_go(tmp_path):
+    model = noisy(vitkit.ViTSpec(**SMALL))
+    assert load(written(FORMAT, model, tmp_path / "none")).classes == ()
+    assert load(written(FORMAT, model, tmp_path / "named", NAMES)).classes == NAMES
+    config = strictly(tmp_path / "named").config
+    assert (config.id2label[3], config.label2id["bird 3"]) == ("bird 3", 3)
+
+
+CROP = {"interpolation": "bicubic", "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+PREPROCESSINGS = [
+    {"fit": "squash", "interpolation": "bilinear"},
+    {"fit": "squash", "interpolation": "nearest", "image_size": (32, 48)},
+    CROP | {"crop_ratio": 0.875},
+    CROP | {"crop_ratio": 0.8},
+    CROP | {"crop_ratio": 1.0},
+    {"fit": "squash", "mean": (0.5,), "std": (0.25,)},
+    {"crop_ratio": 0.875, "mean": (0.5,), "std": (0.25,)},
+]
+
+
+def with_preprocess(folder: Path, preprocess: vitkit.Preprocess) -> Path:
+    size, channels = preprocess.image_size, preprocess.channels
+    spec = vitkit.ViTSpec(**SMALL | {"image_size": size, "in_channels": channels})
+    tensors = write_tensors(FORMAT.table(spec), spec, noisy(spec).state_dict())
+    for name, content in FORMAT.write(Bundle(spec, tensors, preprocess, ())).items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("fields", PREPROCESSINGS)
+def test_their_processor_makes_the_same_pixels(tmp_path, fields):
+    preprocess = vitkit.Preprocess(**{"image_size": 32} | fields)
+    with_preprocess(tmp_path, preprocess)
+    processor = peer("transformers", "AutoImageProcessor").from_pretrained(tmp_path, backend="pil")
+    read = load(tmp_path)
+    assert read.metadata["warnings"] == []
+    assert read.metadata["sure"]["preprocess"] == "stored"
+    for shape in ((60, 80), (72, 40), (32, 32), (20, 25)):
+        noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
+        picture = Image.fromarray(noise).convert("RGB" if preprocess.channels == 3 else "L")
+        pixels = [np.array(picture).reshape(*shape, preprocess.channels)]
+        ours = preprocess_pictures(pixels, preprocess)
+        made = processor(picture, return_tensors="pt")["pixel_values"]
+        assert (made - ours).abs().max() <= 1e-6, shape
+        assert torch.equal(preprocess_pictures(pixels, read.preprocess), ours), shape
+
+
+def test_their_cut_of_an_odd_excess_may_lie_one_pixel_before_ours(tmp_path):
+    preprocess = vitkit.Preprocess(image_size=32, crop_ratio=1.0)
+    with_preprocess(tmp_path, preprocess)
+    processor = peer("transformers", "AutoImageProcessor").from_pretrained(tmp_path, backend="pil")
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 35, 3), dtype=np.uint8)
+    made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    for picture, equal in ((pixels[:, 1:33], True), (pixels[:, 2:34], False)):
+        difference = (made - preprocess_pictures([picture], preprocess)).abs().max()
+        assert (difference <= 1e-6) == equal
+    ours = preprocess_pictures([pixels[:, 2:34]], preprocess)
+    assert torch.equal(preprocess_pictures([pixels], preprocess), ours)
+
+
+def test_an_oblong_model_is_squashed_to_its_size(tmp_path):
+    folder = with_preprocess(tmp_path, vitkit.Preprocess(image_size=(32, 48), fit="squash"))
+    checkpoint = load(folder)
+    assert checkpoint.model.spec.image_size == checkpoint.preprocess.image_size == (32, 48)
+    assert same(checkpoint.model, strictly(folder)) <= TOLERANCE
+
+
+PROCESSORS = [
+    ("ViTImageProcessor", {"size": {"height": 32, "width": 32}}, 0),
+    ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": 32, "do_rescale": True}, 0),
+    ("BitImageProcessor", {"size": {"shortest_edge": 36}, "crop_size": {"height": 32, "width": 32},
+                           "do_normalize": False}, 0),
+    ("ViTImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False,
+                           "image_mean": [127.5] * 3, "image_std": [64.0] * 3}, 0),
+    ("DeiTImageProcessor", {"size": {"height": 36, "width": 36},
+                            "crop_size": {"height": 32, "width": 32}}, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields", "doubts"), PROCESSORS)
+def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields, doubts):
+    theirs("vit").save_pretrained(tmp_path)
+    processor = peer("transformers", f"{name}Pil")(**fields)
+    processor.save_pretrained(tmp_path)
+    checkpoint = load(tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+    made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    assert relative(preprocess_pictures([pixels], checkpoint.preprocess), made) <= 1e-6
+    assert len(checkpoint.metadata["warnings"]) == doubts
+
+
+def test_older_processors_are_understood(tmp_path):
+    model = theirs("vit")
+    model.save_pretrained(tmp_path)
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(json.dumps({"feature_extractor_type": "ViTFeatureExtractor", "size": 32}))
+    assert load(tmp_path).preprocess.fit == "squash"
+    old = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 256, "crop_size": 224}
+    file.write_text(json.dumps(old))
+    read = load(tmp_path)
+    assert (read.preprocess.fit, read.preprocess.crop_ratio) == ("crop", 0.875)
+    assert len(read.metadata["warnings"]) == 2  # squashed before the cut; another size
+
+
+def edited(folder: Path, **changes: object) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_act": "mish"}, "hidden_act 'mish'"),
+        ({"num_attention_heads": 5}, "num_heads 5"),
+        ({"image_size": 64}, "the file has positions for 16"),
+        ({"pooler_act": "relu"}, "pooler_act 'relu'"),
+        ({"num_attention_heads": "4"}, "num_heads"),
+        ({"id2label": ["one"]}, "id2label is not an object"),
+    ],
+)
+def test_a_config_that_cannot_be_is_told_in_one_line(tmp_path, changes, message):
+    written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(edited(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_that_contradicts_the_tensors_is_doubted(tmp_path):
+    written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
+    checkpoint = load(edited(tmp_path, hidden_size=768, id2label={"0": "a", "1": "b"}))
+    assert checkpoint.classes == ()
+    assert checkpoint.metadata["warnings"] == [
+        "config.json says width 768, the tensors 64",
+        "config.json names 2 classes, the head has 7; left out",
+    ]
+
+
+NORM = "vit.encoder.layer.1.layernorm_before.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop(NORM), r"tensor encoder\.layer\.1\.layernorm_before\.weight is missing"),
+        (lambda t: t.update(extra=torch.ones(1)), "1 tensors belong to nothing known: extra"),
+        (lambda t: t.update({NORM: torch.ones(3)}), r"the shape \(3,\); the model needs \(64,\)"),
+        (lambda t: t.update({NORM[4:]: torch.ones(64)}), "two generations of names"),
+        (lambda t: t.update({"vit.x.mlp.gate_proj.weight": torch.ones(1)}), "up_proj.weight is mi"),
+    ],
+)
+def test_a_wrong_tensor_is_told_in_one_line(tmp_path, change, message):
+    file = written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_registers": 2}, "register tokens without LayerScale"),
+        ({"pooling": "cls_mean"}, "pooling 'cls_mean' without LayerScale"),
+        ({"layer_scale": 1.0}, "pooling 'cls_mean' has one"),
+        ({"representation_width": 8}, "num_classes=0"),
+        (DINO | {"mlp_width": 100}, "whole mlp_ratio, such as 256 from 4"),
+        (DINO | {"image_size": (32, 48)}, "takes every grid for a square"),
+        ({"distillation_token": True, "distilled_readout": "cls"}, "no place for head_dist"),
+    ],
+)
+def test_what_it_has_no_class_for_is_refused(tmp_path, fields, message):
+    with pytest.raises(CheckpointError, match=message):
+        written(FORMAT, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
+
+
+def test_a_head_of_one_token_is_written_where_nothing_is_lost(tmp_path):
+    spec = vitkit.ViTSpec(**SMALL, distillation_token=True, distilled_readout="cls")
+    model = noisy(spec)
+    torch.nn.init.zeros_(model.head_dist.weight)
+    torch.nn.init.zeros_(model.head_dist.bias)
+    assert same(model, strictly(written(FORMAT, model, tmp_path))) <= TOLERANCE
+    assert load(tmp_path).model.spec == spec
+
+
+def test_a_crop_to_an_oblong_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="fit to 'squash'"):
+        with_preprocess(tmp_path, vitkit.Preprocess(image_size=(32, 48)))
