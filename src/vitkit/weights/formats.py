@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from vitkit.weights import google, huggingface, torchvision
+from vitkit.weights import dinov2, google, huggingface, jeonsworld, lucidrains, torchvision
 from vitkit.weights.format import Format
 
 FORMATS: dict[str, Format] = {
-    form.name: form for form in (google.FORMAT, huggingface.FORMAT, torchvision.FORMAT)
+    room.FORMAT.name: room.FORMAT
+    for room in (google, huggingface, torchvision, jeonsworld, lucidrains, dinov2)
 }

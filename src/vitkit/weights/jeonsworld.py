@@ -6,6 +6,7 @@ R50 stem has three stages with padding, epsilons and a shortcut norm of its own.
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     stride = 1
     if root := shapes.get(f"{RESNET}root.conv.weight"):
         layers = tuple(
-            depth_of((n for n in shapes if "unit" in n), _units(stage))
+            len(fnmatch.filter(shapes, f"{RESNET}body.block{stage}.unit*.conv1.weight"))
             for stage in range(1, STAGES + 1)
         )
         hybrid = {"stem": "resnet", "resnet_layers": layers, "resnet_variant": "jeonsworld"}
@@ -63,3 +64,84 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     }
     usual = ("num_heads", "norm_eps", "activation", "position_resampling", "preprocess")
     return finish(fields, overrides, PREPROCESS, usual=usual)
+
+
+def table(spec: ViTSpec) -> Table:
+    """Query, key and value one under the other are our `qkv`; the rest is a rename.
+
+    Raises:
+        CheckpointError: a ResNet of other than three stages, or of another variant.
+    """
+    if spec.stem == "resnet" and spec.resnet_variant != "jeonsworld":
+        raise CheckpointError(
+            f"resnet_variant {spec.resnet_variant!r} has no place in it: its ResNet pads and "
+            f"normalises otherwise ('jeonsworld')"
+        )
+    if spec.stem == "resnet" and len(spec.resnet_layers) != STAGES:
+        raise CheckpointError(
+            f"resnet_layers {spec.resnet_layers} has no place in it: its ResNet has {STAGES} stages"
+        )
+    return Table((
+        row(f"{EMBEDDINGS}cls_token", "cls_token"),
+        row(f"{EMBEDDINGS}position_embeddings", "pos_embed"),
+        *_resnet_rows(spec.resnet_layers),
+        row(f"{EMBEDDINGS}patch_embeddings.{{p}}", "patch_embed.proj.{p}"),
+        row(BLOCK + "attention_norm.{p}", OURS + "norm1.{p}"),
+        row(
+            [f"{BLOCK}attn.{name}.{{p}}" for name in ("query", "key", "value")],
+            OURS + "attn.qkv.{p}",
+            stacked(3),
+        ),
+        row(BLOCK + "attn.out.{p}", OURS + "attn.proj.{p}"),
+        row(BLOCK + "ffn_norm.{p}", OURS + "norm2.{p}"),
+        row(BLOCK + "ffn.fc1.{p}", OURS + "mlp.fc1.{p}"),
+        row(BLOCK + "ffn.fc2.{p}", OURS + "mlp.fc2.{p}"),
+        row("transformer.encoder.encoder_norm.{p}", "norm.{p}"),
+        row("head.{p}", "head.{p}"),
+    ))  # fmt: skip
+
+
+def _resnet_rows(layers: tuple[int, ...]) -> list[Row]:
+    """The stem's rows; theirs count stages and units from 1. Without a stem none applies."""
+    rows = [
+        row(f"{RESNET}root.conv.weight", f"{STEM}stem.conv.weight"),
+        row(f"{RESNET}root.gn.{{p}}", f"{STEM}stem.norm.{{p}}"),
+    ]
+    for stage, depth in enumerate(layers):
+        for unit in range(depth):
+            theirs = f"{RESNET}body.block{stage + 1}.unit{unit + 1}."
+            ours = f"{STEM}stages.{stage}.blocks.{unit}."
+            rows.append(row(f"{theirs}downsample.weight", f"{ours}downsample.conv.weight"))
+            rows.append(row(f"{theirs}gn_proj.{{p}}", f"{ours}downsample.norm.{{p}}"))
+            for k in (1, 2, 3):
+                rows.append(row(f"{theirs}conv{k}.weight", f"{ours}conv{k}.weight"))
+                rows.append(row(f"{theirs}gn{k}.{{p}}", f"{ours}norm{k}.{{p}}"))
+    return rows
+
+
+FIXED: dict[str, Any] = {
+    "stem": ("convolution", "linear", "resnet"), "patch_bias": (True,),
+    "class_token": (True,), "distillation_token": (False,),
+    "num_registers": (0,), "positions": ("learned",), "positions_cover_prefix": (True,),
+    "embedding_norm": (False,), "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,),
+    "activation": ("gelu",), "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,),
+    "layer_scale": (None,), "pooling": ("cls",), "final_norm": (True,),
+    "norm_before_pool": (True,), "representation_width": (None,), "head_width": (None,),
+}  # fmt: skip
+"""What its class computes; any value of the other fields fits."""
+
+
+def write(bundle: Bundle) -> dict[str, bytes]:
+    """`model.safetensors` with the names of its `VisionTransformer`'s `state_dict()`."""
+    return {"model.safetensors": safetensors_file(bundle)}
+
+
+FORMAT = Format(
+    name="jeonsworld",
+    detect=detect,
+    prepare=prepare,
+    infer=infer,
+    table=table,
+    holds=FIXED,
+    write=write,
+)

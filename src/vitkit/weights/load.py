@@ -87,7 +87,7 @@ def recognise(source: Source, overrides: Mapping[str, Any]) -> tuple[Format, Sou
         return form, source, form.infer(source.header, overrides)
     except (SpecError, CheckpointError) as error:
         raise CheckpointError(f"{path}: as {form.name}: {error}") from None
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise CheckpointError(
             f"{path}: as {form.name}: not what such a file holds ({type(error).__name__}: {error})"
         ) from None

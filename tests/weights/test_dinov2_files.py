@@ -1,0 +1,374 @@
+"""DINOv2's own files, and DINOv3's for reading: against timm's readers and transformers' models."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import pytest
+import torch
+from peers import peer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from weights.round_trips import noisy, round_trip, same_bits, stored, written
+
+import vitkit
+from vitkit.errors import CheckpointError
+from vitkit.weights.convert import convert
+from vitkit.weights.dinov2 import FORMAT
+from vitkit.weights.formats import FORMATS
+from vitkit.weights.load import load
+from vitkit.weights.rules import write_tensors
+from vitkit.weights.sources import open_source
+
+Weights = dict[str, Tensor]
+WIDTH, DEPTH, HEADS, SIDE = 128, 2, 2, 56
+HIDDEN = {"plain": 512, "swiglu_packed": 344, "swiglu_split": 344}
+SMALL = {"image_size": SIDE, "patch_size": 14, "width": WIDTH, "depth": DEPTH, "num_heads": HEADS,
+         "mlp_width": 512, "num_classes": 0, "layer_scale": 1e-5,
+         "position_resampling": "bicubic_offset"}  # fmt: skip
+GATED = {"mlp": "swiglu_packed", "activation": "silu", "mlp_width": 344}
+REGISTERS = {"num_registers": 4, "position_resampling": "bicubic_antialias"}
+APART = REGISTERS | {"positions_cover_prefix": False}
+CLASSIFIER = {"num_classes": 7, "pooling": "cls_mean"}
+SWAPPED = ("blocks.0.norm1.weight", "blocks.0.norm2.weight")
+SCALES = ("blocks.1.ls1.gamma", "blocks.1.ls2.gamma")
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch):
+    monkeypatch.setitem(FORMATS, FORMAT.name, FORMAT)
+
+
+def their_weights(
+    mlp: str = "plain", registers: int = 0, *, third: bool = False, mask: bool = True
+) -> Weights:
+    """A backbone's `state_dict()` by their names, of random numbers; `third`: of DINOv3."""
+    generator = torch.Generator().manual_seed(0)
+    made: Weights = {}
+
+    def add(name: str, *shape: int, around: float = 0.0) -> None:
+        made[name] = around + 0.05 * torch.randn(shape, generator=generator)
+
+    def linear(name: str, inputs: int, outputs: int) -> None:
+        add(f"{name}.weight", outputs, inputs)
+        add(f"{name}.bias", outputs)
+
+    patch, hidden = (16 if third else 14), HIDDEN[mlp]
+    add("cls_token", 1, 1, WIDTH)
+    add("mask_token", 1, WIDTH)
+    add("patch_embed.proj.weight", WIDTH, 3, patch, patch)
+    add("patch_embed.proj.bias", WIDTH)
+    if registers:
+        add("storage_tokens" if third else "register_tokens", 1, registers, WIDTH)
+    if third:
+        count = WIDTH // HEADS // 4
+        made["rope_embed.periods"] = 100.0 ** (2 * torch.arange(count) / (2 * count))
+    else:
+        add("pos_embed", 1, 17, WIDTH)
+    layers = {"plain": [("fc1", 1), ("fc2", 0)], "swiglu_packed": [("w12", 2), ("w3", 0)],
+              "swiglu_split": [("w1", 1), ("w2", 1), ("w3", 0)]}[mlp]  # fmt: skip
+    for i in range(DEPTH):
+        for name in ("norm1", "norm2"):
+            add(f"blocks.{i}.{name}.weight", WIDTH, around=1.0)
+            add(f"blocks.{i}.{name}.bias", WIDTH)
+        linear(f"blocks.{i}.attn.qkv", WIDTH, 3 * WIDTH)
+        if third and mask:
+            kept = torch.ones(3, WIDTH)
+            kept[1] = 0
+            made[f"blocks.{i}.attn.qkv.bias_mask"] = kept.flatten()
+        linear(f"blocks.{i}.attn.proj", WIDTH, WIDTH)
+        for name in ("ls1", "ls2"):
+            add(f"blocks.{i}.{name}.gamma", WIDTH, around=1.0)
+        for name, parts in layers:
+            sizes = (WIDTH, parts * hidden) if parts else (hidden, WIDTH)
+            linear(f"blocks.{i}.mlp.{name}", *sizes)
+    add("norm.weight", WIDTH, around=1.0)
+    add("norm.bias", WIDTH)
+    return made
+
+
+def in_timm(weights: Weights) -> nn.Module:
+    """timm's DINOv2, filled by timm's own reader of these files."""
+    make, read = peer("timm.models.vision_transformer", "VisionTransformer", "checkpoint_filter_fn")
+    settings: dict[str, object] = {"mlp_ratio": 4}
+    if "blocks.0.mlp.w12.weight" in weights:
+        packed = peer("timm.layers", "SwiGLUPacked")
+        hidden = weights["blocks.0.mlp.w12.weight"].shape[0]
+        settings = {"mlp_layer": packed, "act_layer": nn.SiLU, "mlp_ratio": hidden / WIDTH}
+    if "register_tokens" in weights:
+        settings |= {"reg_tokens": 4, "no_embed_class": True}
+    model = make(
+        img_size=SIDE, patch_size=14, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS,
+        init_values=1e-5, num_classes=0, **settings,
+    ).eval()  # fmt: skip
+    model.load_state_dict(read(dict(weights), model), strict=True)
+    return model
+
+
+def in_timm_third(weights: Weights, gated: bool, bias: bool = True) -> nn.Module:
+    """timm's DINOv3, filled by timm's own reader of these files."""
+    make, read = peer("timm.models.eva", "Eva", "checkpoint_filter_fn")
+    settings: dict[str, object] = {"mlp_ratio": 344 / WIDTH if gated else 4}
+    if gated:
+        settings |= {"swiglu_mlp": True, "swiglu_align_to": 8}
+    model = make(
+        img_size=64, patch_size=16, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS, num_classes=0,
+        global_pool="token", qkv_bias=bias, init_values=1e-5, rope_type="dinov3",
+        rope_temperature=100, rope_rotate_half=True, use_rot_pos_emb=True, use_abs_pos_emb=False,
+        num_reg_tokens=4, use_fc_norm=False, dynamic_img_size=True,
+        norm_layer=partial(nn.LayerNorm, eps=1e-5), **settings,
+    ).eval()  # fmt: skip
+    model.load_state_dict(read(dict(weights), model), strict=True)
+    return model
+
+
+BODY = {
+    "patch_embed.proj": "embeddings.patch_embeddings.projection", "norm": "layernorm",
+    "pos_embed": "embeddings.position_embeddings", "cls_token": "embeddings.cls_token",
+    "mask_token": "embeddings.mask_token", "register_tokens": "embeddings.register_tokens",
+}  # fmt: skip
+BLOCK = {
+    "attn.q": "attention.q_proj", "attn.k": "attention.k_proj", "attn.v": "attention.v_proj",
+    "attn.proj": "attention.o_proj", "ls1.gamma": "layer_scale1.lambda1",
+    "ls2.gamma": "layer_scale2.lambda1", "mlp.gate": "mlp.gate_proj", "mlp.value": "mlp.up_proj",
+    "mlp.w3": "mlp.down_proj",
+}  # fmt: skip
+
+
+def in_transformers(weights: Weights) -> nn.Module:
+    """transformers' DINOv2, its names put in the place of these."""
+    kind = "Dinov2WithRegisters" if "register_tokens" in weights else "Dinov2"
+    config, make = peer("transformers", f"{kind}Config", f"{kind}Model")
+    gated = "blocks.0.mlp.w12.weight" in weights
+    extra = {"num_register_tokens": 4} if "register_tokens" in weights else {}
+    model = make(
+        config(
+            hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS, image_size=SIDE,
+            patch_size=14, use_swiglu_ffn=gated, **extra,
+        )
+    ).eval()  # fmt: skip
+    apart: Weights = {}
+    for name, tensor in weights.items():
+        places = {"attn.qkv": ("attn.q", "attn.k", "attn.v"), "mlp.w12": ("mlp.gate", "mlp.value")}
+        found = next((one for one in places if one in name), name)
+        several = places.get(found, (found,))
+        for part, rows in zip(several, tensor.chunk(len(several)), strict=True):
+            apart[name.replace(found, part)] = rows
+    made: Weights = {}
+    for name, tensor in apart.items():
+        if match := re.match(r"blocks\.(\d+)\.(.*)", name):
+            rest = next((match[2].replace(o, t) for o, t in BLOCK.items() if o in match[2]), None)
+            made[f"encoder.layer.{match[1]}.{rest or match[2]}"] = tensor
+        else:
+            made[next(name.replace(o, t) for o, t in BODY.items() if name.startswith(o))] = tensor
+    model.load_state_dict(made, strict=True)
+    return model
+
+
+def relative(ours: Tensor, theirs: Tensor) -> float:
+    assert ours.shape == theirs.shape
+    return ((ours - theirs).abs().max() / theirs.abs().max()).item()
+
+
+def saved(weights, path, **overrides):
+    torch.save(weights, path)
+    return load(path, trust_pickle=True, **overrides)
+
+
+CASES = [("plain", 0), ("swiglu_packed", 0), ("plain", 4), ("swiglu_packed", 4)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("overrides", [{}, {"positions_cover_prefix": False}], ids=str)
+@pytest.mark.parametrize(("mlp", "registers"), CASES)
+def test_their_file_is_computed_as_timm_and_transformers_do(tmp_path, mlp, registers, overrides):
+    weights, images = their_weights(mlp, registers), torch.randn(2, 3, SIDE, SIDE)
+    checkpoint = saved(weights, tmp_path / "dinov2.pth", **overrides)
+    spec, features = checkpoint.model.spec, checkpoint.model(images)
+    assert checkpoint.format == "dinov2"
+    assert (spec.num_registers, spec.mlp, spec.num_heads) == (registers, mlp, HEADS)
+    assert spec.position_resampling == ("bicubic_antialias" if registers else "bicubic_offset")
+    assert any(note.startswith("mask_token: ") for note in checkpoint.metadata["notes"])
+    expected = in_timm(weights)(images)
+    assert relative(features, expected) <= 1e-5
+    assert relative(features, in_transformers(weights)(images).pooler_output) <= 1e-5
+    for one, other in (SWAPPED, SCALES):
+        swapped = weights | {one: weights[other], other: weights[one]}
+        assert relative(in_timm(swapped)(images), expected) > 1e-4
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("fields", [{}, GATED, REGISTERS, APART, GATED | APART], ids=str)
+def test_ours_written_is_loaded_strictly_by_timm_and_transformers(tmp_path, fields):
+    model, images = noisy(vitkit.ViTSpec(**SMALL | fields)), torch.randn(2, 3, SIDE, SIDE)
+    weights = load_file(written(FORMAT, model, tmp_path) / "model.safetensors")
+    expected = model(images)
+    assert relative(in_timm(weights)(images), expected) <= 1e-5
+    assert relative(in_transformers(weights)(images).pooler_output, expected) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, GATED, CLASSIFIER, APART, GATED | APART | CLASSIFIER, {"layer_scale": None},
+     {"qkv_bias": False}, {"positions_cover_prefix": False}],
+    ids=str,
+)  # fmt: skip
+def test_there_and_back_with_the_same_bits(tmp_path, fields):
+    spec = vitkit.ViTSpec(**SMALL | fields)
+    asked = {"positions_cover_prefix": spec.positions_cover_prefix}
+    assert round_trip(FORMAT, spec, tmp_path, **asked).model.spec == spec
+
+
+@pytest.mark.parametrize(("mlp", "registers"), CASES)
+def test_theirs_comes_back_with_the_same_bits(tmp_path, mlp, registers):
+    """All but the mask token, of which a ViT has none."""
+    weights = their_weights(mlp, registers)
+    again = stored(written(FORMAT, saved(weights, tmp_path / "a.pth").model, tmp_path / "again"))
+    assert not again.pop("mask_token").any()
+    del weights["mask_token"]
+    same_bits(weights, again)
+
+
+@torch.inference_mode()
+def test_the_class_row_in_the_token_makes_the_same_bits(tmp_path):
+    weights, images = their_weights("plain", 4), torch.randn(2, 3, SIDE, SIDE)
+    kept, added = (
+        saved(weights, tmp_path / "a.pth", positions_cover_prefix=covers).model
+        for covers in (True, False)
+    )
+    assert torch.equal(kept(images), added(images))
+
+
+@torch.inference_mode()
+def test_rows_of_registers_that_were_trained_go_into_the_registers(tmp_path):
+    model, images = noisy(vitkit.ViTSpec(**SMALL | REGISTERS)), torch.randn(2, 3, SIDE, SIDE)
+    assert model.pos_embed[:, 1:5].any()
+    again = load(written(FORMAT, model, tmp_path)).model
+    assert not again.pos_embed[:, 1:5].any()
+    assert relative(again(images), model(images)) <= 1e-6
+
+
+@torch.inference_mode()
+def test_the_hub_s_linear_classifier(tmp_path):
+    weights, images = their_weights("plain", 4), torch.randn(2, 3, SIDE, SIDE)
+    head = {"linear_head.weight": torch.randn(7, 2 * WIDTH), "linear_head.bias": torch.randn(7)}
+    wrapped = {f"backbone.{name}": tensor for name, tensor in weights.items()} | head
+    checkpoint = saved(wrapped, tmp_path / "lc.pth")
+    tokens = in_transformers(weights)(images).last_hidden_state
+    read = torch.cat([tokens[:, 0], tokens[:, 5:].mean(dim=1)], dim=1)
+    expected = read @ head["linear_head.weight"].T + head["linear_head.bias"]
+    assert relative(checkpoint.model(images), expected) <= 1e-5
+    again = stored(written(FORMAT, checkpoint.model, tmp_path / "again"))
+    assert sorted(again) == sorted(wrapped)
+    wrapped["linear_head.weight"] = torch.randn(7, 5 * WIDTH)
+    with pytest.raises(CheckpointError, match="take the one-layer classifier, which reads 256"):
+        saved(wrapped, tmp_path / "lc4.pth")
+
+
+@pytest.mark.parametrize("who", ["teacher", "student"])
+def test_training_runs_whole_and_sharded(tmp_path, who):
+    weights = their_weights()
+    plain = saved(weights, tmp_path / "plain.pth").model.state_dict()
+    run = {f"backbone.{re.sub(r'^blocks.', 'blocks.0.', name)}": t for name, t in weights.items()}
+    assert "backbone.blocks.0.1.norm1.weight" in run
+    run["dino_head.mlp.0.weight"] = torch.zeros(3, WIDTH)
+    checkpoint = saved({who: run, "iteration": 12}, tmp_path / "run.pth")
+    same_bits(plain, checkpoint.model.state_dict())
+    notes = checkpoint.metadata["notes"]
+    assert "dino_head.mlp.0.weight: the head of self-supervised training" in notes
+    twice = weights | {"blocks.0.0.norm1.weight": torch.zeros(WIDTH)}
+    with pytest.raises(CheckpointError, match="a block is there twice"):
+        saved(twice, tmp_path / "twice.pth")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("mlp", ["plain", "swiglu_split"])
+@pytest.mark.parametrize("side", [64, 96])
+def test_dinov3_is_computed_as_timm_does(tmp_path, mlp, side):
+    weights, images = their_weights(mlp, 4, third=True), torch.randn(2, 3, side, side)
+    weights["local_cls_norm.weight"] = torch.ones(WIDTH)
+    checkpoint = saved(weights, tmp_path / "dinov3.pth")
+    spec = checkpoint.model.spec
+    assert (spec.qkv_bias, spec.positions, spec.norm_eps) == ("no_key", "rope", 1e-5)
+    assert (spec.num_heads, spec.num_registers, spec.image_size) == (HEADS, 4, (224, 224))
+    del weights["local_cls_norm.weight"]
+    expected = in_timm_third(weights, mlp != "plain")(images)
+    assert relative(checkpoint.model(images), expected) <= 1e-5
+
+
+@torch.inference_mode()
+def test_dinov3_without_biases_and_with_all_of_them(tmp_path):
+    weights = their_weights("plain", 4, third=True, mask=False)
+    images = torch.randn(2, 3, 64, 64)
+    whole = saved(weights, tmp_path / "whole.pth").model
+    assert whole.spec.qkv_bias is True
+    bare = {n: t for n, t in weights.items() if "qkv.bias" not in n}
+    model = saved(bare, tmp_path / "bare.pth").model
+    assert model.spec.qkv_bias is False
+    expected = in_timm_third(weights, gated=False, bias=False)(images)
+    assert relative(model(images), expected) <= 1e-5
+
+
+def test_dinov3_is_not_written():
+    fields = {"positions": "rope", "qkv_bias": "no_key", "num_registers": 4, "norm_eps": 1e-5}
+    model = noisy(vitkit.ViTSpec(**SMALL | fields))
+    with pytest.raises(CheckpointError, match="is read, not written") as caught:
+        write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"num_classes": 7}, "read class token and mean side by side"),
+        ({"pooling": "cls_mean"}, "read class token and mean side by side"),
+        ({"activation": "silu"}, "activation 'silu' has no place beside a plain MLP"),
+    ],
+)
+def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
+    with pytest.raises(CheckpointError, match=said):
+        written(FORMAT, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("third", "change", "said"),
+    [
+        (False, lambda w: w.pop("norm.bias"), "tensor norm.bias is missing"),
+        (False, lambda w: w.update(extra=torch.zeros(2)), "belong to nothing known: extra"),
+        (False, lambda w: w.update({"norm.bias": torch.zeros(3)}), "gives norm.bias the shape"),
+        (False, lambda w: w.update(pos_embed=torch.zeros(1, 16, WIDTH)), "no square grid"),
+        (
+            True,
+            lambda w: w.update({"rope_embed.periods": torch.arange(1.0, 17.0)}),
+            "not those of rope_temperature 100",
+        ),
+        (
+            True,
+            lambda w: w.update({"blocks.0.attn.qkv.bias_mask": torch.ones(3 * WIDTH)}),
+            "leaves a bias to the keys",
+        ),
+        (True, lambda w: w.update({"cls_norm.weight": torch.ones(WIDTH)}), "known: cls_norm"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, third, change, said):
+    weights = their_weights("plain", 4, third=third)
+    change(weights)
+    with pytest.raises(CheckpointError, match=said) as caught:
+        saved(weights, tmp_path / "wrong.pth")
+    assert "\n" not in str(caught.value)
+
+
+def test_timm_s_own_names_are_not_taken_for_theirs(tmp_path):
+    weights = their_weights("plain", 4)
+    weights["reg_token"] = weights.pop("register_tokens")
+    del weights["mask_token"]
+    save_file(weights, tmp_path / "timm.safetensors")
+    with open_source(tmp_path / "timm.safetensors") as source:
+        assert not FORMAT.detect(source.header)
+
+
+def test_a_file_of_theirs_is_converted_to_their_format(tmp_path):
+    torch.save(their_weights("plain", 4), tmp_path / "theirs.pth")
+    report = convert(tmp_path / "theirs.pth", tmp_path / "out", to="dinov2", trust_pickle=True)
+    assert report.max_difference == 0.0
