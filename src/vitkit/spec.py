@@ -126,7 +126,7 @@ class ViTSpec:
     block: Block = "pre_norm"
     """x + f(norm(x)), norm(x + f(x)) as in the Transformer of 2017, or x + norm(f(x))."""
     norm: Norm = "layer"
-    """LayerNorm or RMSNorm, everywhere in the model."""
+    """LayerNorm or RMSNorm, in the blocks and after; a stem's own norms stay what they are."""
     norm_eps: Annotated[float, Field(gt=0.0)] = 1e-6
     """The norms' epsilon."""
     activation: Activation = "gelu"
@@ -235,16 +235,28 @@ class ViTSpec:
         return replace(self, **changes)
 
 
+def _multiples(number: int, divisor: int) -> str:
+    """The nearest multiple of `divisor`, or both where they are as near."""
+    below, above = number // divisor * divisor, -(-number // divisor) * divisor
+    if below and number - below == above - number:
+        return f"{below} or {above}"
+    return str(below if below and number - below < above - number else above)
+
+
 def _check_widths(spec: ViTSpec, head_width: int) -> None:
     needs = {"sincos_1d": (2, spec.width, "width"), "rope": (4, head_width, "head width")}
     for name in ("sincos_2d", "sincos_2d_moco", "sincos_2d_mae"):
         needs[name] = (4, spec.width, "width")
     divisor, number, what = needs.get(spec.positions, (1, spec.width, "width"))
     if number % divisor:
-        near = (number // divisor * divisor) or divisor
         raise SpecError(
             f"positions {spec.positions!r} need a {what} divisible by {divisor}, not {number}; "
-            f"the nearest is {near if near == number else f'{near} or {near + divisor}'}"
+            f"the nearest is {_multiples(number, divisor)}"
+        )
+    if spec.positions != "rope" and spec.rope_temperature != ViTSpec.rope_temperature:
+        raise SpecError(
+            f"rope_temperature {spec.rope_temperature:g} means nothing with positions "
+            f"{spec.positions!r}; set positions to 'rope', or leave it out"
         )
     if spec.mlp != "plain" and spec.activation != "silu":
         raise SpecError(
@@ -255,22 +267,23 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
 
 def _check_stem(spec: ViTSpec) -> None:
     if spec.stem != "resnet":
-        if spec.resnet_layers:
-            raise SpecError(
-                f"resnet_layers {spec.resnet_layers} need stem 'resnet', not {spec.stem!r}"
-            )
+        for name, plain in (("resnet_layers", ()), ("resnet_variant", "published")):
+            if (given := getattr(spec, name)) != plain:
+                raise SpecError(f"{name} {given!r} needs stem 'resnet', not {spec.stem!r}")
         return
-    if len(spec.resnet_layers) >= len(STAGE_STRIDES):
-        raise SpecError(f"resnet_layers {spec.resnet_layers}: a ResNet has at most 4 stages")
+    fewest = 2 if spec.resnet_variant == "jeonsworld" else 0  # its pool leaves one cell short
+    if not fewest <= len(spec.resnet_layers) < len(STAGE_STRIDES):
+        raise SpecError(
+            f"resnet_layers {spec.resnet_layers} are {len(spec.resnet_layers)} stages; a "
+            f"{spec.resnet_variant} ResNet has {fewest} to {len(STAGE_STRIDES) - 1}"
+        )
     stride = STAGE_STRIDES[len(spec.resnet_layers)]
     for patch in spec.patch_size:
         if patch % stride:
             raise SpecError(
                 f"patch_size {patch} is not divisible by {stride}, the stride of a ResNet of "
-                f"{len(spec.resnet_layers)} stages; the nearest is {-(-patch // stride) * stride}"
+                f"{len(spec.resnet_layers)} stages; the nearest is {_multiples(patch, stride)}"
             )
-    if not spec.patch_bias:
-        raise SpecError("stem 'resnet' has a patch projection with a bias; set patch_bias to True")
 
 
 def _check_tokens(spec: ViTSpec) -> None:
@@ -279,6 +292,8 @@ def _check_tokens(spec: ViTSpec) -> None:
             "distillation_token needs class_token=True and pooling 'cls', not "
             f"class_token={spec.class_token} and pooling {spec.pooling!r}"
         )
+    if spec.distilled_readout == "cls" and not spec.distillation_token:
+        raise SpecError("distilled_readout 'cls' needs distillation_token=True; or leave it out")
     if spec.pooling in ("cls", "cls_mean") and not spec.class_token:
         raise SpecError(f"pooling {spec.pooling!r} needs class_token=True; or take pooling 'mean'")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -99,8 +100,10 @@ def test_a_representation_is_a_tanh_layer_before_the_head():
     represented = torch.tanh(y @ model.pre_logits.fc.weight.T + model.pre_logits.fc.bias)
     torch.testing.assert_close(model(IMAGES), model.head(represented))
     assert model.head.in_features == 48
-    with_bias = vitkit.ViT(vitkit.ViTSpec(**SMALL, head_bias=-math.log(7)))
+    spec = vitkit.ViTSpec(**SMALL, head_bias=-math.log(7), distillation_token=True)
+    with_bias = vitkit.ViT(spec)
     assert with_bias.head.bias.tolist() == pytest.approx([-math.log(7)] * 7)
+    assert with_bias.head_dist.bias.tolist() == pytest.approx([-math.log(7)] * 7)
 
 
 def test_blocks_put_their_norms_where_they_say():
@@ -113,6 +116,8 @@ def test_blocks_put_their_norms_where_they_say():
         fill_with_noise(encoder, std=0.3)
         z = torch.randn(2, 5, 32)
         torch.testing.assert_close(encoder(z), encoder.norm(expected(encoder.blocks[0], z)))
+    with pytest.raises(SpecError, match="activation 'gelu' is none of silu"):
+        vitkit.Encoder(32, 1, 4, 64, mlp="swiglu_packed")
     with pytest.raises(SpecError, match=r"block 'prenorm' is none of .*; did you mean 'pre_norm'"):
         vitkit.Encoder(32, 1, 4, 64, block="prenorm")
 
@@ -206,8 +211,16 @@ def test_a_backbone_that_does_not_fit_is_refused():
         ({"positions": "sincos_2d", "width": 30, "num_heads": 5}, "by 4, not 30; .* 28 or 32"),
         ({"mlp": "swiglu_packed"}, "gated by silu and activation is 'gelu'"),
         ({"stem": "resnet", "resnet_layers": (3, 4, 9)}, "patch_size 8 .* by 16.* nearest is 16"),
-        ({"resnet_layers": (3,)}, r"resnet_layers \(3,\) need stem 'resnet', not 'convolution'"),
-        ({"stem": "resnet", "resnet_layers": (1,) * 5}, "at most 4 stages"),
+        ({"resnet_layers": (3,)}, r"resnet_layers \(3,\) needs stem 'resnet', not 'convolution'"),
+        (
+            {"stem": "resnet", "resnet_layers": (1,) * 5},
+            "5 stages; a published ResNet has 0 to 4",
+        ),
+        ({"stem": "resnet", "resnet_variant": "jeonsworld"}, "jeonsworld ResNet has 2 to 4"),
+        ({"resnet_variant": "timm"}, "resnet_variant 'timm' needs stem 'resnet'"),
+        ({"stem": "resnet", "image_size": 60, "patch_size": 6}, "nearest is 4 or 8"),
+        ({"rope_temperature": 50.0}, "rope_temperature 50 means nothing with positions 'learned'"),
+        ({"distilled_readout": "cls"}, "needs distillation_token=True"),
         ({"distillation_token": True, "pooling": "mean"}, "pooling 'cls', not .*'mean'"),
         ({"distillation_token": True, "class_token": False, "pooling": "mean"}, "class_token=True"),
         ({"class_token": False, "pooling": "cls_mean"}, "pooling 'cls_mean' needs class_token"),
@@ -264,6 +277,7 @@ def test_mimetic_attention_looks_at_itself_and_takes_itself_away():
 def test_a_copy_computes_the_same_and_is_its_own():
     model = small(distillation_token=True, layer_scale=0.1, num_registers=1)
     twin = copy.deepcopy(model)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(IMAGES), model(IMAGES))
     fill_with_noise(model, seed=9)
     assert not torch.equal(model(IMAGES), twin(IMAGES))
     twin.load_state_dict(model.state_dict())

@@ -71,9 +71,11 @@ class PatchEmbedding(nn.Module):
 
     def grid(self, images: Images) -> Grid:
         """(gh, gw), how many patches the pictures give down and across."""
+        if images.ndim != 4 or not images.is_floating_point():
+            raise ShapeError(f"{tuple(images.shape)} {images.dtype}: expected floats (B, C, H, W)")
         _, channels, height, width = images.shape
         rows, columns = self.patch_size
-        if channels != self.in_channels or height % rows or width % columns:
+        if channels != self.in_channels or height % rows or width % columns or not height * width:
             raise ShapeError(
                 f"pictures are {channels} x {height} x {width} (C x H x W); expected "
                 f"{self.in_channels} channels and sides divisible by the patch, {rows} x {columns}"
@@ -170,7 +172,7 @@ def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
         made = backbone.eval()(some.new_zeros(1, spec.in_channels, *spec.image_size))
     for module, mode in modes:
         module.training = mode
-    if not isinstance(made, Tensor) or made.ndim != 4:
+    if not isinstance(made, Tensor) or made.ndim != 4 or not made.numel():
         raise SpecError("the backbone must give one map (B, c, h, w)")
     height, width = made.shape[2:]
     for patch, image, cells in zip(spec.patch_size, spec.image_size, (height, width), strict=True):

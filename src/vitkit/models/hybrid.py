@@ -161,7 +161,6 @@ def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root
 
 def _resolve(layers: Layers, variant: str) -> Numbers:
     numbers: Numbers = by_name("hybrid variant", variant, VARIANTS)
-    # One stride of 2 rounds up what the unpadded max pool leaves one short.
     fewest, most = 0 if numbers.same_padding else 2, len(STAGE_WIDTHS)
     if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
         expected = f"{fewest} to {most} stages of at least 1 block for variant {variant!r}"

@@ -35,8 +35,8 @@ class Scheme(NamedTuple):
     """How parameters start; norms and LayerScale start as they are made.
 
     `kernel` fills convolutions, None leaves torch's; `matrix` linear layers, query, key and value
-    each by itself; `zero_head` starts heads at 0. `bias` (of the MLPs, all others are 0), `tokens`
-    (class, distillation) and `positions` are standard deviations.
+    each by itself; `zero_head` starts heads at 0. `bias` (of layers named fc, other linear ones 0),
+    `tokens` (class, distillation) and `positions` are standard deviations.
     """
 
     kernel: Callable[[Tensor], Tensor] | None

@@ -47,12 +47,14 @@ class MLP(nn.Module):
         SpecError: an activation that does not exist.
     """
 
+    activations = ACTIVATIONS
+
     def __init__(
         self, width: int, mlp_width: int, *, activation: str = "gelu", dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.make_first(width, mlp_width)
-        self.act = by_name("activation", activation, ACTIVATIONS)()
+        self.act = by_name("activation", activation, self.activations)()
         self.drop1 = nn.Dropout(dropout)
         self.fc2 = nn.Linear(mlp_width, width)
         self.drop2 = nn.Dropout(dropout)
@@ -73,8 +75,10 @@ class MLP(nn.Module):
 class PackedSwiGLU(MLP):
     """fc2(silu(g) * v) with [g, v] = fc1(x), the gate first: DINOv2's `w12`; timm's keys.
 
-    Arguments as for `MLP`; M is the width after the gate, and the activation should be `silu`.
+    Arguments as for `MLP`; M is the width after the gate, and the activation must be `silu`.
     """
+
+    activations = {"silu": nn.SiLU}  # noqa: RUF012
 
     def make_first(self, width: int, mlp_width: int) -> None:
         """Gate and value in one matrix."""
@@ -86,7 +90,7 @@ class PackedSwiGLU(MLP):
         return self.act(gate) * value
 
 
-class SplitSwiGLU(MLP):
+class SplitSwiGLU(PackedSwiGLU):
     """The same with gate and value in matrices of their own: timm's `fc1_g` and `fc1_x`."""
 
     def make_first(self, width: int, mlp_width: int) -> None:

@@ -17,8 +17,7 @@ assert set(NORMS) == set(get_args(Norm)), "spec.Norm lists what norm.py builds"
 
 def make_norm(name: str, width: int, eps: float, wanted: bool = True) -> nn.Module:
     """LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467) over the last axis, if wanted."""
-    norm = by_name("norm", name, NORMS)(width, eps=eps)
-    return norm if wanted else nn.Identity()
+    return by_name("norm", name, NORMS)(width, eps=eps) if wanted else nn.Identity()
 
 
 class LayerScale(nn.Module):

@@ -76,18 +76,18 @@ class Readout(nn.Module):
 
     def __init__(self, pooling: str = "cls") -> None:
         super().__init__()
-        self.pool = POOLINGS[pooling]
+        self.pooling = pooling
 
     def forward(self, features: Features) -> Float[Tensor, "B E"]:
         """y (B, D), or (B, 2 D) for `cls_mean`."""
-        return self.pool(features)
+        return POOLINGS[self.pooling](features)
 
 
 class AttentionPool(CrossAttention):
     """MAP: one learned query attends to the patches, then an MLP with a residual (SigLIP's head).
 
     Set Transformer (arXiv 1810.00825), Sec. 3.2, as in big_vision; keys as timm's `attn_pool`.
-    Heads, MLP width, activation and norm are the encoder's.
+    Heads, MLP width and norm are the encoder's, the activation too but for a SwiGLU's.
     """
 
     def __init__(self, spec: ViTSpec) -> None:

@@ -156,10 +156,12 @@ class Transformer(nn.Module):
     ) -> Int[Tensor, "B _"]:  # fmt: skip
         """Greedy decoding: ids (B, n) after `start`; eval mode, no gradients, errors as `forward`.
 
-        Ends when all rows have, filled up with `end`, or at `max_length` ids (S + 50, Sec. 6.1).
+        Ends when all rows have, filled up with `end` (-1: never), or at `max_length` (S + 50).
         """
         if "target" not in self.embed or isinstance(self.head, nn.Identity):
             raise SettingError("generate needs a target_vocabulary and the output_projection to it")
+        if end >= (count := self.vocabularies["target"] or 0):
+            raise SettingError(f"end {end} is no id of 0..{count - 1}; -1 never ends")
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:

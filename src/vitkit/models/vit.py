@@ -59,8 +59,9 @@ class ViT(nn.Module):
         self.blocks = stack_blocks(**{name: getattr(spec, name) for name in BLOCK_FIELDS})
         self._make_head(spec)
         initialise(self, spec)
-        if isinstance(self.head, nn.Linear):
-            nn.init.constant_(self.head.bias, spec.head_bias)
+        for head in (self.head, self.head_dist):
+            if isinstance(head, nn.Linear):
+                nn.init.constant_(head.bias, spec.head_bias)
 
     def _make_embedding(self, spec: ViTSpec, backbone: nn.Module | None) -> None:
         width = spec.width
@@ -100,7 +101,7 @@ class ViT(nn.Module):
         self._merge = _average if averaged else _first
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:
-        """Logits (B, K); with `num_classes=0`, what the head would read (B, D).
+        """Logits (B, K); with `num_classes=0`, what the head would read (B, E).
 
         Args:
             images: (B, C, H, W) float, normalised.

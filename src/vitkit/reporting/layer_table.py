@@ -150,7 +150,8 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     rows = []
     for name, part in twin.named_modules():
         flops = sum(counts.get(f"{root}.{name}" if name else root, {}).values())
-        rows.append(replace(seen.row(name, part), mult_adds=flops // 2))
+        row = replace(seen.row(name, part), mult_adds=flops // 2)
+        rows.append(replace(row, trainable=_trainable(module.get_submodule(name))))
     return LayerTable(
         rows=tuple(rows),
         input_mb=torch.Size(size).numel() * FLOAT_BYTES / 1e6,
@@ -160,12 +161,19 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy in eval mode whose tensors have shapes only; nothing is allocated."""
+    """A copy in eval mode whose tensors have shapes only; nothing is allocated.
+
+    Its parameters want no gradients: the counter of operations cannot follow those.
+    """
     tensors: dict[int, Tensor] = {id(t): t.detach().to("meta") for t in module.buffers()}
     for parameter in module.parameters():
         shape_only = parameter.detach().to("meta")
-        tensors[id(parameter)] = nn.Parameter(shape_only, requires_grad=parameter.requires_grad)
+        tensors[id(parameter)] = nn.Parameter(shape_only, requires_grad=False)
     return copy.deepcopy(module, tensors).eval()
+
+
+def _trainable(part: nn.Module) -> int:
+    return sum(p.numel() for p in part.parameters() if p.requires_grad)
 
 
 class _Sizes:
@@ -195,7 +203,7 @@ class _Sizes:
             input_size=self._inputs.get(part, ()),
             output_size=self._outputs.get(part, ()),
             parameters=sum(p.numel() for p in parameters),
-            trainable=sum(p.numel() for p in parameters if p.requires_grad),
+            trainable=0,
             bias_adds=sum(self._bias_adds(inner) for inner in part.modules()),
         )
 

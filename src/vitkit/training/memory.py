@@ -50,6 +50,8 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
     if recompute is not None and recompute not in ways:
         near = did_you_mean(recompute, ways)
         raise SettingError(f"recompute {recompute!r} is none of {', '.join(ways)}{near}")
+    if not isinstance(model, ViT):
+        raise SettingError(f"gradients of a ViT can be checkpointed, not of {type(model).__name__}")
     model.run_block = ways[recompute] if recompute else call_block
     return model
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -74,6 +76,9 @@ def resized(
             positions, old.grid, spec.grid, old.position_resampling
         )
     backbone = getattr(model.patch_embed, "backbone", None) if old.stem == "backbone" else None
-    copy = ViT(spec, backbone=backbone).to(next(model.parameters()))
-    copy.load_state_dict(state)
-    return copy.train(model.training)
+    made = ViT(spec, backbone=copy.deepcopy(backbone)).to(next(model.parameters()))
+    made.load_state_dict(state)
+    for name, parameter in model.named_parameters():
+        made.get_parameter(name).requires_grad_(parameter.requires_grad)
+    made.run_block = model.run_block
+    return made.train(model.training)

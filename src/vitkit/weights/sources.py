@@ -6,6 +6,7 @@ opened only where the user says that it is trusted, and then by torch's restrict
 
 from __future__ import annotations
 
+import argparse
 import json
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -271,12 +272,15 @@ def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) 
             f"from, say --trust-pickle (trust_pickle=True), else ask for a .safetensors file"
         )
     try:
-        content = torch.load(
-            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
-        )
+        # DeiT's and timm's training checkpoints hold their settings as a Namespace, plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except Exception as error:  # noqa: BLE001 - whatever a hostile pickle makes torch raise
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise CheckpointError(f"{path}: torch's weights_only reader refuses: {reason[0]}") from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
+        raise CheckpointError(f"{path}: torch's weights_only reader refuses: {reason}") from None
     tensors, notes = _unpacked(path, content)
     header = Header(
         path,

@@ -1,0 +1,289 @@
+"""timm's `config.json`: what it says of a model, and the one that lets timm build ours.
+
+`architecture` names a function of timm, `model_args` are keywords for it, `pretrained_cfg` says
+what pictures become (timm 1.0.31, models/_hub.py: `_parse_model_cfg`). timm reads a folder with
+`timm.create_model("local-dir:FOLDER", pretrained=True)`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from vitkit.errors import CheckpointError
+from vitkit.models.presets import preset, table
+from vitkit.spec import Preprocess, ViTSpec
+
+OURS_ALONE = (
+    "vit_lite_*", "vit_cifar_*", "vit_mnist_*", "mae_vit_*", "vit_e_patch14_224",
+    "vit_tiny_patch8_*", "vit_tiny_patch14_224", "vit_tiny_patch32_*", "vit_small_patch8_384",
+    "vit_small_patch14_224", "vit_base_patch8_384", "vit_base_patch14_224", "vit_large_patch8_*",
+    "vit_huge_patch8_*", "vit_huge_patch16_224", "vit_huge_patch16_384", "vit_huge_patch32_*",
+)  # fmt: skip
+"""Presets whose names timm does not know."""
+POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
+ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
+FROM_PRESET = ("num_heads", "norm_eps", "activation", "pooling", "position_resampling", "block",
+               "positions", "rope_temperature", "image_size", "positions_cover_prefix",
+               "layer_scale", "resnet_variant", "distilled_readout")  # fmt: skip
+"""What tensors do not say, or not for sure."""
+KEYWORDS = {"depth": "depth", "num_heads": "num_heads", "in_channels": "in_chans",
+            "class_token": "class_token", "qk_norm": "qk_norm"}  # fmt: skip
+"""Spec field -> keyword of timm's classes, with the same value."""
+UNDERSTOOD = frozenset((
+    *KEYWORDS.values(), "num_classes", "img_size", "patch_size", "embed_dim", "mlp_ratio",
+    "qkv_bias", "init_values", "no_embed_class", "reg_tokens", "num_reg_tokens", "pre_norm",
+    "use_pre_transformer_norm", "final_norm", "fc_norm", "use_fc_norm", "global_pool",
+    "pool_include_prefix", "pos_embed", "act_layer", "norm_layer", "rope_temperature",
+    "dynamic_img_size", "dynamic_img_pad", "strict_img_size", "weight_init", "fix_init",
+    "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate", "attn_drop_rate",
+    "drop_path_rate",
+))  # fmt: skip
+"""Keywords that are read here, that shapes say, or that change no logits of a trained model."""
+
+
+class Stated(NamedTuple):
+    """What the document beside a file says.
+
+    Attributes:
+        fields: of `ViTSpec`.
+        preprocess: fields of `Preprocess`.
+        classes: class names, or none.
+        width: D of the architecture, if it is known.
+        warnings: one line each.
+    """
+
+    fields: dict[str, Any]
+    preprocess: dict[str, Any]
+    classes: tuple[str, ...] = ()
+    width: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def architecture_of(config: Mapping[str, Any]) -> str | None:
+    """The name in the document, without the tag of its weights."""
+    name = config.get("architecture")
+    return name.partition(".")[0] if isinstance(name, str) else None
+
+
+def is_eva(spec: ViTSpec) -> bool:
+    """Whether timm computes the model by its class `Eva`, which has other names and keywords."""
+    return spec.positions == "rope" or spec.qkv_bias == "no_key"
+
+
+def read(config: Mapping[str, Any]) -> Stated:
+    """What the document says; a `Stated` without anything where it is not timm's.
+
+    Raises:
+        CheckpointError: positions, a pooling or an activation that vitkit does not compute.
+    """
+    name = architecture_of(config)
+    if name is None:
+        return Stated({}, {})
+    arguments, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg", config)
+    fields, width, warnings = {}, arguments.get("embed_dim"), []
+    if name in table():
+        spec = preset(name)
+        fields = {field: getattr(spec, field) for field in FROM_PRESET}
+        width = width or spec.width
+    elif "rope" in name or name.startswith("eva02"):
+        raise CheckpointError(f"config.json: {name} has rotary positions that vitkit does not know")
+    else:
+        warnings.append(f"config.json: {name} is no preset: what shapes do not say is only usual")
+    if size := pretrained.get("input_size"):
+        fields["image_size"] = tuple(size[1:])
+    fields |= _from_arguments(arguments)
+    pool = arguments.get("global_pool") or config.get("global_pool")
+    if pool is not None:
+        if pool not in POOLINGS:
+            raise CheckpointError(f"config.json: global_pool {pool!r} is none of {list(POOLINGS)}")
+        everything = pool == "avg" and arguments.get("pool_include_prefix")
+        fields["pooling"] = "mean_all" if everything else POOLINGS[pool]
+    if unknown := sorted(set(arguments) - UNDERSTOOD):
+        warnings.append(f"config.json: model_args not understood: {', '.join(unknown)}")
+    pictures, remarks = _pictures(pretrained)
+    names = config.get("label_names") or pretrained.get("label_names") or ()
+    return Stated(fields, pictures, tuple(map(str, names)), width, (*warnings, *remarks))
+
+
+def _from_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {field: arguments[field] for field in ("num_heads", "rope_temperature")
+              if field in arguments}  # fmt: skip
+    if "img_size" in arguments:
+        size = arguments["img_size"]
+        fields["image_size"] = (size, size) if isinstance(size, int) else tuple(size)
+    if "no_embed_class" in arguments:
+        fields["positions_cover_prefix"] = not arguments["no_embed_class"]
+    if arguments.get("init_values") is not None:
+        fields["layer_scale"] = arguments["init_values"]
+    if "pos_embed" in arguments:
+        fields["positions"] = "learned" if arguments["pos_embed"] == "learn" else "none"
+    if arguments.get("act_layer") is not None:
+        fields["activation"] = arguments["act_layer"]
+        if fields["activation"] not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise CheckpointError(
+                f"config.json: act_layer {fields['activation']!r} is none of {known}"
+            )
+    if arguments.get("norm_layer") in ("layernorm", "rmsnorm"):  # by name, with timm's epsilon
+        fields["norm_eps"] = 1e-6
+    return fields
+
+
+def _pictures(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    fields: dict[str, Any] = {}
+    warnings = []
+    for name in ("mean", "std"):
+        if pretrained.get(name):
+            fields[name] = tuple(map(float, pretrained[name]))
+    mode = pretrained.get("interpolation")
+    if mode in ("nearest", "bilinear", "bicubic"):
+        fields["interpolation"] = mode
+    elif mode:
+        warnings.append(f"config.json: interpolation {mode!r} is read as bicubic")
+        fields["interpolation"] = "bicubic"
+    if ratio := pretrained.get("crop_pct"):
+        fields["crop_ratio"] = float(ratio)
+    crop = pretrained.get("crop_mode") or "center"
+    fields["fit"] = "squash" if crop == "squash" else "crop"
+    if crop not in ("center", "squash") or (crop == "squash" and fields.get("crop_ratio", 1) < 1):
+        ratio = fields.get("crop_ratio")
+        warnings.append(
+            f"config.json: crop_mode {crop!r} with crop_pct {ratio} is read as {fields['fit']!r}"
+        )
+    return fields, warnings
+
+
+def document(
+    spec: ViTSpec, preprocess: Preprocess, classes: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """The `config.json` for a model; without `architecture` where timm has none that is equal."""
+    found = architecture(spec)
+    squash = preprocess.fit == "squash"
+    root = f"patch_embed.backbone.{'stem.' if spec.resnet_layers else ''}conv"
+    made: dict[str, Any] = {"architecture": found[0]} if found else {
+        "note": "no model of timm's registry computes this; load the tensors into one of your own"
+    }  # fmt: skip
+    made |= {"num_classes": spec.num_classes, "num_features": spec.width}
+    for theirs, ours in POOLINGS.items():
+        if spec.pooling == ours or (theirs == "avg" and spec.pooling == "mean_all"):
+            made["global_pool"] = theirs
+    if classes:
+        made["label_names"] = list(classes)
+    if found and found[1]:
+        made["model_args"] = found[1]
+    made["pretrained_cfg"] = {
+        "num_classes": spec.num_classes,
+        "input_size": [spec.in_channels, *spec.image_size],
+        "fixed_input_size": True,
+        "mean": list(preprocess.mean),
+        "std": list(preprocess.std),
+        "interpolation": preprocess.interpolation,
+        "crop_pct": 1.0 if squash else preprocess.crop_ratio,
+        "crop_mode": "squash" if squash else "center",
+        "first_conv": root if spec.stem == "resnet" else "patch_embed.proj",
+        "classifier": ["head", "head_dist"] if spec.distillation_token else "head",
+    }
+    return made
+
+
+def architecture(spec: ViTSpec) -> tuple[str, dict[str, Any]] | None:
+    """The model of timm that computes what ours does, with the fewest `model_args`; or none."""
+    best: tuple[str, dict[str, Any]] | None = None
+    for name, base in _theirs().items():
+        arguments = _arguments(base, spec)
+        if arguments is not None and (best is None or len(arguments) < len(best[1])):
+            best = name, arguments
+            if not arguments:
+                break
+    return best
+
+
+@functools.cache
+def _theirs() -> dict[str, ViTSpec]:
+    """The presets whose names timm knows."""
+    ours = {name for name in table() for pattern in OURS_ALONE if fnmatchcase(name, pattern)}
+    return {name: preset(name) for name in table() if name not in ours}
+
+
+def _same_class(base: ViTSpec, spec: ViTSpec) -> bool:
+    """Whether the two differ in nothing that `model_args` cannot say."""
+    firm = ["distillation_token", "block", "norm", "norm_eps", "mlp", "resnet_layers", "head_width",
+            "representation_width"]  # fmt: skip
+    if spec.stem == "resnet":
+        firm += ["resnet_variant", "patch_size"]
+    if is_eva(spec):
+        firm += ["positions", "activation", "final_norm", "qk_norm"]
+    if spec.distillation_token:
+        firm += ["positions_cover_prefix", "num_registers"]
+    return (
+        all(getattr(base, name) == getattr(spec, name) for name in firm)
+        and (base.stem == "resnet") == (spec.stem == "resnet")
+        and spec.stem in ("convolution", "linear", "resnet")
+        and is_eva(base) == is_eva(spec)
+        and (spec.qkv_bias is not True or not is_eva(spec))
+        and spec.positions in ("learned", "none", "rope")
+        and spec.pooling in (*POOLINGS.values(), "mean_all")
+        and (spec.pooling != "mean_all" or not is_eva(spec))
+        and (spec.patch_bias != spec.embedding_norm or spec.stem == "resnet")
+        and (spec.mlp != "swiglu_split" or spec.mlp_width % 8 == 0)
+    )
+
+
+def _arguments(base: ViTSpec, spec: ViTSpec) -> dict[str, Any] | None:
+    """Keywords that make timm's `base` the model of `spec`, or `None` where none do."""
+    if not _same_class(base, spec):
+        return None
+    eva = is_eva(spec)
+
+    def differ(*fields: str) -> bool:
+        return any(getattr(base, field) != getattr(spec, field) for field in fields)
+
+    made = {theirs: getattr(spec, field) for field, theirs in KEYWORDS.items() if differ(field)}
+    for field, theirs in (("image_size", "img_size"), ("patch_size", "patch_size")):
+        if differ(field):
+            made[theirs] = list(getattr(spec, field))
+    if differ("width"):
+        made["embed_dim"] = spec.width
+    if differ("width", "mlp_width"):
+        made["mlp_ratio"] = _ratio(spec)
+    if differ("num_registers"):
+        made["num_reg_tokens" if eva else "reg_tokens"] = spec.num_registers
+    if differ("positions_cover_prefix") and spec.num_prefix_tokens and spec.positions == "learned":
+        made["no_embed_class"] = not spec.positions_cover_prefix
+    if differ("qkv_bias"):
+        made["qkv_bias"] = bool(spec.qkv_bias)
+    if (base.layer_scale is None) != (spec.layer_scale is None):
+        made["init_values"] = spec.layer_scale
+    if differ("embedding_norm"):
+        made["use_pre_transformer_norm" if eva else "pre_norm"] = spec.embedding_norm
+    if differ("activation"):
+        made["act_layer"] = spec.activation
+    if differ("positions"):
+        made["pos_embed"] = "learn" if spec.positions == "learned" else "none"
+    if differ("rope_temperature") and spec.positions == "rope":
+        made["rope_temperature"] = spec.rope_temperature
+    return made | _readout(base, spec, eva)
+
+
+def _readout(base: ViTSpec, spec: ViTSpec, eva: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if base.pooling != spec.pooling:
+        pooling = "mean" if spec.pooling == "mean_all" else spec.pooling
+        made["global_pool"] = next(name for name, ours in POOLINGS.items() if ours == pooling)
+    if spec.pooling == "mean_all":
+        made["pool_include_prefix"] = True
+    if base.final_norm != spec.final_norm:
+        made["final_norm"] = spec.final_norm
+    if made or base.norm_before_pool != spec.norm_before_pool:
+        made["use_fc_norm" if eva else "fc_norm"] = not spec.norm_before_pool
+    return made
+
+
+def _ratio(spec: ViTSpec) -> float:
+    """`mlp_ratio`, of which timm takes int(width * ratio); a packed SwiGLU counts both halves."""
+    hidden = spec.mlp_width * (2 if spec.mlp == "swiglu_packed" else 1)
+    ratio = hidden / spec.width
+    return ratio if int(spec.width * ratio) == hidden else (hidden + 0.5) / spec.width

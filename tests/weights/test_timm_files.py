@@ -1,0 +1,318 @@
+"""timm's files and Hub folders: read as its models compute, written so that it builds them."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from noise import fill_with_noise
+from peers import peer
+from safetensors.torch import load_file, save_file
+from weights.round_trips import noisy, round_trip, written
+
+import vitkit
+from vitkit.errors import CheckpointError
+from vitkit.models.presets import preset, table
+from vitkit.weights import deit, formats, timm_config
+from vitkit.weights.load import load
+from vitkit.weights.timm import FORMAT
+
+timm = peer("timm")
+SMALL = {"depth": 2, "embed_dim": 128, "num_heads": 2, "num_classes": 7}
+SIZES = {"depth": 2, "width": 128, "num_heads": 2, "mlp_width": 256, "num_classes": 7}
+KINDS: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": {},
+    "deit_tiny_distilled_patch16_224": {},
+    "deit3_small_patch16_224": {},
+    "vit_small_patch14_dinov2": {},
+    "vit_small_patch14_reg4_dinov2": {},
+    "vit_base_patch16_siglip_224": {},
+    "vit_base_patch32_siglip_256": {},
+    "vit_base_patch16_siglip_gap_224": {},
+    "vit_base_patch32_clip_224": {},
+    "vit_base_patch32_clip_quickgelu_224": {},
+    "vit_base_patch16_reg4_gap_256": {},
+    "vit_medium_patch16_gap_256": {},
+    "vit_giant_patch14_dinov2": {"mlp_ratio": 2.0},
+    "vit_tiny_r_s16_p8_224": {},
+    "vit_small_r26_s32_224": {},
+    "vit_base_r50_s16_224": {},
+    "vit_base_patch16_rpn_224": {},
+    "vit_base_patch16_224_miil": {},
+    "vit_small_patch16_dinov3": {},
+    "vit_small_patch16_dinov3_qkvb": {},
+    "vit_small_plus_patch16_dinov3": {},
+    "vit_small_patch16_lingbot": {},
+    "eva_giant_patch14_224": {},
+    "eva_large_patch14_196": {},
+    "flexivit_small": {},
+    "vit_base_patch16_radio_v3": {},
+    "vit_intern300m_patch14_448": {},
+    "test_vit4": {},
+}
+TO_THE_CONFIG = {"vit_base_patch16_rpn_224", "vit_base_patch32_clip_quickgelu_224",
+                 "vit_base_patch32_siglip_256", "flexivit_small"}  # fmt: skip
+"""Kinds that their tensors alone do not tell from others."""
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch):
+    """deit's checkpoints are held apart first: all but their container is timm's."""
+    others = {name: form for name, form in formats.FORMATS.items() if name not in ("deit", "timm")}
+    for name in list(formats.FORMATS):
+        monkeypatch.delitem(formats.FORMATS, name)
+    for name, form in (others | {"deit": deit.FORMAT, "timm": FORMAT}).items():
+        monkeypatch.setitem(formats.FORMATS, name, form)
+
+
+def picture(name: str) -> int:
+    """Two patches a side, or four; the position table of a square."""
+    return 2 * preset(name).patch_size[0]
+
+
+def theirs(name: str, **fields: Any) -> torch.nn.Module:
+    model = timm.create_model(name, img_size=picture(name), **SMALL | KINDS.get(name, {}) | fields)
+    fill_with_noise(model.eval(), std=0.05)
+    return model.eval()
+
+
+def as_on_the_hub(model: torch.nn.Module, folder: Path) -> Path:
+    """By their own code: timm.models.save_for_hf."""
+    timm.models.save_for_hf(model, folder, safe_serialization=True)
+    return folder
+
+
+def assert_same(ours: torch.nn.Module, model: torch.nn.Module, size: tuple[int, int]) -> None:
+    images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(1))
+    # A ResNet's stages turn float32's rounding into more than 1e-5, in timm alone as well.
+    with torch.inference_mode():
+        expected = model.double()(images.double())
+        difference = (ours.double()(images.double()) - expected).abs().max()
+    assert difference <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_their_folder_is_computed_by_ours(tmp_path, name):
+    model = theirs(name)
+    checkpoint = load(as_on_the_hub(model, tmp_path))
+    assert checkpoint.format == "timm"
+    assert checkpoint.metadata["sure"]["norm_eps"] == "stored"
+    spec = checkpoint.model.spec
+    assert_same(checkpoint.model, model, (picture(name), picture(name)))
+    settings = timm.data.resolve_data_config({}, model=model)
+    assert checkpoint.preprocess.mean == pytest.approx(settings["mean"])
+    assert checkpoint.preprocess.crop_ratio == pytest.approx(settings["crop_pct"])
+    assert spec.image_size == (picture(name), picture(name))
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name not in TO_THE_CONFIG])
+def test_their_state_dict_alone_is_computed_by_ours(tmp_path, name):
+    model = theirs(name)
+    torch.save({"state_dict": model.state_dict(), "arch": name}, tmp_path / "model.pth.tar.pth")
+    facts: dict[str, Any] = {"image_size": picture(name)}
+    if name in ("eva_giant_patch14_224", "vit_small_patch16_lingbot"):
+        facts["pooling"] = preset(name).pooling
+    checkpoint = load(tmp_path / "model.pth.tar.pth", trust_pickle=True, **facts)
+    assert checkpoint.format == "timm"
+    assert checkpoint.metadata["sure"]["norm_eps"] == "usual"
+    assert_same(checkpoint.model, model, (picture(name), picture(name)))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_our_folder_is_built_by_theirs(tmp_path, name):
+    side = picture(name)
+    ours = noisy(preset(name, **SIZES, image_size=(side, 2 * side)))
+    folder = written(FORMAT, ours, tmp_path / "folder", classes=tuple("abcdefg"))
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    assert_same(ours, model, (side, 2 * side))
+    assert model.pretrained_cfg["label_names"] == list("abcdefg")
+    # The tensors are theirs, every one of them and no other.
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=True)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {},
+    {"pooling": "mean_all", "norm_eps": 1e-5},
+    {"qkv_bias": False, "qk_norm": True, "layer_scale": 1e-5, "activation": "relu"},
+    {"pooling": "map", "class_token": False, "final_norm": True, "mlp_width": 200},
+    {"pooling": "mean", "norm_before_pool": False, "num_registers": 3, "in_channels": 1},
+    {"embedding_norm": True, "patch_bias": False, "positions": "none"},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_a_model_of_no_name_is_built_with_model_args(tmp_path, changes):
+    spec = vitkit.ViTSpec(**{**SIZES, "patch_size": 8, "image_size": 32} | changes)
+    ours = noisy(spec)
+    folder = written(FORMAT, ours, tmp_path)
+    model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+    images = torch.randn(2, spec.in_channels, 32, 32)
+    with torch.inference_mode():
+        expected = ours(images)
+        assert (model(images) - expected).abs().max() <= 1e-5 * expected.abs().max()
+    fields = ("pooling", "norm_eps", "activation", "num_heads", "positions")
+    back = load(folder).model.spec
+    if spec.norm_eps == 1e-6 or spec.embedding_norm:
+        assert all(getattr(back, f) == getattr(spec, f) for f in fields)
+
+
+def test_what_timm_cannot_build_has_no_architecture(tmp_path):
+    spec = vitkit.ViTSpec(**SIZES, patch_size=8, image_size=32, norm_eps=1e-12)
+    folder = written(FORMAT, noisy(spec), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert "architecture" not in config
+    assert "no model of timm's registry" in config["note"]
+
+
+def test_presets_that_are_ours_alone_are_named():
+    unknown = {name for name in table() if not timm.is_model(name)}
+    named = [name for name in table() for p in timm_config.OURS_ALONE if fnmatchcase(name, p)]
+    assert sorted(named) == sorted(unknown)
+
+
+def test_every_preset_that_timm_knows_needs_no_model_args():
+    for name in filter(timm.is_model, table()):
+        found = timm_config.architecture(preset(name))
+        assert found is not None, name
+        assert found[1] == {}, name
+
+
+SPECS: list[dict[str, Any]] = [
+    {},
+    {"distillation_token": True},
+    {"positions_cover_prefix": False, "num_registers": 4, "layer_scale": 1e-5},
+    {"pooling": "map", "class_token": False},
+    {"embedding_norm": True, "patch_bias": False, "norm_eps": 1e-5},
+    {"mlp": "swiglu_packed", "activation": "silu", "layer_scale": 1e-5},
+    {"mlp": "swiglu_split", "activation": "silu", "positions": "rope", "layer_scale": 1e-5,
+     "qkv_bias": False, "norm_eps": 1e-5, "num_registers": 4, "pooling": "mean"},
+    {"positions": "rope", "qkv_bias": "no_key", "layer_scale": 1e-5, "norm_eps": 1e-5,
+     "num_registers": 4, "pooling": "mean"},
+    {"stem": "resnet", "resnet_layers": (2, 2, 2, 2), "resnet_variant": "timm", "patch_size": 32,
+     "image_size": 64},
+    {"num_classes": 0, "norm": "rms", "pooling": "mean", "norm_before_pool": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", SPECS)
+def test_there_and_back_with_the_same_bits(tmp_path, fields):
+    spec = vitkit.ViTSpec(**SIZES | {"patch_size": 8, "image_size": 32} | fields)
+    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+
+
+def test_two_keys_swapped_show(tmp_path):
+    model = theirs("vit_tiny_patch16_224")
+    state = model.state_dict()
+    first, second = "blocks.0.norm1.weight", "blocks.1.norm2.weight"
+    state[first], state[second] = state[second].clone(), state[first].clone()
+    torch.save(state, tmp_path / "model.pth")
+    ours = load(tmp_path / "model.pth", trust_pickle=True).model
+    with pytest.raises(AssertionError):
+        assert_same(ours, model, (32, 32))
+
+
+def test_older_layouts_are_understood(tmp_path):
+    """A matrix of patches, a `pre_logits` layer, LayerScale as a tensor of the block."""
+    spec = vitkit.ViTSpec(**SIZES, patch_size=8, image_size=32, representation_width=24,
+                          layer_scale=1e-5)  # fmt: skip
+    ours = noisy(spec)
+    old = {name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2"): tensor
+           for name, tensor in ours.state_dict().items()}  # fmt: skip
+    old["patch_embed.proj.weight"] = old["patch_embed.proj.weight"].flatten(1)
+    torch.save(old, tmp_path / "old.pth")
+    back = load(tmp_path / "old.pth", trust_pickle=True).model
+    images = torch.randn(1, 3, 32, 32)
+    assert torch.equal(back(images), ours(images))
+
+
+def saved(folder: Path, **changes: torch.Tensor | None) -> Path:
+    state = dict(noisy(vitkit.ViTSpec(**SIZES, patch_size=8, image_size=32)).state_dict())
+    for name, tensor in changes.items():
+        state.pop(name, None)
+        if tensor is not None:
+            state[name] = tensor
+    save_file(state, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"blocks.1.norm2.bias": None}, "blocks.1.norm2.bias is missing"),
+        ({"head.extra": torch.zeros(1)}, "belong to nothing known: head.extra"),
+        ({"norm.weight": torch.zeros(5)}, r"gives norm.weight the shape \(5,\)"),
+        ({"pos_embed": torch.zeros(1, 12, 128)}, "no square grid"),
+        ({"blocks.0.mlp.fc2.weight": None}, "not what such a file holds"),
+        ({"patch_embed.backbone.conv1.0.weight": torch.zeros(1)}, "no ResNetV2"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(tmp_path, changes, message):
+    with pytest.raises(CheckpointError, match=message) as caught:
+        load(saved(tmp_path, **changes))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"architecture": "vit_base_patch16_224"}, "is of a model 768 wide"),
+        ({"architecture": "vit_small_patch16_rope_ape_224"}, "rotary positions"),
+        ({"architecture": "x", "global_pool": "max"}, "global_pool 'max'"),
+        ({"architecture": "x", "model_args": {"act_layer": "mish"}}, "act_layer 'mish'"),
+    ],
+)
+def test_a_config_that_cannot_be_followed(tmp_path, config, message):
+    saved(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
+def test_the_config_gives_classes_and_pictures(tmp_path):
+    saved(tmp_path)
+    config = {"architecture": "mine", "label_names": list("abcdefg"), "mean": [0.1, 0.2, 0.3],
+              "std": [1, 1, 1], "crop_pct": 0.8, "crop_mode": "border", "interpolation": "lanczos",
+              "model_args": {"rope_rotate_half": True}}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = load(tmp_path)
+    assert checkpoint.classes == tuple("abcdefg")
+    assert checkpoint.preprocess.mean == (0.1, 0.2, 0.3)
+    assert checkpoint.preprocess.crop_ratio == 0.8
+    said = " ".join(checkpoint.metadata["warnings"])
+    for word in ("mine is no preset", "lanczos", "'border'", "rope_rotate_half"):
+        assert word in said
+
+
+def test_a_table_that_fits_with_and_without_prefix_is_a_guess(tmp_path):
+    fields = SIZES | {"patch_size": 8, "class_token": False, "num_registers": 3, "pooling": "mean"}
+    spec = vitkit.ViTSpec(**fields, image_size=16, positions_cover_prefix=False)
+    save_file(noisy(spec).state_dict(), tmp_path / "model.safetensors")
+    checkpoint = load(tmp_path)
+    assert checkpoint.model.spec.image_size == (16, 16)
+    assert checkpoint.metadata["sure"]["positions_cover_prefix"] == "usual"
+    assert "fit a square with and without" in checkpoint.metadata["warnings"][0]
+    assert load(tmp_path, image_size=8).model.spec.positions_cover_prefix
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("eva02_tiny_patch14_224", "EVA-02"), ("vit_small_patch16_rope_224", "not DINOv3's")],
+)
+def test_other_rotary_positions_are_refused(tmp_path, name, message):
+    model = timm.create_model(name, depth=1)
+    torch.save(model.state_dict(), tmp_path / "rotary.pth")
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "rotary.pth", trust_pickle=True)
+
+
+def test_no_positions_at_all_are_a_guess_that_is_said(tmp_path):
+    model = theirs("vit_tiny_patch16_224", pos_embed="none")
+    torch.save(model.state_dict(), tmp_path / "none.pth")
+    checkpoint = load(tmp_path / "none.pth", trust_pickle=True, image_size=32)
+    assert checkpoint.metadata["sure"]["positions"] == "usual"
+    assert "taken for none at all" in checkpoint.metadata["warnings"][0]
+    assert_same(checkpoint.model, model, (32, 32))
