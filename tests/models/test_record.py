@@ -10,6 +10,7 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.errors import SettingError
+from vitkit.explaining.attention_maps import attention_grid
 from vitkit.models.attention import Context, attention_weights
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
@@ -146,3 +147,18 @@ def test_what_is_not_there_is_named():
         model(IMAGES, vitkit.Record(cross_attention=[0]))
     with pytest.raises(SettingError, match="keeps whole maps"):
         vitkit.Record(attention=[0], heads=[1], gradients=True)
+
+
+def test_the_query_of_a_map_head_can_be_recorded():
+    model = small(class_token=False, pooling="map", num_registers=1)
+    record = vitkit.Record(pooling=True, heads=[0, 2])
+    assert torch.equal(model(IMAGES, record), model(IMAGES))
+    pool, patches = model.attn_pool, model.forward_features(IMAGES).patches
+    q = (pool.latent @ pool.q.weight.T + pool.q.bias).reshape(1, 1, 4, 8).transpose(1, 2)
+    k = (patches @ pool.kv.weight[:32].T + pool.kv.bias[:32]).reshape(2, 16, 4, 8).transpose(1, 2)
+    expected = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)[:, [0, 2]]
+    torch.testing.assert_close(record.pooling[0], expected, rtol=0, atol=1e-6)
+    heat = attention_grid(model, IMAGES)
+    whole = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)
+    torch.testing.assert_close(heat.flatten(1), whole.mean(dim=(1, 2)), rtol=0, atol=1e-6)
+    assert (attention_grid(model, IMAGES, layer=0) - heat).abs().max() > 1e-3

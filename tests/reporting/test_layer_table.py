@@ -64,3 +64,15 @@ def test_any_module_works_and_a_wrong_input_is_named():
         vitkit.summary(net, (1, 3, 9, 9))
     with pytest.raises(ShapeError, match="Sequential has no spec: give input_size"):
         vitkit.summary(net)
+
+
+@pytest.mark.parametrize("pooling", ["map", "cls_mean"])
+def test_every_readout_can_be_summarised(pooling):
+    spec = vitkit.ViTSpec(image_size=32, patch_size=8, width=32, depth=1, num_heads=4,
+                          mlp_width=64, num_classes=7, pooling=pooling)  # fmt: skip
+    model = vitkit.ViT(spec)
+    vitkit.freeze(model, "blocks")
+    table = vitkit.summary(model)
+    assert table.parameters == sum(p.numel() for p in model.parameters())
+    assert table.rows[0].trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert table.rows[0].trainable < table.parameters

@@ -17,7 +17,8 @@ def attention_grid(
     """How much of its attention the readout's query gives to each patch, in one layer.
 
     The query is the class token where the model reads the class token, and the mean over the patch
-    queries where it reads their mean. Attention to the class token itself is left out and the rest
+    queries where it reads their mean; with a MAP head, whose own query has no layer, the last layer
+    means that query and other layers the mean. Attention to prefix tokens is left out, and the rest
     sums to 1 over the patches ("An Image is Worth 16x16 Words", Fig. 6, one layer of it).
 
     Args:
@@ -34,8 +35,10 @@ def attention_grid(
         ShapeError: pictures that do not fit the model.
     """
     by_class_token = model.spec.pooling in ("cls", "cls_mean")
+    by_map_head = model.spec.pooling == "map" and layer in (-1, model.spec.depth - 1)
     record = Record(
         attention=[layer],
+        pooling=by_map_head,
         heads=None if head is None else [head],
         queries=[0] if by_class_token else None,
     )
@@ -43,12 +46,15 @@ def attention_grid(
     model.eval()
     try:
         with torch.inference_mode():
-            grid = model.forward_features(images, record).grid
+            features = model.forward_features(images, record)
+            model.forward_head(features, record)
     finally:
         model.train(was_training)
+    if by_map_head:
+        return record.pooling[0].mean(dim=(1, 2)).unflatten(1, features.grid)  # B k 1 N
     (maps,) = record.attention.values()  # B k Q T
     prefix = model.spec.num_prefix_tokens
     rows = maps if by_class_token else maps[:, :, prefix:]
     patches = rows.mean(dim=(1, 2))[:, prefix:]  # B N
     patches = patches / patches.sum(dim=1, keepdim=True)
-    return patches.unflatten(1, grid)
+    return patches.unflatten(1, features.grid)

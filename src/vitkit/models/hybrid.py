@@ -75,7 +75,6 @@ class StdConv2d(nn.Conv2d):
         self.pads, self.numbers = pads, n
 
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
-        """Pad, standardise, convolve."""
         images = pad_same(images, self.kernel_size[0], self.stride[0]) if self.pads else images
         kernel = standardise(self.weight, self.numbers)
         return F.conv2d(images, kernel, None, self.stride, self.padding)
@@ -149,7 +148,6 @@ class ResNetV2(nn.Module):
             self.out_channels, self.stride = width, self.stride * step
 
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
-        """Pictures to the feature map of the last stage."""
         return self.stages(self.stem(images))
 
 
@@ -163,6 +161,5 @@ def _resolve(layers: Layers, variant: str) -> Numbers:
     numbers: Numbers = by_name("hybrid variant", variant, VARIANTS)
     fewest, most = 0 if numbers.same_padding else 2, len(STAGE_WIDTHS)
     if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
-        expected = f"{fewest} to {most} stages of at least 1 block for variant {variant!r}"
-        raise SpecError(f"hybrid layers are {layers}; expected {expected}")
+        raise SpecError(f"layers {layers}: {variant} has {fewest} to {most} stages of 1 block on")
     return numbers

@@ -20,7 +20,6 @@ class QuickGELU(nn.Module):
     """x * sigmoid(1.702 x), which OpenAI CLIP uses (Hendrycks and Gimpel, arXiv 1606.08415)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Any shape, elementwise."""
         return x * (1.702 * x).sigmoid()
 
 
@@ -60,7 +59,6 @@ class MLP(nn.Module):
         self.drop2 = nn.Dropout(dropout)
 
     def make_first(self, width: int, mlp_width: int) -> None:
-        """What stands before the non-linearity."""
         self.fc1 = nn.Linear(width, mlp_width)
 
     def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
@@ -81,11 +79,9 @@ class PackedSwiGLU(MLP):
     activations = {"silu": nn.SiLU}  # noqa: RUF012
 
     def make_first(self, width: int, mlp_width: int) -> None:
-        """Gate and value in one matrix."""
         self.fc1 = nn.Linear(width, 2 * mlp_width)
 
     def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
-        """The gated value."""
         gate, value = self.fc1(x).chunk(2, dim=-1)
         return self.act(gate) * value
 
@@ -94,12 +90,10 @@ class SplitSwiGLU(PackedSwiGLU):
     """The same with gate and value in matrices of their own: timm's `fc1_g` and `fc1_x`."""
 
     def make_first(self, width: int, mlp_width: int) -> None:
-        """Gate and value."""
         self.fc1_g = nn.Linear(width, mlp_width)
         self.fc1_x = nn.Linear(width, mlp_width)
 
     def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
-        """The gated value."""
         return self.act(self.fc1_g(x)) * self.fc1_x(x)
 
 

@@ -28,5 +28,4 @@ class LayerScale(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), start))
 
     def forward(self, branch: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """(..., D) -> (..., D)."""
         return branch * self.gamma

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.models.attention import CrossAttention
+from vitkit.models.attention import PLAIN, Context, CrossAttention
 from vitkit.models.mlp import MLP
 from vitkit.models.norm import make_norm
+from vitkit.models.record import Record
 from vitkit.shapes import Grid, Pooled, Tokens
 from vitkit.spec import Pooling, ViTSpec
 
@@ -78,7 +79,7 @@ class Readout(nn.Module):
         super().__init__()
         self.pooling = pooling
 
-    def forward(self, features: Features) -> Float[Tensor, "B E"]:
+    def forward(self, features: Features, record: Record | None = None) -> Float[Tensor, "B E"]:
         """y (B, D), or (B, 2 D) for `cls_mean`."""
         return POOLINGS[self.pooling](features)
 
@@ -97,10 +98,13 @@ class AttentionPool(CrossAttention):
         activation = "gelu" if spec.mlp != "plain" else spec.activation
         self.mlp = MLP(spec.width, spec.mlp_width, activation=activation)
 
-    def forward(self, features: Features) -> Pooled:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self, features: Features, record: Record | None = None
+    ) -> Pooled:
         """y (B, D)."""
         query = self.latent.expand(len(features.patches), -1, -1)
-        pooled = super().forward(query, features.patches)[:, 0]
+        context = PLAIN if record is None else Context(attend=record.attend_pool())
+        pooled = super().forward(query, features.patches, context)[:, 0]
         return pooled + self.mlp(self.norm(pooled))
 
 

@@ -25,6 +25,7 @@ class Record:
         attention: layers whose attention maps are wanted.
         tokens: layers whose output tokens are wanted (before the last norm).
         cross_attention: decoder layers whose maps over the memory are wanted (`Transformer`).
+        pooling: whether the map of a MAP head's query over the patches is wanted.
         heads: only these heads of the maps; default all.
         queries: only these rows of the maps (0 is the class token); default all.
         gradients: make the maps part of the graph and keep their `.grad` after a backward pass, for
@@ -34,9 +35,7 @@ class Record:
         attention: layer number -> maps (B, k, Q, T), before dropout; rows sum to 1.
         tokens: layer number -> the block's output (B, T, D).
         cross_attention: layer number -> maps (B, k, Q, M).
-
-    Raises:
-        SettingError: `gradients` of narrowed maps.
+        pooling: 0 -> the MAP head's map (B, k, 1, N).
 
     >>> record = Record(attention=[0, -1])
     >>> record.begin(depth=12)
@@ -50,6 +49,7 @@ class Record:
         attention: Sequence[int] = (),
         tokens: Sequence[int] = (),
         cross_attention: Sequence[int] = (),
+        pooling: bool = False,
         heads: Sequence[int] | None = None,
         queries: Sequence[int] | None = None,
         gradients: bool = False,
@@ -61,6 +61,7 @@ class Record:
         self.heads, self.queries, self.gradients = heads, queries, gradients
         self.attention: Maps = {}
         self.cross_attention: Maps = {}
+        self._asked_pooling, self.pooling = pooling, Maps()
         self.tokens: dict[int, Float[Tensor, "B T D"]] = {}
 
     def begin(self, depth: int, *, cross: bool = False) -> None:
@@ -70,7 +71,7 @@ class Record:
         """
         if self._asked[1] and not cross:
             raise SettingError("cross_attention was asked for; only a Transformer's decoder has it")
-        self.attention, self.cross_attention, self.tokens = {}, {}, {}
+        self.attention, self.cross_attention, self.tokens, self.pooling = {}, {}, {}, {}
         self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
 
     def wants(self, layer: int) -> bool:
@@ -85,6 +86,10 @@ class Record:
         """The same for the layer's attention to the memory."""
         wanted = layer in self._layers[1]
         return self._listen(layer, self.cross_attention) if wanted else fused_attention
+
+    def attend_pool(self) -> Attend:
+        """The same for the query of a MAP head."""
+        return self._listen(0, self.pooling) if self._asked_pooling else fused_attention
 
     def keep(self, layer: int, tokens: Float[Tensor, "B T D"]) -> None:
         """Keep the layer's output tokens if they were asked for."""

@@ -111,7 +111,7 @@ class ViT(nn.Module):
             ShapeError: another number of channels, or sides that the patch does not divide.
             SettingError: the record asks for a layer that is not there.
         """
-        return self.forward_head(self.forward_features(images, record))
+        return self.forward_head(self.forward_features(images, record), record)
 
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
         """Every token after the last norm, taken apart; arguments and errors as for `forward`."""
@@ -130,9 +130,9 @@ class ViT(nn.Module):
         there: list[Tensor] = [token for token in tokens if token is not None]
         return torch.cat(there, dim=1) if there else like[:1, :0]
 
-    def forward_head(self, features: Features) -> Logits:
+    def forward_head(self, features: Features, record: Record | None = None) -> Logits:
         """The same logits as `forward`, from features already at hand."""
-        return self._merge(self._logits(features))
+        return self._merge(self._logits(features, record))
 
     def forward_heads(self, features: Features) -> tuple[Logits, Logits]:
         """Logits of the class head and of the distillation head, each (B, K).
@@ -149,12 +149,12 @@ class ViT(nn.Module):
         """What the head reads of a picture: Eq. 4, and the representation where there is one."""
         return self._merge(self._readouts(features))
 
-    def _readouts(self, features: Features) -> list[Tensor]:
-        pools = (self.attn_pool, self.dist_pool)
-        return [self.pre_logits(self.fc_norm(pool(features))) for pool in pools if pool is not None]
+    def _readouts(self, features: Features, record: Record | None = None) -> list[Tensor]:
+        pooled = [pool(features, record) for pool in (self.attn_pool, self.dist_pool) if pool]
+        return [self.pre_logits(self.fc_norm(y)) for y in pooled]
 
-    def _logits(self, features: Features) -> list[Tensor]:
-        read = zip((self.head, self.head_dist), self._readouts(features), strict=False)
+    def _logits(self, features: Features, record: Record | None = None) -> list[Tensor]:
+        read = zip((self.head, self.head_dist), self._readouts(features, record), strict=False)
         return [head(self.head_drop(y)) for head, y in read]
 
 
