@@ -51,7 +51,7 @@ def adapt(
     made, steps = dict(state), []
     for field, allowed in holds.items():
         value = getattr(spec, field)
-        if value in allowed:
+        if value in allowed or not _matters(spec, field):
             continue
         for wanted in allowed:
             result = _change(field, value, wanted, spec, made)
@@ -66,6 +66,15 @@ def adapt(
                 f"{' or '.join(repr(one) for one in allowed)}"
             )
     return spec, made, steps
+
+
+def _matters(spec: ViTSpec, field: str) -> bool:
+    """Whether a field has any effect beside the others."""
+    return {
+        "resnet_variant": spec.stem == "resnet",
+        "rope_temperature": spec.positions == "rope",
+        "distilled_readout": spec.distillation_token,
+    }.get(field, True)
 
 
 def _along(field: str, wanted: Any) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Which kind of model goes into which format, and what it costs: the cells of docs/formats.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from weights.round_trips import noisy
+
+import vitkit
+from vitkit.errors import CheckpointError
+from vitkit.models.presets import preset
+from vitkit.weights.adapt import adapt
+from vitkit.weights.format import Bundle, Format
+from vitkit.weights.formats import FORMATS
+from vitkit.weights.rules import write_tensors
+
+KINDS = {
+    "ViT": "vit_base_patch16_224",
+    "ViT, mean of patches": "vit_base_patch16_gap_224",
+    "DeiT distilled": "deit_base_distilled_patch16_224",
+    "DeiT III": "deit3_base_patch16_224",
+    "DINOv2": "vit_base_patch14_dinov2",
+    "DINOv2 with registers": "vit_base_patch14_reg4_dinov2",
+    "DINOv2 giant (SwiGLU)": "vit_giant_patch14_dinov2",
+    "DINOv3": "vit_base_patch16_dinov3",
+    "CLIP": "vit_base_patch16_clip_224",
+    "SigLIP (MAP)": "vit_base_patch16_siglip_224",
+    "FlexiViT": "flexivit_base",
+    "hybrid R26": "vit_small_r26_s32_224",
+}
+"""What a row of the table is of -> a preset of that kind; it is made small, its nature is kept."""
+SMALL: dict[str, Any] = {"width": 128, "depth": 2, "num_heads": 2, "mlp_width": 256}
+HOW = {"kept": "exact", "folded": "folded", "approximated": "lossy", "lost": "lossy"}
+
+
+def small(name: str) -> vitkit.ViT:
+    whole = preset(name)
+    patch = whole.patch_size
+    size = (2 * patch[0], 2 * patch[1])
+    classes = 5 if whole.num_classes else 0
+    return noisy(whole.replace(**SMALL, image_size=size, num_classes=classes))
+
+
+def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
+    """`exact`, `folded`, `lossy` or `no`, and why."""
+    try:
+        spec, state, steps = adapt(model.spec, model.state_dict(), form.holds)
+        tensors = write_tensors(form.table(spec), spec, state)
+        form.write(Bundle(spec, tensors, vitkit.Preprocess(image_size=spec.image_size), ()))
+    except CheckpointError as error:
+        return "no", str(error)
+    worst = next((k for k in ("lost", "approximated", "folded") if any(s.kind == k for s in steps)),
+                 "kept")  # fmt: skip
+    return HOW[worst], "; ".join(step.text for step in steps)
+
+
+def document() -> str:
+    """The table as Markdown."""
+    heads = list(FORMATS)
+    lines = [
+        "# What goes where", "",
+        "Every format is read and written by one two-way table (`src/vitkit/weights/`). The cells",
+        "say what happens to a model of each kind on its way into each format: *exact*, the same",
+        "numbers under other names; *folded*, the same function with other numbers; *lossy*, only",
+        "with `--allow-lossy`; *no*. A number points to what is done, or why it cannot be. The table is",
+        "written by `scripts/formats_table.py` and checked by a test.",
+        "", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}",
+    ]  # fmt: skip
+    reasons: list[str] = []
+    for kind, name in KINDS.items():
+        model, cells = small(name), []
+        for form in FORMATS.values():
+            how, why = cell(model, form)
+            if why and why not in reasons:
+                reasons.append(why)
+            cells.append(f"{how} {reasons.index(why) + 1}" if why else how)
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines += ["", *(f"{number}. {why}" for number, why in enumerate(reasons, 1)), ""]
+    return "\n".join(lines)
