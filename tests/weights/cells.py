@@ -62,8 +62,8 @@ def document() -> str:
         "Every format is read and written by one two-way table (`src/vitkit/weights/`). The cells",
         "say what happens to a model of each kind on its way into each format: *exact*, the same",
         "numbers under other names; *folded*, the same function with other numbers; *lossy*, only",
-        "with `--allow-lossy`; *no*. A number points to what is done, or why it cannot be. The table",
-        "is written by `scripts/formats_table.py` and checked by a test.",
+        "with `--allow-lossy`; *no*. A number points to what is done, or why it cannot be. The",
+        "table is written by `scripts/formats_table.py` and checked by a test.",
         "", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}",
     ]  # fmt: skip
     reasons: list[str] = []
