@@ -142,3 +142,39 @@ def test_patches_of_mnist_are_patches():
     assert record.tokens[0].shape == (2, 50, 8)
     assert record.attention[0].shape == (2, 2, 50, 50)
     assert model.pos_embed is None
+
+
+def test_what_the_mnist_notebook_registers_and_what_the_model_has():
+    """E: its attention sits in a Python list, its norms span tokens and width: 4,990 parameters.
+
+    A ViT of these sizes has its heads, an output projection, norms over the width and a last norm.
+    """
+    registered = [
+        nn.Linear(16, 20),  # patches of 4 x 4
+        nn.LayerNorm((50, 20)),
+        nn.LayerNorm((50, 20)),
+        nn.Linear(20, 20),
+        nn.Linear(20, 10),
+    ]
+    count = sum(p.numel() for module in registered for p in module.parameters())
+    assert count + 20 == 4_990  # and the class token
+    model = vitkit.create_model("vit_mnist_patch4_28")
+    assert sum(p.numel() for p in model.parameters()) == 5_670
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    heads = {name: p.shape for name, p in model.named_parameters() if "attn" in name}
+    assert heads["blocks.0.attn.qkv.weight"] == (60, 20)
+
+
+@pytest.mark.parametrize(("pixels", "patch", "patches"), [(448, 32, 196), (160, 16, 100)])
+def test_a_hybrid_counts_the_positions_that_its_convolution_gives(pixels, patch, patches):
+    """D: 448 pixels in a grid of 14 are 196 positions, not 784; 160 pixels have a kernel of 1."""
+    spec = vitkit.ViTSpec(
+        image_size=pixels, patch_size=patch, stem="resnet", resnet_layers=(3, 4, 9), width=32,
+        depth=1, num_heads=2, mlp_width=32,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = vitkit.ViT(spec)
+        tokens = model.patch_embed(torch.zeros(1, 3, pixels, pixels))
+    assert tokens.shape == (1, patches, 32)
+    assert model.pos_embed.shape == (1, 1 + patches, 32)
+    assert model.patch_embed.proj.weight.shape[2:] == (patch // 16, patch // 16)
