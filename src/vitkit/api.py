@@ -42,7 +42,8 @@ def create_model(name: str, *, pretrained: bool | str | Path = False, **override
     Args:
         name: one of `list_models()`, such as `"vit_base_patch16_224"`.
         pretrained: False for fresh weights (torch's global generator decides them), or the path of
-            a vitkit checkpoint of the same spec (dropout and drop-path rates may differ).
+            a checkpoint of any known format and of the same spec (what only training uses may
+            differ), or an address on the Hub, `hf://owner/name`.
         **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`.
 
     Returns:

@@ -8,7 +8,7 @@ from weights.round_trips import noisy, same_bits
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, OutputError
 from vitkit.weights.adapt import adapt
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
@@ -127,6 +127,32 @@ def test_inspect_says_what_it_knows_and_how(tmp_path, capsys):
     assert "torchvision" in capsys.readouterr().out
     assert cli.run(["inspect", str(own), "--json"]) == 0
     assert '"format": "vitkit"' in capsys.readouterr().out
+
+
+def test_nothing_that_is_there_is_written_over(tmp_path):
+    _, own = saved(tmp_path)
+    for out, to in ((tmp_path / "out", "torchvision"), (own, "vitkit")):
+        if to == "torchvision":
+            vitkit.convert(own, out, to=to)
+        before = {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")}
+        with pytest.raises(OutputError, match="exists already; choose another place"):
+            vitkit.convert(own, out, to=to)
+        assert {file: file.read_bytes() for file in tmp_path.rglob("*.safetensors")} == before
+
+
+def test_fields_that_a_file_cannot_say_are_flags(tmp_path, capsys):
+    model = noisy(vitkit.ViTSpec(**SMALL | {"num_heads": 4}))
+    own = vitkit.save(
+        tmp_path / "own.safetensors", model, preprocess=vitkit.Preprocess(image_size=32)
+    )
+    vitkit.convert(own, tmp_path / "tv", to="torchvision")
+    assert cli.run(["inspect", str(tmp_path / "tv"), "--spec.num-heads", "4"]) == 0
+    assert "num_heads                4                    stored" in capsys.readouterr().out
+    back = ["convert", str(tmp_path / "tv"), str(tmp_path / "b.safetensors"), "--to", "vitkit"]
+    assert cli.run([*back, "--spec.num-heads", "4"]) == 0
+    assert vitkit.load(tmp_path / "b.safetensors").model.spec.num_heads == 4
+    assert cli.run(["inspect", str(tmp_path / "tv"), "--spec.num-heads"]) == 2
+    assert "needs a value" in capsys.readouterr().err
 
 
 def test_the_command_converts_and_reports(tmp_path, capsys):

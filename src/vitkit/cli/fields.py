@@ -1,8 +1,7 @@
-"""`FIELD=VALUE` of a `ViTSpec`, as flags give them."""
+"""Fields of a `ViTSpec` on the command line: `--spec.patch-size 4`, the same for every verb."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -11,15 +10,27 @@ from ruamel.yaml.error import YAMLError
 from vitkit.errors import SettingError
 
 
-def fields_of_spec(given: Iterable[str]) -> dict[str, Any]:
-    """`["num_heads=6"]` -> `{"num_heads": 6}`; `SettingError` for what is no such pair."""
-    found: dict[str, Any] = {}
-    for pair in given:
-        name, equals, value = pair.partition("=")
-        if not equals or not value:
-            raise SettingError(f"--spec {pair}: expected FIELD=VALUE, such as num_heads=6")
+def take_spec(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split `--spec.patch-size 4` off the other arguments; values are read as YAML.
+
+    Raises:
+        SettingError: a field without a value, or with one that is none.
+    """
+    rest: list[str] = []
+    spec: dict[str, Any] = {}
+    waiting = iter(arguments)
+    for argument in waiting:
+        if not argument.startswith("--spec."):
+            rest.append(argument)
+            continue
+        name, _, value = argument.removeprefix("--spec.").partition("=")
+        value = value or next(waiting, "")
+        if not value:
+            raise SettingError(f"{argument} needs a value, such as --spec.patch-size 4")
         try:
-            found[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
+            spec[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
         except YAMLError:
-            raise SettingError(f"--spec {pair}: {value!r} is no value; such as 6") from None
-    return found
+            raise SettingError(
+                f"--spec.{name}: {value!r} is no value; such as 4 or [4, 8]"
+            ) from None
+    return rest, spec

@@ -22,7 +22,7 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
     """The layer table: sizes, parameters, true multiply-adds, memory.
 
     Args:
-        model: a model's name, or a .safetensors file that vitkit wrote.
+        model: a model's name, or a checkpoint of any known format.
         depth: how many levels of modules to show.
         img_size: picture size in pixels; default the model's own.
     """

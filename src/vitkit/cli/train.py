@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import tyro
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
+from vitkit.cli.fields import take_spec
 from vitkit.errors import SettingError
 from vitkit.training import session
 from vitkit.training.config import Settings, TrainConfig, layered
@@ -22,7 +19,7 @@ such as --spec.patch-size 4."""
 
 def run(arguments: list[str]) -> None:
     """Read the settings in their order, then train."""
-    rest, spec = _take_spec(arguments)
+    rest, spec = take_spec(arguments)
     given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
     stored = session.resumed_settings(given["resume"], given["output"])
     named = bool(rest) and not rest[0].startswith("-")
@@ -37,28 +34,6 @@ def run(arguments: list[str]) -> None:
         TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
     )
     session.train(config)
-
-
-def _take_spec(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
-    """Split `--spec.patch-size 4` off the other arguments."""
-    rest: list[str] = []
-    spec: dict[str, Any] = {}
-    waiting = iter(arguments)
-    for argument in waiting:
-        if not argument.startswith("--spec."):
-            rest.append(argument)
-            continue
-        name, _, value = argument.removeprefix("--spec.").partition("=")
-        value = value or next(waiting, "")
-        if not value:
-            raise SettingError(f"{argument} needs a value, such as --spec.patch-size 4")
-        try:
-            spec[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
-        except YAMLError:
-            raise SettingError(
-                f"--spec.{name}: {value!r} is no value; such as 4 or [4, 8]"
-            ) from None
-    return rest, spec
 
 
 def _peek(arguments: list[str], name: str) -> str | None:

@@ -119,6 +119,7 @@ class EvaluationBatches(Dataset[Batch]):
 
 
 _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
+"""Batches that worker processes are still making; closed when the interpreter exits."""
 
 
 def batches(

@@ -47,7 +47,8 @@ def attention_grid(
     try:
         with torch.inference_mode():
             features = model.forward_features(images, record)
-            model.forward_head(features, record)
+            if by_map_head:
+                model.forward_head(features, record)
     finally:
         model.train(was_training)
     if by_map_head:

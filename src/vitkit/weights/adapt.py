@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 
 State: TypeAlias = dict[str, Tensor]
-Kind = Literal["kept", "folded", "approximated", "lost"]
+Kind = Literal["folded", "approximated", "lost"]
 
 
 class Step(NamedTuple):

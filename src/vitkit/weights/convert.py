@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, did_you_mean
+from vitkit.errors import CheckpointError, OutputError, did_you_mean
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
@@ -88,7 +89,8 @@ def convert(
     Raises:
         CheckpointError: a file that cannot be read, a model that the target cannot hold, or steps
             that lose something without `allow_lossy`; they are listed.
-        OutputError: the place cannot be written; what was there is untouched.
+        OutputError: something is there already, or the place cannot be written; what was there is
+            untouched.
     """
     if to not in (OWN, *FORMATS):
         near = did_you_mean(to, [OWN, *FORMATS])
@@ -141,6 +143,7 @@ def _write(
     """The files written, the spec they hold, the steps that led there, how many tensors stayed."""
     if to == OWN:
         file = out if out.suffix == ".safetensors" else out / "model.safetensors"
+        _refuse_existing((file,))
         given_metadata = {k: v for k, v in given.metadata.items() if k not in RESERVED}
         save(file, given.model, preprocess=given.preprocess, classes=given.classes,
              source_format=given.format, **given_metadata)  # fmt: skip
@@ -160,10 +163,17 @@ def _write(
     if out.suffix and len(written) > 1:
         raise CheckpointError(f"{out}: {to} is a folder of {', '.join(written)}; give a folder")
     files = tuple(out if out.suffix else out / name for name in written)
+    _refuse_existing(files)
     for file, content in zip(files, written.values(), strict=True):
         write_bytes(file, content)
     kept = sum(name in before and before[name] is tensor for name, tensor in state.items())
     return files, spec, steps, kept
+
+
+def _refuse_existing(files: Iterable[Path]) -> None:
+    for file in files:
+        if file.exists():
+            raise OutputError(f"{file} exists already; choose another place, or move it away")
 
 
 RESERVED = ("format_version", "spec", "preprocess", "classes", "versions", "source_format")

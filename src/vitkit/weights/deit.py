@@ -14,7 +14,7 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights import timm
-from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import PLAIN, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET
 from vitkit.weights.rules import Table
 from vitkit.weights.sources import Header, Source
@@ -67,12 +67,7 @@ def _scales(name: str) -> str:
 
 
 FIXED: dict[str, Any] = {
-    "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
-    "num_registers": (0,), "positions": ("learned",), "embedding_norm": (False,),
-    "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,), "activation": ("gelu",),
-    "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,), "pooling": ("cls",),
-    "final_norm": (True,), "norm_before_pool": (True,), "representation_width": (None,),
-    "head_width": (None,), "distilled_readout": ("mean",),
+    **PLAIN, "representation_width": (None,), "distilled_readout": ("mean",),
 }  # fmt: skip
 """What models.py and models_v2.py compute; any value of the other fields fits."""
 
@@ -82,12 +77,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
 
 
-FORMAT = Format(
-    name="deit",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("deit", detect, prepare, infer, table, FIXED, write)

@@ -251,12 +251,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {"model.safetensors": safetensors_file(replace(bundle, tensors=tensors))}
 
 
-FORMAT = Format(
-    name="dinov2",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("dinov2", detect, prepare, infer, table, FIXED, write)

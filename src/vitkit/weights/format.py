@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import torch
+import safetensors.torch
 from torch import Tensor
 
 from vitkit.spec import Preprocess, ViTSpec
@@ -80,17 +80,21 @@ class Format:
     write: Writer
 
 
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
+    "num_registers": (0,), "positions": ("learned",), "embedding_norm": (False,),
+    "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,), "activation": ("gelu",),
+    "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,), "pooling": ("cls",),
+    "final_norm": (True,), "norm_before_pool": (True,), "head_width": (None,),
+}  # fmt: skip
+"""What the ViT of the first paper is in every PyTorch code: the common part of their `holds`."""
+SINGLE: dict[str, tuple[Any, ...]] = {
+    "distillation_token": (False,), "positions_cover_prefix": (True,), "layer_scale": (None,),
+}  # fmt: skip
+"""A class token alone, with a position, and branches that are not scaled."""
+
+
 def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> bytes:
     """The bundle's tensors as the bytes of one safetensors file."""
-    import safetensors.torch
-
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.tensors.items()}
     return safetensors.torch.save(tensors, {"format": "pt", **(metadata or {})})
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """The dtype that a header names, such as `F32`, `<f4` or `bfloat16`; float32 if unknown."""
-    known = {"F16": torch.float16, "<f2": torch.float16, "float16": torch.float16,
-             "BF16": torch.bfloat16, "|V2": torch.bfloat16, "bfloat16": torch.bfloat16,
-             "F64": torch.float64, "<f8": torch.float64, "float64": torch.float64}  # fmt: skip
-    return known.get(name, torch.float32)

@@ -229,12 +229,4 @@ def _classic(name: str) -> str:
     return POSITIONS if name == PATCH_POSITIONS else name
 
 
-FORMAT = Format(
-    name="google",
-    detect=detect,
-    prepare=one_layout,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("google", detect, one_layout, infer, table, FIXED, write)

@@ -299,12 +299,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     }
 
 
-FORMAT = Format(
-    name="huggingface",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("huggingface", detect, prepare, infer, table, FIXED, write)

@@ -12,7 +12,7 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
-from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Row, Table, row, stacked
 from vitkit.weights.sources import Header, Source
@@ -120,13 +120,7 @@ def _resnet_rows(layers: tuple[int, ...]) -> list[Row]:
 
 
 FIXED: dict[str, Any] = {
-    "stem": ("convolution", "linear", "resnet"), "patch_bias": (True,),
-    "class_token": (True,), "distillation_token": (False,),
-    "num_registers": (0,), "positions": ("learned",), "positions_cover_prefix": (True,),
-    "embedding_norm": (False,), "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,),
-    "activation": ("gelu",), "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,),
-    "layer_scale": (None,), "pooling": ("cls",), "final_norm": (True,),
-    "norm_before_pool": (True,), "representation_width": (None,), "head_width": (None,),
+    **PLAIN, **SINGLE, "stem": ("convolution", "linear", "resnet"), "representation_width": (None,),
 }  # fmt: skip
 """What its class computes; any value of the other fields fits."""
 
@@ -136,12 +130,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format(
-    name="jeonsworld",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("jeonsworld", detect, prepare, infer, table, FIXED, write)

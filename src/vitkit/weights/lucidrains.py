@@ -274,12 +274,4 @@ def _single(size: tuple[int, int]) -> int | tuple[int, int]:
     return size[0] if size[0] == size[1] else size
 
 
-FORMAT = Format(
-    name="lucidrains",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("lucidrains", detect, prepare, infer, table, FIXED, write)

@@ -321,12 +321,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     }
 
 
-FORMAT = Format(
-    name="timm",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("timm", detect, prepare, infer, table, FIXED, write)

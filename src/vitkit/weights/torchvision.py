@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.spec import ViTSpec
-from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Table, row
 from vitkit.weights.sources import Header, Source
@@ -70,14 +70,7 @@ def table(spec: ViTSpec) -> Table:
     ))  # fmt: skip
 
 
-FIXED: dict[str, Any] = {
-    "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
-    "distillation_token": (False,), "num_registers": (0,), "positions": ("learned",),
-    "positions_cover_prefix": (True,), "embedding_norm": (False,), "block": ("pre_norm",),
-    "norm": ("layer",), "activation": ("gelu",), "mlp": ("plain",), "qkv_bias": (True,),
-    "qk_norm": (False,), "layer_scale": (None,), "pooling": ("cls",), "final_norm": (True,),
-    "norm_before_pool": (True,), "head_width": (None,), "norm_eps": (1e-6,),
-}  # fmt: skip
+FIXED: dict[str, Any] = {**PLAIN, **SINGLE}
 """What its class computes; any value of the other fields fits."""
 
 
@@ -86,12 +79,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format(
-    name="torchvision",
-    detect=detect,
-    prepare=prepare,
-    infer=infer,
-    table=table,
-    holds=FIXED,
-    write=write,
-)
+FORMAT = Format("torchvision", detect, prepare, infer, table, FIXED, write)
