@@ -22,7 +22,12 @@ help:
 	$(PIP) -e .
 	@touch $@
 
-.venv/.develop: .venv/bin/python pyproject.toml constraints.txt
+# The last vit-pytorch whose ViT is plain, for the tests alone: apart from the newest one.
+.venv/apart/vit-pytorch-0.40.2: | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--target $@ vit-pytorch==0.40.2 || { rm -rf $@; exit 2; }
+
+.venv/.develop: .venv/bin/python pyproject.toml constraints.txt | .venv/apart/vit-pytorch-0.40.2
 	$(PIP) -e '.[dev,parity]'
 	@touch $@ .venv/.use
 

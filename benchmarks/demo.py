@@ -86,6 +86,12 @@ def imports() -> dict[str, float]:
     return {name: median(times) for name, times in taken.items()}
 
 
+def results_file(prefix: str = "") -> Path:
+    """Where today's results of this processor go."""
+    slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
+    return HERE / "results" / f"{prefix}{slug}-{date.today().isoformat()}.json"
+
+
 def processor() -> str:
     """The processor's name and how many cores there are."""
     name = platform.processor() or platform.machine()
@@ -118,8 +124,7 @@ def main() -> None:
     for name in asked.only:
         results[name] = measures[name]()
         print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
-    place = HERE / "results" / f"{slug}-{date.today().isoformat()}.json"
+    place = results_file()
     place.parent.mkdir(exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
     place.write_text(json.dumps(before | results, indent=2) + "\n")

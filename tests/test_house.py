@@ -35,6 +35,35 @@ def test_files_and_functions_are_short(path):
             assert node.end_lineno - node.lineno < 60, node.name
 
 
+DANGEROUS = re.compile(
+    r"\btorch\.load\(|\bu?n?pickle\.|import pickle|allow_pickle=True|yaml\.(unsafe_)?load\(|"
+    r"(?<![.\w])(eval|exec|compile)\(|shell=True|\bos\.system\(|extractall\(|weights_only=False"
+)
+"""What reads or runs what a stranger wrote; `weights/sources.py` may, by torch's safe reader."""
+READER = Path("weights/sources.py")
+
+
+def dangers(path: Path) -> list[str]:
+    return [line.strip() for line in path.read_text(encoding="utf-8").splitlines()
+            if DANGEROUS.search(line)]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+def test_one_file_alone_reads_pickles_and_none_runs_text(path):
+    allowed = ["content = torch.load("] if path.relative_to(ROOM) == READER else []
+    assert dangers(path) == allowed
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch.load(path)", "import pickle", "pickle.loads(x)", "np.load(x, allow_pickle=True)",
+     "yaml.load(x)", "eval(text)", "exec(text)", "run(x, shell=True)", "tar.extractall()"],
+)  # fmt: skip
+def test_the_gate_is_shut(line, tmp_path):
+    (tmp_path / "made.py").write_text(f"made = {line}\nmodel.eval()\n", encoding="utf-8")
+    assert len(dangers(tmp_path / "made.py")) == 1
+
+
 def claims() -> dict[str, list[str]]:
     """Equation number -> classes of `models` whose docstring says that they are it."""
     found: dict[str, list[str]] = {}

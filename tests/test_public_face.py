@@ -28,6 +28,7 @@ PUBLIC = [
     "ViT",
     "ViTSpec",
     "VitkitError",
+    "adapt",
     "checkpoint_gradients",
     "convert",
     "create_model",

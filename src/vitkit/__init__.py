@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from vitkit.training.memory import checkpoint_gradients as checkpoint_gradients
     from vitkit.training.parameters import freeze as freeze
     from vitkit.training.parameters import parameter_groups as parameter_groups
-    from vitkit.weights.checkpoint import save as save
+    from vitkit.weights.adapt import adapt as adapt
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
     from vitkit.weights.flexible import resized as resized
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from vitkit.weights.inspection import inspect as inspect
     from vitkit.weights.load import formats as formats
     from vitkit.weights.load import load as load
+    from vitkit.weights.own import save as save
 
 _HOMES = {
     "vitkit.api": ("create_model", "embed", "evaluate", "explain", "train"),
@@ -64,11 +65,12 @@ _HOMES = {
     "vitkit.spec": ("Preprocess", "ViTSpec"),
     "vitkit.training.memory": ("checkpoint_gradients",),
     "vitkit.training.parameters": ("freeze", "parameter_groups"),
-    "vitkit.weights.checkpoint": ("save",),
+    "vitkit.weights.adapt": ("adapt",),
     "vitkit.weights.convert": ("ConversionReport", "convert"),
     "vitkit.weights.flexible": ("resized",),
     "vitkit.weights.inspection": ("Inspection", "inspect"),
     "vitkit.weights.load": ("formats", "load"),
+    "vitkit.weights.own": ("save",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -90,6 +92,7 @@ __all__ = [
     "ViT",
     "ViTSpec",
     "VitkitError",
+    "adapt",
     "checkpoint_gradients",
     "convert",
     "create_model",

@@ -14,7 +14,7 @@ from vitkit.data.doctor import sound
 from vitkit.data.preprocess import preprocess_pictures, viewport
 from vitkit.data.sources import Dataset, Split, open_dataset, with_validation
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import CheckpointError, DataError, SettingError, did_you_mean
+from vitkit.errors import DataError, SettingError, did_you_mean
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
 from vitkit.models.presets import build
@@ -27,56 +27,45 @@ from vitkit.training.recipes import recipe_settings
 from vitkit.training.session import TrainResult
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
+from vitkit.weights.pretrained import pretrained as with_weights
 
 EXPLAIN_METHODS = ("attention",)
-ONLY_TRAINING = (
-    "position_dropout", "patch_dropout", "attention_dropout", "projection_dropout", "mlp_dropout",
-    "head_dropout", "drop_path", "drop_path_schedule", "initialisation", "head_bias",
-)  # fmt: skip
-"""Fields of a spec that say how a model is trained, and nothing of what trained weights compute."""
 
 
-def create_model(name: str, *, pretrained: bool | str | Path = False, **overrides: Any) -> ViT:
+def create_model(
+    name: str,
+    *,
+    pretrained: bool | str | Path = False,
+    trust_pickle: bool = False,
+    **overrides: Any,
+) -> ViT:
     """A ViT by name.
 
     Args:
-        name: one of `list_models()`, such as `"vit_base_patch16_224"`.
-        pretrained: False for fresh weights (torch's global generator decides them), or the path of
-            a checkpoint of any known format and of the same spec (what only training uses may
-            differ), or an address on the Hub, `hf://owner/name`.
-        **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`.
+        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, one of the
+            published checkpoints: `"vit_base_patch16_224.augreg_in1k"`.
+        pretrained: False for fresh weights (torch's global generator decides them), True for the
+            catalogue's (`vitkit models --pretrained` lists them), or whatever `load` takes: a file
+            or folder of any known format, `hf://owner/name`.
+        trust_pickle: read weights that are published as a pickle, as `load` does.
+        **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`. With
+            weights, sizes, channels and classes are adapted as `vitkit.adapt` does it and each step
+            is logged; what is not named stays as the weights were trained.
 
     Returns:
         The model, with `.spec`; in training mode when fresh, in eval mode when pretrained.
 
     Raises:
-        SettingError: no model of that name.
+        SettingError: no model of that name, or no published weights of it.
         SpecError: an unknown field, or a spec that cannot exist.
-        CheckpointError: weights that do not fit, or `pretrained=True`, as no published weights are
-            catalogued.
+        CheckpointError: weights that cannot be read, or of another model.
 
     >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
     192
     """
-    model = build(name, **overrides)
     if pretrained is False:
-        return model
-    if pretrained is True:
-        raise CheckpointError(
-            f"no published weights of {name} are catalogued; "
-            f"pass pretrained='FILE.safetensors', a checkpoint that vitkit wrote"
-        )
-    stored = load(pretrained)
-    theirs = stored.model.spec.to_json()
-    differing = [
-        f"{key}: {ours!r} asked, {theirs[key]!r} in the file"
-        for key, ours in model.spec.to_json().items()
-        if key not in ONLY_TRAINING and theirs[key] != ours
-    ]
-    if differing:
-        raise CheckpointError(f"{pretrained}: of another model: {'; '.join(differing)}")
-    model.load_state_dict(stored.model.state_dict())
-    return model.eval()
+        return build(name.partition(".")[0], **overrides)
+    return with_weights(name, pretrained, overrides, trust_pickle=trust_pickle)
 
 
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:

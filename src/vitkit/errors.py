@@ -25,12 +25,34 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, Literal
 
+LONGEST = 2000
+"""Characters of a message; a file may hold names of megabytes."""
+
 
 class VitkitError(Exception):
-    """Base of every error raised on purpose. `str(error)` is one line, fit for a terminal."""
+    """Base of every error raised on purpose. `str(error)` is one line, fit for a terminal.
+
+    >>> str(VitkitError("no such name: a\\nb\\x1b[2J"))
+    'no such name: a b\\\\x1b[2J'
+    """
 
     exit_code: ClassVar[int] = 1
     http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_one_line(message))
+
+
+def _one_line(text: str) -> str:
+    """What a terminal shows as it stands: names in files may hold commands for it."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 500]} ... {text[-400:]}"
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode()
+        for c in text
+    )
 
 
 class UserError(VitkitError):

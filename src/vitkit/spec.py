@@ -24,12 +24,16 @@ def _as_int(value: object) -> object:
     return value
 
 
-Positive = Annotated[int, BeforeValidator(_as_int), Field(ge=1, strict=True)]
+# Upper bounds are far beyond any model; files that lie must neither overflow nor build for hours.
+MOST_BLOCKS = 1000
+Positive = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=2**20, strict=True)]
+Blocks = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=MOST_BLOCKS, strict=True)]
+Pixels = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=2**14, strict=True)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Annotated[tuple[Positive, Positive], BeforeValidator(_as_pair)]
+Size = Annotated[tuple[Pixels, Pixels], BeforeValidator(_as_pair)]
 """Height and width in pixels; one number means a square."""
 
-Count = Annotated[int, BeforeValidator(_as_int), Field(ge=0, strict=True)]
+Count = Annotated[int, BeforeValidator(_as_int), Field(ge=0, le=2**24, strict=True)]
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu"]
 Stem = Literal["convolution", "linear", "normed_linear", "resnet", "backbone"]
 ResNetVariant = Literal["published", "timm", "jeonsworld"]
@@ -84,7 +88,7 @@ class ViTSpec:
     """Logits of the head; 0 leaves the head out, and `forward` returns pooled features."""
     width: Positive = 768
     """D, the length of a token."""
-    depth: Positive = 12
+    depth: Blocks = 12
     """L, the number of encoder blocks."""
     num_heads: Positive = 12
     """k, the attention heads of a block; must divide `width` unless `head_width` is given."""
@@ -97,7 +101,7 @@ class ViTSpec:
     """How patches become tokens: a stride-P convolution; the same map as one matrix (`linear`);
     LayerNorm, matrix, LayerNorm (`normed_linear`); patches of a ResNet's feature map, or of a
     `backbone` that the caller hands to `ViT`."""
-    resnet_layers: tuple[Positive, ...] = ()
+    resnet_layers: tuple[Blocks, ...] = ()
     """Blocks of each stage of the ResNetV2 stem, (3, 4, 9) for R50 with stride 16."""
     resnet_variant: ResNetVariant = "published"
     """Whose epsilons, padding and shortcut norm the ResNetV2 stem computes with."""
@@ -228,11 +232,17 @@ class ViTSpec:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ViTSpec:
         """The spec that `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
-        return cls(**values)
+        return cls(**_object(values))
 
     def replace(self, **changes: Any) -> ViTSpec:
         """A spec with some fields changed, validated again."""
         return replace(self, **changes)
+
+
+def _object(values: object) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
+    return values
 
 
 def _multiples(number: int, divisor: int) -> str:
@@ -329,6 +339,11 @@ class Preprocess:
             raise SpecError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
         if min(self.std) <= 0:
             raise SpecError(f"std {self.std} must be positive in every channel")
+        if max(self.image_size) > 2**14 * self.crop_ratio:
+            raise SpecError(
+                f"image_size {self.image_size} with crop_ratio {self.crop_ratio:g} enlarges "
+                f"pictures beyond {2**14} pixels; take a smaller size or a larger ratio"
+            )
 
     @property
     def channels(self) -> int:
@@ -342,7 +357,7 @@ class Preprocess:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocess:
         """What `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
-        return cls(**values)
+        return cls(**_object(values))
 
     def replace(self, **changes: Any) -> Preprocess:
         """A copy with some fields changed, validated again."""

@@ -9,7 +9,7 @@ from weights.round_trips import noisy
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
-from vitkit.weights.adapt import adapt
+from vitkit.weights.fitting import fit
 from vitkit.weights.format import Bundle, Format
 from vitkit.weights.formats import FORMATS
 from vitkit.weights.rules import write_tensors
@@ -44,7 +44,7 @@ def small(name: str) -> vitkit.ViT:
 def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
     """`exact`, `folded`, `lossy` or `no`, and why."""
     try:
-        spec, state, steps = adapt(model.spec, model.state_dict(), form.holds)
+        spec, state, steps = fit(model.spec, model.state_dict(), *form.holds)
         tensors = write_tensors(form.table(spec), spec, state)
         form.write(Bundle(spec, tensors, vitkit.Preprocess(image_size=spec.image_size), ()))
     except CheckpointError as error:

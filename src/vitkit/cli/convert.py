@@ -7,13 +7,14 @@ import sys
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.fields import take_spec
+from vitkit.cli.fields import take_fields
 from vitkit.weights.convert import convert as convert_file
 
 
 def run(arguments: list[str]) -> None:
     """Parse and convert."""
-    rest, spec = take_spec(arguments)
+    rest, spec = take_fields(arguments)
+    rest, adapt = take_fields(rest, "adapt")
 
     def convert(
         file: Positional[str],
@@ -25,7 +26,9 @@ def run(arguments: list[str]) -> None:
     ) -> None:
         """Write a checkpoint in another format, say what happened, and prove it.
 
-        Fields that the file cannot say: --spec.FIELD VALUE, such as --spec.num-heads 6.
+        Fields that the file cannot say: --spec.FIELD VALUE, such as --spec.num-heads 6. What is
+        to change on the way: --adapt.image-size, --adapt.patch-size, --adapt.resampling,
+        --adapt.in-channels, --adapt.mean, --adapt.std, --adapt.num-classes, --adapt.classes.
 
         Args:
             file: weights of any known format, or a folder with them.
@@ -35,8 +38,9 @@ def run(arguments: list[str]) -> None:
             trust_pickle: read .pth, .pt and .bin files, by torch's weights_only reader.
         """
         report = convert_file(
-            file, out, to=to, allow_lossy=allow_lossy, trust_pickle=trust_pickle, **spec
-        )
+            file, out, to=to, allow_lossy=allow_lossy, trust_pickle=trust_pickle,
+            adapt=adapt, **spec,
+        )  # fmt: skip
         sys.stdout.write(f"{report}\n")
 
     tyro.cli(convert, args=rest, prog="vitkit convert")

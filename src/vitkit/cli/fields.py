@@ -1,4 +1,4 @@
-"""Fields of a `ViTSpec` on the command line: `--spec.patch-size 4`, the same for every verb."""
+"""Groups of settings on the command line, `--spec.patch-size 4`: the same for every verb."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from ruamel.yaml.error import YAMLError
 from vitkit.errors import SettingError
 
 
-def take_spec(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], dict[str, Any]]:
     """Split `--spec.patch-size 4` off the other arguments; values are read as YAML.
 
     Raises:
         SettingError: a field without a value, or with one that is none.
     """
     rest: list[str] = []
-    spec: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     waiting = iter(arguments)
     for argument in waiting:
-        if not argument.startswith("--spec."):
+        if not argument.startswith(f"--{group}."):
             rest.append(argument)
             continue
-        name, _, value = argument.removeprefix("--spec.").partition("=")
+        name, _, value = argument.removeprefix(f"--{group}.").partition("=")
         value = value or next(waiting, "")
         if not value:
-            raise SettingError(f"{argument} needs a value, such as --spec.patch-size 4")
+            raise SettingError(f"{argument} needs a value, such as --{group}.patch-size 4")
         try:
-            spec[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
+            value = YAML(typ="safe", pure=True).load(value)
         except YAMLError:
             raise SettingError(
-                f"--spec.{name}: {value!r} is no value; such as 4 or [4, 8]"
+                f"--{group}.{name}: {value!r} is no value; such as 4 or [4, 8]"
             ) from None
-    return rest, spec
+        fields[name.replace("-", "_")] = value
+    return rest, fields

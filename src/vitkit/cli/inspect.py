@@ -8,13 +8,13 @@ import sys
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.fields import take_spec
+from vitkit.cli.fields import take_fields
 from vitkit.weights.inspection import inspect as inspect_file
 
 
 def run(arguments: list[str]) -> None:
     """Parse and say."""
-    rest, spec = take_spec(arguments)
+    rest, spec = take_fields(arguments)
 
     def inspect(file: Positional[str], *, json: bool = False, trust_pickle: bool = False) -> None:
         """Whose file it is, what model and preprocessing, and how sure each is.

@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import sys
+from fnmatch import fnmatchcase
 
 import tyro
 from tyro.conf import Positional
 
 from vitkit.errors import SettingError
 from vitkit.models.presets import list_models, preset, table
+from vitkit.weights.catalogue import catalogue
 
 
-def models(pattern: Positional[str] = "*") -> None:
+def models(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
     """The models there are: name, parameters, picture size in pixels, family.
 
     Args:
         pattern: shell-style, such as 'vit_base*'.
+        pretrained: the published checkpoints instead: name, classes, licence, source, address.
     """
-    names = list_models(pattern)
-    if not names:
-        raise SettingError(f"no model's name matches {pattern!r}; `vitkit models` lists all")
-    entries = table()
-    for name in names:
-        spec, entry = preset(name), entries[name]
-        size = "x".join(map(str, spec.image_size))
-        sys.stdout.write(f"{name:<40} {entry.parameters / 1e6:>8.2f} M  {size:<9} {entry.family}\n")
+    lines = _checkpoints(pattern) if pretrained else _presets(pattern)
+    if not lines:
+        what, verb = ("checkpoint", "models --pretrained") if pretrained else ("model", "models")
+        raise SettingError(f"no {what}'s name matches {pattern!r}; `vitkit {verb}` lists all")
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+
+
+def _presets(pattern: str) -> list[str]:
+    lines, entries = [], table()
+    for name in list_models(pattern):
+        size = "x".join(map(str, preset(name).image_size))
+        millions = entries[name].parameters / 1e6
+        lines.append(f"{name:<40} {millions:>8.2f} M  {size:<9} {entries[name].family}")
+    return lines
+
+
+def _checkpoints(pattern: str) -> list[str]:
+    return [
+        f"{name:<58} {entry.classes:>6}  {entry.licence or 'not stated':<28} "
+        f"{entry.source:<12}  {entry.address}"
+        for name, entry in catalogue().items()
+        if fnmatchcase(name, pattern) or fnmatchcase(entry.preset, pattern)
+    ]
 
 
 def run(arguments: list[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tyro
 
-from vitkit.cli.fields import take_spec
+from vitkit.cli.fields import take_fields
 from vitkit.errors import SettingError
 from vitkit.training import session
 from vitkit.training.config import Settings, TrainConfig, layered
@@ -19,7 +19,7 @@ such as --spec.patch-size 4."""
 
 def run(arguments: list[str]) -> None:
     """Read the settings in their order, then train."""
-    rest, spec = take_spec(arguments)
+    rest, spec = take_fields(arguments)
     given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
     stored = session.resumed_settings(given["resume"], given["output"])
     named = bool(rest) and not rest[0].startswith("-")

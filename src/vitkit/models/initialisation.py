@@ -34,9 +34,8 @@ def _xavier_patch(kernel: Tensor) -> Tensor:
 class Scheme(NamedTuple):
     """How parameters start; norms and LayerScale start as they are made.
 
-    `kernel` fills convolutions, None leaves torch's; `matrix` linear layers, query, key and value
-    each by itself; `zero_head` starts heads at 0. `bias` (of layers named fc, other linear ones 0),
-    `tokens` (class, distillation) and `positions` are standard deviations.
+    `kernel` fills convolutions (None: as torch does), `matrix` linear layers (q, k and v apart);
+    `bias` (of layers named fc; others 0), `tokens` and `positions` are standard deviations.
     """
 
     kernel: Callable[[Tensor], Tensor] | None
@@ -60,10 +59,12 @@ assert set(SCHEMES) == set(get_args(Initialisation)), "spec.Initialisation lists
 
 @torch.no_grad()
 def initialise(model: nn.Module, spec: ViTSpec) -> None:
-    """Fill a new ViT's parameters in place by `spec.initialisation`, from torch's global generator.
+    """Fill parameters in place by `spec.initialisation`, from torch's global generator.
 
-    A `backbone` of the caller's is left alone.
+    A `backbone` of the caller's is left alone, and so is a model on `meta`.
     """
+    if next(model.parameters()).is_meta:
+        return
     scheme = SCHEMES[spec.initialisation]
     # Registers that started equal would stay equal.
     tokens = {"cls_token": scheme.tokens, "dist_token": scheme.tokens, "reg_token": 0.02}

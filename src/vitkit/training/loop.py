@@ -31,7 +31,7 @@ from vitkit.training.precision import Precision, autocast
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.schedule import warmup_cosine
 from vitkit.training.signals import StopFlag
-from vitkit.weights.checkpoint import save
+from vitkit.weights.own import save
 
 DROPOUT = 0x0D09
 """What the generator of a step is for, among the things drawn from the seed."""

@@ -19,8 +19,9 @@ from vitkit.training.plan import Plan, make_plan
 from vitkit.training.precision import Precision, faster_precision
 from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
 from vitkit.training.signals import stop_flag
-from vitkit.weights.checkpoint import load, save
 from vitkit.weights.files import write_bytes
+from vitkit.weights.load import load
+from vitkit.weights.own import DESCRIBED, save
 
 FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "seed", "amp", "opt",
          "weight_decay", "beta1", "beta2", "val_fraction", "bad_images", "ignore_extra_classes",
@@ -29,8 +30,6 @@ FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "seed", "amp", 
 WHEREABOUTS = ("data", "data_root", "follow_links", "recipe", "output", "overwrite", "resume",
                "device", "workers", "quiet")  # fmt: skip
 """Settings that say where things are, not what the run is."""
-_DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions")
-"""What `save` writes by itself."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +173,7 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
         shown = "  ".join(f"{name} {v:.4f}" for name, v in test.items() if name != "pictures")
         log.say(f"test, {test['pictures']:.0f} pictures, read once, best weights: {shown}")
         log.curve({f"test/{k}": v for k, v in test.items()}, loop.progress.step)
-        rest = {key: value for key, value in best.metadata.items() if key not in _DESCRIBED}
+        rest = {key: value for key, value in best.metadata.items() if key not in DESCRIBED}
         save(
             run.best,
             best.model,

@@ -1,229 +1,233 @@
-"""Bringing a model to what a format can hold: exactly where that is possible, else by saying so.
+"""The same weights for other pictures, patches, channels or classes: each asked for, and reported.
 
-Each step changes one field of the spec and the tensors with it. `folded` steps compute the same
-function with other numbers, up to rounding; `approximated` and `lost` ones do not.
+Nothing here happens by itself: a checkpoint keeps its sizes, its head and its normalisation until
+somebody names another. What is only nearly the same says by which mode it was made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 import torch
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError
-from vitkit.spec import ViTSpec
+from vitkit.errors import SpecError, did_you_mean
+from vitkit.frozen import frozen
+from vitkit.models.initialisation import initialise
+from vitkit.models.vit import ViT
+from vitkit.spec import Channel, Preprocess, Resampling, Size, ViTSpec
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.fitting import Step
+from vitkit.weights.flexible import rebuilt, resized
 
-State: TypeAlias = dict[str, Tensor]
-Kind = Literal["folded", "approximated", "lost"]
-
-
-class Step(NamedTuple):
-    """What happened to one field.
-
-    Attributes:
-        kind: `folded` exactly, `approximated` or `lost`.
-        text: one line.
-    """
-
-    kind: Kind
-    text: str
+KERNEL, BIAS = "patch_embed.proj.weight", "patch_embed.proj.bias"
+LINEAR_STEMS = ("convolution", "linear")
+"""Stems whose tokens are linear in the pixels."""
 
 
-Adapted = tuple[State, Step] | None
-"""The new tensors and the step, or None where this value cannot be reached."""
+@frozen(raises=SpecError)
+class Adaptation:
+    """What is to be changed in a checkpoint; what is not named stays."""
+
+    image_size: Size | None = None
+    """Pixels, (height, width) or one number. Learned positions are resampled, also where the new
+    grid has as many patches in another shape."""
+    patch_size: Size | None = None
+    """Pixels, likewise; the kernel is resized as in FlexiViT (arXiv 2212.08013)."""
+    resampling: Resampling | None = None
+    """How positions are resampled; by default as the code does that the checkpoint comes from."""
+    in_channels: Literal[1, 3] | None = None
+    """Colour to grey or back; grey pictures give the same tokens, both ways."""
+    mean: Channel | None = None
+    """Per channel, on the scale [0, 1]: pictures are to be normalised by this one instead, and the
+    difference is folded into the patch projection, exactly."""
+    std: Channel | None = None
+    """Likewise."""
+    num_classes: Annotated[int, Field(ge=0, strict=True)] | None = None
+    """The size of a fresh head, made as `spec.initialisation` makes one; 0 for none."""
+    classes: tuple[str, ...] | None = None
+    """Class names that the checkpoint has: the head keeps their rows, in this order."""
 
 
-def adapt(
-    spec: ViTSpec, state: Mapping[str, Tensor], holds: Mapping[str, tuple[Any, ...]]
-) -> tuple[ViTSpec, State, list[Step]]:
-    """A model of which every field in `holds` has one of the values there.
+@dataclass(frozen=True)
+class _Model:
+    """What the changes are made to, one after the other."""
+
+    model: ViT
+    preprocess: Preprocess
+    classes: tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+
+    def changed(self, *steps: Step, **parts: Any) -> _Model:
+        return replace(self, steps=(*self.steps, *steps), **parts)
+
+
+def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
+    """A checkpoint for other pictures, other patches, other channels or other classes.
 
     Args:
-        spec: the architecture.
-        state: its tensors, by our names; not changed.
-        holds: spec field -> the values that a format can hold, the preferred one first.
+        checkpoint: what is adapted; it stays as it is.
+        **changes: fields of `Adaptation`: `image_size`, `patch_size`, `resampling`, `in_channels`,
+            `mean`, `std`, `num_classes`, `classes`.
+
+    Returns:
+        A new checkpoint; `.metadata["adapted"]` has a line for every step. A fresh head takes its
+        numbers from torch's global generator.
 
     Raises:
-        CheckpointError: a field that cannot be brought to any of them.
+        SpecError: an unknown change, a size that does not divide, a stem that cannot be changed so,
+            a class that is not known.
     """
-    made, steps = dict(state), []
-    for field, allowed in holds.items():
-        value = getattr(spec, field)
-        if value in allowed or not _matters(spec, field):
-            continue
-        for wanted in allowed:
-            result = _change(field, value, wanted, spec, made)
-            if result is not None:
-                made, step = result
-                steps.append(step)
-                spec = spec.replace(**{field: wanted, **_along(field, wanted)})
-                break
-        else:
-            raise CheckpointError(
-                f"{field} = {value!r} has no place in it; it can hold "
-                f"{' or '.join(repr(one) for one in allowed)}"
-            )
-    return spec, made, steps
+    asked = Adaptation(**changes)
+    made = _Model(checkpoint.model, checkpoint.preprocess, checkpoint.classes)
+    if asked.in_channels not in (None, made.model.spec.in_channels):
+        made = _with_channels(made, asked.in_channels or 3)
+    if asked.mean or asked.std:
+        made = _normalised(made, asked.mean, asked.std)
+    if asked.image_size or asked.patch_size or asked.resampling:
+        made = _with_grid(made, asked)
+    if asked.classes is not None:
+        made = _with_rows(made, asked.classes, asked.num_classes)
+    elif asked.num_classes not in (None, made.model.spec.num_classes):
+        made = _with_fresh_head(made, asked.num_classes or 0)
+    lines = [*checkpoint.metadata.get("adapted", ()), *map(str, made.steps)]
+    return replace(
+        checkpoint,
+        model=made.model,
+        preprocess=made.preprocess,
+        classes=made.classes,
+        metadata={**checkpoint.metadata, "adapted": lines},
+    )
 
 
-def _matters(spec: ViTSpec, field: str) -> bool:
-    """Whether a field has any effect beside the others."""
-    return {
-        "resnet_variant": spec.stem == "resnet",
-        "rope_temperature": spec.positions == "rope",
-        "distilled_readout": spec.distillation_token,
-    }.get(field, True)
+def _with_grid(made: _Model, asked: Adaptation) -> _Model:
+    model, old = made.model, made.model.spec
+    if asked.resampling not in (None, old.position_resampling):
+        spec = old.replace(position_resampling=asked.resampling)
+        model = rebuilt(model, spec, model.state_dict())
+    model = resized(model, image_size=asked.image_size, patch_size=asked.patch_size)
+    spec, steps = model.spec, []
+    if spec.patch_size != old.patch_size:
+        sizes = f"{_by(old.patch_size)} -> {_by(spec.patch_size)}"
+        steps.append(Step("approximated", f"{KERNEL}: {sizes} by FlexiViT's pseudo-inverse"))
+    if spec.grid != old.grid and spec.positions == "learned":
+        sizes, mode = f"{_by(old.grid)} -> {_by(spec.grid)}", spec.position_resampling
+        steps.append(Step("approximated", f"pos_embed: {sizes} by {mode}"))
+    elif spec.grid != old.grid:
+        steps.append(
+            Step("approximated", f"positions {spec.positions!r} for {_by(spec.grid)} patches")
+        )
+    preprocess = made.preprocess.replace(image_size=spec.image_size)
+    return made.changed(*steps, model=model, preprocess=preprocess)
 
 
-def _along(field: str, wanted: Any) -> dict[str, Any]:
-    """Fields that only mean something beside the one that changes."""
-    return {"distilled_readout": "mean"} if field == "distillation_token" and not wanted else {}
+def _with_channels(made: _Model, channels: int) -> _Model:
+    old, spec = made.preprocess, made.model.spec
+    _refuse_stem(spec, "in_channels")
+    if spec.in_channels not in (1, 3):
+        raise SpecError(f"in_channels {spec.in_channels} -> {channels}: only 1 and 3 are known")
+    state = dict(made.model.state_dict())
+    if channels == 3:  # grey = (r + g + b) / 3 where they are equal
+        state[KERNEL] = state[KERNEL].repeat(1, 3, 1, 1) / 3
+        preprocess = old.replace(mean=old.mean * 3, std=old.std * 3)
+        how = "repeated and divided by 3"
+    else:
+        mean, std = (sum(values) / 3 for values in (old.mean, old.std))
+        spec, state = _folded(spec, state, old, (mean,) * 3, (std,) * 3)
+        state[KERNEL] = state[KERNEL].sum(dim=1, keepdim=True)
+        preprocess = old.replace(mean=(mean,), std=(std,))
+        how = "summed over channels"
+    model = rebuilt(made.model, spec.replace(in_channels=channels), state)
+    step = Step("folded", f"{KERNEL}: {how}, the same tokens for grey pictures")
+    return made.changed(step, model=model, preprocess=preprocess)
 
 
-def _change(field: str, value: Any, wanted: Any, spec: ViTSpec, state: State) -> Adapted:
-    if field == "stem" and {value, wanted} == {"convolution", "linear"}:
-        return state, Step("folded", "stem: the same kernel, as a convolution or as a matrix")
-    if field == "activation" and {value, wanted} <= {"gelu", "gelu_tanh", "quick_gelu"}:
-        return state, Step("approximated", f"activation: {value} will be computed as {wanted}")
-    if field == "resnet_variant" and {value, wanted} == {"published", "timm"}:
-        return state, Step("approximated", f"resnet_variant: epsilons of {wanted}, not of {value}")
-    if field == "norm_eps":
-        return state, Step("approximated", f"norm_eps: {value:g} will be computed as {wanted:g}")
-    change = CHANGES.get((field, wanted))
-    return None if change is None else change(spec, state)
+def _normalised(made: _Model, mean: Channel | None, std: Channel | None) -> _Model:
+    old, spec = made.preprocess, made.model.spec
+    _refuse_stem(spec, "mean and std")
+    new = old.replace(mean=mean or old.mean, std=std or old.std)
+    if new.channels != spec.in_channels:
+        raise SpecError(f"mean and std of {new.channels} channels for {spec.in_channels}")
+    spec, state = _folded(spec, dict(made.model.state_dict()), old, new.mean, new.std)
+    text = f"{KERNEL}: takes pictures of mean {_of(new.mean)} and std {_of(new.std)}"
+    return made.changed(
+        Step("folded", text), model=rebuilt(made.model, spec, state), preprocess=new
+    )
 
 
-def _fold_layer_scale(spec: ViTSpec, state: State) -> Adapted:
-    if spec.block == "res_post_norm":
-        return None  # a norm stands between the matrix and the scale
-    made = {name: tensor for name, tensor in state.items() if not name.endswith(".gamma")}
-    for layer in range(spec.depth):
-        for scale, matrix in (("ls1", "attn.proj"), ("ls2", "mlp.fc2")):
-            gamma = state[f"blocks.{layer}.{scale}.gamma"]
-            for kind in ("weight", "bias"):
-                name = f"blocks.{layer}.{matrix}.{kind}"
-                made[name] = (gamma[:, None] if kind == "weight" else gamma) * state[name]
-    return made, Step("folded", "layer_scale: multiplied into attn.proj and mlp.fc2")
+def _folded(
+    spec: ViTSpec,
+    state: Mapping[str, Tensor],
+    old: Preprocess,
+    mean: Sequence[float],
+    std: Sequence[float],
+) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """The patch projection for pixels x' = (p - mean) / std instead of x = (p - m) / s.
+
+    x = x' std / s + (mean - m) / s, so the kernel is multiplied by std / s, and the bias grows by
+    the kernel's sum over a patch times (mean - m) / s. Float64 inside.
+    """
+    kernel = state[KERNEL].double()
+    m, s, mean_, std_ = (torch.tensor(v).double() for v in (old.mean, old.std, mean, std))
+    shift = kernel.sum(dim=(2, 3)) @ ((mean_ - m) / s)
+    bias = state[BIAS] if spec.patch_bias else kernel.new_zeros(len(kernel))
+    made = {
+        KERNEL: (kernel * (std_ / s)[:, None, None]).to(state[KERNEL].dtype),
+        BIAS: (bias.double() + shift).to(state[KERNEL].dtype),
+    }
+    return spec.replace(patch_bias=True), {**state, **made}
 
 
-def _cover_prefix(spec: ViTSpec, state: State) -> Adapted:
-    if spec.positions != "learned":
-        return state, Step("folded", "positions_cover_prefix: means nothing here")
-    zeros = state["pos_embed"].new_zeros(1, spec.num_prefix_tokens, spec.width)
-    made = state | {"pos_embed": torch.cat([zeros, state["pos_embed"]], dim=1)}
-    return made, Step("folded", "pos_embed: rows of zeros for the prefix tokens")
+def _with_rows(made: _Model, names: Sequence[str], count: int | None) -> _Model:
+    if count not in (None, len(names)):
+        raise SpecError(f"num_classes {count} for {len(names)} class names")
+    place = {name: row for row, name in enumerate(made.classes)}
+    if unknown := [name for name in names if name not in place]:
+        near = did_you_mean(unknown[0], place)
+        raise SpecError(
+            f"{len(unknown)} classes the checkpoint does not know: {', '.join(unknown[:5])}{near}; "
+            f"num_classes={len(names)} makes a fresh head"
+        )
+    rows = torch.tensor([place[name] for name in names])
+    state = {n: t[rows] if _of_head(n) else t for n, t in made.model.state_dict().items()}
+    spec = made.model.spec.replace(num_classes=len(names))
+    step = Step("lost", f"head: the rows of {len(place) - len(set(names))} of {len(place)} classes")
+    return made.changed(step, model=rebuilt(made.model, spec, state), classes=tuple(names))
 
 
-def _uncover_prefix(spec: ViTSpec, state: State) -> Adapted:
-    if spec.positions != "learned":
-        return state, Step("folded", "positions_cover_prefix: means nothing here")
-    made, row = dict(state), 0
-    for name in ("cls_token", "dist_token", "reg_token"):
-        if name in made:
-            rows = made[name].shape[1]
-            made[name] = made[name] + state["pos_embed"][:, row : row + rows]
-            row += rows
-    made["pos_embed"] = state["pos_embed"][:, row:]
-    return made, Step("folded", "pos_embed: the rows of the prefix tokens added to the tokens")
+def _with_fresh_head(made: _Model, count: int) -> _Model:
+    old, spec = made.model.spec, made.model.spec.replace(num_classes=count)
+    state = {n: t for n, t in made.model.state_dict().items() if not _of_head(n)}
+    names = ["head", *(["head_dist"] if spec.distillation_token else [])] if count else []
+    heads = nn.ModuleDict({name: nn.Linear(spec.head_inputs, count) for name in names})
+    initialise(heads, spec)
+    for name in names:
+        nn.init.constant_(heads.get_parameter(f"{name}.bias"), spec.head_bias)
+    state |= heads.state_dict()
+    gone = f"the one of {old.num_classes} classes" if old.num_classes else "there was none"
+    made_so = f"a fresh one of {count}, to be trained" if count else "none, features come out"
+    step = Step("lost", f"head: {made_so}; {gone}")
+    return made.changed(step, model=rebuilt(made.model, spec, state), classes=())
 
 
-def _with_qkv_bias(spec: ViTSpec, state: State) -> Adapted:
-    made = dict(state)
-    for layer in range(spec.depth):
-        name = f"blocks.{layer}.attn.qkv"
-        weight = state[f"{name}.weight"]
-        query = made.pop(f"{name}.q_bias", weight.new_zeros(len(weight) // 3))
-        value = made.pop(f"{name}.v_bias", torch.zeros_like(query))
-        made[f"{name}.bias"] = torch.cat([query, torch.zeros_like(query), value])
-    return made, Step("folded", "qkv_bias: zeros where there was none")
+def _refuse_stem(spec: ViTSpec, what: str) -> None:
+    if spec.stem not in LINEAR_STEMS:
+        raise SpecError(
+            f"{what} cannot be changed with stem {spec.stem!r}: its tokens are not linear in the "
+            f"pixels; train with the channels and the normalisation that you need"
+        )
 
 
-def _without_key_bias(spec: ViTSpec, state: State) -> Adapted:
-    if spec.qkv_bias is False:
-        whole = _with_qkv_bias(spec, state)
-        assert whole is not None
-        state = whole[0]
-    elif spec.qk_norm:
-        return None  # after a norm, the key's bias is no constant any more
-    made = dict(state)
-    for layer in range(spec.depth):
-        name = f"blocks.{layer}.attn.qkv"
-        made[f"{name}.q_bias"], _, made[f"{name}.v_bias"] = made.pop(f"{name}.bias").chunk(3)
-    return made, Step("folded", "qkv_bias: the key's has no effect and was left out")
+def _of_head(name: str) -> bool:
+    return name.startswith(("head.", "head_dist."))
 
 
-def _without_qkv_bias(spec: ViTSpec, state: State) -> Adapted:
-    biases = ("qkv.bias", "qkv.q_bias", "qkv.v_bias")
-    made = {name: tensor for name, tensor in state.items() if not name.endswith(biases)}
-    gone = [tensor for name, tensor in state.items() if name not in made]
-    if all(not tensor.any() for tensor in gone):
-        return made, Step("folded", "qkv_bias: it was all zeros")
-    return made, Step("lost", "qkv_bias: the biases of query, key and value")
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
 
 
-def _with_patch_bias(spec: ViTSpec, state: State) -> Adapted:
-    bias = state["patch_embed.proj.weight"].new_zeros(spec.width)
-    return state | {"patch_embed.proj.bias": bias}, Step("folded", "patch_bias: zeros")
-
-
-def _without_distillation(spec: ViTSpec, state: State) -> Adapted:
-    gone = ("dist_token", "head_dist.weight", "head_dist.bias")
-    made = {name: tensor for name, tensor in state.items() if name not in gone}
-    if spec.positions_cover_prefix and "pos_embed" in made:
-        positions = state["pos_embed"]
-        made["pos_embed"] = torch.cat([positions[:, :1], positions[:, 2:]], dim=1)
-    return made, Step("lost", "distillation_token: the token, its position and its head")
-
-
-def _head_width(spec: ViTSpec, state: State) -> Adapted:
-    if spec.num_heads * (spec.head_width or 0) != spec.width:
-        return None
-    return state, Step("folded", "head_width: it is width / num_heads")
-
-
-def _packed(spec: ViTSpec, state: State) -> Adapted:
-    if spec.mlp != "swiglu_split":
-        return None
-    made = dict(state)
-    for name in [name for name in state if ".fc1_g." in name]:
-        value = name.replace("fc1_g", "fc1_x")
-        made[name.replace("fc1_g", "fc1")] = torch.cat([made.pop(name), made.pop(value)])
-    return made, Step("folded", "mlp: gate and value in one matrix")
-
-
-def _split(spec: ViTSpec, state: State) -> Adapted:
-    if spec.mlp != "swiglu_packed":
-        return None
-    made = dict(state)
-    for name in [name for name in state if ".mlp.fc1." in name]:
-        gate, value = made.pop(name).chunk(2)
-        made[name.replace("fc1", "fc1_g")], made[name.replace("fc1", "fc1_x")] = gate, value
-    return made, Step("folded", "mlp: gate and value in matrices of their own")
-
-
-def _norm_moved(spec: ViTSpec, state: State) -> Adapted:
-    if spec.pooling != "cls" or not spec.final_norm:
-        return None  # the norm of a mean is not the mean of norms
-    old, new = ("fc_norm.", "norm.") if not spec.norm_before_pool else ("norm.", "fc_norm.")
-    made = {new + n.removeprefix(old) if n.startswith(old) else n: t for n, t in state.items()}
-    return made, Step("folded", "norm_before_pool: the same for a class token")
-
-
-CHANGES: dict[tuple[str, Any], Callable[[ViTSpec, State], Adapted]] = {
-    ("layer_scale", None): _fold_layer_scale,
-    ("positions_cover_prefix", True): _cover_prefix,
-    ("positions_cover_prefix", False): _uncover_prefix,
-    ("qkv_bias", True): _with_qkv_bias,
-    ("qkv_bias", "no_key"): _without_key_bias,
-    ("qkv_bias", False): _without_qkv_bias,
-    ("patch_bias", True): _with_patch_bias,
-    ("distillation_token", False): _without_distillation,
-    ("head_width", None): _head_width,
-    ("mlp", "swiglu_packed"): _packed,
-    ("mlp", "swiglu_split"): _split,
-    ("norm_before_pool", True): _norm_moved,
-    ("norm_before_pool", False): _norm_moved,
-}
-"""(field, value wanted) -> how it is reached."""
+def _of(values: Sequence[float]) -> str:
+    return " ".join(f"{value:g}" for value in values)

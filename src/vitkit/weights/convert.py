@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, OutputError, did_you_mean
+from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.adapt import Step, adapt
-from vitkit.weights.checkpoint import Checkpoint, save
-from vitkit.weights.files import write_bytes
-from vitkit.weights.format import Bundle
+from vitkit.weights.adapt import adapt as adapted
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.fitting import Step
 from vitkit.weights.formats import FORMATS
 from vitkit.weights.inspection import inspect
 from vitkit.weights.load import load
-from vitkit.weights.rules import write_tensors
+from vitkit.weights.own import OWN
+from vitkit.weights.peers import Foreign, foreign
+from vitkit.weights.writing import written
 
-OWN = "vitkit"
+KINDS = ("folded", "approximated", "lost")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class ConversionReport:
         approximated: changes that alter the result a little, one line each.
         lost: what the target has no place for, one line each.
         notes: what was unwrapped, set aside or only guessed on the way in.
-        differences: largest |difference| of each block's tokens between the model read and the file
-            written, read again, on fixed pictures.
+        proved_by: who ran the files written: the target's own library with its version, where it is
+            installed, else `vitkit`, which read them again.
+        differences: largest |difference| of each block's tokens between the model read and the
+            files written, on two fixed pictures; NaN where tokens were lost.
         max_difference: the same of the logits.
     """
 
@@ -52,6 +55,7 @@ class ConversionReport:
     approximated: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    proved_by: str = OWN
     differences: tuple[float, ...] = ()
     max_difference: float = field(default=float("nan"))
 
@@ -61,7 +65,7 @@ class ConversionReport:
             lines += [f"  {name}: {line}" for line in getattr(self, name)]
         worst = max(self.differences, default=0.0)
         lines.append(
-            f"  read again: largest difference of a block's tokens {worst:.2e}, "
+            f"  run by {self.proved_by}: largest difference of a block's tokens {worst:.2e}, "
             f"of the logits {self.max_difference:.2e}"
         )
         return "\n".join([*lines, *(f"  wrote {file}" for file in self.files)])
@@ -74,6 +78,7 @@ def convert(
     to: str,
     allow_lossy: bool = False,
     trust_pickle: bool = False,
+    adapt: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> ConversionReport:
     """Write a checkpoint of any known format in another one.
@@ -84,11 +89,14 @@ def convert(
         to: one of `formats()`.
         allow_lossy: also do what approximates or loses something.
         trust_pickle: as for `load`.
+        adapt: what is to be changed on the way, by the names of `vitkit.adapt`, such as
+            `{"image_size": 384, "num_classes": 0}`; these need no `allow_lossy`.
         **overrides: as for `load`.
 
     Raises:
         CheckpointError: a file that cannot be read, a model that the target cannot hold, or steps
             that lose something without `allow_lossy`; they are listed.
+        SpecError: an adaptation that cannot be.
         OutputError: something is there already, or the place cannot be written; what was there is
             untouched.
     """
@@ -96,15 +104,21 @@ def convert(
         near = did_you_mean(to, [OWN, *FORMATS])
         raise CheckpointError(f"format {to!r} is none of {OWN}, {', '.join(FORMATS)}{near}")
     given = load(path, trust_pickle=trust_pickle, **overrides)
-    files, spec, steps, kept = _write(given, Path(out), to, allow_lossy)
+    before = given.model.state_dict()
+    earlier = len(given.metadata.get("adapted", ()))
+    given = adapted(given, **adapt) if adapt else given
+    changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
+    files, spec, steps, kept = written(given, Path(out), to, allow_lossy, before)
     place = files[0] if len(files) == 1 else Path(out)
     unsaid, notes = _unsaid(place, spec, given, to)
-    blocks, logits = compare(given.model, load(place, **unsaid).model)
-    lines = {kind: tuple(s.text for s in steps if s.kind == kind) for kind in KINDS}
+    witness = foreign(to, place, spec) or load(place, **unsaid).model
+    blocks, logits = compare(given.model, witness)
+    lines = {kind: tuple(s.text for s in (*changes, *steps) if s.kind == kind) for kind in KINDS}
     heard = (*given.metadata.get("notes", ()), *given.metadata.get("warnings", ()))
     return ConversionReport(
-        given.format, to, files, kept, **lines, notes=(*heard, *notes), differences=blocks,
-        max_difference=logits,
+        given.format, to, files, kept, **lines, notes=(*heard, *notes),
+        proved_by=witness.library if isinstance(witness, Foreign) else OWN,
+        differences=blocks, max_difference=logits,
     )  # fmt: skip
 
 
@@ -134,64 +148,23 @@ def _unsaid(
     return unsaid, notes
 
 
-KINDS = ("folded", "approximated", "lost")
-
-
-def _write(
-    given: Checkpoint, out: Path, to: str, allow_lossy: bool
-) -> tuple[tuple[Path, ...], ViTSpec, list[Step], int]:
-    """The files written, the spec they hold, the steps that led there, how many tensors stayed."""
-    if to == OWN:
-        file = out if out.suffix == ".safetensors" else out / "model.safetensors"
-        _refuse_existing((file,))
-        given_metadata = {k: v for k, v in given.metadata.items() if k not in RESERVED}
-        save(file, given.model, preprocess=given.preprocess, classes=given.classes,
-             source_format=given.format, **given_metadata)  # fmt: skip
-        return (file,), given.model.spec, [], len(given.model.state_dict())
-    form, before = FORMATS[to], given.model.state_dict()
-    try:
-        spec, state, steps = adapt(given.model.spec, before, form.holds)
-    except CheckpointError as error:
-        raise CheckpointError(f"{given.path}: as {to}: {error}") from None
-    if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
-        raise CheckpointError(
-            f"{given.path}: {to} cannot hold all of it: {'; '.join(lossy)}; "
-            f"say --allow-lossy (allow_lossy=True) to go on without"
-        )
-    tensors = write_tensors(form.table(spec), spec, state)
-    written = form.write(Bundle(spec, tensors, given.preprocess, given.classes))
-    if out.suffix and len(written) > 1:
-        raise CheckpointError(f"{out}: {to} is a folder of {', '.join(written)}; give a folder")
-    files = tuple(out if out.suffix else out / name for name in written)
-    _refuse_existing(files)
-    for file, content in zip(files, written.values(), strict=True):
-        write_bytes(file, content)
-    kept = sum(name in before and before[name] is tensor for name, tensor in state.items())
-    return files, spec, steps, kept
-
-
-def _refuse_existing(files: Iterable[Path]) -> None:
-    for file in files:
-        if file.exists():
-            raise OutputError(f"{file} exists already; choose another place, or move it away")
-
-
-RESERVED = ("format_version", "spec", "preprocess", "classes", "versions", "source_format")
-"""Metadata that `save` writes itself."""
-
-
 @torch.no_grad()
-def compare(left: ViT, right: ViT) -> tuple[tuple[float, ...], float]:
+def compare(ours: ViT, theirs: ViT | Foreign) -> tuple[tuple[float, ...], float]:
     """Largest |difference| of each block's tokens, and of the logits, on two fixed pictures."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, left.spec.in_channels, *left.spec.image_size, generator=generator)
-    records = (Record(tokens=range(left.spec.depth)), Record(tokens=range(right.spec.depth)))
-    logits = [m.eval()(images, record) for m, record in zip((left, right), records, strict=True)]
-    blocks = tuple(
-        _distance(records[0].tokens[layer], records[1].tokens[layer])
-        for layer in range(left.spec.depth)
-    )
-    return blocks, _distance(*logits)
+    images = torch.randn(2, ours.spec.in_channels, *ours.spec.image_size, generator=generator)
+    left, right = (_run(model, images) for model in (ours, theirs))
+    blocks = tuple(_distance(*pair) for pair in zip(left[0], right[0], strict=True))
+    return blocks, _distance(left[1], right[1])
+
+
+def _run(model: ViT | Foreign, images: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Each block's tokens, and the logits."""
+    if isinstance(model, Foreign):
+        return model(images)
+    record = Record(tokens=range(model.spec.depth))
+    logits = model.eval()(images, record)
+    return [record.tokens[layer] for layer in range(model.spec.depth)], logits
 
 
 def _distance(left: Tensor, right: Tensor) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights import timm
+from vitkit.weights.files import Content
 from vitkit.weights.format import PLAIN, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET
 from vitkit.weights.rules import Table
@@ -72,9 +73,9 @@ FIXED: dict[str, Any] = {
 """What models.py and models_v2.py compute; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.safetensors` with the names of their `model.state_dict()`; no pickle is written."""
     return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
 
 
-FORMAT = Format("deit", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("deit", detect, prepare, infer, table, (FIXED,), write)

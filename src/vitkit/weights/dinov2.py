@@ -19,6 +19,8 @@ import torch
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
+from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
 from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET, depth_of, finish, picture_size
 from vitkit.weights.rules import Parts, Row, Table, Transform, row
@@ -224,16 +226,21 @@ def _read_only(parts: Parts, spec: ViTSpec) -> Parts:
 
 FIXED: dict[str, Any] = {
     "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
-    "distillation_token": (False,), "positions": ("learned",), "embedding_norm": (False,),
-    "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,),
+    "distillation_token": (False,), "positions": ("learned",), "positions_cover_prefix": (True,),
+    "embedding_norm": (False,), "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,),
     "activation": ("gelu", "silu"), "mlp": ("plain", "swiglu_packed"), "qkv_bias": (True, False),
-    "qk_norm": (False,), "pooling": ("cls", "cls_mean"), "final_norm": (True,),
-    "norm_before_pool": (True,), "representation_width": (None,), "head_width": (None,),
+    "qk_norm": (False,), "final_norm": (True,), "norm_before_pool": (True,),
+    "representation_width": (None,), "head_width": (None,),
 }  # fmt: skip
 """What DINOv2's class computes; any value of the other fields fits."""
+HOLDS: tuple[Holds, ...] = (
+    {**FIXED, "num_classes": (0,), "pooling": ("cls",)},
+    {**FIXED, "pooling": ("cls_mean",)},
+)
+"""Backbones, and classifiers."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.safetensors` with the names of the hub's backbone or one-layer classifier."""
     spec = bundle.spec
     if spec.positions == "rope":
@@ -251,4 +258,4 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     return {"model.safetensors": safetensors_file(replace(bundle, tensors=tensors))}
 
 
-FORMAT = Format("dinov2", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("dinov2", detect, prepare, infer, table, HOLDS, write)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from vitkit.errors import OutputError
@@ -68,6 +69,51 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file at `path` by `content`, all or nothing. Raises `OutputError`."""
     with replacing(path, needed=len(content)) as temporary:
         temporary.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a file will hold, written when its place is known, so that no copy of it is in memory.
+
+    Attributes:
+        size: in bytes, nearly.
+        write: puts it at a path.
+    """
+
+    size: int
+    write: Callable[[Path], object]
+
+    @classmethod
+    def of(cls, text: bytes) -> Content:
+        """Bytes that are there already."""
+        return cls(len(text), lambda path: path.write_bytes(text))
+
+
+def write_new(folder: Path, contents: Mapping[str, Content]) -> tuple[Path, ...]:
+    """Write files that were not there, all of them or none.
+
+    Args:
+        folder: made if it is not there.
+        contents: name in the folder -> what the file will hold.
+
+    Raises:
+        OutputError: one is there already, or cannot be written; nothing new is left behind.
+    """
+    files = tuple(folder / name for name in contents)
+    for file in files:
+        if file.exists():
+            raise OutputError(f"{file} exists already; choose another place, or move it away")
+    done: list[Path] = []
+    try:
+        for file, content in zip(files, contents.values(), strict=True):
+            with replacing(file, needed=content.size) as temporary:
+                content.write(temporary)
+            done.append(file)
+    except BaseException:
+        for file in done:
+            file.unlink(missing_ok=True)
+        raise
+    return files
 
 
 def sync_folder(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import torch
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from vitkit.errors import SpecError
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
 
 
 def resize_kernel(
@@ -75,10 +77,25 @@ def resized(
         state["pos_embed"] = resample_positions(
             positions, old.grid, spec.grid, old.position_resampling
         )
-    backbone = getattr(model.patch_embed, "backbone", None) if old.stem == "backbone" else None
-    made = ViT(spec, backbone=copy.deepcopy(backbone)).to(next(model.parameters()))
-    made.load_state_dict(state)
-    for name, parameter in model.named_parameters():
-        made.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return rebuilt(model, spec, state)
+
+
+def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
+    """A copy of a model under another spec, with these weights and the model's own settings.
+
+    Args:
+        model: gives the caller's backbone if it has one, its mode, checkpointing, what is frozen.
+        spec: the new one; `state` fits it.
+        state: tensors by name; they are copied.
+    """
+    backbone = None
+    if spec.stem == "backbone":
+        backbone = copy.deepcopy(model.patch_embed.get_submodule("backbone"))
+    with torch.device("meta"):
+        made = ViT(spec, backbone=backbone)
+    made.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+    frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+    for name, parameter in made.named_parameters():
+        parameter.requires_grad_(name not in frozen)
     made.run_block = model.run_block
     return made.train(model.training)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import safetensors.torch
 from torch import Tensor
 
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
+from vitkit.weights.own import ABOUT, about, safetensors_content
 from vitkit.weights.rules import Table
 from vitkit.weights.sources import Header, Source
 
@@ -53,7 +56,7 @@ class Bundle:
     classes: tuple[str, ...]
 
 
-Writer = Callable[[Bundle], dict[str, bytes]]
+Writer = Callable[[Bundle], dict[str, Content]]
 """File name -> content, for a folder; a single file where there is one."""
 
 
@@ -67,7 +70,8 @@ class Format:
         prepare: brings older or other names of the format to the ones its table has.
         infer: what a prepared file says of the model; overrides are spec fields the user gives.
         table: the rows between its names and ours, for a spec.
-        holds: spec field -> the values its models can have; any for a field not named.
+        holds: for each of its classes, spec field -> the values its models can have; any for a
+            field not named.
         write: the files of a folder in this format.
     """
 
@@ -76,7 +80,7 @@ class Format:
     prepare: Callable[[Source], Source]
     infer: Callable[[Header, Mapping[str, Any]], Inferred]
     table: Callable[[ViTSpec], Table]
-    holds: Mapping[str, tuple[Any, ...]]
+    holds: tuple[Holds, ...]
     write: Writer
 
 
@@ -94,7 +98,7 @@ SINGLE: dict[str, tuple[Any, ...]] = {
 """A class token alone, with a position, and branches that are not scaled."""
 
 
-def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> bytes:
-    """The bundle's tensors as the bytes of one safetensors file."""
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in bundle.tensors.items()}
-    return safetensors.torch.save(tensors, {"format": "pt", **(metadata or {})})
+def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> Content:
+    """The bundle's tensors as one safetensors file, whose header says what its format cannot."""
+    said = about(bundle.spec, bundle.preprocess, bundle.classes)
+    return safetensors_content(bundle.tensors, {ABOUT: json.dumps(said), **(metadata or {})})

@@ -6,14 +6,15 @@ table has the names of google-research/vision_transformer; `google_layouts` brin
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
+from vitkit.weights.files import Content
 from vitkit.weights.format import Bundle, Format, Inferred
 from vitkit.weights.google_layouts import (
     BLOCK,
@@ -199,7 +200,7 @@ FIXED: dict[str, Any] = {
 """What vit_jax and big_vision compute; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.npz`, float32, uncompressed: by vit_jax's names, or by big_vision's where it must be.
 
     big_vision alone has positions that do not cover the class token, sines, and attention pooling;
@@ -220,13 +221,16 @@ def write(bundle: Bundle) -> dict[str, bytes]:
     name_of = _classic if covered or hybrid else big_vision_name
     arrays: dict[str, Any] = {name_of(name): tensor.detach().cpu().float().numpy()
               for name, tensor in bundle.tensors.items()}  # fmt: skip
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return {"model.npz": file.getvalue()}
+
+    def write_arrays(path: Path) -> None:
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+
+    return {"model.npz": Content(sum(array.nbytes for array in arrays.values()), write_arrays)}
 
 
 def _classic(name: str) -> str:
     return POSITIONS if name == PATCH_POSITIONS else name
 
 
-FORMAT = Format("google", detect, one_layout, infer, table, FIXED, write)
+FORMAT = Format("google", detect, one_layout, infer, table, (FIXED,), write)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.spec import ViTSpec
+from vitkit.spec import MOST_BLOCKS, ViTSpec
 from vitkit.weights.rules import Parts, Transform
 from vitkit.weights.sources import Header, Source
 
@@ -89,7 +89,7 @@ def unstacked(source: Source) -> Source:
     """Blocks that are stacked along a first axis, one by one.
 
     Raises:
-        CheckpointError: the stacks are not of one height.
+        CheckpointError: the stacks are not of one height, or higher than any model.
     """
     old = source.header
     stacks = {name: name.removeprefix(STACK) for name in source if name.startswith(STACK)}
@@ -97,6 +97,8 @@ def unstacked(source: Source) -> Source:
     if len(depths) > 1 or () in depths:
         raise CheckpointError(f"{STACK}: stacks of {sorted(depths)} blocks; expected one number")
     ((depth,),) = depths
+    if depth > MOST_BLOCKS:
+        raise CheckpointError(f"{STACK}: stacks of {depth} blocks; {MOST_BLOCKS} are the most")
 
     @lru_cache(maxsize=3)  # query, key and value of a block are asked for together
     def whole(name: str) -> Tensor:
@@ -147,7 +149,7 @@ def heads(count: int) -> Transform:
 
 
 OUT = Transform(
-    lambda parts, spec: (parts[0].flatten(0, 1).T,),  # [H, h, D] -> (D, H h)
+    lambda parts, spec: (parts[0].flatten(0, 1).mT,),  # [H, h, D] -> (D, H h)
     lambda parts, spec: (parts[0].T.unflatten(0, (spec.num_heads, -1)),),
 )
 CONVOLUTION = Transform(

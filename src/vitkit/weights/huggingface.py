@@ -20,6 +20,8 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights import huggingface_config as config
+from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
 from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.huggingface_config import FAMILIES, Known, is_task_model
 from vitkit.weights.inference import depth_of, finish, picture_size, usual_heads
@@ -116,21 +118,21 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         **_readout(shapes, width, known),
         "image_size": picture_size(rows, prefix, (patch[0], patch[1]), asked),
     }
+    usual = {"num_heads", "norm_eps", "activation", "position_resampling", "preprocess"}
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
+        usual.add("layer_scale")
         fields["num_registers"] = shapes.get("embeddings.register_tokens", (1, 0))[1]
-        fields["positions_cover_prefix"] = not fields["num_registers"]
     if mlp == packed:
         fields["activation"] = "silu"
     size = fields["image_size"]
     preprocess, stored, warnings = config.read_preprocess(header.documents, family, channels, size)
     warnings += config.doubts(known, family, fields, overrides)
     sure = {*known.fields, *stored}
-    usual = {"num_heads", "norm_eps", "activation", "position_resampling", "preprocess"} - sure
     classes, doubt = config.class_names(known, fields["num_classes"])
     return finish(
         fields, overrides, preprocess,
-        stored=sure, usual=usual, classes=classes, warnings=(*warnings, *doubt),
+        stored=sure, usual=usual - sure, classes=classes, warnings=(*warnings, *doubt),
     )  # fmt: skip
 
 
@@ -276,15 +278,26 @@ def _class_head(parts: Parts, spec: ViTSpec) -> Parts:
 
 FIXED: dict[str, Any] = {
     "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
-    "positions": ("learned",), "embedding_norm": (False,), "block": ("pre_norm",),
-    "norm": ("layer",), "qkv_bias": (True, False), "qk_norm": (False,),
-    "pooling": ("cls", "cls_mean"), "final_norm": (True,), "norm_before_pool": (True,),
-    "head_width": (None,),
+    "positions": ("learned",), "positions_cover_prefix": (True,), "embedding_norm": (False,),
+    "block": ("pre_norm",), "norm": ("layer",), "qkv_bias": (True, False), "qk_norm": (False,),
+    "final_norm": (True,), "norm_before_pool": (True,), "head_width": (None,),
 }  # fmt: skip
-"""What its classes compute; `table` refuses what no single one of them has together."""
+"""What all of its classes compute; any value of the fields that no class names fits."""
+DINO: dict[str, Any] = {
+    **FIXED, "distillation_token": (False,), "layer_scale": (1.0,), "representation_width": (None,),
+}  # fmt: skip
+HOLDS: tuple[Holds, ...] = (
+    {
+        **FIXED, "mlp": ("plain",), "num_registers": (0,), "layer_scale": (None,),
+        "pooling": ("cls",),
+    },
+    {**DINO, "num_classes": (0,), "pooling": ("cls",)},
+    {**DINO, "pooling": ("cls_mean",)},
+)  # fmt: skip
+"""ViT and DeiT; DINOv2's base models, with registers and without; its classifiers."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.safetensors`, `config.json` and `preprocessor_config.json`, for `from_pretrained`."""
     spec, tensors = bundle.spec, dict(bundle.tensors)
     family = config.family(spec)
@@ -294,9 +307,9 @@ def write(bundle: Bundle) -> dict[str, bytes]:
         tensors = {n if "classifier." in n else f"{family}.{n}": t for n, t in tensors.items()}
     return {
         "model.safetensors": safetensors_file(replace(bundle, tensors=tensors)),
-        "config.json": config.config_json(spec, bundle.classes),
-        "preprocessor_config.json": config.preprocessor_json(bundle.preprocess),
+        "config.json": Content.of(config.config_json(spec, bundle.classes)),
+        "preprocessor_config.json": Content.of(config.preprocessor_json(bundle.preprocess)),
     }
 
 
-FORMAT = Format("huggingface", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("huggingface", detect, prepare, infer, table, HOLDS, write)

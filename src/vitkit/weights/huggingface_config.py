@@ -150,9 +150,10 @@ def read_preprocess(
     number = document.get("resample", 2 if family == "vit" else 3)
     if number not in FILTERS:
         lines.append(f"preprocessor_config.json: resample {number} is not in vitkit; bicubic it is")
-    scale = (
-        255 * document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 255
-    )
+    factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
+    if not isinstance(factor, int | float):
+        raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
+    scale = 255 * factor
     scale = 1 if math.isclose(scale, 1) else scale  # theirs normalise value * scale
     normed = document.get("do_normalize", True)
     mean, std = (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vitkit.errors import CheckpointError, SpecError
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights import own
+from vitkit.weights.catalogue import known
 from vitkit.weights.format import Sure
 from vitkit.weights.load import recognise
 from vitkit.weights.sources import Header, open_source
@@ -66,26 +66,17 @@ class Inspection:
 
 def inspect(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> Inspection:
     """Say what a file of weights is; arguments and errors as for `load`."""
-    with open_source(path, trust_pickle=trust_pickle) as source:
+    entry = known(path)
+    with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
         header = source.header
-        if "vitkit" in header.metadata:
-            return _own(header)
-        form, source, found = recognise(source, overrides)
+        if (said := own.description(header)) is not None:
+            own.check(header, said)
+            sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
+            return _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())
+        form, source, found = recognise(source, overrides, entry)
         notes = (*source.header.notes, *found.warnings)
         return _inspection(header, form.name, found.spec, found.preprocess, found.classes,
                            found.sure, notes)  # fmt: skip
-
-
-def _own(header: Header) -> Inspection:
-    try:
-        document = json.loads(header.metadata["vitkit"])
-        spec = ViTSpec.from_json(document["spec"])
-        preprocess = Preprocess.from_json(document["preprocess"])
-        classes = tuple(map(str, document.get("classes", ())))
-    except (ValueError, KeyError, TypeError, RecursionError, SpecError) as error:
-        raise CheckpointError(f"{header.path}: its description cannot be read: {error}") from None
-    sure: dict[str, Sure] = dict.fromkeys((*document["spec"], "preprocess"), "stored")
-    return _inspection(header, "vitkit", spec, preprocess, classes, sure, ())
 
 
 def _inspection(

@@ -12,6 +12,7 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
+from vitkit.weights.files import Content
 from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Row, Table, row, stacked
@@ -125,9 +126,9 @@ FIXED: dict[str, Any] = {
 """What its class computes; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.safetensors` with the names of its `VisionTransformer`'s `state_dict()`."""
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format("jeonsworld", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("jeonsworld", detect, prepare, infer, table, (FIXED,), write)

@@ -1,11 +1,12 @@
 """lucidrains' `vit-pytorch`: `state_dict()` files of `ViT` and `SimpleViT`, of every era.
 
-The eras of `ViT`, by release: up to 0.40.2 a patch goes through one matrix, blocks are wrapped
-(`fn`), and the last norm stands in `mlp_head`; 1.0.0 puts a LayerNorm on each side of that matrix;
-1.4.0 drops the wrapper and moves the last norm into the transformer; 1.16.0 takes the batch axis
-off tokens and positions, and the class token out of models that pool by the mean. Ours are written
-in the last one. Files say nothing of head width, of pooling before 1.16, or of pixels; ours keep
-the constructor's arguments as JSON in the safetensors header, entry `vit_pytorch`.
+Up to 0.40.2 a patch goes through one matrix, `ViT`'s blocks are wrapped (`fn`), and the last norm
+stands in the head, after pooling; 1.0 puts a LayerNorm on each side of that matrix; 1.4 drops the
+wrapper and moves the last norm into the transformer; 1.16 takes the batch axis off tokens and
+positions, and the class token out of models that pool by the mean. A model is written for the last
+release that computes it, named in the safetensors header (`vit_pytorch_release`) beside the
+constructor's arguments (`vit_pytorch`, JSON). Files of theirs say nothing of head width, of pooling
+before 1.16, or of pixels.
 """
 
 from __future__ import annotations
@@ -13,79 +14,95 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from einops import rearrange
 
 from vitkit.errors import CheckpointError
-from vitkit.spec import ViTSpec, resolve_head_width
-from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
+from vitkit.spec import ViTSpec
+from vitkit.weights.documents import parse
+from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
+from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size
-from vitkit.weights.rules import Parts, Row, Table, Transform, row
+from vitkit.weights.rules import Parts, Table, Transform, row
 from vitkit.weights.sources import Header, Source
 
 PATCHES, LAYER, OURS = "to_patch_embedding.", "transformer.layers.{i}.", "blocks.{i}."
 HEAD_WIDTH = 64
 """The constructor's default of `dim_head`."""
 POOLED_FIRST = "last norm after pooling, as in vit-pytorch before 1.4"
-OLD_NAMES = (
-    (r"^(transformer\.layers\.\d+\.0)\.fn\.", r"\1."),
-    (r"^(transformer\.layers\.\d+\.1)\.norm\.", r"\1.net.0."),
-    (r"^(transformer\.layers\.\d+\.1)\.fn\.net\.0\.", r"\1.net.1."),
-    (r"^(transformer\.layers\.\d+\.1)\.fn\.net\.3\.", r"\1.net.4."),
-    (r"^(?:mlp|linear)_head\.0\.", "transformer.norm."),
-    (r"^(mlp|linear)_head\.1\.", r"\1_head."),
-)
-"""Names before 1.4.0 and what has become of them."""
+OLD_PARTS = {
+    "ViT": {
+        "0.fn.to_qkv": "0.to_qkv", "0.fn.to_out.0": "0.to_out.0", "1.norm": "1.net.0",
+        "1.fn.net.0": "1.net.1", "1.fn.net.3": "1.net.4", "mlp_head.0": "transformer.norm",
+        "mlp_head.1": "mlp_head",
+    },
+    "SimpleViT": {"linear_head.0": "transformer.norm", "linear_head.1": "linear_head"},
+}  # fmt: skip
+"""Class -> its parts, or a block's, before 1.4 and what they are called since."""
+RELEASES = {
+    ("convolution", "learned", True, "cls", True): (0, 40, 2),
+    ("convolution", "learned", True, "mean_all", False): (0, 40, 2),
+    ("convolution", "sincos_2d", False, "mean", False): (0, 40, 2),
+    ("normed_linear", "learned", True, "mean_all", False): (1, 2, 9),
+    ("normed_linear", "sincos_2d", False, "mean", False): (1, 2, 9),
+    ("normed_linear", "learned", True, "mean_all", True): (1, 15, 7),
+    ("normed_linear", "learned", True, "cls", True): (1, 17, 3),
+    ("normed_linear", "learned", False, "mean", True): (1, 17, 3),
+    ("normed_linear", "sincos_2d", False, "mean", True): (1, 17, 3),
+}
+"""Stem, positions, class token, pooling, whether the last norm comes first -> who computes it."""
 
 
 def detect(header: Header) -> bool:
     """Patches go through `to_patch_embedding`, blocks are pairs in `transformer.layers`."""
-    names = header.shapes
-    return f"{PATCHES}1.weight" in names and any(
-        name.startswith("transformer.layers.0.0.") for name in names
-    )
+    names, block = header.shapes, LAYER.format(i=0)
+    return f"{PATCHES}1.weight" in names and any(name.startswith(f"{block}0.") for name in names)
 
 
 def prepare(source: Source) -> Source:
-    """The names before 1.4.0 become those since."""
-    names = {name: name for name in source}
-    for pattern, new in OLD_NAMES:
-        names = {old: re.sub(pattern, new, name) for old, name in names.items()}
+    """The names before 1.4 become those since."""
+    names = _renamed(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
     notes = [POOLED_FIRST] if {"mlp_head.0.weight", "linear_head.0.weight"} & names.keys() else []
     return source.renamed(names, *notes)
 
 
+def _renamed(names: Iterable[str], parts: Mapping[str, str]) -> dict[str, str]:
+    """Each name and what it becomes where `parts` are called otherwise."""
+    part = re.compile(r"^(transformer\.layers\.\d+\.|)(.+)(?=\.(?:weight|bias)$)")
+    return {name: part.sub(lambda m: m[1] + parts.get(m[2], m[2]), name) for name in names}
+
+
 def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Sizes follow from shapes; the width of a head, pooling and pixels are as usual or told."""
-    shapes, told = header.shapes, {**_told(header), **overrides}
+    shapes = header.shapes
     simple, normed = "pos_embedding" not in shapes, f"{PATCHES}3.weight" in shapes
+    class_token = not simple and shapes["cls_token"][-2] > 0
+    told = {**_told(header, class_token), **overrides}
     width, values = shapes[f"{PATCHES}{2 if normed else 1}.weight"]
     channels, patch = _patch(values, told)
-    class_token = not simple and shapes["cls_token"][-2] > 0
-    names = LAYER.format(i=0)
-    if not simple and f"{names}0.to_out.0.weight" not in shapes:
-        raise CheckpointError(
-            "its one head is as wide as the tokens and has no output projection (to_out), which "
-            "every model here has"
-        )
+    block = LAYER.format(i=0)
+    if not simple and f"{block}0.to_out.0.weight" not in shapes:
+        told = {"num_heads": 1, **told}
     warnings = ["mean and std 0.5 are a guess: such files say nothing of how pictures are scaled"]
-    if simple:
-        size = told.get("image_size", tuple(256 // side * side for side in patch))
-        if "image_size" not in told:
-            warnings.append(f"image_size {size} is a guess; say image_size= if it is another")
-    else:
-        rows = shapes["pos_embedding"][-2]
-        size = picture_size(rows, int(class_token), patch, told.get("image_size"))
+    size = told.get("image_size")
+    if not simple:
+        size = picture_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
+    elif size is None:
+        size = tuple(256 // side * side for side in patch)
+        warnings.append(f"image_size {size} is a guess; say image_size= if it is another")
     pooling = told.get("pooling", "cls" if class_token else "mean")
     fields = {
         "image_size": size, "patch_size": patch, "in_channels": channels,
         "num_classes": shapes.get("linear_head.weight" if simple else "mlp_head.weight", (0,))[0],
         "width": width, "depth": depth_of(shapes, r"transformer\.layers\.(\d+)\."),
-        **_heads(shapes[f"{names}0.to_qkv.weight"][0] // 3, width, told),
-        "mlp_width": shapes[f"{names}1.net.1.weight"][0],
+        **_heads(shapes[f"{block}0.to_qkv.weight"][0] // 3, width, told),
+        "mlp_width": shapes[f"{block}1.net.1.weight"][0],
         "stem": "normed_linear" if normed else "convolution",
         "class_token": class_token, "positions": "sincos_2d" if simple else "learned",
         "norm_eps": 1e-5, "qkv_bias": False, "pooling": pooling,
@@ -98,29 +115,30 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     return finish(fields, stored, HALF, usual=usual, warnings=tuple(warnings))
 
 
-def _told(header: Header) -> dict[str, Any]:
-    """What our own files say beyond shapes, by our names."""
-    arguments = json.loads(header.metadata.get("vit_pytorch", "{}"))
-    if not isinstance(arguments, dict):
-        raise CheckpointError("the header's vit_pytorch is no JSON object; expected arguments")
+def _told(header: Header, class_token: bool) -> dict[str, Any]:
+    """What our own files say of what shapes leave open."""
+    try:
+        arguments = dict(parse(header.metadata.get("vit_pytorch", "{}")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the header's vit_pytorch is no JSON object: {error}") from None
     ours = {"image_size": "image_size", "patch_size": "patch_size", "channels": "in_channels",
-            "heads": "num_heads", "dim_head": "head_width"}  # fmt: skip
-    found = {ours[name]: value for name, value in arguments.items() if name in ours}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+            "heads": "num_heads", "dim_head": "head_width", "pool": "pooling"}  # fmt: skip
+    told = {ours[name]: value for name, value in arguments.items() if name in ours}
+    if class_token and told.get("pooling") == "mean":
+        told["pooling"] = "mean_all"
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in told.items()}
 
 
 def _patch(values: int, told: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
     """Channels and patch (P, P) of a patch of so many values; 3 P^2 is never a square itself."""
     asked = told.get("patch_size")
     for channels in (told["in_channels"],) if "in_channels" in told else (3, 1):
-        side = math.isqrt(values // channels)
-        patch = (side, side) if asked is None else asked
+        patch = asked or math.isqrt(values // channels)
         height, width = (patch, patch) if isinstance(patch, int) else patch
         if channels * height * width == values:
             return channels, (height, width)
     raise CheckpointError(
-        f"a patch of {values} values is not {asked or 'a square'} of 1 or 3 channels; say "
-        f"patch_size"
+        f"{values} values a patch are not {asked or 'a square'} of 1 or 3 channels; say patch_size"
     )
 
 
@@ -137,141 +155,129 @@ def _heads(inner: int, width: int, told: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_heads": heads, "head_width": None if inner == width else head_width}
 
 
-def _swapped(pattern: str) -> Transform:
-    """Their values of a patch, (row, column, channel), to and from another order."""
-    theirs = "... (P Q C)"
-
-    def there(parts: Parts, spec: ViTSpec) -> Parts:
-        (rows, columns), sizes = spec.patch_size, {"C": spec.in_channels}
-        made = rearrange(parts[0], f"{theirs} -> {pattern}", P=rows, Q=columns, **sizes)
-        return (made,)
-
-    def back(parts: Parts, spec: ViTSpec) -> Parts:
-        (rows, columns), sizes = spec.patch_size, {"C": spec.in_channels}
-        made = rearrange(parts[0], f"{pattern} -> {theirs}", P=rows, Q=columns, **sizes)
-        return (made,)
-
-    return Transform(there, back)
+def release(spec: ViTSpec) -> tuple[int, int, int]:
+    """A release whose classes compute this model, the last era's; `CheckpointError` for none."""
+    stem = "convolution" if spec.stem == "linear" else spec.stem
+    first = spec.norm_before_pool or spec.pooling == "cls"
+    found = RELEASES.get((stem, spec.positions, spec.class_token, spec.pooling, first))
+    if found is None:
+        said = ("stem", "positions", "class_token", "pooling", "norm_before_pool")
+        together = ", ".join(f"{name} = {getattr(spec, name)!r}" for name in said)
+        raise CheckpointError(f"no release of vit-pytorch computes {together} in one model")
+    return found
 
 
-def _to_out_bias(parts: Parts, spec: ViTSpec) -> Parts:
-    return parts[0], parts[0].new_zeros(spec.width)
+def _reordered(pattern: str, parts: Parts, spec: ViTSpec) -> Parts:
+    (rows, columns), channels = spec.patch_size, spec.in_channels
+    return (rearrange(parts[0], pattern, P=rows, Q=columns, C=channels),)
 
 
-def _no_bias(parts: Parts, spec: ViTSpec) -> Parts:
-    if parts[1].any():
-        raise CheckpointError("attn.proj.bias is not zero, and SimpleViT's to_out has no bias")
-    return parts[:1]
+def _ordered(ours: str) -> Transform:
+    """A patch's values, which theirs have by (row, column, channel), to our order and back."""
+    there, back = f"... (P Q C) -> {ours}", f"{ours} -> ... (P Q C)"
+    return Transform(partial(_reordered, there), partial(_reordered, back))
 
 
-def _unbatched(parts: Parts, spec: ViTSpec) -> Parts:
-    return (parts[0][0],)
-
-
-def _batched(parts: Parts, spec: ViTSpec) -> Parts:
-    return (parts[0].reshape(1, -1, spec.width),)
-
-
+FLAT, KERNEL = _ordered("... (C P Q)"), _ordered("... C P Q")
+BATCHED = Transform(
+    lambda parts, spec: (parts[0].reshape(1, -1, spec.width),),
+    lambda parts, spec: parts if release(spec) < (1, 16) else (parts[0][0],),
+)
+"""Tokens and positions with a batch axis, as theirs have it before 1.16."""
 NO_TOKENS = Transform(lambda parts, spec: (), lambda parts, spec: (torch.zeros(0, spec.width),))
 """The class token (0, D) of models that pool by the mean."""
 
 
+def _projection(kept: int) -> Transform:
+    """The output projection, of which theirs has weight and bias, or the weight, or neither."""
+    why = (
+        "attn.proj is no identity, and ViT has none where its one head is as wide as the tokens",
+        "attn.proj.bias is not zero, and SimpleViT's to_out has no bias",
+    )
+
+    def whole(parts: Parts, spec: ViTSpec) -> Parts:
+        return (*parts, *(torch.eye(spec.width), torch.zeros(spec.width))[kept:])
+
+    def back(parts: Parts, spec: ViTSpec) -> Parts:
+        if not all(map(torch.equal, parts, whole(parts[:kept], spec))):
+            raise CheckpointError(why[kept])
+        return parts[:kept]
+
+    return Transform(whole, back)
+
+
 def table(spec: ViTSpec) -> Table:
-    """Theirs flatten a patch channel fastest; without positions in the file it is a `SimpleViT`.
+    """By the names since 1.4; without positions in the file it is a `SimpleViT`.
 
     Raises:
         CheckpointError: what its classes never compute.
     """
-    simple = spec.positions != "learned"
+    simple, normed = spec.positions != "learned", spec.stem == "normed_linear"
     if spec.class_token and spec.pooling == "mean":
         raise CheckpointError("with a class token its mean is of all tokens: pooling 'mean_all'")
-    head_width = resolve_head_width(spec.width, spec.num_heads, spec.head_width)
-    if not simple and (spec.num_heads, head_width) == (1, spec.width):
-        raise CheckpointError(
-            "one head as wide as the tokens has no output projection in ViT; num_heads must be "
-            "more, or head_width another"
-        )
+    matrix, head, second, to_out = 2 if normed else 1, "mlp_head", 4, ["0.weight", "0.bias"]
+    if simple:
+        head, second, to_out = "linear_head", 3, ["weight"]
+    elif (spec.num_heads, spec.attention_width) == (1, spec.width):
+        to_out = []
+    projection = [f"{OURS}attn.proj.weight", f"{OURS}attn.proj.bias"]
     return Table((
-        *(_simple_rows() if simple else _plain_rows(spec)),
-        *_stem_rows(spec),
-        row(LAYER + "0.norm.{p}", OURS + "norm1.{p}"),
-        row(LAYER + "0.to_qkv.weight", OURS + "attn.qkv.weight"),
-        row(LAYER + "1.net.0.{p}", OURS + "norm2.{p}"),
-        row(LAYER + "1.net.1.{p}", OURS + "mlp.fc1.{p}"),
-        row("transformer.norm.{p}", ("norm" if spec.norm_before_pool else "fc_norm") + ".{p}"),
+        row("pos_embedding", "pos_embed", BATCHED),
+        row("cls_token", "cls_token", BATCHED),
+        *([] if simple or spec.class_token else [row("cls_token", (), NO_TOKENS)]),
+        row(f"{PATCHES}1.{{p}}", "patch_embed.norm_patches.{p}", FLAT),
+        row(f"{PATCHES}{matrix}.weight", "patch_embed.proj.weight", FLAT if normed else KERNEL),
+        row(f"{PATCHES}{matrix}.bias", "patch_embed.proj.bias"),
+        row(f"{PATCHES}3.{{p}}", "patch_embed.norm.{p}"),
+        row(f"{LAYER}0.norm.{{p}}", f"{OURS}norm1.{{p}}"),
+        row(f"{LAYER}0.to_qkv.weight", f"{OURS}attn.qkv.weight"),
+        row([f"{LAYER}0.to_out.{p}" for p in to_out], projection, _projection(len(to_out))),
+        row(f"{LAYER}1.net.0.{{p}}", f"{OURS}norm2.{{p}}"),
+        row(f"{LAYER}1.net.1.{{p}}", f"{OURS}mlp.fc1.{{p}}"),
+        row(f"{LAYER}1.net.{second}.{{p}}", f"{OURS}mlp.fc2.{{p}}"),
+        row("transformer.norm.{p}", "norm.{p}"),
+        row("transformer.norm.{p}", "fc_norm.{p}"),
+        row(f"{head}.{{p}}", "head.{p}"),
     ))  # fmt: skip
 
 
-def _stem_rows(spec: ViTSpec) -> list[Row]:
-    """The patch embedding: matrix alone, or between two norms."""
-    if spec.stem != "normed_linear":
-        return [
-            row(f"{PATCHES}1.weight", "patch_embed.proj.weight", _swapped("... C P Q")),
-            row(f"{PATCHES}1.bias", "patch_embed.proj.bias"),
-        ]
-    flat = _swapped("... (C P Q)")
-    return [
-        row(f"{PATCHES}1.{{p}}", "patch_embed.norm_patches.{p}", flat),
-        row(f"{PATCHES}2.weight", "patch_embed.proj.weight", flat),
-        row(f"{PATCHES}2.bias", "patch_embed.proj.bias"),
-        row(f"{PATCHES}3.{{p}}", "patch_embed.norm.{p}"),
-    ]
-
-
-def _plain_rows(spec: ViTSpec) -> list[Row]:
-    """What `ViT` calls otherwise than `SimpleViT`."""
-    unbatched = Transform(_batched, _unbatched)
-    return [
-        row("cls_token", "cls_token", unbatched) if spec.class_token
-        else row("cls_token", (), NO_TOKENS),
-        row("pos_embedding", "pos_embed", unbatched),
-        row(LAYER + "0.to_out.0.{p}", OURS + "attn.proj.{p}"),
-        row(LAYER + "1.net.4.{p}", OURS + "mlp.fc2.{p}"),
-        row("mlp_head.{p}", "head.{p}"),
-    ]  # fmt: skip
-
-
-def _simple_rows() -> list[Row]:
-    """What `SimpleViT` calls otherwise: it has no dropout, and no bias after attention."""
-    ours = [OURS + "attn.proj.weight", OURS + "attn.proj.bias"]
-    return [
-        row(LAYER + "0.to_out.weight", ours, Transform(_to_out_bias, _no_bias)),
-        row(LAYER + "1.net.3.{p}", OURS + "mlp.fc2.{p}"),
-        row("linear_head.{p}", "head.{p}"),
-    ]
-
-
 FIXED: dict[str, Any] = {
-    "stem": ("normed_linear",), "patch_bias": (True,), "distillation_token": (False,),
-    "num_registers": (0,), "positions": ("learned", "sincos_2d"), "positions_cover_prefix": (True,),
-    "embedding_norm": (False,), "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-5,),
-    "activation": ("gelu",), "mlp": ("plain",), "qkv_bias": (False,), "qk_norm": (False,),
-    "layer_scale": (None,), "pooling": ("cls", "mean"), "final_norm": (True,),
-    "norm_before_pool": (True,), "representation_width": (None,),
+    **{name: values for name, values in PLAIN.items() if name != "head_width"},
+    **SINGLE, "norm_eps": (1e-5,), "qkv_bias": (False,), "representation_width": (None,),
 }  # fmt: skip
-"""What its newest classes compute; any value of the other fields fits."""
+"""What all of its classes compute; any value of the fields that no class names fits."""
+HOLDS: tuple[Holds, ...] = tuple(
+    {
+        **FIXED, "stem": (stem, "linear") if stem == "convolution" else (stem,),
+        "positions": (positions,), "class_token": (class_token,), "pooling": (pooling,),
+        "norm_before_pool": (first,),
+    }
+    for stem, positions, class_token, pooling, first in RELEASES
+)  # fmt: skip
+"""The classes of each era."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
-    """`model.safetensors` for `ViT` or `SimpleViT` since 1.16, with the constructor's arguments."""
-    spec = bundle.spec
-    simple = spec.positions != "learned"
-    if simple and (spec.pooling != "mean" or not spec.num_classes):
-        raise CheckpointError("SimpleViT reads the mean of the patches and always has a head")
-    arguments = {
-        "class": "SimpleViT" if simple else "ViT", "image_size": _single(spec.image_size),
-        "patch_size": _single(spec.patch_size), "channels": spec.in_channels, "dim": spec.width,
-        "depth": spec.depth, "heads": spec.num_heads, "mlp_dim": spec.mlp_width,
-        "dim_head": spec.attention_width // spec.num_heads, "num_classes": spec.num_classes,
-        **({} if simple else {"pool": spec.pooling}),
+def write(bundle: Bundle) -> dict[str, Content]:
+    """`model.safetensors` with the names of its release, and the constructor's arguments."""
+    spec, era = bundle.spec, release(bundle.spec)
+    name = "ViT" if spec.positions == "learned" else "SimpleViT"
+    number = ".".join(map(str, era))
+    if not spec.num_classes and (name == "SimpleViT" or era < (1, 17)):
+        raise CheckpointError(f"{name} of {number} always has a head; num_classes must be >= 1")
+    if era < (1, 4):
+        names = _renamed(bundle.tensors, {new: old for old, new in OLD_PARTS[name].items()})
+        bundle = replace(bundle, tensors={names[n]: t for n, t in bundle.tensors.items()})
+    sizes = {"image_size": spec.image_size, "patch_size": spec.patch_size}
+    arguments = {  # one number for a square: JSON makes a pair a list, which they do not take
+        "class": name, **{key: s[0] if s[0] == s[1] else s for key, s in sizes.items()},
+        "channels": spec.in_channels, "dim": spec.width, "depth": spec.depth,
+        "heads": spec.num_heads, "dim_head": spec.attention_width // spec.num_heads,
+        "mlp_dim": spec.mlp_width, "num_classes": spec.num_classes,
     }  # fmt: skip
-    metadata = {"vit_pytorch": json.dumps(arguments)}
+    if name == "ViT":
+        arguments["pool"] = "cls" if spec.pooling == "cls" else "mean"
+    metadata = {"vit_pytorch": json.dumps(arguments), "vit_pytorch_release": number}
     return {"model.safetensors": safetensors_file(bundle, metadata)}
 
 
-def _single(size: tuple[int, int]) -> int | tuple[int, int]:
-    """One number for a square: their constructors take no list, as which JSON gives a pair back."""
-    return size[0] if size[0] == size[1] else size
-
-
-FORMAT = Format("lucidrains", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("lucidrains", detect, prepare, infer, table, HOLDS, write)

@@ -8,12 +8,15 @@ pattern of what may be left aside: nothing is dropped in silence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
+from einops import EinopsError
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, did_you_mean
@@ -42,8 +45,8 @@ def _as_is(parts: Parts, spec: ViTSpec) -> Parts:
 
 AS_IS = Transform(_as_is, _as_is)
 TRANSPOSED = Transform(
-    lambda parts, spec: tuple(part.T for part in parts),
-    lambda parts, spec: tuple(part.T for part in parts),
+    lambda parts, spec: tuple(part.mT for part in parts),
+    lambda parts, spec: tuple(part.mT for part in parts),
 )
 
 
@@ -101,7 +104,7 @@ class Table:
         found: list[Row] = []
         for rule in self.rows:
             for filled in _fillings(rule, spec.depth):
-                if set(filled.ours) <= wanted.keys() - taken:
+                if taken.isdisjoint(filled.ours) and wanted.keys() >= set(filled.ours):
                     taken |= set(filled.ours)
                     found.append(filled)
         if unclaimed := sorted(wanted.keys() - taken):
@@ -111,10 +114,31 @@ class Table:
         return found
 
 
-def shapes(spec: ViTSpec) -> dict[str, tuple[int, ...]]:
+@lru_cache(maxsize=4)
+def shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
     """Names and shapes of a model's tensors, without memory for them."""
     with torch.device("meta"):
         return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}
+
+
+def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
+    """Hold a spec against the tensors of a file, before a model of it is made.
+
+    Args:
+        spec: what the file is said to be.
+        theirs: name -> shape, as in its header.
+
+    Raises:
+        CheckpointError: more blocks than tensors, or more numbers in blocks than the file declares.
+    """
+    blocks = spec.depth + sum(spec.resnet_layers)
+    numbers = sum(math.prod(shape) for shape in theirs.values())
+    matrices = spec.width * (3 * spec.attention_width + 2 * spec.mlp_width)
+    if blocks > len(theirs) or spec.depth * matrices > numbers:
+        raise CheckpointError(
+            f"depth {spec.depth}, width {spec.width} and mlp_width {spec.mlp_width} need more than "
+            f"the {len(theirs)} tensors of {numbers} numbers that the file declares"
+        )
 
 
 def read_tensors(
@@ -131,14 +155,20 @@ def read_tensors(
         if missing := [name for name in rule.theirs if name not in theirs]:
             near = did_you_mean(missing[0], theirs)
             raise CheckpointError(f"tensor {missing[0]} is missing{near}")
-        made = rule.how.to_ours(tuple(theirs[name] for name in rule.theirs), spec)
+        parts = tuple(theirs[name] for name in rule.theirs)
+        try:
+            made = rule.how.to_ours(parts, spec)
+        except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
+            named = zip(rule.theirs, parts, strict=True)
+            found = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+            raise CheckpointError(f"{found} cannot become {_few(rule.ours)}") from None
         for name, tensor in zip(rule.ours, made, strict=True):
             if tuple(tensor.shape) != expected[name]:
                 raise CheckpointError(
                     f"{' + '.join(rule.theirs)} gives {name} the shape {tuple(tensor.shape)}; "
                     f"the model needs {expected[name]}"
                 )
-            ours[name] = tensor
+            ours[name] = tensor.contiguous()  # now, so that theirs need not stay in memory
     claimed = {name for rule in rows for name in rule.theirs}
     aside = dict(_set_aside(table, sorted(theirs.keys() - claimed)))
     if unknown := sorted(theirs.keys() - claimed - aside.keys()):

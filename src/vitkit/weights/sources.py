@@ -7,7 +7,8 @@ opened only where the user says that it is trusted, and then by torch's restrict
 from __future__ import annotations
 
 import argparse
-import json
+import struct
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -16,13 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.lib import format as npy
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, nearest_parent
+from vitkit.weights.archives import (
+    DAMAGE,
+    MOST,
+    array_header,
+    array_reader,
+    entries,
+    pickle_records,
+)
+from vitkit.weights.documents import parse, read_json
 from vitkit.weights.hub import fetch, is_address
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
@@ -36,8 +44,11 @@ DOCUMENTS = {"config": "config.json", "preprocessor": "preprocessor_config.json"
 WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json",
          "pytorch_model.bin", "model.npz")  # fmt: skip
 """What a folder's weights may be called, best first."""
-INFLATION = 20
-"""A compressed array may be this many times larger than its file; real weights hardly shrink."""
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+LONGEST_HEADER = 25_000_000
+"""Bytes of a safetensors header; the library allows 100 MB, parsed into ten times as much."""
+LONGEST_EMPTY = 65_536
+"""Longest side of an empty tensor, which takes no bytes: its sides cost nothing to lie about."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +81,17 @@ class Source(Mapping[str, Tensor]):
         self.header, self._readers, self._files = header, readers, files
 
     def __getitem__(self, name: str) -> Tensor:
+        """The tensor, if it holds weights.
+
+        Raises:
+            CheckpointError: damaged, no floating-point numbers, or one that is not finite.
+        """
+        read = self._readers[name]
         try:
-            return self._readers[name]()
-        except (SafetensorError, OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+            return _weights(name, read())
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.header.path}: {error}") from None
+        except DAMAGE as error:
             raise CheckpointError(f"{self.header.path}: {name}: cannot be read: {error}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -115,34 +134,84 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
         CheckpointError: no such file, not what it seems, damaged, or a pickle without trust.
     """
     path = fetch(str(path), trust_pickle=trust_pickle) if is_address(path) else Path(path)
-    if path.is_dir():
+    if _is_folder(path):
         found = next((path / name for name in WHOLE if (path / name).is_file()), None)
         if found is None:
             raise CheckpointError(
                 f"{path}: a folder without weights; expected one of {', '.join(WHOLE)} in it"
             )
-        return open_source(found, trust_pickle=trust_pickle)
+        path = found
     check_file(path)
     documents = _documents(path.parent)
     if path.name.endswith(".index.json"):
         return _open_shards(path, documents, trust_pickle)
+    return _open_file(path, documents, trust_pickle)
+
+
+def _open_file(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
+    """One file that is whole in itself."""
     if path.suffix in PICKLES:
-        return _open_pickle(path, documents, trust_pickle)
-    opener = {".safetensors": _open_safetensors, ".npz": _open_npz}.get(path.suffix)
-    if opener is None:
+        opened = _open_pickle(path, documents, trust)
+    elif path.suffix == ".safetensors":
+        opened = _open_safetensors(path, documents)
+    elif path.suffix == ".npz":
+        opened = _open_npz(path, documents)
+    else:
         raise CheckpointError(
             f"{path}: the ending {path.suffix or '(none)'} is none of .safetensors, .npz, "
             f"{', '.join(PICKLES)}"
         )
-    return opener(path, documents)
+    try:
+        _check_header(opened.header)
+    except CheckpointError:
+        opened.__exit__()
+        raise
+    return opened
+
+
+def _check_header(header: Header) -> None:
+    """No more tensors than any model has, and none whose sides cost nothing to declare."""
+    if len(header.shapes) > MOST:
+        raise CheckpointError(
+            f"{header.path}: {len(header.shapes)} tensors are too many; {MOST} are the most"
+        )
+    for name, shape in header.shapes.items():
+        if 0 in shape and max(shape) > LONGEST_EMPTY:
+            raise CheckpointError(
+                f"{header.path}: {name} is empty and {max(shape)} long; expected at most "
+                f"{LONGEST_EMPTY}"
+            )
+
+
+def _weights(name: str, tensor: Tensor) -> Tensor:
+    """The tensor, if it holds numbers that a model can compute with."""
+    if tensor.dtype not in FLOATS:
+        kind = str(tensor.dtype).removeprefix("torch.")
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+        raise CheckpointError(f"{name}: {kind} numbers are no weights; expected {known}")
+    if not torch.isfinite(tensor.sum(dtype=torch.float32)):  # sums never lose a NaN or infinity
+        wrong = int((~torch.isfinite(tensor.float())).sum())
+        if wrong:
+            raise CheckpointError(
+                f"{name}: {wrong} of {tensor.numel()} numbers are not finite; take a checkpoint "
+                f"from before its training failed"
+            )
+    return tensor
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def check_file(path: Path) -> None:
     """Say what a file is that cannot be a checkpoint, before anything parses it."""
     try:
         there = path.exists()
-    except PermissionError:
-        raise CheckpointError(f"{path}: permission denied") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
     if not there:
         raise CheckpointError(f"{path}: no such file; {nearest_parent(path)}")
     if not path.is_file():
@@ -168,101 +237,67 @@ def _documents(folder: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises `CheckpointError` for anything else, or more than 64 MB of it."""
-    if path.stat().st_size > 64_000_000:
-        raise CheckpointError(f"{path}: {path.stat().st_size} bytes are too many for a description")
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(document, dict):
-        raise CheckpointError(f"{path}: expected a JSON object")
-    return document
-
-
 def _open_safetensors(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
     files = ExitStack()
     try:
-        file = files.enter_context(safe_open(path, framework="pt"))
-        names = list(file.keys())
-        views = {name: file.get_slice(name) for name in names}
-        shapes = {name: tuple(view.get_shape()) for name, view in views.items()}
-        dtypes = {name: str(view.get_dtype()) for name, view in views.items()}
-    except (SafetensorError, OSError) as error:
+        with path.open("rb") as start:
+            (length,) = struct.unpack("<Q", start.read(8))
+            if length > LONGEST_HEADER:
+                raise ValueError(f"a header of {length} bytes; {LONGEST_HEADER} are the most")
+            said = parse(start.read(length))
+            if len(said) > MOST + 1:
+                raise ValueError(f"{len(said)} tensors are too many; {MOST} are the most")
+            file = files.enter_context(safe_open(path, framework="pt"))  # which checks all of it
+    except DAMAGE as error:
         files.close()
         raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
-
-    header = Header(path, shapes, dtypes, dict(file.metadata() or {}), documents)
-    return Source(header, {name: partial(file.get_tensor, name) for name in names}, files)
+    metadata = said.pop("__metadata__", None) or {}
+    shapes = {name: tuple(entry["shape"]) for name, entry in said.items()}
+    dtypes = {name: entry["dtype"] for name, entry in said.items()}
+    header = Header(path, shapes, dtypes, metadata, documents)
+    return Source(header, {name: partial(file.get_tensor, name) for name in shapes}, files)
 
 
 def _open_shards(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{path}: expected a `weight_map` from tensor to file")
-    files, readers = ExitStack(), {}
-    shapes, dtypes = {}, {}
+    shapes, dtypes, readers = {}, {}, {}
     shards: dict[str, Source] = {}
-    for name in sorted({str(place) for place in places.values()}):
-        if Path(name).name != name:
-            raise CheckpointError(f"{path}: the shard {name!r} lies outside of the folder")
-        shards[name] = files.enter_context(open_source(path.parent / name, trust_pickle=trust))
-    for tensor, place in places.items():
-        shard = shards[str(place)]
-        if tensor not in shard:
-            raise CheckpointError(f"{path}: {tensor} is not in {place}")
-        shapes[tensor] = shard.header.shapes[tensor]
-        dtypes[tensor] = shard.header.dtypes[tensor]
-        readers[tensor] = shard._readers[tensor]
-    return Source(Header(path, shapes, dtypes, {}, documents), readers, files)
+    with ExitStack() as files:
+        for name in sorted({str(place) for place in places.values()}):
+            if Path(name).name != name or not name.endswith((".safetensors", *PICKLES)):
+                raise CheckpointError(
+                    f"{path}: the shard {name!r} is no file of weights, or lies outside of the "
+                    f"folder"
+                )
+            check_file(path.parent / name)
+            shards[name] = files.enter_context(_open_file(path.parent / name, {}, trust))
+        for tensor, place in places.items():
+            shard = shards[str(place)]
+            if tensor not in shard:
+                raise CheckpointError(f"{path}: {tensor} is not in {place}")
+            shapes[tensor] = shard.header.shapes[tensor]
+            dtypes[tensor] = shard.header.dtypes[tensor]
+            readers[tensor] = shard._readers[tensor]
+        return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
 
 
 def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
-    files = ExitStack()
     shapes, dtypes, readers = {}, {}, {}
     try:
-        archive = files.enter_context(zipfile.ZipFile(path))
-        members = archive.infolist()
-        declared, size = sum(member.file_size for member in members), path.stat().st_size
-        if declared > INFLATION * size + 16_000_000:
-            raise CheckpointError(
-                f"{path}: {size} bytes declare {declared} bytes of arrays; no weights shrink so far"
-            )
-        for member in members:
-            name = member.filename.removesuffix(".npy")
-            if name in shapes:
-                raise CheckpointError(f"{path}: the array {name!r} is there twice")
-            with archive.open(member) as file:
-                shapes[name], dtypes[name] = _npy_header(path, name, file, member.file_size)
-            readers[name] = _array_reader(archive, member)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, RuntimeError) as error:
-        files.close()
+        with ExitStack() as files:
+            archive = files.enter_context(zipfile.ZipFile(path))
+            for entry in entries(path, archive):
+                name = entry.filename.removesuffix(".npy")
+                with archive.open(entry) as file:
+                    shapes[name], dtypes[name] = array_header(
+                        f"{path}: {name}", file, entry.file_size
+                    )
+                readers[name] = array_reader(archive, entry)
+            return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
+    except DAMAGE as error:
         raise CheckpointError(f"{path}: not a whole .npz file: {error}") from None
-    return Source(Header(path, shapes, dtypes, {}, documents), readers, files)
-
-
-def _npy_header(path: Path, name: str, file: Any, size: int) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a member, held against the bytes it declares."""
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(file)
-    if dtype.hasobject:
-        raise CheckpointError(f"{path}: {name} holds Python objects, not numbers")
-    if (needed := int(np.prod(shape, dtype=object)) * dtype.itemsize) > size:
-        raise CheckpointError(f"{path}: {name} declares {needed} bytes and has {size}")
-    return tuple(int(side) for side in shape), dtype.str
-
-
-def _array_reader(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Callable[[], Tensor]:
-    def read() -> Tensor:
-        with archive.open(member) as file:
-            array = npy.read_array(file, allow_pickle=False)
-        if array.dtype == np.dtype("V2"):  # bfloat16, which numpy has no name for
-            return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
-        return torch.from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-
-    return read
 
 
 def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
@@ -271,17 +306,19 @@ def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) 
             f"{path}: a pickle, which can run code when it is read; if you trust where it comes "
             f"from, say --trust-pickle (trust_pickle=True), else ask for a .safetensors file"
         )
+    records = pickle_records(path)
     try:
         # DeiT's and timm's training checkpoints hold their settings as a Namespace, plain data.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             content = torch.load(
-                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+                path, map_location="cpu", weights_only=True, mmap=records is not None
             )
     except Exception as error:  # noqa: BLE001 - whatever a hostile pickle makes torch raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
         raise CheckpointError(f"{path}: torch's weights_only reader refuses: {reason}") from None
-    tensors, notes = _unpacked(path, content)
+    tensors, notes = _unpacked(path, content, records)
     header = Header(
         path,
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
@@ -294,25 +331,49 @@ def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) 
     return Source(header, readers, ExitStack())
 
 
-CONTAINERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model", "teacher", "student")
+CONTAINERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model", "teacher", "student",
+              "encoder")  # fmt: skip
 """Entries of a training checkpoint that hold the weights, best first."""
 
 
-def _unpacked(path: Path, content: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def _unpacked(
+    path: Path, content: object, records: set[int] | None
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The dictionary of tensors inside a training checkpoint, and through what it was reached."""
     notes: list[str] = []
     while isinstance(content, dict):
         inner = next((n for n in CONTAINERS if isinstance(content.get(n), dict)), None)
         if inner is None:
             break
+        if len(notes) == len(CONTAINERS):
+            raise CheckpointError(f"{path}: its entry {inner!r} is nested without end")
         notes.append(f"weights taken from the entry {inner!r}")
         content = content[inner]
     if not isinstance(content, dict) or not any(isinstance(v, Tensor) for v in content.values()):
         raise CheckpointError(f"{path}: holds no dictionary of tensors; save a state_dict()")
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, Tensor)}
-    if others := [str(name) for name in content if str(name) not in tensors]:
-        notes.append(f"no tensors, left out: {', '.join(others[:5])}")
+    tensors = {name: _plain(path, name, value, records) for name, value in content.items()
+               if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
+    if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
+        raise CheckpointError(f"{path}: its tensors share so many numbers that they are no model")
+    if others := [name for name in content if name not in tensors]:
+        shown = ", ".join(name[:50] for name in others[:5] if isinstance(name, str))
+        notes.append(f"no tensors, left out: {shown or len(others)}")
     return tensors, tuple(notes)
+
+
+def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
+    """The tensor without what training hung on it, if its numbers are all there."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:
+        raise CheckpointError(f"{path}: {name} is no plain tensor but {type(tensor).__name__}")
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        kind = f"{tensor.layout} on {tensor.device}"
+        raise CheckpointError(f"{path}: {name} is no plain tensor but {kind}; save it dense")
+    stored = tensor.untyped_storage().nbytes()
+    if tensor.nbytes > stored or (records is not None and stored not in records):
+        raise CheckpointError(
+            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]} and other numbers are stored"
+        )
+    return tensor.detach()
 
 
 def without_prefix(source: Source) -> Source:

@@ -17,6 +17,7 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights import timm_config
+from vitkit.weights.files import Content
 from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import AS_IS, Row, Table, Transform, row
@@ -88,12 +89,11 @@ def infer_as(
     fields |= placed
     rotary = guessed.get("positions") == "rope"
     usual = {**_usual(shapes, fields, rotary), **habits, **guessed}
+    if fields["layer_scale"]:  # a starting value: no shape has it
+        usual["layer_scale"] = fields.pop("layer_scale")
     usual = {name: value for name, value in usual.items() if name not in fields}
-    stored = {name: value for name, value in stated.fields.items() if name not in fields}
-    if (
-        fields["layer_scale"] and "layer_scale" in stated.fields
-    ):  # a starting value: no shape has it
-        fields["layer_scale"] = stated.fields["layer_scale"] or fields["layer_scale"]
+    named = {n: v for n, v in stated.fields.items() if n not in fields and v is not None}
+    stored = named.keys() - {"position_resampling"}  # a habit of the code, not of the model
     pictures = _channels(preprocess.replace(**stated.preprocess), fields["in_channels"])
     classes = stated.classes if len(stated.classes) == fields["num_classes"] else ()
     if stated.classes and not classes:
@@ -101,11 +101,11 @@ def infer_as(
             f"{len(stated.classes)} class names for {fields['num_classes']} logits are left out"
         )
     return finish(
-        {**usual, **stored, **fields},
+        {**usual, **named, **fields},
         overrides,
         pictures,
         stored=[*stored, *(["preprocess"] if stated.preprocess else [])],
-        usual=[*(usual.keys() - stored.keys()), *([] if stated.preprocess else ["preprocess"])],
+        usual=[*(usual.keys() - stored), *([] if stated.preprocess else ["preprocess"])],
         classes=classes,
         warnings=tuple(warnings),
     )
@@ -312,13 +312,13 @@ FIXED: dict[str, Any] = {
 """What timm's classes compute; a `pre_logits` it drops as it loads. Any value of other fields."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """A folder as on the Hub: `model.safetensors` and `config.json`."""
     config = timm_config.document(bundle.spec, bundle.preprocess, bundle.classes)
     return {
         "model.safetensors": safetensors_file(bundle),
-        "config.json": (json.dumps(config, indent=2) + "\n").encode(),
+        "config.json": Content.of((json.dumps(config, indent=2) + "\n").encode()),
     }
 
 
-FORMAT = Format("timm", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("timm", detect, prepare, infer, table, (FIXED,), write)

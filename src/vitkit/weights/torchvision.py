@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.spec import ViTSpec
+from vitkit.weights.files import Content
 from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Table, row
@@ -74,9 +75,9 @@ FIXED: dict[str, Any] = {**PLAIN, **SINGLE}
 """What its class computes; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, bytes]:
+def write(bundle: Bundle) -> dict[str, Content]:
     """`model.safetensors` with the names of `torchvision.models.vit_b_16().state_dict()`."""
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format("torchvision", detect, prepare, infer, table, FIXED, write)
+FORMAT = Format("torchvision", detect, prepare, infer, table, (FIXED,), write)

@@ -1,0 +1,56 @@
+"""JSON that strangers wrote: strictly as its standard has it, and not much of it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import CheckpointError
+
+LARGEST = 8_000_000
+"""Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object. Raises `CheckpointError` for anything else, or more than 8 MB of it."""
+    try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise CheckpointError(f"{path}: {size} bytes are too many for a description")
+        document = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: expected a JSON object")
+    return document
+
+
+def parse(text: str | bytes) -> Any:
+    """A JSON value. Raises `ValueError` also for NaN, infinities, keys given twice, and depth.
+
+    >>> parse('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse('{"a": 1, "a": 2}')
+    Traceback (most recent call last):
+    ValueError: the key 'a' is there twice
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        key = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"the key {key!r} is there twice")
+    return made
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is no number of JSON's")

@@ -1,0 +1,87 @@
+"""A checkpoint on its way into the files of a format: fitted to what it holds, renamed, written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from vitkit.errors import CheckpointError
+from vitkit.spec import ViTSpec
+from vitkit.weights.files import Content, write_new
+from vitkit.weights.fitting import Step, fit
+from vitkit.weights.format import Bundle
+from vitkit.weights.formats import FORMATS
+from vitkit.weights.own import OWN, content
+from vitkit.weights.rules import write_tensors
+from vitkit.weights.sources import PICKLES
+
+if TYPE_CHECKING:
+    from vitkit.weights.checkpoint import Checkpoint
+
+FILES = (".safetensors", ".npz", *PICKLES)
+"""Endings by which a place is a file and no folder."""
+
+
+class Made(NamedTuple):
+    """A model on its way into files."""
+
+    contents: dict[str, Content]
+    spec: ViTSpec
+    state: Mapping[str, Tensor]
+    steps: tuple[Step, ...]
+
+
+def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
+    """The files of the target, what they hold, and the steps that led there."""
+    spec, before = given.model.spec, given.model.state_dict()
+    stored = getattr(torch, given.dtype)
+    if to == OWN:
+        metadata = {**given.metadata, "source_format": given.format}
+        file = content(given.model, given.preprocess, given.classes, metadata, stored)
+        return Made({"model.safetensors": file}, spec, before, ())
+    form = FORMATS[to]
+    try:
+        spec, state, steps = fit(spec, before, *form.holds)
+    except CheckpointError as error:
+        raise CheckpointError(f"{given.path}: as {to}: {error}") from None
+    if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
+        raise CheckpointError(
+            f"{given.path}: {to} cannot hold all of it: {'; '.join(lossy)}; "
+            f"say --allow-lossy (allow_lossy=True) to go on without"
+        )
+    tensors = write_tensors(form.table(spec), spec, state)
+    if not steps:  # numbers that were computed anew keep all their bits
+        tensors = {name: tensor.to(stored) for name, tensor in tensors.items()}
+    files = form.write(Bundle(spec, tensors, given.preprocess, given.classes))
+    return Made(files, spec, state, tuple(steps))
+
+
+def written(
+    given: Checkpoint, out: Path, to: str, allow_lossy: bool, before: Mapping[str, Tensor]
+) -> tuple[tuple[Path, ...], ViTSpec, tuple[Step, ...], int]:
+    """Files, the spec they hold, the steps, how many tensors stayed; keeps no copy of them."""
+    contents, spec, state, steps = _made(given, to, allow_lossy)
+    kept = sum(name in before and _same(before[name], tensor) for name, tensor in state.items())
+    return _place(out, contents, to), spec, steps, kept
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    if left.data_ptr() == right.data_ptr():
+        return True
+    return left.shape == right.shape and torch.equal(left, right)
+
+
+def _place(out: Path, contents: Mapping[str, Content], to: str) -> tuple[Path, ...]:
+    """Write into the folder `out`, or the one file of that name."""
+    if out.suffix not in FILES:
+        return write_new(out, contents)
+    if len(contents) > 1:
+        raise CheckpointError(f"{out}: {to} is a folder of {', '.join(contents)}; give a folder")
+    ((name, only),) = contents.items()
+    if out.suffix != Path(name).suffix:
+        raise CheckpointError(f"{out}: {to} files end in {Path(name).suffix}; name it so")
+    return write_new(out.parent, {out.name: only})

@@ -1,0 +1,168 @@
+"""Google's `.npz` files and the codes behind them, in Flax: both ways, names and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peers import TOLERANCE, relative
+from weights.flax_models import (
+    Arrays,
+    BigVision,
+    Shapes,
+    VitJax,
+    as_google_reads,
+    bfloat16,
+    logits,
+    parameters,
+)
+from weights.round_trips import noisy, same_bits
+
+import vitkit
+from vitkit.weights.google import table
+from vitkit.weights.rules import write_tensors
+
+SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 1, "num_heads": 2,
+         "mlp_width": 96, "num_classes": 7, "activation": "gelu_tanh",
+         "position_resampling": "bilinear_aligned"}  # fmt: skip
+NO_TOKEN = {"class_token": False, "pooling": "mean"}
+MAP = {"class_token": False, "pooling": "map"}
+SINES = NO_TOKEN | {"positions": "sincos_2d", "image_size": 224, "patch_size": 56}
+HYBRID = {"stem": "resnet", "image_size": 64, "patch_size": 32}
+STAGES = {"stem": "resnet", "resnet_layers": (1, 2)}
+R50 = {"stem": "resnet", "resnet_layers": (3, 4, 9), "patch_size": 16}
+CASES = {
+    "token": (VitJax, {"depth": 2}),
+    "pre_logits": (VitJax, {"representation_width": 24}),
+    "grey, no head": (VitJax, {"in_channels": 1, "num_classes": 0}),
+    "R+Ti": (VitJax, HYBRID),
+    "R+Ti gap": (VitJax, HYBRID | NO_TOKEN),
+    "two stages": (VitJax, STAGES),
+    "token of big_vision": (BigVision, {"positions_cover_prefix": False}),
+    "gap": (BigVision, NO_TOKEN),
+    "gap of 2022": (BigVision, SINES | {"representation_width": 64}),
+    "map": (BigVision, MAP),
+}
+READ_ONLY = {
+    "gap of vit_jax": (VitJax, NO_TOKEN),
+    "one stack": (partial(BigVision, stacked=True), MAP | {"depth": 2}),
+}
+"""Layouts that we read and do not write."""
+
+Flax = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def flax() -> Iterator[Flax]:
+    """A call of a function in a process of its own.
+
+    Once JAX has computed, its threads run on, and it warns whenever a loader forks a worker.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        yield lambda function, *given: pool.submit(function, *given).result()
+
+
+def spec_of(fields: dict[str, object]) -> vitkit.ViTSpec:
+    return vitkit.ViTSpec(**SMALL | fields)
+
+
+def noise(shapes: Shapes) -> Arrays:
+    """Values for parameters, none of them at its identity."""
+    draw = np.random.default_rng(0).standard_normal
+    return {
+        name: (0.05 * draw(shape) + name.endswith("scale")).astype(dtype)
+        for name, (shape, dtype) in shapes.items()
+    }
+
+
+def saved(arrays: Arrays, prefix: str, folder: Path) -> Path:
+    np.savez(folder / "model.npz", **{prefix + name: array for name, array in arrays.items()})
+    return folder / "model.npz"
+
+
+@torch.inference_mode()
+def difference(
+    flax: Flax, ours: vitkit.ViT, theirs: Any, arrays: Arrays, contrast: float = 1.0
+) -> float:
+    """Largest |ours - Flax's| of float32 logits, as a part of their scale."""
+    generator = torch.Generator().manual_seed(2)
+    size = (2, ours.spec.in_channels, *ours.spec.image_size)
+    images = contrast * torch.randn(size, generator=generator)
+    expected = flax(logits, theirs, arrays, images.permute(0, 2, 3, 1).numpy())
+    return relative(ours(images), torch.tensor(expected))
+
+
+@pytest.mark.parametrize("case", CASES | READ_ONLY)
+def test_what_flax_made_is_read_and_computed_as_flax_does(flax, tmp_path, case):
+    make, fields = (CASES | READ_ONLY)[case]
+    theirs = make(spec_of(fields))
+    arrays = noise(flax(parameters, theirs))
+    prefix = "params/" if isinstance(theirs, BigVision) else ""
+    ours = vitkit.load(saved(arrays, prefix, tmp_path)).model
+    assert ours.spec == theirs.spec
+    assert difference(flax, ours, theirs, arrays) <= TOLERANCE
+
+
+def converted(spec: vitkit.ViTSpec, folder: Path) -> tuple[vitkit.ViT, Arrays]:
+    """A model, and the arrays of the file that it is converted into."""
+    model, half = noisy(spec), (0.5,) * spec.in_channels
+    preprocess = vitkit.Preprocess(image_size=spec.image_size, mean=half, std=half)
+    own = vitkit.save(folder / "own.safetensors", model, preprocess=preprocess)
+    (file,) = vitkit.convert(own, folder / "model.npz", to="google").files
+    with np.load(file, allow_pickle=False) as arrays:
+        return model, as_google_reads(dict(arrays))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_we_write_is_what_flax_makes_and_computes(flax, tmp_path, case):
+    make, fields = CASES[case]
+    ours, arrays = converted(spec_of(fields), tmp_path)
+    theirs = make(ours.spec)
+    shapes = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+    assert shapes == flax(parameters, theirs)
+    assert difference(flax, ours, theirs, arrays) <= TOLERANCE
+
+
+def test_a_whole_r50_has_the_names_and_shapes_of_flax(flax):
+    with torch.device("meta"):
+        model = vitkit.ViT(spec_of(R50))
+    written = as_google_reads(write_tensors(table(model.spec), model.spec, model.state_dict()))
+    expected = {name: shape for name, (shape, _) in flax(parameters, VitJax(model.spec)).items()}
+    assert {name: tuple(tensor.shape) for name, tensor in written.items()} == expected
+
+
+def test_another_gelu_and_swapped_arrays_show(flax, tmp_path):
+    ours, arrays = converted(spec_of(CASES["token"][1]), tmp_path)
+    exact = VitJax(ours.spec.replace(activation="gelu"))
+    assert difference(flax, ours, exact, arrays) > 10 * TOLERANCE
+    at = "Transformer/encoderblock_1/MultiHeadDotProductAttention_0"
+    query, value = f"{at}/query/kernel", f"{at}/value/kernel"
+    swapped = arrays | {query: arrays[value], value: arrays[query]}
+    assert difference(flax, ours, VitJax(ours.spec), swapped) > 100 * TOLERANCE
+
+
+def test_the_small_numbers_of_a_hybrid_count(flax, tmp_path):
+    """Next to kernels and pictures as small as they are: 1e-5 and 1e-6, where timm has others."""
+    theirs = VitJax(spec_of(HYBRID))
+    arrays = noise(flax(parameters, theirs))
+    arrays["conv_root/kernel"] *= 1e-3
+    file = saved(arrays, "", tmp_path)
+    ours, timms = vitkit.load(file).model, vitkit.load(file, resnet_variant="timm").model
+    assert difference(flax, ours, theirs, arrays, contrast=0.01) <= TOLERANCE
+    assert difference(flax, timms, theirs, arrays, contrast=0.01) > 100 * TOLERANCE
+
+
+def test_bfloat16_keeps_its_bits(flax, tmp_path):
+    """numpy stores it as two bytes of anything."""
+    arrays = noise(flax(parameters, BigVision(spec_of(MAP))))
+    halves = {name: array.astype(bfloat16) for name, array in arrays.items()}
+    floats = {name: array.astype(np.float32) for name, array in halves.items()}
+    read = [vitkit.load(saved(given, "params/", tmp_path)).model for given in (halves, floats)]
+    same_bits(*(model.state_dict() for model in read))

@@ -1,0 +1,99 @@
+"""Models by name with published weights: what is named is adapted, what is not stays as trained."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from weights.round_trips import noisy, same_bits
+
+import vitkit
+from vitkit.errors import CheckpointError, SettingError, SpecError
+
+NAME, TAG, REVISION = "vit_tiny_patch16_224", "augreg_in21k_ft_in1k", "a" * 40
+
+
+@pytest.fixture(scope="module")
+def weights() -> vitkit.ViT:
+    return noisy(vitkit.create_model(NAME).spec)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch, weights) -> Path:
+    """A cache of the Hub with timm's folder of the model, and no way to the Hub itself."""
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    preprocess = vitkit.Preprocess(crop_ratio=0.9)
+    own = vitkit.save(tmp_path / "own.safetensors", weights, preprocess=preprocess)
+    vitkit.convert(own, tmp_path / "timm", to="timm")
+    place = tmp_path / "hub" / f"models--timm--{NAME}.{TAG}"
+    for folder in ("refs", "blobs", f"snapshots/{REVISION}"):
+        (place / folder).mkdir(parents=True)
+    (place / "refs/main").write_text(REVISION)
+    for file in (tmp_path / "timm").iterdir():
+        blob = place / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
+        file.rename(blob)
+        (place / f"snapshots/{REVISION}" / file.name).symlink_to(blob)
+    return own
+
+
+def test_a_model_s_published_weights_by_its_name(hub, weights):
+    for name in (NAME, f"{NAME}.{TAG}"):
+        model = vitkit.create_model(name, pretrained=True)
+        same_bits(weights.state_dict(), model.state_dict())
+        assert (model.spec, model.training) == (weights.spec, False)
+    stored = vitkit.load(NAME)
+    assert stored.metadata["licence"] == "apache-2.0"
+    assert stored.metadata["catalogue"] == f"{NAME}.{TAG}"
+    assert vitkit.inspect(f"timm://{NAME}.{TAG}").spec == weights.spec
+
+
+def test_what_the_caller_names_is_adapted_and_logged(hub, weights, caplog):
+    caplog.set_level(logging.INFO, logger="vitkit")
+    model = vitkit.create_model(
+        NAME, pretrained=True, num_classes=4, image_size=(192, 256), in_channels=1, drop_path=0.1
+    )
+    assert model(torch.randn(1, 1, 192, 256)).shape == (1, 4)
+    assert model.blocks[-1].drop_path1.rate == pytest.approx(0.1)
+    torch.testing.assert_close(
+        model.blocks[3].mlp.fc1.weight, weights.blocks[3].mlp.fc1.weight, rtol=0, atol=0
+    )
+    said = "\n".join(caplog.messages)
+    for part in ("14 x 14 -> 12 x 16 by bicubic_antialias", "summed over channels",
+                 "a fresh one of 4, to be trained; the one of 1000 classes"):  # fmt: skip
+        assert part in said
+    assert vitkit.create_model(NAME, pretrained=True, num_classes=0)(
+        torch.randn(1, 3, 224, 224)
+    ).shape == (1, 192)
+
+
+def test_what_the_caller_does_not_name_is_as_the_weights_were_trained(tmp_path):
+    fields = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2}
+    model = vitkit.create_model(NAME, **fields, num_classes=5, activation="gelu_tanh")
+    own = vitkit.save(
+        tmp_path / "a.safetensors", model, preprocess=vitkit.Preprocess(image_size=32)
+    )
+    again = vitkit.create_model(NAME, pretrained=own, **fields)
+    assert (again.spec.num_classes, again.spec.activation) == (5, "gelu_tanh")
+    with pytest.raises(CheckpointError, match="activation: 'gelu' asked, 'gelu_tanh' in the file"):
+        vitkit.create_model(NAME, pretrained=own, **fields, activation="gelu")
+    with pytest.raises(CheckpointError, match=r"image_size: \[224, 224\] asked, \[32, 32\] in"):
+        vitkit.create_model(NAME, pretrained=own, **{k: fields[k] for k in fields if k[0] != "i"})
+    with pytest.raises(SpecError, match="no field 'img_sze'"):
+        vitkit.create_model(NAME, pretrained=own, img_sze=3)
+
+
+def test_models_without_published_weights_are_named(hub):
+    with pytest.raises(SettingError, match="no weights are published for vit_base_patch16_gap_224"):
+        vitkit.create_model("vit_base_patch16_gap_224", pretrained=True)
+    with pytest.raises(
+        SettingError, match=r"has no checkpoint 'augreg_in21k_ft_in2k'; did you mean"
+    ):
+        vitkit.create_model(f"{NAME}.augreg_in21k_ft_in2k", pretrained=True)
+    with pytest.raises(CheckpointError, match="not in the cache, and the Hub cannot be reached"):
+        vitkit.create_model(f"{NAME}.augreg_in21k", pretrained=True)

@@ -1,0 +1,102 @@
+"""Pushing to the Hub: the folder loads again, here and elsewhere, and the card is true."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from huggingface_hub.errors import HFValidationError
+from peers import peer
+from weights.round_trips import noisy, same_bits
+
+import vitkit
+from vitkit.errors import CheckpointError, OutputError
+from vitkit.weights.checkpoint import Checkpoint
+
+SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=2, mlp_width=96,
+                      num_classes=3)  # fmt: skip
+GREY = vitkit.Preprocess(
+    image_size=32, mean=(0.1, 0.2, 0.3), fit="squash", interpolation="bilinear"
+)
+
+
+class LocalHub:
+    """A hub that is a folder."""
+
+    def __init__(self, place: Path) -> None:
+        self.place, self.made, self.messages = place, [], []
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+        if "/" not in repo_id:
+            raise HFValidationError(f"not a name:\n{repo_id}")
+        assert exist_ok
+        self.made.append((repo_id, private))
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.place / repo_id)
+        self.messages.append(commit_message)
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    metadata = {"licence": "Apache 2.0", "metrics": {"top1": 0.98765}, "recipe": {"epochs": 3},
+                "data": {"fingerprint": "ab12"}}  # fmt: skip
+    return Checkpoint(noisy(SPEC), GREY, ("ant", "bee", "cat"), metadata=metadata)
+
+
+def test_a_pushed_folder_is_loaded_by_transformers_and_by_us(tmp_path, checkpoint):
+    hub = LocalHub(tmp_path)
+    assert checkpoint.push_to_hub("me/ants", private=True, hub=hub) == "hf://me/ants"
+    assert (hub.made, hub.messages) == ([("me/ants", True)], ["Upload weights"])
+    again = vitkit.load(tmp_path / "me/ants")
+    same_bits(checkpoint.model.state_dict(), again.model.state_dict())
+    assert (again.classes, again.preprocess) == (checkpoint.classes, checkpoint.preprocess)
+    theirs = peer("transformers").AutoModelForImageClassification.from_pretrained(
+        tmp_path / "me/ants"
+    )
+    images = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(
+        theirs.eval()(images).logits, checkpoint.model(images), rtol=0, atol=1e-5
+    )
+    assert theirs.config.id2label == {0: "ant", 1: "bee", 2: "cat"}
+
+
+def test_the_card_says_what_the_checkpoint_says(tmp_path, checkpoint):
+    checkpoint.push_to_hub("me/ants", hub=LocalHub(tmp_path))
+    card = ModelCard((tmp_path / "me/ants/README.md").read_text())
+    assert card.data.to_dict() == {
+        "license": "apache-2.0", "library_name": "transformers",
+        "pipeline_tag": "image-classification", "tags": ["vitkit", "vision-transformer"],
+    }  # fmt: skip
+    for part in ("0.1 million parameters, 2 blocks of width 64", "32 x 32 pixels", "3 classes",
+                 "squashed to 32 x 32 pixels (bilinear), divided by 255, mean 0.1, 0.2, 0.3",
+                 "- bee", "- top1: 0.9877", "- epochs: 3", "- fingerprint: ab12",
+                 'from_checkpoint("hf://me/ants")'):  # fmt: skip
+        assert part in card.text, part
+    assert "## Changes" not in card.text
+    adapted = vitkit.adapt(checkpoint, num_classes=0)
+    adapted.push_to_hub("me/bare", to="timm", hub=LocalHub(tmp_path))
+    card = ModelCard((tmp_path / "me/bare/README.md").read_text())
+    assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-feature-extraction")
+    assert "- lost: head: none" in card.text
+    assert json.loads((tmp_path / "me/bare/config.json").read_text())["num_classes"] == 0
+
+
+def test_our_own_format_keeps_all_of_it(tmp_path, checkpoint):
+    checkpoint.push_to_hub("me/own", to="vitkit", hub=LocalHub(tmp_path))
+    again = vitkit.load(tmp_path / "me/own")
+    assert again.metadata["metrics"] == {"top1": 0.98765}
+    assert again.metadata["licence"] == "Apache 2.0"
+
+
+def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
+    with pytest.raises(OutputError, match=r"nameless: cannot be pushed: not a name: nameless; `hf"):
+        checkpoint.push_to_hub("nameless", hub=LocalHub(tmp_path))
+    registers = Checkpoint(noisy(SPEC.replace(num_registers=2)), GREY, ())
+    with pytest.raises(CheckpointError, match="register"):
+        registers.push_to_hub("me/x", hub=LocalHub(tmp_path))
+    assert list(tmp_path.iterdir()) == []
