@@ -25,7 +25,9 @@ PREPROCESS = vitkit.Preprocess()
 def written(form: Format, model: vitkit.ViT, folder: Path, classes: tuple[str, ...] = ()) -> Path:
     """A model as the files of a format, in `folder`."""
     tensors = write_tensors(form.table(model.spec), model.spec, model.state_dict())
-    preprocess = PREPROCESS.replace(image_size=model.spec.image_size)
+    height, width = model.spec.image_size
+    fit = PREPROCESS.fit if height == width else "squash"  # not every format has a crop to oblongs
+    preprocess = PREPROCESS.replace(image_size=(height, width), fit=fit)
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in form.write(Bundle(model.spec, tensors, preprocess, classes)).items():
         content.write(folder / name)

@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from weights.cells import KINDS, cell, document, small
+import torch
+from weights.cells import KINDS, SMALL, cell, document, small
+from weights.round_trips import noisy
 
+import vitkit
+from vitkit.errors import CheckpointError
+from vitkit.weights.fitting import fit
 from vitkit.weights.formats import FORMATS
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
@@ -22,8 +27,10 @@ def test_the_document_is_the_table_as_it_is():
         *(("ViT", name, "exact") for name in ("huggingface", "torchvision", "jeonsworld", "timm")),
         ("DeiT distilled", "deit", "exact"),
         ("DINOv2", "huggingface", "exact"),
-        ("DINOv2 with registers", "dinov2", "exact"),
+        ("DINOv2 with registers", "dinov2", "folded"),
         ("DeiT III", "torchvision", "folded"),
+        ("DeiT III", "huggingface", "folded"),
+        ("DeiT III", "dinov2", "folded"),
         ("DeiT distilled", "torchvision", "lossy"),
         ("SigLIP (MAP)", "google", "lossy"),
         ("DINOv3", "torchvision", "no"),
@@ -32,3 +39,43 @@ def test_the_document_is_the_table_as_it_is():
 def test_cells_that_are_known_by_other_ways(kind, form, expected):
     how, why = cell(small(KINDS[kind]), FORMATS[form])
     assert how == expected, why
+
+
+TABLES = [{"positions": kind} for kind in ("sincos_1d", "sincos_2d", "sincos_2d_mae", "none")]
+FOLDS = [
+    ({}, {"layer_scale": (1.0,)}),
+    ({}, {"pooling": ("cls_mean",)}),
+    ({"pooling": "mean"}, {"pooling": ("cls_mean",)}),
+    ({"representation_width": 6}, {"pooling": ("cls_mean",)}),
+    ({"distillation_token": True, "distilled_readout": "cls"}, {"distilled_readout": ("mean",)}),
+    *((fields, {"positions": ("learned",)}) for fields in TABLES),
+    *(
+        (
+            fields | {"positions_cover_prefix": False, "num_registers": 2},
+            {"positions": ("learned",)},
+        )
+        for fields in TABLES
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "holds"), FOLDS, ids=str)
+def test_a_fold_computes_the_same(fields, holds):
+    model = noisy(vitkit.ViTSpec(**SMALL | fields, image_size=(32, 48), num_classes=5))
+    spec, state, steps = fit(model.spec, model.state_dict(), holds)
+    made = vitkit.ViT(spec).eval()
+    made.load_state_dict(state)
+    images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
+    assert [step.kind for step in steps] == ["folded"]
+    torch.testing.assert_close(made(images), model(images), rtol=0, atol=1e-5)
+
+
+def test_the_class_that_costs_least_is_taken():
+    model = noisy(vitkit.ViTSpec(**SMALL, image_size=32, norm_eps=1e-5, layer_scale=0.5))
+    lossy, folded = {"norm_eps": (1e-6,)}, {"layer_scale": (None,)}
+    no = {"num_registers": (3,), "pooling": ("map",)}
+    spec, _, steps = fit(model.spec, model.state_dict(), no, lossy, folded)
+    assert (spec.layer_scale, [step.kind for step in steps]) == (None, ["folded"])
+    assert fit(model.spec, model.state_dict(), folded, {}).steps == []
+    with pytest.raises(CheckpointError, match=r"^num_registers = 0 has no place in it; .* hold 3$"):
+        fit(model.spec, model.state_dict(), no, {"num_registers": (3,)})

@@ -226,10 +226,11 @@ def test_a_plain_vit_loses_its_biases_of_attention_or_has_none(tmp_path):
         nn.init.zeros_(block.attn.qkv.bias)
     (tmp_path / "out" / "model.safetensors").unlink()
     report = converted(tmp_path, model)
-    assert (report.folded, report.max_difference) == (("qkv_bias: it was all zeros",), 0.0)
+    assert report.folded == ("qkv_bias: it was all zeros",)
+    assert report.max_difference <= 1e-5
 
 
 def test_a_file_of_theirs_is_converted_to_their_format(tmp_path):
     torch.save(theirs().state_dict(), tmp_path / "theirs.pth")
     report = convert(tmp_path / "theirs.pth", tmp_path / "out", to="lucidrains", trust_pickle=True)
-    assert report.max_difference == 0.0
+    assert report.max_difference <= 1e-5

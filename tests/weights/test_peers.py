@@ -23,6 +23,7 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.record import Record
 from vitkit.weights import peers
+from vitkit.weights.fitting import fit
 from vitkit.weights.formats import FORMATS
 from vitkit.weights.peers import LIBRARIES, Foreign, foreign
 
@@ -143,6 +144,26 @@ def test_the_library_computes_what_ours_does_from_the_file(tmp_path, target, kin
     swapped = distances(ours, found(target, place, ours.spec))
     assert swapped[0] > 1e-3
     assert swapped[-1] > 10 * TOLERANCE
+
+
+FOLDED = [
+    ("huggingface", "deit3_base_patch16_224", "ViTForImageClassification"),
+    ("huggingface", "mae_vit_base_patch16", "ViTForImageClassification"),
+    ("torchvision", "deit3_base_patch16_224", "VisionTransformer"),
+    ("timm", "mae_vit_base_patch16", "VisionTransformer"),
+]
+
+
+@pytest.mark.parametrize(("target", "name", "of_class"), FOLDED)
+def test_what_was_folded_is_what_the_library_computes(tmp_path, target, name, of_class):
+    ours = noisy(preset(name, **SIZES, image_size=32))
+    spec, state, steps = fit(ours.spec, ours.state_dict(), *FORMATS[target].holds)
+    assert {step.kind for step in steps} == {"folded"}
+    model = vitkit.ViT(spec).eval()
+    model.load_state_dict(state)
+    theirs = found(target, written(FORMATS[target], model, tmp_path), spec)
+    assert type(theirs.built.model).__name__ == of_class
+    assert max(distances(ours, theirs)) <= TOLERANCE
 
 
 ONE_EACH = [("timm", "plain"), ("timm", "Eva"), ("deit", "plain"), ("huggingface", "DINOv2"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class ConversionReport:
         proved_by: who ran the files written: the target's own library with its version, where it is
             installed, else `vitkit`, which read them again.
         differences: largest |difference| of each block's tokens between the model read and the
-            files written, on two fixed pictures; NaN where tokens were lost.
+            files written, on one fixed picture; NaN where tokens were lost.
         max_difference: the same of the logits.
     """
 
@@ -107,16 +107,19 @@ def convert(
     before = given.model.state_dict()
     earlier = len(given.metadata.get("adapted", ()))
     given = adapted(given, **adapt) if adapt else given
-    changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
     files, spec, steps, kept = written(given, Path(out), to, allow_lossy, before)
     place = files[0] if len(files) == 1 else Path(out)
     unsaid, notes = _unsaid(place, spec, given, to)
-    witness = foreign(to, place, spec) or load(place, **unsaid).model
-    blocks, logits = compare(given.model, witness)
+    changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
     lines = {kind: tuple(s.text for s in (*changes, *steps) if s.kind == kind) for kind in KINDS}
     heard = (*given.metadata.get("notes", ()), *given.metadata.get("warnings", ()))
+    source, picture = given.format, _picture(given.model.spec)
+    expected = run(given.model, picture)
+    del given, before  # the weights that were read go before those that were written come
+    witness = foreign(to, place, spec) or load(place, **unsaid).model
+    blocks, logits = compare(expected, run(witness, picture))
     return ConversionReport(
-        given.format, to, files, kept, **lines, notes=(*heard, *notes),
+        source, to, files, kept, **lines, notes=(*heard, *notes),
         proved_by=witness.library if isinstance(witness, Foreign) else OWN,
         differences=blocks, max_difference=logits,
     )  # fmt: skip
@@ -148,23 +151,29 @@ def _unsaid(
     return unsaid, notes
 
 
-@torch.no_grad()
-def compare(ours: ViT, theirs: ViT | Foreign) -> tuple[tuple[float, ...], float]:
-    """Largest |difference| of each block's tokens, and of the logits, on two fixed pictures."""
+Run: TypeAlias = tuple[list[Tensor], Tensor]
+"""What a model makes of the fixed picture: each block's tokens (B, T, D), and the logits."""
+
+
+def _picture(spec: ViTSpec) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, ours.spec.in_channels, *ours.spec.image_size, generator=generator)
-    left, right = (_run(model, images) for model in (ours, theirs))
-    blocks = tuple(_distance(*pair) for pair in zip(left[0], right[0], strict=True))
-    return blocks, _distance(left[1], right[1])
+    return torch.randn(1, spec.in_channels, *spec.image_size, generator=generator)
 
 
-def _run(model: ViT | Foreign, images: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Each block's tokens, and the logits."""
+@torch.no_grad()
+def run(model: ViT | Foreign, pictures: Tensor) -> Run:
+    """A model, ours or of another library, on pictures (B, C, H, W)."""
     if isinstance(model, Foreign):
-        return model(images)
+        return model(pictures)
     record = Record(tokens=range(model.spec.depth))
-    logits = model.eval()(images, record)
+    logits = model.eval()(pictures, record)
     return [record.tokens[layer] for layer in range(model.spec.depth)], logits
+
+
+def compare(ours: Run, theirs: Run) -> tuple[tuple[float, ...], float]:
+    """Largest |difference| of each block's tokens, and of the logits."""
+    blocks = tuple(_distance(*pair) for pair in zip(ours[0], theirs[0], strict=True))
+    return blocks, _distance(ours[1], theirs[1])
 
 
 def _distance(left: Tensor, right: Tensor) -> float:

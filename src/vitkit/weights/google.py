@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
 from vitkit.weights.format import Bundle, Format, Inferred
 from vitkit.weights.google_layouts import (
     BLOCK,
@@ -106,7 +109,8 @@ def _pictures(
     }
     asked = overrides.get("image_size")
     if table is None:
-        return fields | {"image_size": 224 if asked is None else asked}
+        usual = tuple(max(224 // pixels, 1) * pixels for pixels in patch)
+        return fields | {"image_size": usual if asked is None else asked}
     rows = table[0] * table[1]
     if flexible and table[0] > 1 and asked is None:
         asked = (table[0] * patch[0], table[1] * patch[1])
@@ -190,18 +194,31 @@ def table(spec: ViTSpec) -> Table:
 
 
 FIXED: dict[str, Any] = {
-    "stem": ("convolution", "linear", "resnet"), "resnet_variant": ("published",),
+    "resnet_variant": ("published",),
     "patch_bias": (True,), "distillation_token": (False,), "num_registers": (0,),
     "positions": ("learned", "sincos_2d"), "embedding_norm": (False,), "block": ("pre_norm",),
     "norm": ("layer",), "norm_eps": (1e-6,), "activation": ("gelu_tanh",), "mlp": ("plain",),
     "qkv_bias": (True,), "qk_norm": (False,), "layer_scale": (None,), "head_width": (None,),
-    "pooling": ("cls", "mean", "map"), "final_norm": (True,), "norm_before_pool": (True,),
+    "final_norm": (True,), "norm_before_pool": (True,),
 }  # fmt: skip
-"""What vit_jax and big_vision compute; any value of the other fields fits."""
+"""What vit_jax and big_vision compute; any value of the fields that no class names fits."""
+HYBRID: dict[str, Any] = {
+    **FIXED, "stem": ("resnet",), "positions": ("learned",), "positions_cover_prefix": (True,),
+}  # fmt: skip
+HOLDS: tuple[Holds, ...] = tuple(
+    {**kind, "class_token": (token,), "pooling": poolings}
+    for kind, token, poolings in (
+        ({**FIXED, "stem": ("convolution", "linear")}, True, ("cls",)),
+        ({**FIXED, "stem": ("convolution", "linear")}, False, ("mean", "map")),
+        (HYBRID, True, ("cls",)),
+        (HYBRID, False, ("mean",)),
+    )
+)
+"""With a class token and without; hybrids, which vit_jax alone has, likewise."""
 
 
 def write(bundle: Bundle) -> dict[str, Content]:
-    """`model.npz`, float32, uncompressed: by vit_jax's names, or by big_vision's where it must be.
+    """`model.npz`, uncompressed: by vit_jax's names, or by big_vision's where it must be.
 
     big_vision alone has positions that do not cover the class token, sines, and attention pooling;
     vit_jax alone has hybrids.
@@ -219,8 +236,7 @@ def write(bundle: Bundle) -> dict[str, Content]:
     if hybrid and (spec.positions != "learned" or (spec.class_token and not covered)):
         raise CheckpointError("google: a hybrid's positions are learned and cover the class token")
     name_of = _classic if covered or hybrid else big_vision_name
-    arrays: dict[str, Any] = {name_of(name): tensor.detach().cpu().float().numpy()
-              for name, tensor in bundle.tensors.items()}  # fmt: skip
+    arrays = {name_of(name): _array(tensor) for name, tensor in bundle.tensors.items()}
 
     def write_arrays(path: Path) -> None:
         with path.open("wb") as file:
@@ -229,8 +245,16 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.npz": Content(sum(array.nbytes for array in arrays.values()), write_arrays)}
 
 
+def _array(tensor: Tensor) -> Any:
+    """As numpy has it; bfloat16, which it has not, as two bytes without a meaning."""
+    tensor = tensor.detach().cpu()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view("V2")
+    return tensor.numpy()
+
+
 def _classic(name: str) -> str:
     return POSITIONS if name == PATCH_POSITIONS else name
 
 
-FORMAT = Format("google", detect, one_layout, infer, table, (FIXED,), write)
+FORMAT = Format("google", detect, one_layout, infer, table, HOLDS, write)

@@ -285,6 +285,7 @@ FIXED: dict[str, Any] = {
 """What all of its classes compute; any value of the fields that no class names fits."""
 DINO: dict[str, Any] = {
     **FIXED, "distillation_token": (False,), "layer_scale": (1.0,), "representation_width": (None,),
+    "mlp": ("plain", "swiglu_packed"),
 }  # fmt: skip
 HOLDS: tuple[Holds, ...] = (
     {

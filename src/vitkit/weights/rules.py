@@ -74,11 +74,11 @@ class Row(NamedTuple):
 
 def row(theirs: str | Sequence[str], ours: str | Sequence[str], how: Transform = AS_IS) -> Row:
     """A `Row`, from single names too."""
+    return Row(_names(theirs), _names(ours), how)
 
-    def names(one_or_more: str | Sequence[str]) -> tuple[str, ...]:
-        return (one_or_more,) if isinstance(one_or_more, str) else tuple(one_or_more)
 
-    return Row(names(theirs), names(ours), how)
+def _names(one_or_more: str | Sequence[str]) -> tuple[str, ...]:
+    return (one_or_more,) if isinstance(one_or_more, str) else tuple(one_or_more)
 
 
 @dataclass(frozen=True)

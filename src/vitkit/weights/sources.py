@@ -42,7 +42,7 @@ IMPOSTORS = {
 DOCUMENTS = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
 """JSON that lies beside weights, by the name it has in `Header.documents`."""
 WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json",
-         "pytorch_model.bin", "model.npz")  # fmt: skip
+         "pytorch_model.bin", "model.npz", "weights/best.safetensors")  # fmt: skip
 """What a folder's weights may be called, best first."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LONGEST_HEADER = 25_000_000

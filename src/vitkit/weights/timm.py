@@ -18,6 +18,7 @@ from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights import timm_config
 from vitkit.weights.files import Content
+from vitkit.weights.fitting import Holds
 from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import AS_IS, Row, Table, Transform, row
@@ -239,6 +240,7 @@ def _fitting(size: Any, patch: tuple[int, int], rows: int, prefix: int) -> Any:
 
 def _usual(shapes: Shapes, fields: Mapping[str, Any], rotary: bool) -> dict[str, Any]:
     mean = rotary or not fields["class_token"] or not fields["norm_before_pool"]
+    mean = mean and not fields["distillation_token"]
     usual = {
         "num_heads": usual_heads(fields["width"]),
         "norm_eps": 1e-5 if fields["embedding_norm"] or rotary else 1e-6,
@@ -305,11 +307,16 @@ def _backbone(spec: ViTSpec) -> list[Row]:
 
 FIXED: dict[str, Any] = {
     "stem": ("convolution", "linear", "resnet"), "resnet_variant": ("timm",),
-    "distilled_readout": ("mean",), "positions": ("learned", "rope", "none"),
-    "pooling": ("cls", "mean", "mean_all", "map"), "block": ("pre_norm", "res_post_norm"),
-    "representation_width": (None,), "head_width": (None,),
+    "distilled_readout": ("mean",), "pooling": ("cls", "mean", "mean_all", "map"),
+    "block": ("pre_norm", "res_post_norm"), "representation_width": (None,), "head_width": (None,),
 }  # fmt: skip
-"""What timm's classes compute; a `pre_logits` it drops as it loads. Any value of other fields."""
+"""What all of its classes compute; a `pre_logits` they drop. Any value of the other fields."""
+HOLDS: tuple[Holds, ...] = (
+    {**FIXED, "positions": ("learned", "none"), "qkv_bias": (True, False)},
+    {**FIXED, "positions": ("learned",), "qkv_bias": ("no_key",), "mlp": ("plain",)},
+    {**FIXED, "positions": ("rope",), "qkv_bias": ("no_key", False)},
+)
+"""`VisionTransformer`; `Eva` as it is for EVA, and for DINOv3."""
 
 
 def write(bundle: Bundle) -> dict[str, Content]:
@@ -321,4 +328,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     }
 
 
-FORMAT = Format("timm", detect, prepare, infer, table, (FIXED,), write)
+FORMAT = Format("timm", detect, prepare, infer, table, HOLDS, write)

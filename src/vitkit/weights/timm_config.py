@@ -237,33 +237,34 @@ def _arguments(base: ViTSpec, spec: ViTSpec) -> dict[str, Any] | None:
     if not _same_class(base, spec):
         return None
     eva = is_eva(spec)
-
-    def differ(*fields: str) -> bool:
-        return any(getattr(base, field) != getattr(spec, field) for field in fields)
-
-    made = {theirs: getattr(spec, field) for field, theirs in KEYWORDS.items() if differ(field)}
+    differ = {name for name, value in vars(base).items() if value != getattr(spec, name)}
+    made = {theirs: getattr(spec, field) for field, theirs in KEYWORDS.items() if field in differ}
     for field, theirs in (("image_size", "img_size"), ("patch_size", "patch_size")):
-        if differ(field):
+        if field in differ:
             made[theirs] = list(getattr(spec, field))
-    if differ("width"):
+    if "width" in differ:
         made["embed_dim"] = spec.width
-    if differ("width", "mlp_width"):
+    if differ & {"width", "mlp_width"}:
         made["mlp_ratio"] = _ratio(spec)
-    if differ("num_registers"):
+    if "num_registers" in differ:
         made["num_reg_tokens" if eva else "reg_tokens"] = spec.num_registers
-    if differ("positions_cover_prefix") and spec.num_prefix_tokens and spec.positions == "learned":
+    if (
+        "positions_cover_prefix" in differ
+        and spec.num_prefix_tokens
+        and spec.positions == "learned"
+    ):
         made["no_embed_class"] = not spec.positions_cover_prefix
-    if differ("qkv_bias"):
+    if "qkv_bias" in differ:
         made["qkv_bias"] = bool(spec.qkv_bias)
     if (base.layer_scale is None) != (spec.layer_scale is None):
         made["init_values"] = spec.layer_scale
-    if differ("embedding_norm"):
+    if "embedding_norm" in differ:
         made["use_pre_transformer_norm" if eva else "pre_norm"] = spec.embedding_norm
-    if differ("activation"):
+    if "activation" in differ:
         made["act_layer"] = spec.activation
-    if differ("positions"):
+    if "positions" in differ:
         made["pos_embed"] = "learn" if spec.positions == "learned" else "none"
-    if differ("rope_temperature") and spec.positions == "rope":
+    if "rope_temperature" in differ and spec.positions == "rope":
         made["rope_temperature"] = spec.rope_temperature
     return made | _readout(base, spec, eva)
 
