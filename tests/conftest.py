@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import torch
 
 
@@ -32,3 +34,11 @@ def declare_torchvision_operators() -> None:
 
 KEPT: list[torch.library.Library] = []
 declare_torchvision_operators()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests remember of their pictures stays out of the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -29,6 +29,7 @@ PUBLIC = [
     "ViTSpec",
     "VitkitError",
     "adapt",
+    "check",
     "checkpoint_gradients",
     "convert",
     "create_model",

@@ -10,6 +10,7 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from vitkit.api import check as check
     from vitkit.api import create_model as create_model
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from vitkit.weights.own import save as save
 
 _HOMES = {
-    "vitkit.api": ("create_model", "embed", "evaluate", "explain", "train"),
+    "vitkit.api": ("check", "create_model", "embed", "evaluate", "explain", "train"),
     "vitkit.errors": ("VitkitError",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -93,6 +94,7 @@ __all__ = [
     "ViTSpec",
     "VitkitError",
     "adapt",
+    "check",
     "checkpoint_gradients",
     "convert",
     "create_model",

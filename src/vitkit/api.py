@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitkit.data.doctor import sound
+from vitkit.data import doctor
+from vitkit.data.doctor import Report, sound
 from vitkit.data.preprocess import preprocess_pictures, viewport
 from vitkit.data.sources import Dataset, Split, open_dataset, with_validation
 from vitkit.devices import on_device, resolve_device
@@ -66,6 +67,39 @@ def create_model(
     if pretrained is False:
         return build(name.partition(".")[0], **overrides)
     return with_weights(name, pretrained, overrides, trust_pickle=trust_pickle)
+
+
+def check(
+    data: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    ignore_extra_classes: bool = False,
+    follow_links: bool = False,
+    workers: int = 0,
+) -> Report:
+    """What is wrong with your pictures: each is looked at once, unchanged files only ever once.
+
+    Args:
+        data: as for `train`.
+        data_root: where to look for named data sets.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+        follow_links: follow symbolic links that lead out of the folder.
+        workers: threads; 0 means one for each core.
+
+    Returns:
+        `.problems`, the pictures that cannot be decoded; `.findings`, everything there is to say;
+        `.refused`, whether training would refuse the data; `.as_dict()` for JSON.
+
+    Raises:
+        DataError: data that cannot be opened.
+    """
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=ignore_extra_classes,
+        follow_links=follow_links,
+    )
+    return doctor.check(dataset, workers=workers)
 
 
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:

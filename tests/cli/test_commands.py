@@ -220,7 +220,7 @@ def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
     assert "MB needed" in said
     assert said.count("\n") == 1
     for path, content in before.items():
-        if path.name not in ("config.yaml", "metrics.csv"):
+        if path.name not in ("config.yaml", "metrics.csv", "metrics.jsonl"):
             assert path.read_bytes() == content, path
     assert not [path for path in output.rglob("*") if "tmp" in path.name]
     assert cli.run(["train", "--resume", str(output), "--epochs", "3"]) == 0

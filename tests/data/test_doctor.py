@@ -80,9 +80,9 @@ def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
 
 def test_skipping_leaves_the_bad_out_and_the_neighbours_labels_alone(root: Path) -> None:
     before = open_dataset(root)
-    dataset, left_out = sound(before, "skip")
-    assert set(left_out) == {"train"}
-    assert len(left_out["train"]) == 7
+    dataset, report = sound(before, "skip")
+    assert set(report.problems) == {"train"}
+    assert len(report.problems["train"]) == 7
     train = dataset.splits["train"]
     assert len(train) == 2 * GOOD
     for i in range(len(train)):
@@ -91,7 +91,9 @@ def test_skipping_leaves_the_bad_out_and_the_neighbours_labels_alone(root: Path)
         assert train.name(i).endswith(f"{value % 100:02}.png")
     assert dataset.splits["val"] is before.splits["val"]
     assert dataset.fingerprint == before.fingerprint
-    assert sound(dataset, "refuse") == (dataset, {})
+    again, report = sound(dataset, "refuse")
+    assert again is dataset
+    assert not report.refused
 
 
 def test_a_split_of_bad_pictures_only_is_refused_either_way(tmp_path: Path) -> None:
@@ -107,7 +109,10 @@ def test_a_split_of_bad_pictures_only_is_refused_either_way(tmp_path: Path) -> N
 def test_pictures_in_memory_are_sound() -> None:
     digits = open_dataset("digits")
     assert unreadable(digits.splits["train"]) == []
-    assert sound(digits, "refuse") == (digits, {})
+    dataset, report = sound(digits, "refuse")
+    assert dataset is digits
+    assert report.findings == ()
+    assert report.total == 1797
 
 
 def test_a_file_that_vanishes_is_a_problem_by_name(root: Path) -> None:

@@ -25,8 +25,8 @@ def test_unknown_names_and_missing_paths(tmp_path: Path) -> None:
     (tmp_path / "flowers").mkdir()
     message = refusal(tmp_path / "zzz" / "deep")
     assert f"the nearest folder that exists is {tmp_path}, with: flowers/" in message
-    (tmp_path / "a.csv").write_text("path,label")
-    assert "is not a folder" in refusal(tmp_path / "a.csv")
+    (tmp_path / "a.txt").write_text("path,label")
+    assert "is not a folder" in refusal(tmp_path / "a.txt")
     refusal("null\0byte")
 
 

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 from vitkit.errors import CheckpointError, OutputError
+from vitkit.places import cache_folder
 from vitkit.weights import download as room
 from vitkit.weights.catalogue import find
-from vitkit.weights.download import cache_folder, cached_path, download
+from vitkit.weights.download import cached_path, download
 from vitkit.weights.hub import fetch
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])

@@ -96,7 +96,7 @@ def test_our_own_format_keeps_all_of_it(tmp_path, checkpoint):
 def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
     with pytest.raises(OutputError, match=r"nameless: cannot be pushed: not a name: nameless; `hf"):
         checkpoint.push_to_hub("nameless", hub=LocalHub(tmp_path))
-    registers = Checkpoint(noisy(SPEC.replace(num_registers=2)), GREY, ())
-    with pytest.raises(CheckpointError, match="register"):
-        registers.push_to_hub("me/x", hub=LocalHub(tmp_path))
+    attention = SPEC.replace(pooling="map", class_token=False)
+    with pytest.raises(CheckpointError, match="class_token = False has no place in it"):
+        Checkpoint(noisy(attention), GREY, ()).push_to_hub("me/x", hub=LocalHub(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from importlib import import_module
 from vitkit.errors import VitkitError, did_you_mean, exit_code
 
 VERBS = {
+    "check": "what is wrong with your pictures, before you train on them",
     "train": "train a ViT on your pictures",
     "eval": "how good a checkpoint is on a split",
     "predict": "what a checkpoint says of pictures",

@@ -26,7 +26,7 @@ def evaluate(
 
     Args:
         checkpoint: a .safetensors file that vitkit wrote.
-        data: a folder of pictures, or a named data set; classes are matched by name.
+        data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
         data_root: where to look for named data sets.
         device: cpu, cuda, mps or auto.

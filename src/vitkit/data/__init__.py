@@ -1,9 +1,13 @@
 """Pictures in, batches of pixels out; this room knows no model.
 
 `images` is the one decoder (with `formats`, what the bytes are, and `integrity`, whether they are
-all there) and `preprocess` the one evaluation transform. `sources` opens a data set by name or by
-folder: `folders` reads image folders, `classes` their class names, `embedded` the sets made of
-`idx` files, and `splits` holds what they all give back, a `Dataset` of `Split`s. `doctor` decodes
-every picture once before a run starts. `augment` changes training pictures at random and `loader`
-makes batches, both by `randomness`, where a random number is a function of its keys.
+all there) and `preprocess` the one evaluation transform. `sources` opens a data set by its name,
+its address or its files: `folders` reads image folders, `csv_files` lists, `embedded` the sets made
+of `idx` files, `cifar` the two CIFARs, `webdataset` shards of `tars`, `parquet` and `hub` pictures
+in `tables` (out of a `table_store`). `classes` orders class names, `assemble` numbers them for all
+splits, `indexes` keeps what was found out about large files, and `splits` holds what they all give
+back, a `Dataset` of `Split`s; `cache` keeps their decoded pixels on disk. `doctor` looks at every
+picture once before a run starts: `look` decodes it, `memory` keeps what was seen, `duplicates` and
+`findings` tell what it means. `augment` changes training pictures at random and `loader` makes
+batches, both by `randomness`, where a random number is a function of its keys.
 """

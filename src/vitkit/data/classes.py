@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from vitkit.errors import DataError
 
@@ -68,6 +68,15 @@ def refuse_unknown(
 def unknown(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
     """The names with at least one picture that are not among `classes`, in natural order."""
     return natural_order(name for name, count in counts.items() if count and name not in classes)
+
+
+def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
+    """A line that names the classes without a picture; none where all have one, or none has."""
+    empty = [name for name in classes if not counts.get(name)]
+    if not empty or len(empty) == len(classes):
+        return []
+    word = "class" if len(empty) == 1 else "classes"
+    return [f"{split} has no pictures of {word} {listed(empty)}"]
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

@@ -1,88 +1,135 @@
-"""Decode every picture once, before a run starts: bad files are named then, not hours later."""
+"""Look at every picture once, before a run starts: what is wrong is named then, not hours later.
+
+`check` reports all there is to say; `sound` is what training does with it: it refuses pictures that
+cannot be decoded, or leaves them out. Both remember what they saw of files that do not change.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.data.splits import ArraySplit, Dataset, Split
-from vitkit.errors import DataError, ImageError, ImageReason
+from vitkit.data.findings import Finding, findings
+from vitkit.data.look import LOOK, Looks, Problem, as_stored, look_through
+from vitkit.data.memory import Memory
+from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split
+from vitkit.errors import DataError
 
-# Pictures handed to the threads at once; what is waiting takes memory, pixels are dropped.
-BLOCK = 1024
+__all__ = ["Problem", "Report", "check", "sound", "unreadable"]
+
 SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A picture that cannot be used."""
+class Report:
+    """What a check found."""
 
-    index: int
-    """Its place in the split."""
     name: str
-    """Its file."""
-    reason: ImageReason
-    """One of a fixed list of words."""
-    detail: str
-    """What was expected and what was found, in one line."""
+    """The data set's."""
+    classes: tuple[str, ...]
+    pictures: dict[str, dict[str, int]]
+    """Split -> class -> how many pictures, unreadable ones included."""
+    problems: dict[str, list[Problem]]
+    """Split -> the pictures that cannot be decoded; splits without any are left out."""
+    findings: tuple[Finding, ...]
+    """Everything found, errors first."""
+    notes: tuple[str, ...]
+    """What opening the data had to say."""
+    recalled: int
+    """How many pictures were known from an earlier check and have not changed since."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether training refuses the data as it is."""
+        return bool(self.problems)
+
+    @property
+    def total(self) -> int:
+        """How many pictures there are."""
+        return sum(sum(counts.values()) for counts in self.pictures.values())
+
+    def warnings(self) -> list[str]:
+        """What training prints, a line each: what makes its figures doubtful."""
+        return [finding.message for finding in self.findings if finding.severity == "warning"]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON takes it."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return fields | {
+            "refused": self.refused,
+            "problems": [
+                {"split": split} | dataclasses.asdict(problem)
+                for split, problems in self.problems.items()
+                for problem in problems
+            ],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+        }
+
+
+def check(
+    dataset: Dataset,
+    *,
+    workers: int = 0,
+    advance: Callable[[int], object] = lambda count: None,
+) -> Report:
+    """Look at every picture of a data set and say all there is to say.
+
+    Pictures in files that have not changed since an earlier check are not decoded again.
+
+    Args:
+        dataset: all its splits are looked at.
+        workers: threads; 0 means one for each core. Memory hardly grows with the data.
+        advance: is told how many pictures more are done.
+    """
+    looks = _look(dataset, dataset.splits, workers, advance)
+    return _report(dataset, dataset.splits, looks)
 
 
 def unreadable(split: Split, *, workers: int = 0) -> list[Problem]:
-    """Decode every picture once and list those that cannot be, in order.
+    """Decode every picture of a split once, and list those that cannot be, in order.
 
     Args:
         split: an `ArraySplit`, already in memory, is sound.
-        workers: threads; 0 means one for each core. Memory does not grow with the split.
+        workers: threads; 0 means one for each core.
     """
     if isinstance(split, ArraySplit):
         return []
-
-    def examine(index: int) -> Problem | None:
-        try:
-            split.read(index)
-        except ImageError as error:
-            return Problem(index, split.name(index), error.reason, error.detail)
-        return None
-
-    problems: list[Problem] = []
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for start in range(0, len(split), BLOCK):
-            block = range(start, min(start + BLOCK, len(split)))
-            problems += [problem for problem in pool.map(examine, block) if problem is not None]
-    return problems
+    return look_through(split, workers=workers).problems
 
 
 def sound(
     dataset: Dataset, problems_policy: Literal["refuse", "skip"], *, workers: int = 0
-) -> tuple[Dataset, dict[str, list[Problem]]]:
+) -> tuple[Dataset, Report]:
     """The data set with every picture known to decode.
 
     Args:
-        dataset: its splits are decoded once, all of them.
+        dataset: its splits are looked at, but for pictures already in memory.
         problems_policy: "refuse" raises at the first bad picture, after all have been looked at;
             "skip" leaves the bad ones out, and the others keep their labels.
         workers: threads; 0 means one for each core.
 
     Returns:
-        The data set, and for each split that has any the pictures left out.
+        The data set, and what was found; `.problems` are the pictures left out.
 
     Raises:
         DataError: bad pictures with "refuse"; a split of which nothing is left with "skip".
     """
-    found = {name: unreadable(split, workers=workers) for name, split in dataset.splits.items()}
-    found = {name: problems for name, problems in found.items() if problems}
-    if not found:
-        return dataset, {}
+    looked_at = {
+        k: split for k, split in dataset.splits.items() if not isinstance(split, ArraySplit)
+    }
+    report = _report(dataset, looked_at, _look(dataset, looked_at, workers))
+    if not report.refused:
+        return dataset, report
     if problems_policy == "refuse":
-        raise DataError(_refusal(dataset, found))
+        raise DataError(_refusal(dataset, report))
     splits = dict(dataset.splits)
-    for name, problems in found.items():
+    for name, problems in report.problems.items():
         bad = [problem.index for problem in problems]
         kept = np.setdiff1d(np.arange(len(splits[name])), bad)
         if len(kept) == 0:
@@ -90,17 +137,56 @@ def sound(
                 f"{dataset.name}: no picture of {name} can be decoded; {_first(problems)}"
             )
         splits[name] = splits[name].subset(kept)
-    return dataclasses.replace(dataset, splits=splits), found
+    return dataclasses.replace(dataset, splits=splits), report
 
 
-def _refusal(dataset: Dataset, found: dict[str, list[Problem]]) -> str:
-    problems = [problem for group in found.values() for problem in group]
-    total = sum(len(split) for split in dataset.splits.values())
+def _look(
+    dataset: Dataset,
+    splits: Mapping[str, Split],
+    workers: int,
+    advance: Callable[[int], object] = lambda count: None,
+) -> dict[str, Looks]:
+    if not splits:
+        return {}
+    stored = map(as_stored, splits.values())
+    roots = [split.root for split in stored if isinstance(split, FileSplit)]
+    memory = Memory("looks", os.path.realpath(roots[0]) if roots else dataset.name, LOOK)
+    try:
+        return {
+            name: look_through(split, memory, workers=workers, advance=advance)
+            for name, split in splits.items()
+        }
+    finally:
+        memory.save()
+
+
+def _report(dataset: Dataset, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Report:
+    found = findings(dataset.classes, splits, looks) if splits else ()
+    said = {finding.message for finding in found}
+    counts = {
+        name: np.bincount(split.labels, minlength=len(dataset.classes)).tolist()
+        for name, split in dataset.splits.items()
+    }
+    return Report(
+        name=dataset.name,
+        classes=dataset.classes,
+        pictures={
+            name: dict(zip(dataset.classes, sizes, strict=True)) for name, sizes in counts.items()
+        },
+        problems={name: look.problems for name, look in looks.items() if look.problems},
+        findings=found,
+        notes=tuple(note for note in dataset.notes if note not in said),
+        recalled=sum(look.recalled for look in looks.values()),
+    )
+
+
+def _refusal(dataset: Dataset, report: Report) -> str:
+    problems = [problem for group in report.problems.values() for problem in group]
     reasons = Counter(problem.reason for problem in problems)
     by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     return (
-        f"{dataset.name}: {len(problems):,} of {total:,} pictures cannot be decoded ({by_reason}): "
-        f"{_first(problems)}; remove them or pass --bad-images skip"
+        f"{dataset.name}: {len(problems):,} of {report.total:,} pictures cannot be decoded "
+        f"({by_reason}): {_first(problems)}; remove them or pass --bad-images skip"
     )
 
 

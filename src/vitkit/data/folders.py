@@ -13,34 +13,43 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Int64, UInt8
 
 from vitkit.data.classes import (
     is_hidden,
     listed,
     natural_order,
+    notes_on_classes,
     refuse_look_alikes,
     refuse_unknown,
     unknown,
 )
 from vitkit.data.images import printable
-from vitkit.data.splits import Dataset, FileSplit, Split, fingerprint, stratified_split
+from vitkit.data.memory import Memory, file_keys
+from vitkit.data.splits import (
+    POOL_FRACTIONS,
+    SPLIT_WORDS,
+    Dataset,
+    FileSplit,
+    Split,
+    cut_pool,
+    fingerprint,
+)
 from vitkit.errors import DataError
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SPLIT_FOLDERS = {
-    "train": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
-FLAT_FRACTIONS = {"train": 0.7, "val": 0.1, "test": 0.2}
 # Links to folders are followed at most so deep: folders full of links to each other would
 # otherwise be walked once for every order of visiting them.
 MOST_LINKS = 2
+DIGEST = np.dtype([("sha256", np.uint8, (32,))])
+LEAST_REMEMBERED = 1000
+"""Fewer files are hashed again in no time."""
+GROUP = 256
+"""Files that a thread hashes at once; handing over one costs more than hashing it."""
 
 Parts = tuple[str, ...]
 """A path below the root, split at its separators."""
@@ -151,7 +160,7 @@ def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[
     top = listing.children(())
     known: dict[str, str] = {}
     for folder in top:
-        split = SPLIT_FOLDERS.get(folder.casefold())
+        split = SPLIT_WORDS.get(folder.casefold())
         if split in known:
             raise DataError(
                 f"{printable(root)}: both {known[split]!r} and {folder!r} could be {split}; "
@@ -163,7 +172,7 @@ def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[
         return {}, []
     unused = [folder for folder in top if folder not in known.values()]
     note = f"folders beside {listed(known.values())} are not read: {listed(unused)}"
-    return {s: known[s] for s in FLAT_FRACTIONS if s in known}, [note] if unused else []
+    return {s: known[s] for s in POOL_FRACTIONS if s in known}, [note] if unused else []
 
 
 def _notes_on_listing(root: Path, listing: _Listing) -> list[str]:
@@ -214,9 +223,9 @@ def _open_split_folders(
         if not pictures:
             notes.append(f"{split} has no pictures and is left out")
             continue
-        notes += _notes_on_classes(split, classes, counts)
+        notes += notes_on_classes(split, classes, counts)
         splits[split] = part = _file_split(root, pictures, classes, depth=1)
-        digests[split] = (part.labels, _digests(part.paths))
+        digests[split] = (part.labels, file_digests(part.paths))
     if not splits:
         raise DataError(f"{printable(root)}: pictures in no class folder; {_expected(root)}")
     read = set(folders.values())
@@ -231,21 +240,17 @@ def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
     refuse_look_alikes(classes, printable(root))
     _refuse_too_few(root, (), classes, by_class)
     counts = {name: len(group) for name, group in by_class.items()}
-    notes += _notes_on_classes("the data", classes, counts)
+    notes += notes_on_classes("the data", classes, counts)
     notes += _notes_on_stray(len(path) == 1 for path in listing.pictures)
     whole = _file_split(root, [p for name in classes for p in by_class.get(name, [])], classes, 0)
-    digests = _digests(whole.paths)
-    keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
-    parts = stratified_split(whole.labels, tuple(FLAT_FRACTIONS.values()), 0, keys)
-    splits: dict[str, Split] = {
-        name: whole.subset(part) for name, part in zip(FLAT_FRACTIONS, parts, strict=True)
-    }
+    digests = file_digests(whole.paths)
+    splits = cut_pool(whole, digests)
     sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
     notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
     for name in ("val", "test"):
         present = Counter(classes[label] for label in splits[name].labels)
         kept = {c: present[c] for c in classes if counts.get(c)}
-        notes += _notes_on_classes(name, tuple(kept), kept)
+        notes += notes_on_classes(name, tuple(kept), kept)
     return Dataset(
         _name(root),
         classes,
@@ -299,14 +304,6 @@ def _found_instead(listing: _Listing) -> str:
     return f"but {kinds}; expected files ending in {' '.join(ENDINGS)}"
 
 
-def _notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
-    empty = [name for name in classes if not counts.get(name)]
-    if not empty or len(empty) == len(classes):
-        return []
-    word = "class" if len(empty) == 1 else "classes"
-    return [f"{split} has no pictures of {word} {listed(empty)}"]
-
-
 def _file_split(
     root: Path, pictures: Sequence[Parts], classes: Sequence[str], depth: int
 ) -> FileSplit:
@@ -315,10 +312,26 @@ def _file_split(
     return FileSplit(tuple(root.joinpath(*path) for path in pictures), labels, root)
 
 
-def _digests(paths: Sequence[Path]) -> list[bytes]:
-    """SHA-256 of every file, in order."""
+def file_digests(paths: Sequence[Path]) -> list[bytes]:
+    """SHA-256 of every file, in order; of many files, those that are unchanged are remembered."""
+    if len(paths) < LEAST_REMEMBERED:
+        return [_digest(path) for path in paths]
+    memory = Memory("digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST)
+    keys = file_keys(paths)
+    rows, known = memory.recall(keys)
+    new = np.flatnonzero(~known)
+    groups = [new[start : start + GROUP] for start in range(0, len(new), GROUP)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return list(pool.map(_digest, paths))
+        for group, digests in zip(groups, pool.map(partial(_digests, paths), groups), strict=True):
+            rows["sha256"][group] = digests
+    memory.add(keys[new], rows[new])
+    memory.save()
+    return [digest.tobytes() for digest in rows["sha256"]]
+
+
+def _digests(paths: Sequence[Path], places: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
+    digests = b"".join(_digest(paths[place]) for place in places)
+    return np.frombuffer(digests, np.uint8).reshape(-1, 32)
 
 
 def _digest(path: Path) -> bytes:

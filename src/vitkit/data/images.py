@@ -14,9 +14,10 @@ import struct
 import threading
 import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from jaxtyping import UInt8
@@ -34,8 +35,15 @@ from vitkit.errors import ImageError
 
 RGBPixels = UInt8[np.ndarray, "H W 3"]
 
+Oddity = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
+"""What of a file does not come through as it is stored."""
+ODDITIES: tuple[Oddity, ...] = get_args(Oddity)
+
 BACKGROUND = "white"
 """What shows through transparent pixels."""
+
+CONVERTED_AT_ONCE = 1 << 22
+"""Pixels; a conversion holds several copies of what it converts."""
 
 # What Pillow raises at damaged files: its plugins parse them with plain Python, and any of these
 # can come out. A list, not `Exception`, so that a fault of ours in a new shape is not blamed on
@@ -86,6 +94,23 @@ def decode(
     Raises:
         ImageError: with `.reason`: "missing", "not a file", "empty", "not a picture", "format",
             "truncated", "damaged", "too large", "too long" or "mode" (float and 32-bit pixels).
+    """
+    return examine(source, name=name, max_pixels=max_pixels, max_aspect=max_aspect)[0]
+
+
+def examine(
+    source: bytes | str | os.PathLike[str],
+    *,
+    name: str | None = None,
+    max_pixels: int = 50_000_000,
+    max_aspect: float = 200.0,
+) -> tuple[RGBPixels, frozenset[Oddity]]:
+    """What `decode` gives and raises, and what had to be done to the file's pixels for it.
+
+    Returns:
+        The pixels, and of `ODDITIES`: "CMYK" inks turned to colours; "16 bits" a sample (or 12) cut
+        to 8; "1 bit" a pixel; an "alpha" channel or transparent colour laid on white; several
+        "frames", of which the first is read; "turned" upright by EXIF.
     """
     if name is None:
         name = "picture" if isinstance(source, bytes) else os.fspath(source)
@@ -170,7 +195,7 @@ def _kind(mode: int) -> str:
 
 def _decode(
     handle: Stream, format: str, name: str, max_pixels: int, max_aspect: float
-) -> RGBPixels:
+) -> tuple[RGBPixels, frozenset[Oddity]]:
     with Image.open(handle, formats=FORMATS) as picture:
         _check_limits(picture.size, name, max_pixels, max_aspect)
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
@@ -183,10 +208,30 @@ def _decode(
             _scale_key_colour(picture)
         if format == "TIFF":
             check_tiff_coverage(picture, name)
+        stored = str([tile.args for tile in picture.tile[:1]])  # loading empties it
         picture.load()
         if format == "PNG":
             check_png_rows(handle, picture, name)
-        return _upright_pixels(picture, name)
+        return _upright_pixels(picture, name), frozenset(_oddities(picture, stored))
+
+
+def _oddities(picture: ImageFile.ImageFile, stored: str) -> Iterator[Oddity]:
+    """Of a loaded picture; `stored` names the layout of its samples in the file."""
+    if picture.mode == "CMYK":
+        yield "CMYK"
+    if ";16" in stored or picture.mode.startswith("I;16"):
+        yield "16 bits"
+    if picture.mode == "1":
+        yield "1 bit"
+    if picture.has_transparency_data:
+        yield "alpha"
+    if _orientation(picture) in UPRIGHT:
+        yield "turned"
+    try:
+        if getattr(picture, "is_animated", False):
+            yield "frames"
+    except PILLOW_ERRORS:
+        pass  # what follows the first frame is damaged, and is not read
 
 
 def _is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
@@ -225,12 +270,16 @@ def _scale_key_colour(picture: ImageFile.ImageFile) -> None:
 
 def _upright_pixels(picture: Image.Image, name: str) -> RGBPixels:
     pixels = _rgb_pixels(picture, name)
+    turn = UPRIGHT.get(_orientation(picture))
+    return np.ascontiguousarray(turn(pixels)) if turn else pixels
+
+
+def _orientation(picture: Image.Image) -> int:
     try:
         orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
     except PILLOW_ERRORS:
-        orientation = 1  # corrupt EXIF says nothing about how the picture was held
-    turn = UPRIGHT.get(orientation) if isinstance(orientation, int) else None
-    return np.ascontiguousarray(turn(pixels)) if turn else pixels
+        return 1  # corrupt EXIF says nothing about how the picture was held
+    return orientation if isinstance(orientation, int) else 1
 
 
 def _rgb_pixels(picture: Image.Image, name: str) -> RGBPixels:
@@ -240,15 +289,26 @@ def _rgb_pixels(picture: Image.Image, name: str) -> RGBPixels:
     if picture.mode in ("I", "F"):
         kind = "float" if picture.mode == "F" else "32-bit"
         raise ImageError(name, "mode", f"expected 8 or 16 bits per sample, got {kind} pixels")
+    pixels = np.empty((picture.height, picture.width, 3), np.uint8)
+    rows = max(1, CONVERTED_AT_ONCE // picture.width)
+    for top in range(0, picture.height, rows):
+        bottom = min(top + rows, picture.height)
+        whole = bottom - top == picture.height
+        strip = picture if whole else picture.crop((0, top, picture.width, bottom))
+        pixels[top:bottom] = np.asarray(_to_rgb(strip))
+    return pixels
+
+
+def _to_rgb(picture: Image.Image) -> Image.Image:
     if picture.mode == "CMYK":
-        return np.array(_cmyk_to_rgb(picture))
+        return _cmyk_to_rgb(picture)
     if picture.has_transparency_data:
         if picture.mode in ("La", "RGBa"):  # colours stored multiplied by their alpha
             picture = picture.convert("LA" if picture.mode == "La" else "RGBA")
         picture = picture.convert("RGBA")
         ground = Image.new("RGBA", picture.size, BACKGROUND)
         picture = Image.alpha_composite(ground, picture)
-    return np.array(picture.convert("RGB"))
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def _grey_16_bits(picture: Image.Image) -> RGBPixels:

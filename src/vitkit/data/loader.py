@@ -53,7 +53,9 @@ class Batch:
 class TrainingSteps(Dataset[Batch]):
     """The whole run as a list of steps: item s is the batch of step s, counted from 0.
 
-    The pictures of an epoch that do not fill a batch wait for another epoch's order.
+    The pictures of an epoch that do not fill a batch wait for another epoch's order. Of several
+    processes, process r takes the places r, r + n, r + 2n ... of every batch, so that all of them
+    together hold the same pictures whatever n is.
 
     Raises:
         DataError: fewer pictures than one batch.
@@ -67,6 +69,8 @@ class TrainingSteps(Dataset[Batch]):
         *,
         batch_size: int,
         seed: int,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if len(split) < batch_size:
             raise DataError(
@@ -75,16 +79,18 @@ class TrainingSteps(Dataset[Batch]):
             )
         self.split, self.preprocess, self.augmentation = split, preprocess, augmentation
         self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world_size = rank, world_size
         self.steps_per_epoch = len(split) // batch_size
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
-        """Which pictures step `step` holds."""
+        """Which pictures step `step` holds, over all processes."""
         epoch, place = divmod(step, self.steps_per_epoch)
         order = _order(self.seed, epoch, len(self.split))
         return order[place * self.batch_size : (place + 1) * self.batch_size]
 
     def __getitem__(self, step: int) -> Batch:
-        epoch, indices = step // self.steps_per_epoch, self.indices(step)
+        epoch = step // self.steps_per_epoch
+        indices = self.indices(step)[self.rank :: self.world_size]
         pixels = np.stack(
             [
                 training_pixels(
@@ -103,17 +109,29 @@ class TrainingSteps(Dataset[Batch]):
 
 
 class EvaluationBatches(Dataset[Batch]):
-    """A split in its own order, every picture once, by the evaluation transform."""
+    """A split in its own order, every picture once, by the evaluation transform.
 
-    def __init__(self, split: Split, preprocess: Preprocess, *, batch_size: int) -> None:
+    Process r of n has the pictures r, r + n, r + 2n ...; the last ones may have one less, or none.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        preprocess: Preprocess,
+        *,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
         self.split, self.preprocess, self.batch_size = split, preprocess, batch_size
+        self._mine = range(rank, len(split), world_size)
 
     def __len__(self) -> int:
-        return (len(self.split) + self.batch_size - 1) // self.batch_size
+        return (len(self._mine) + self.batch_size - 1) // self.batch_size
 
     def __getitem__(self, number: int) -> Batch:
         start = number * self.batch_size
-        indices = np.arange(start, min(start + self.batch_size, len(self.split)))
+        indices = np.array(self._mine[start : start + self.batch_size])
         pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
         return _batch(pixels, self.split, indices, epoch=-1)
 

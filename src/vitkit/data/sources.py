@@ -1,13 +1,20 @@
-"""Open a data set by its name or its folder: the door of this room."""
+"""Open a data set by its name, its address or its files: the door of this room."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from vitkit.data.cache import cached, show_progress
+from vitkit.data.cifar import CIFAR_CLASSES, cifar_places, open_cifar
+from vitkit.data.csv_files import open_csv
 from vitkit.data.embedded import IDX_CLASSES, idx_places, open_digits, open_idx
 from vitkit.data.folders import open_folder
+from vitkit.data.hub import PREFIX as HUB
+from vitkit.data.hub import open_hub
 from vitkit.data.images import printable
+from vitkit.data.parquet import ENDING as PARQUET
+from vitkit.data.parquet import open_parquet, parquet_files
 from vitkit.data.splits import (
     ArraySplit,
     Dataset,
@@ -16,6 +23,8 @@ from vitkit.data.splits import (
     stratified_split,
     with_validation,
 )
+from vitkit.data.webdataset import PREFIX as SHARDS
+from vitkit.data.webdataset import open_webdataset
 from vitkit.errors import DataError, did_you_mean, nearest_parent
 
 __all__ = [
@@ -23,12 +32,15 @@ __all__ = [
     "Dataset",
     "FileSplit",
     "Split",
+    "cached",
     "open_dataset",
+    "show_progress",
     "stratified_split",
     "with_validation",
 ]
 
-NAMES = ("digits", *IDX_CLASSES)
+NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
+LISTS = (".csv", ".tsv")
 
 
 def open_dataset(
@@ -41,32 +53,60 @@ def open_dataset(
     """Open a data set without decoding its pictures; `doctor.sound` does that.
 
     Args:
-        data: "digits", "mnist", "fashion-mnist", or an image folder: `train/<class>/**.jpg` with
-            `val/` or `test/`, or `<class>/**.jpg`, which is split 70/10/20. A known name wins over
-            a folder of that name, which is `./digits` then.
-        data_root: where the files of "mnist" and "fashion-mnist" are looked for first.
+        data: one of
+
+            - "digits", "mnist", "fashion-mnist", "cifar10", "cifar100";
+            - an image folder: `train/<class>/**.jpg` with `val/` or `test/`, or `<class>/**.jpg`,
+              which is split 70/10/20;
+            - a CSV with the columns `path,label` and perhaps `split`;
+            - a Parquet file, or a folder with such files at its top or in `data/`;
+            - "wds:shards-{0000..0099}.tar", WebDataset shards;
+            - "hf://owner/name", a data set of the Hugging Face Hub.
+
+            A known name wins over a folder of that name, which is `./digits` then.
+        data_root: where the files of named data sets are looked for first.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
 
     Raises:
         DataError: nothing of that name, or a data set that cannot be trained on.
+        MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
-    if data == "digits":
-        return open_digits()
-    if isinstance(data, str) and data in IDX_CLASSES:
-        root = None if data_root is None else Path(data_root).expanduser()
-        return open_idx(data, idx_places(data, root))
+    if isinstance(data, str) and data in NAMES:
+        return _open_named(data, None if data_root is None else Path(data_root).expanduser())
+    if isinstance(data, str) and data.startswith(HUB):
+        return open_hub(data, ignore_extra_classes=ignore_extra_classes)
+    if isinstance(data, str) and data.startswith(SHARDS):
+        return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
     try:
         path = Path(data).expanduser()
     except RuntimeError:  # ~nobody
         path = Path(data)
-    if os.path.isdir(path):
+    name, known = printable(data), ", ".join(NAMES)
+    if not os.path.exists(path):
+        near = did_you_mean(name, NAMES)
+        where = near if near else f"; {nearest_parent(path)}"
+        raise DataError(f"{name}: no such folder, and no data set of that name ({known}){where}")
+    ending = path.suffix.lower()
+    is_folder = os.path.isdir(path)
+    if ending == PARQUET or (is_folder and parquet_files(path)):
+        return open_parquet(path, ignore_extra_classes=ignore_extra_classes)
+    if is_folder:
         return open_folder(
             path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
         )
-    name, known = printable(data), ", ".join(NAMES)
-    if os.path.exists(path):
-        raise DataError(f"{name} is not a folder; expected an image folder or one of {known}")
-    near = did_you_mean(name, NAMES)
-    where = near if near else f"; {nearest_parent(path)}"
-    raise DataError(f"{name}: no such folder, and no data set of that name ({known}){where}")
+    if os.path.isfile(path) and ending in LISTS:
+        return open_csv(path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links)
+    hint = f"; shards are opened by wds:{name}" if ending == ".tar" else ""
+    raise DataError(
+        f"{name} is not a folder; expected an image folder, a .csv, a {PARQUET} file or one of "
+        f"{known}{hint}"
+    )
+
+
+def _open_named(name: str, root: Path | None) -> Dataset:
+    if name == "digits":
+        return open_digits()
+    if name in CIFAR_CLASSES:
+        return open_cifar(name, cifar_places(name, root))
+    return open_idx(name, idx_places(name, root))

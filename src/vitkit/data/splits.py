@@ -17,6 +17,16 @@ from vitkit.data.images import decode, printable
 from vitkit.data.randomness import hash64
 from vitkit.errors import DataError, SettingError
 
+POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
+SPLIT_WORDS = {
+    "train": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+"""What folders, files and columns call the splits, in lower case."""
+
 
 @runtime_checkable
 class Split(Protocol):
@@ -85,21 +95,69 @@ class FileSplit:
     """Class numbers (N,)."""
     root: Path
     """The folder that names are told from."""
+    lines: Int64[np.ndarray, " N"] | None = None
+    """Each picture's line in the list that names it, where there is one."""
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        return printable(self.paths[index].relative_to(self.root).as_posix())
+        name = printable(self.paths[index].relative_to(self.root).as_posix())
+        return name if self.lines is None else f"{name} (line {self.lines[index]})"
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return decode(self.paths[index], name=self.name(index))
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
         paths = tuple(self.paths[int(index)] for index in indices)
-        return FileSplit(paths, self.labels[indices], self.root)
+        lines = None if self.lines is None else self.lines[indices]
+        return FileSplit(paths, self.labels[indices], self.root, lines)
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:
+        return dataclasses.replace(self, labels=labels)
+
+
+@runtime_checkable
+class Store(Protocol):
+    """Encoded pictures inside larger files, told by their number.
+
+    It can be pickled, and used by several threads and by forked processes at once.
+    """
+
+    def name(self, number: int) -> str:
+        """What to call a picture in a message."""
+
+    def encoded(self, number: int) -> bytes:
+        """The picture's file, as it was stored.
+
+        Raises:
+            ImageError: it is not there, or cannot be read.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class StoredSplit:
+    """Pictures in a `Store`, decoded when they are read."""
+
+    store: Store
+    labels: Int64[np.ndarray, " N"]
+    """Class numbers (N,)."""
+    numbers: Int64[np.ndarray, " N"]
+    """Each picture's number in the store."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def name(self, index: int) -> str:
+        return printable(self.store.name(int(self.numbers[index])))
+
+    def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
+        return decode(self.store.encoded(int(self.numbers[index])), name=self.name(index))
+
+    def subset(self, indices: Int[np.ndarray, " M"]) -> StoredSplit:
+        return StoredSplit(self.store, self.labels[indices], self.numbers[indices])
+
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> StoredSplit:
         return dataclasses.replace(self, labels=labels)
 
 
@@ -171,6 +229,21 @@ def stratified_split(
         parts.append(np.sort(order[taken]))
         order = order[~taken]
     return [np.sort(order), *reversed(parts)]
+
+
+def cut_pool(whole: Split, digests: Sequence[bytes]) -> dict[str, Split]:
+    """One pool of pictures cut 70/10/20, stratified, seed 0, by the pictures' own SHA-256.
+
+    Args:
+        whole: all pictures, labelled.
+        digests: their SHA-256; another order of the pictures gives the same cut.
+
+    Returns:
+        "train", "val" and "test", any of which may be empty.
+    """
+    keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
+    parts = stratified_split(whole.labels, tuple(POOL_FRACTIONS.values()), 0, keys)
+    return {name: whole.subset(part) for name, part in zip(POOL_FRACTIONS, parts, strict=True)}
 
 
 def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset:

@@ -23,6 +23,7 @@ Count = Annotated[int, Field(ge=0, strict=True)]
 AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+TrackerName: TypeAlias = Literal["wandb", "mlflow"]
 
 
 @frozen(raises=SettingError)
@@ -30,7 +31,8 @@ class TrainConfig:
     """Every setting of a run. Raises `SettingError` for a value out of range."""
 
     data: Annotated[str, tyro.conf.Suppress]
-    """A folder of pictures, or `digits`, `mnist`, `fashion-mnist`."""
+    """A folder of pictures, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
+    `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`."""
     model: str = "vit_tiny_patch16_224"
     """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`."""
     spec: Annotated[Settings, tyro.conf.Suppress] = Field(default_factory=dict)
@@ -41,6 +43,8 @@ class TrainConfig:
     """Picture size in pixels, a square; short for `--spec.image-size`."""
     data_root: str | None = None
     """Where to look for named data sets such as `mnist`."""
+    cache: str | None = None
+    """Keep the decoded pictures in this folder, for this run and others; `auto`: the user's own."""
     output: str | None = None
     """The run folder; by default runs/DATA-MODEL-N."""
     overwrite: bool = False
@@ -50,7 +54,13 @@ class TrainConfig:
     epochs: AtLeastOne = 10
     """Passes over the training split."""
     batch_size: AtLeastOne = 128
-    """Pictures of one optimizer step."""
+    """Pictures of one optimizer step, over all processes and accumulation steps."""
+    grad_accum_steps: AtLeastOne = 1
+    """Parts in which a batch goes through the model, where it does not fit into memory whole."""
+    max_steps: AtLeastOne | None = None
+    """End after this many optimizer steps of the whole run; the schedule stays that of `epochs`."""
+    save_every: AtLeastOne | None = None
+    """Optimizer steps between two saved states; by default one at the end of every epoch."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     """Peak learning rate, for this batch size; never rescaled silently."""
     min_lr: Annotated[float, Field(ge=0.0)] = 1e-5
@@ -67,6 +77,12 @@ class TrainConfig:
     """AdamW's decay of the squared gradient."""
     clip_grad: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Largest norm of the whole gradient."""
+    on_nan: Literal["stop", "skip"] = "stop"
+    """What to do about a loss or gradient that is not finite; skip leaves out 2 steps in a row."""
+    model_ema: bool = False
+    """Average the weights over the steps; the average is what is evaluated and shared."""
+    model_ema_decay: Fraction = 0.9998
+    """Decay of that average."""
     label_smoothing: Fraction = 0.1
     """Probability mass spread over all classes."""
     drop_path: Fraction | None = None
@@ -103,10 +119,24 @@ class TrainConfig:
     """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
     amp: Literal["auto", "off", "bfloat16"] = "auto"
     """Mixed precision; auto tries bfloat16 and keeps it where it is faster."""
+    devices: AtLeastOne = 1
+    """Processes to start on this machine, one a device; under torchrun it is torchrun's number."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What several processes hold: each the whole model, or each a part of every weight."""
+    timeout: Annotated[float, Field(gt=0.0)] = 60.0
+    """Seconds that one process waits for another in a step before it takes it for dead."""
+    threads: AtLeastOne | None = None
+    """Threads of torch's own on the CPU; decided at the start and kept, as sums depend on it."""
     workers: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """Loader processes; default 0 for data in memory, else one per core up to 8."""
+    """Loader processes of each process; default 0 for data in memory, else one per core up to 8."""
     log_interval: AtLeastOne = 50
-    """Steps between two points of the TensorBoard curves."""
+    """Steps between two points of the TensorBoard curves and two lines of metrics.jsonl."""
+    log_histograms: bool = True
+    """Show in TensorBoard how the weights lie, at the end of epochs."""
+    log_examples: bool = True
+    """Show in TensorBoard some validation pictures and what is predicted for them."""
+    logger: tuple[TrackerName, ...] = ()
+    """Services that are told the curves, too: `wandb`, `mlflow`."""
     quiet: bool = False
     """No progress bar and no messages; the run folder has them all the same."""
 

@@ -1,35 +1,33 @@
-"""Where a run says what it does: the terminal, train.log, metrics.csv and TensorBoard."""
+"""Where a run says what it does: the terminal, train.log, metrics files, TensorBoard, services."""
 
 from __future__ import annotations
 
-import csv
-import os
-import sys
-from collections.abc import Mapping
+import math
 from datetime import datetime
 from types import TracebackType
+from typing import Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+import numpy as np
+from jaxtyping import UInt8
+from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
+from vitkit.training.config import TrackerName
+from vitkit.training.display import Display
+from vitkit.training.examples import histograms
+from vitkit.training.records import Numbers, add_line, add_row
 from vitkit.training.run_folder import RunFolder
-from vitkit.weights.files import output_error, write_bytes
+from vitkit.training.trackers import Tracker, open_trackers
+from vitkit.weights.files import output_error
 
-
-class _Terminal(Console):
-    """A console that falls silent when its reader leaves (`| head`); the run goes on."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept to the end of the process
+TAGS = {
+    "images_per_s": "perf/images_per_s",
+    "data_wait": "perf/data_wait",
+    "memory": "system/memory",
+    "cuda_memory": "system/cuda_memory",
+    "lr": "lr",
+}
+"""What TensorBoard calls the columns that are of no split; `val_top1` is `val/top1` there."""
 
 
 class RunLog:
@@ -44,18 +42,8 @@ class RunLog:
 
     def __init__(self, run: RunFolder, *, total: int, done: int = 0, quiet: bool = False) -> None:
         self._run = run
-        self._console = _Terminal(quiet=quiet, highlight=False, soft_wrap=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=quiet or not self._console.is_terminal,
-        )
-        self._task: TaskID = self._progress.add_task("", total=total, completed=done, status="")
+        self.display = Display(total=total, done=done, quiet=quiet)
+        self._trackers: list[Tracker] = []
         try:
             self._log = run.log.open("a", encoding="utf-8")
             self._curves = SummaryWriter(
@@ -65,7 +53,7 @@ class RunLog:
             raise output_error(run.root, error) from error
 
     def __enter__(self) -> RunLog:
-        self._progress.start()
+        self.display.start()
         return self
 
     def __exit__(
@@ -74,7 +62,12 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self.display.stop()
+        for tracker in [*self._trackers]:
+            try:
+                tracker.close(failed=error is not None)
+            except tracker.failures() as failure:
+                self._lose(tracker, failure)
         try:
             self._curves.close()
             self._log.close()
@@ -82,45 +75,98 @@ class RunLog:
             if error is None:
                 raise output_error(self._run.root, failure) from failure
 
+    def track(self, names: tuple[TrackerName, ...], settings: dict[str, Any]) -> None:
+        """Tell these services, too. Raises `SettingError` where one cannot start."""
+        self._trackers = open_trackers(names, self._run, settings)
+
     def say(self, line: str) -> None:
         """One line for the terminal and, with the time, for train.log."""
-        self._console.print(line, markup=False)
+        self.display.say(line)
         try:
             self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
             self._log.flush()
         except OSError as error:
             raise output_error(self._run.log, error) from error
 
-    def advance(self, epoch: str, status: str) -> None:
-        """One step further on the progress bar."""
-        self._progress.update(self._task, advance=1, description=epoch, status=status)
+    def step(self, place: Numbers, values: Numbers) -> None:
+        """What a step came to; `place` is its epoch and step."""
+        add_line(self._run, "step", {**place, **values})
+        self._curve(values, int(place["step"]))
 
-    def curve(self, values: Mapping[str, float], step: int) -> None:
-        """Points for TensorBoard; tags such as `train/loss`."""
+    def epoch(self, place: Numbers, values: Numbers) -> None:
+        """A row of metrics.csv. Curves are drawn of what the steps did not draw already."""
+        add_row(self._run, {**place, **values})
+        add_line(self._run, "epoch", {**place, **values})
+        drawn = {name: v for name, v in values.items() if name.startswith("val_")}
+        self._curve(drawn, int(place["step"]))
+        self._curves.flush()
+
+    def test(self, step: int, values: Numbers) -> None:
+        """The scores of the test split, once."""
+        named = {f"test_{name}": value for name, value in values.items()}
+        add_line(self._run, "test", {"step": step, **named})
+        self._curve(named, step)
+
+    def weights(self, model: nn.Module, step: int) -> None:
+        """A histogram of every matrix of the model."""
         try:
-            for tag, value in values.items():
-                self._curves.add_scalar(tag, value, step)
+            for name, found in histograms(model):
+                self._curves.add_histogram_raw(
+                    f"weights/{name}",
+                    min=found.sample.min().item(),
+                    max=found.sample.max().item(),
+                    num=found.sample.numel(),
+                    sum=found.sample.sum().item(),
+                    sum_squares=found.sample.square().sum().item(),
+                    bucket_limits=found.edges,
+                    bucket_counts=found.counts,
+                    global_step=step,
+                )
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
-    def row(self, values: Mapping[str, float | int]) -> None:
-        """One row of metrics.csv; the first row writes the header."""
-        new = not self._run.metrics.exists()
+    def picture(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
+        """A picture for TensorBoard."""
         try:
-            with self._run.metrics.open("a", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                if new:
-                    writer.writerow(values)
-                writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in values.values())
+            self._curves.add_image(tag, pixels, step, dataformats="HWC")
         except OSError as error:
-            raise output_error(self._run.metrics, error) from error
+            raise output_error(self._run.tensorboard, error) from error
+
+    def _curve(self, values: Numbers, step: int) -> None:
+        tagged = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
+        try:
+            for tag, value in tagged.items():
+                self._curves.add_scalar(tag, value, step)
+        except OSError as error:
+            raise output_error(self._run.tensorboard, error) from error
+        finite = {tag: value for tag, value in tagged.items() if math.isfinite(value)}
+        for tracker in [*self._trackers]:
+            try:
+                tracker.log(finite, step)
+            except tracker.failures() as failure:
+                self._lose(tracker, failure)
+
+    def _lose(self, tracker: Tracker, failure: Exception) -> None:
+        self._trackers.remove(tracker)
+        self.say(f"{tracker.name} failed: {failure}; the run goes on without it")
 
 
-def drop_rows_after(run: RunFolder, step: int) -> None:
-    """Forget the rows of metrics.csv that lie beyond `step`: a resumed run writes them again."""
-    if not run.metrics.exists():
-        return
-    header, *rows = run.metrics.read_text(encoding="utf-8").splitlines()
-    place = header.split(",").index("step")
-    kept = [row for row in rows if int(row.split(",")[place]) <= step]
-    write_bytes(run.metrics, "\n".join([header, *kept, ""]).encode())
+class Silence(RunLog):
+    """Takes whatever a log takes and does nothing: for the processes that are not the first."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("__"):
+            return object.__getattribute__(self, name)
+        return None if name == "state_dict" else self
+
+    def __call__(self, *args: object, **settings: object) -> None:
+        """Nothing."""
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Nothing."""

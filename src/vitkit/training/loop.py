@@ -11,30 +11,33 @@ import math
 import shlex
 import time
 from pathlib import Path
+from typing import cast
 
-import torch
 from ignite.engine import Engine, Events
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 
 from vitkit.data.loader import Batch, batches
-from vitkit.data.randomness import hash64
 from vitkit.errors import DataError, Interrupted, NonFiniteError, SettingError
 from vitkit.models.vit import ViT
-from vitkit.training.checkpointing import Progress, load_state, save_state
+from vitkit.training.checkpointing import load_state, save_state
+from vitkit.training.distributed import World
+from vitkit.training.ema import EMA
 from vitkit.training.evaluation import Metrics, evaluate, quiet_engine
 from vitkit.training.log import RunLog
 from vitkit.training.optimizer import make_optimizer
 from vitkit.training.plan import Plan
 from vitkit.training.precision import Precision, autocast
+from vitkit.training.reporter import Reporter
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.schedule import warmup_cosine
+from vitkit.training.sharding import shard, whole_model
 from vitkit.training.signals import StopFlag
+from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.step import Outcome, TrainingStep, is_out_of_memory
 from vitkit.weights.own import save
 
-DROPOUT = 0x0D09
-"""What the generator of a step is for, among the things drawn from the seed."""
+MOST_SKIPPED = 3
+"""At so many steps in a row without a finite number, `on_nan: skip` stops the run as well."""
 
 
 class Trainer:
@@ -47,6 +50,7 @@ class Trainer:
         model: fresh, on the plan's device.
         precision: `off` or `bfloat16`.
         stop: raised by a signal.
+        world: the processes that share every batch; each has a loop, the first one writes.
     """
 
     def __init__(
@@ -57,10 +61,16 @@ class Trainer:
         model: ViT,
         precision: Precision,
         stop: StopFlag,
+        world: World | None = None,
     ) -> None:
         config = plan.config
+        self.world = world or World()
         self.plan, self.run_folder, self.log, self.stop = plan, run, log, stop
         self.model, self.precision = model, precision
+        self.ema = EMA(model, config.model_ema_decay) if config.model_ema else None
+        if config.parallel == "fsdp" and self.world.size > 1:
+            for one in (model, *([cast(ViT, self.ema.model)] if self.ema else [])):
+                shard(one, self.world, plan.device)
         self.optimizer = make_optimizer(
             model,
             config.opt,
@@ -69,24 +79,36 @@ class Trainer:
             betas=(config.beta1, config.beta2),
         )
         self.progress = Progress(data=plan.dataset.fingerprint)
+        self.registry = Registry()
+        self.registry.register("model", ModelPart(model), model)
+        self.registry.register("optimizer", OptimizerPart(self.optimizer), self.optimizer)
+        if self.ema is not None:
+            self.registry.register("ema", self.ema)
+        self.registry.register("progress", self.progress)
+        self.step = TrainingStep(
+            model, self.optimizer, config, plan.preprocess, precision, plan.device,
+            self.world, stop,
+        )  # fmt: skip
+        self._agreed = 0  # the signal that any of several processes has had
         self.stopped = f"all {config.epochs} epochs"
+        if plan.last_step < plan.total_steps:
+            self.stopped = f"{plan.last_step} steps"
         self._started = time.monotonic()
-        self._mark = (0, self._started)
+        self.reporter = Reporter(plan, log, share=self.world.local_size)
 
     def resume(self, state: Path) -> None:
         """Go on from a whole state.
 
         Raises:
-            CheckpointError: a state of another model.
+            CheckpointError: a state of another run.
             DataError: the data are not what the run began with.
         """
-        progress = load_state(state, self.model, self.optimizer)
-        if progress.data != self.plan.dataset.fingerprint:
+        load_state(state, self.registry)
+        if self.progress.data != self.plan.dataset.fingerprint:
             raise DataError(
                 f"{self.plan.config.data}: the pictures, labels or classes are not those the run "
                 f"{self.run_folder.root} began with; bring them back, or start afresh"
             )
-        self.progress = progress
         self.log.say(f"going on from step {self.progress.step} ({state})")
 
     def train(self) -> None:
@@ -97,8 +119,9 @@ class Trainer:
             NonFiniteError: the loss or the gradient is not a finite number.
             OutputError: the run folder cannot be written.
         """
+        self.registry.refuse_strangers(self)
         steps_per_epoch = self.plan.steps.steps_per_epoch
-        remaining = range(self.progress.step, self.plan.total_steps)
+        remaining = range(self.progress.step, self.plan.last_step)
         if self._out_of_patience():
             self.stopped = self._why_patience_ended()
             return
@@ -116,37 +139,76 @@ class Trainer:
         )
         self.model.train()
         self._started = time.monotonic()
-        self._mark = (self.progress.step, self._started)
-        engine.run(batches(self.plan.steps, remaining, workers=self.plan.workers))
+        arriving = batches(self.plan.steps, remaining, workers=self.plan.workers)
+        engine.run(self.reporter.watched(arriving))
 
     def _step(self, engine: Engine, batch: Batch) -> float:
-        """Forward, loss, backward, clip, update; a number that is not finite updates nothing."""
-        config, step = self.plan.config, self.progress.step
+        """One step of the arithmetic, and what a number that is not finite means."""
+        progress, step = self.progress, self.progress.step
         rate = self._learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
-        torch.manual_seed(int(hash64(config.seed, step, DROPOUT)) >> 1)
-        images = batch.images(self.plan.preprocess, self.plan.device)
-        labels = batch.labels.to(self.plan.device)
         try:
-            with autocast(self.precision, self.plan.device):
-                logits = self.model(images)
-            loss = F.cross_entropy(logits.float(), labels, label_smoothing=config.label_smoothing)
-            value = float(loss.detach())
-            self._refuse_non_finite("loss", value, batch)
-            loss.backward()
-        except torch.OutOfMemoryError:
-            raise SettingError(
-                f"{self.plan.device} is out of memory at a batch of {config.batch_size}; "
-                f"lower --batch-size, --img-size or the model's size"
-            ) from None
-        norm = clip_grad_norm_(self.model.parameters(), config.clip_grad or math.inf)
-        self._refuse_non_finite("gradient norm", float(norm), batch)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.progress.step += 1
-        self.progress.loss_sum += value
-        return value
+            made = self.step(batch, step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._out_of_memory(batch) from None
+        progress.step += 1
+        self.world.note(progress.step)
+        self._agreed = made.signum
+        if made.bad is not None:
+            self._leave_out(made)
+            return made.loss
+        if self.ema is not None:
+            self.ema.update(self.model)
+        progress.skipped_in_a_row = 0
+        progress.loss_sum += made.loss
+        progress.losses += 1
+        return made.loss
+
+    def _out_of_memory(self, batch: Batch) -> SettingError:
+        fits, config = self.step.largest_that_fits(batch), self.plan.config
+        mine = config.batch_size // self.world.size
+        parts = next((n for n in range(2, mine + 1) if mine % n == 0 and mine // n <= fits),
+                     None) if fits else None  # fmt: skip
+        mend = f"pass --grad-accum-steps {parts}, or " if parts else ""
+        return SettingError(
+            f"{self.plan.device} is out of memory at {mine // config.grad_accum_steps}"
+            f" pictures at once; {fits} fitted; {mend}lower --batch-size, --img-size or the model"
+        )
+
+    def _leave_out(self, made: Outcome) -> None:
+        """Count a step that changed nothing, or stop. Raises `NonFiniteError`."""
+        progress, config = self.progress, self.plan.config
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+        said = self._what_was_not_finite(made)
+        if config.on_nan == "stop" or progress.skipped_in_a_row >= MOST_SKIPPED:
+            progress.step -= 1
+            raise NonFiniteError(
+                f"{said}; the weights before it are kept in {self._last_good()}; try a lower --lr "
+                f"or --amp off"
+            )
+        self.log.say(f"{said}; the step is skipped ({progress.skipped} so far)")
+
+    def _what_was_not_finite(self, made: Outcome) -> str:
+        split, step = self.plan.dataset.splits["train"], self.progress.step - 1
+        indices = self.plan.steps.indices(step)
+        where = ""
+        if self.world.size > 1 and made.rank is not None:
+            indices, where = indices[made.rank :: self.world.size], f" on rank {made.rank}"
+        names = ", ".join(split.name(int(i)) for i in indices[:3])
+        value = made.loss if made.bad == "loss" else made.norm
+        return (
+            f"the {made.bad} is {value}{where} at step {step} (lr {self._learning_rate(step):.3g}, "
+            f"loss {made.loss:.3g}, gradient norm {made.norm:.3g}, pictures {names} ...)"
+        )
+
+    def _last_good(self) -> Path:
+        """Where to go on from: the newest state, or the run where there is none yet."""
+        states = sorted(self.run_folder.state.glob("step-*"))
+        return states[-1] if states else self.run_folder.root
 
     def _learning_rate(self, step: int) -> float:
         config = self.plan.config
@@ -158,35 +220,27 @@ class Trainer:
             total=self.plan.total_steps,
         )
 
-    def _refuse_non_finite(self, what: str, value: float, batch: Batch) -> None:
-        if math.isfinite(value):
-            return
-        split = self.plan.dataset.splits["train"]
-        names = ", ".join(split.name(int(i)) for i in batch.indices[:3])
-        raise NonFiniteError(
-            f"the {what} is {value} at step {self.progress.step} (lr "
-            f"{self._learning_rate(self.progress.step):.3g}, pictures {names} ...); the weights "
-            f"before it are kept in {self.run_folder.root}; try a lower --lr or --amp off"
-        )
-
     def _after_step(self, engine: Engine) -> None:
-        """The progress bar, the curves, and the signal."""
+        """What is reported of it, and the signal."""
         step, config = self.progress.step, self.plan.config
-        loss, speed = float(engine.state.output), self._pictures_per_second()  # type: ignore[arg-type]
-        epoch = f"epoch {engine.state.epoch}/{config.epochs}"
-        self.log.advance(epoch, f"loss {loss:.3f}  {speed:,.0f} images/s")
-        if step % config.log_interval == 0:
-            curves = {"train/loss": loss, "lr": self._learning_rate(step - 1)}
-            self.log.curve(curves | {"perf/images_per_s": speed}, step)
-        if self.stop.signum is not None and step % self.plan.steps.steps_per_epoch:
-            self._interrupt(self.stop.signum)
+        loss, rate = float(engine.state.output), self._learning_rate(step - 1)  # type: ignore[arg-type]
+        self.reporter.after_step(engine.state.epoch, step, loss, rate)
+        if step % self.plan.steps.steps_per_epoch == 0:
+            return  # the end of an epoch does all of this
+        if signum := self._signal():
+            self._interrupt(signum)
+        if step == self.plan.last_step:
+            self.save_weights(self.run_folder.last, {})
+        if step == self.plan.last_step or (config.save_every and step % config.save_every == 0):
+            self._save_state()
+        if step == self.plan.last_step:
+            engine.terminate()
 
     def _after_epoch(self, engine: Engine) -> None:
         """Validate; write the row, the weights and the state; see whether to stop here."""
-        speed, step = self._pictures_per_second(), self.progress.step
-        epoch, steps = engine.state.epoch, self.plan.steps.steps_per_epoch
-        train_loss = self.progress.loss_sum / steps
-        self.progress.loss_sum = 0.0
+        step, epoch = self.progress.step, engine.state.epoch
+        train_loss = self.progress.loss_sum / max(self.progress.losses, 1)
+        self.progress.loss_sum, self.progress.losses = 0.0, 0
         validation = self.evaluate("val") if "val" in self.plan.dataset.splits else {}
         if not math.isfinite(validation.get("loss", 0.0)):
             raise NonFiniteError(
@@ -195,27 +249,38 @@ class Trainer:
             )
         better = self._count_best(epoch, validation)
         self._count_time()
-        self._report(epoch, train_loss, validation, speed, better)
+        rate = self._learning_rate(step - 1)
+        self.reporter.after_epoch(epoch, self.progress, rate, train_loss, validation, better)
+        shown = self.shared_model().eval()
+        if self.world.first:
+            self.reporter.look_at(shown, self.precision, epoch, step)
         if better:
             self.save_weights(self.run_folder.best, {"val": validation})
         self.save_weights(self.run_folder.last, {"val": validation})
-        save_state(self.run_folder.state, self.model, self.optimizer, self.progress)
-        if self.stop.signum is not None:
-            self._interrupt(self.stop.signum)
+        self._save_state()
+        self._agreed = self.world.most(self.stop.signum or 0)
+        if signum := self._signal():
+            self._interrupt(signum)
+        if step == self.plan.last_step < self.plan.total_steps:
+            engine.terminate()
         if self._out_of_patience() and step < self.plan.total_steps:
             self.stopped = self._why_patience_ended()
             engine.terminate()
         self.model.train()
-        self._mark = (step, time.monotonic())
+        self.reporter.next_epoch()
 
     def evaluate(self, split: str) -> Metrics:
-        """Metrics of the model as it stands on a split of the data, in eval mode."""
+        """Metrics of the model as it stands on a split of the data."""
+        return self.measure(split, self.shared_model())
+
+    def measure(self, split: str, model: ViT) -> Metrics:
+        """Metrics of any model on a split of the data, in eval mode."""
         plan = self.plan
-        self.model.eval()
+        model.eval()
 
         def forward(images: Tensor) -> Tensor:
             with autocast(self.precision, plan.device):
-                logits: Tensor = self.model(images)
+                logits: Tensor = model(images)
             return logits
 
         return evaluate(
@@ -225,41 +290,31 @@ class Trainer:
             num_classes=plan.spec.num_classes,
             device=plan.device,
             workers=plan.workers,
+            world=self.world,
         )
+
+    def shared_model(self) -> ViT:
+        """What is evaluated and shared, whole: the average of the weights where there is one."""
+        return whole_model(self.model if self.ema is None else cast(ViT, self.ema.model))
 
     def save_weights(self, path: Path, metrics: dict[str, Metrics]) -> None:
         """Write the model as it stands, with everything needed to use it. Raises `OutputError`."""
-        plan, steps = self.plan, self.plan.steps.steps_per_epoch
-        save(
+        plan, steps, model = self.plan, self.plan.steps.steps_per_epoch, self.shared_model()
+        self.world.decided(lambda: str(save(
             path,
-            self.model,
+            model,
             preprocess=plan.preprocess,
             classes=plan.dataset.classes,
             recipe=plan.config.to_json(),
             metrics=metrics,
             epoch=self.progress.step / steps,
+            weights="average" if self.ema else "as trained",
             data={
                 "name": plan.dataset.name,
                 "fingerprint": plan.dataset.fingerprint,
                 "pictures": {name: len(part) for name, part in plan.dataset.splits.items()},
             },
-        )
-
-    def _report(
-        self, epoch: int, train_loss: float, validation: Metrics, speed: float, better: bool
-    ) -> None:
-        step = self.progress.step
-        rate = self._learning_rate(step - 1)
-        values = {f"val_{name}": v for name, v in validation.items() if name != "pictures"}
-        row = {"epoch": epoch, "step": step, "lr": rate, "train_loss": train_loss, **values}
-        self.log.row(row | {"images_per_s": speed, "seconds": self.progress.seconds})
-        self.log.curve({f"val/{name.removeprefix('val_')}": v for name, v in values.items()}, step)
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
-        mark = "  best" if better else ""
-        self.log.say(
-            f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {train_loss:.4f}  {shown}  "
-            f"{speed:,.0f} images/s{mark}"
-        )
+        )))  # fmt: skip
 
     def _count_best(self, epoch: int, validation: Metrics) -> bool:
         """Whether this epoch is the best so far: by validation top-1, then by loss."""
@@ -275,19 +330,21 @@ class Trainer:
 
     def _interrupt(self, signum: int) -> None:
         """Save everything and leave."""
-        self._count_time()
         self.save_weights(self.run_folder.last, {})
-        save_state(self.run_folder.state, self.model, self.optimizer, self.progress)
+        self._save_state()
         raise Interrupted(
             signum,
             f"stopped at step {self.progress.step} of {self.plan.total_steps}; all is saved, go "
             f"on with: vitkit train --resume {shlex.quote(str(self.run_folder.root))}",
         )
 
-    def _pictures_per_second(self) -> float:
-        step, moment = self._mark
-        seconds = max(time.monotonic() - moment, 1e-9)
-        return (self.progress.step - step) * self.plan.config.batch_size / seconds
+    def _signal(self) -> int:
+        """The signal to act on, or 0; several processes act on what all of them know of."""
+        return (self.stop.signum or 0) if self.world.size == 1 else self._agreed
+
+    def _save_state(self) -> None:
+        self._count_time()
+        save_state(self.run_folder.state, self.registry, self.progress.step, self.world)
 
     def _count_time(self) -> None:
         now = time.monotonic()

@@ -11,12 +11,20 @@ import torch
 from vitkit.data.augment import Augmentation
 from vitkit.data.doctor import sound
 from vitkit.data.loader import TrainingSteps
-from vitkit.data.sources import ArraySplit, Dataset, open_dataset, with_validation
+from vitkit.data.sources import (
+    ArraySplit,
+    Dataset,
+    cached,
+    open_dataset,
+    show_progress,
+    with_validation,
+)
 from vitkit.devices import resolve_device
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset
 from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.config import TrainConfig
+from vitkit.training.distributed import World
 from vitkit.training.recipes import RECIPES
 
 MOST_WORKERS = 8
@@ -48,11 +56,16 @@ class Plan:
 
     @property
     def total_steps(self) -> int:
-        """Optimizer steps of the whole run."""
+        """Optimizer steps of the whole schedule."""
         return self.config.epochs * self.steps.steps_per_epoch
 
+    @property
+    def last_step(self) -> int:
+        """Where the run ends: the schedule's end, or `max_steps`."""
+        return min(self.total_steps, self.config.max_steps or self.total_steps)
 
-def make_plan(config: TrainConfig) -> Plan:
+
+def make_plan(config: TrainConfig, world: World | None = None) -> Plan:
     """Open the data, check every picture, and build the spec; nothing is written.
 
     Raises:
@@ -61,8 +74,10 @@ def make_plan(config: TrainConfig) -> Plan:
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
+    world = world or World()
     _check_settings(config)
-    device = resolve_device(config.device)
+    _check_shares(config, world.size)
+    device = world.device(resolve_device(config.device))
     spec = _spec(config, num_classes=1)  # refuses an impossible model before reading any picture
     dataset = open_dataset(
         config.data,
@@ -70,9 +85,12 @@ def make_plan(config: TrainConfig) -> Plan:
         ignore_extra_classes=config.ignore_extra_classes,
         follow_links=config.follow_links,
     )
-    notes = list(dataset.notes)
-    dataset, skipped = sound(dataset, config.bad_images)
-    for split, problems in skipped.items():
+    if config.cache is not None:
+        folder = None if config.cache == "auto" else config.cache
+        dataset = cached(dataset, folder, progress=None if config.quiet else show_progress)
+    dataset, report = sound(dataset, config.bad_images)
+    notes = [*report.notes, *report.warnings()]
+    for split, problems in report.problems.items():
         notes += [f"skipped {len(problems)} pictures of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
     if config.val_fraction > 0:
@@ -82,11 +100,12 @@ def make_plan(config: TrainConfig) -> Plan:
     augmentation = Augmentation(flip=config.flip, shift=config.shift, crop_scale=config.crop_scale)
     train = dataset.splits["train"]
     steps = TrainingSteps(
-        train, preprocess, augmentation, batch_size=config.batch_size, seed=config.seed
-    )
+        train, preprocess, augmentation, batch_size=config.batch_size, seed=config.seed,
+        rank=world.rank, world_size=world.size,
+    )  # fmt: skip
     if config.recipe is None and config.data in RECIPES:
         notes.append(f"there is a recipe for this: --recipe {config.data}")
-    cores = os.cpu_count() or 1
+    cores = max(1, (os.cpu_count() or 1) // world.local_size)
     in_memory = isinstance(train, ArraySplit)
     workers = config.workers
     if workers is None:
@@ -106,6 +125,28 @@ def _check_settings(config: TrainConfig) -> None:
         )
     if config.resume is not None and config.overwrite:
         raise SettingError("--resume goes on with a run and --overwrite starts afresh; pass one")
+
+
+def _check_shares(config: TrainConfig, processes: int) -> None:
+    """Every process and accumulation step must have as many pictures as any other."""
+    batch, parts = config.batch_size, config.grad_accum_steps
+    if batch % parts:
+        allowed = [n for n in range(1, batch + 1) if batch % n == 0]
+        raise SettingError(
+            f"grad_accum_steps {parts} does not divide batch_size {batch}; take one of "
+            f"{', '.join(map(str, allowed))}"
+        )
+    if batch % (parts * processes):
+        allowed = [n for n in range(1, batch // parts + 1) if batch % (parts * n) == 0]
+        below = batch // (parts * processes) * parts * processes
+        sizes = [size for size in (below, below + parts * processes) if size]
+        raise SettingError(
+            f"batch_size {batch} does not divide by {processes} processes x {parts} accumulation "
+            f"steps; take {' or '.join(map(str, sizes))}, or one of "
+            f"{', '.join(map(str, allowed))} processes"
+        )
+    if config.parallel == "fsdp" and config.opt == "muon" and processes > 1:
+        raise SettingError("opt muon needs whole matrices and parallel fsdp splits them; take ddp")
 
 
 def _spec(config: TrainConfig, num_classes: int) -> ViTSpec:

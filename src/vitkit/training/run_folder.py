@@ -30,6 +30,16 @@ class RunFolder:
         return self.root / "metrics.csv"
 
     @property
+    def lines(self) -> Path:
+        """One JSON object a logged step, an epoch and a test."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def trackers(self) -> Path:
+        """Under which names other services know the run."""
+        return self.root / "trackers.json"
+
+    @property
     def log(self) -> Path:
         """What was printed."""
         return self.root / "train.log"
@@ -112,7 +122,7 @@ def new_folder(config: TrainConfig) -> RunFolder:
 
 def _next_numbered(config: TrainConfig) -> Path:
     """runs/DATA-MODEL-N for the first N that nobody has."""
-    data = re.sub(r"[^\w.-]+", "-", Path(config.data).name or "data").strip("-")
+    data = re.sub(r"[^\w.-]+", "-", Path(config.data).name or "data").strip("-.")
     for n in count(1):
         root = Path("runs") / f"{data}-{config.model}-{n}"
         try:

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from vitkit.devices import resolve_device
 from vitkit.errors import SettingError
 from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
 from vitkit.training.checkpointing import clean, newest_state, step_of
 from vitkit.training.config import Settings, TrainConfig, read_yaml, to_yaml
+from vitkit.training.distributed import World, in_world, joined
 from vitkit.training.evaluation import Metrics
-from vitkit.training.log import RunLog, drop_rows_after
+from vitkit.training.lock import locked
+from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
 from vitkit.training.plan import Plan, make_plan
 from vitkit.training.precision import Precision, faster_precision
+from vitkit.training.records import drop_rows_after
 from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
 from vitkit.training.signals import stop_flag
+from vitkit.training.trackers import check_trackers
 from vitkit.weights.files import write_bytes
 from vitkit.weights.load import load
 from vitkit.weights.own import DESCRIBED, save
 
-FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "seed", "amp", "opt",
-         "weight_decay", "beta1", "beta2", "val_fraction", "bad_images", "ignore_extra_classes",
-         "mean", "std", "fit", "interpolation", "crop_ratio")  # fmt: skip
+FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
+         "threads", "opt", "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
+         "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
+         "interpolation", "crop_ratio")  # fmt: skip
 """Settings that a resumed run cannot change without being another run."""
-WHEREABOUTS = ("data", "data_root", "follow_links", "recipe", "output", "overwrite", "resume",
-               "device", "workers", "quiet")  # fmt: skip
+WHEREABOUTS = ("data", "data_root", "cache", "follow_links", "recipe", "output", "overwrite",
+               "resume", "device", "devices", "parallel", "timeout", "workers",
+               "quiet")  # fmt: skip
 """Settings that say where things are, not what the run is."""
 
 
@@ -50,6 +59,16 @@ class TrainResult:
     metrics: dict[str, Metrics] = field(default_factory=dict)
     stopped: str = ""
 
+    def to_json(self) -> dict[str, Any]:
+        """JSON values, for another process."""
+        return {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainResult:
+        """What `to_json` gave."""
+        paths = {name: Path(values[name]) for name in ("run", "best", "last")}
+        return cls(**values | paths)
+
 
 def train(config: TrainConfig, trainer: type[Trainer] = Trainer) -> TrainResult:
     """Train, or go on training, and evaluate the best weights once on the test split.
@@ -64,42 +83,104 @@ def train(config: TrainConfig, trainer: type[Trainer] = Trainer) -> TrainResult:
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
-    run = None if config.resume is None else resumed_folder(config.resume, config.output)
-    state: Path | None = None
-    passed_over: list[str] = []
-    if run is not None:
-        before = TrainConfig(**read_yaml(run.config))
-        if config.amp == "auto":  # the trial was made when the run began
-            config = replaced(config, amp=before.amp)
-        changes = _changes(run, before, config)
-        state, passed_over = newest_state(run.state)
-    plan = make_plan(config)
+    check_trackers(config.logger)
+    if config.devices > 1 and not in_world():
+        return _launched(config, trainer)
+    with joined(resolve_device(config.device), config.timeout) as world:
+        return _train(config, trainer, world)
+
+
+def _launched(config: TrainConfig, trainer: type[Trainer]) -> TrainResult:
+    """The same, by `devices` processes of their own."""
+    from vitkit.training.launch import launch
+
+    if trainer is not Trainer:
+        raise SettingError("a loop of your own runs on one device, or under torchrun")
+    return TrainResult.from_json(launch(config))
+
+
+def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainResult:
+    """One process's part of it."""
+    config, run, state, notes = _beginning(config, world)
+    plan = _planned(config, world)
     if run is None:
-        run, changes = new_folder(config), []
-    clean(run.state)
+        run = RunFolder(Path(world.decided(lambda: str(new_folder(config).root))))
+    world.announce(run.root)
+    config = replaced(config, threads=config.threads or torch.get_num_threads())
+    plan = replace(plan, config=config)
+    torch.set_num_threads(config.threads or 1)
     torch.manual_seed(config.seed)
     model = ViT(plan.spec).to(plan.device)
     done = 0 if state is None else step_of(state)
-    with (
-        RunLog(run, total=plan.total_steps, done=done, quiet=config.quiet) as log,
-        stop_flag() as stop,
-    ):
-        for line in (*plan.notes, *changes, *passed_over):
+    with ExitStack() as stack:
+        world.decided(lambda: stack.enter_context(locked(run.root)))
+        log = stack.enter_context(
+            RunLog(run, total=plan.last_step, done=done, quiet=config.quiet)
+            if world.first
+            else Silence()
+        )
+        stop = stack.enter_context(stop_flag())
+        for line in (*plan.notes, *notes):
             log.say(line)
-        precision = _decide_precision(plan, model, log)
+        precision = world.decided(lambda: _decide_precision(plan, model, log))
         plan = replace(plan, config=replaced(config, amp=precision))
-        loop = trainer(plan, run, log, model, precision, stop)
+        loop = trainer(plan, run, log, model, precision, stop, world)
         if state is not None:
             loop.resume(state)
-            drop_rows_after(run, done)
         elif config.resume == "auto":
             log.say(f"nothing to resume in {run.root}; starting afresh")
         kept = replaced(plan.config, output=str(run.root), resume=None, overwrite=False)
-        write_bytes(run.config, to_yaml(kept.to_json()).encode())
-        _say_plan(plan, run, log, model)
+        world.decided(lambda: _prepare(run, done, kept))
+        _say_plan(plan, run, log, model, world)
+        world.decided(lambda: log.track(config.logger, kept.to_json()))
         loop.train()
         metrics = _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
+
+
+def _beginning(
+    config: TrainConfig, world: World
+) -> tuple[TrainConfig, RunFolder | None, Path | None, list[str]]:
+    """The settings with what a stopped run found out, its folder, its state, what to say of it."""
+    found = world.decided(lambda: _stopped_run(config))
+    if found is None:
+        return config, None, None, []
+    before = TrainConfig(**found["config"])
+    # What was tried or found out when the run began stays as it was found.
+    config = replaced(
+        config,
+        amp=before.amp if config.amp == "auto" else config.amp,
+        threads=before.threads if config.threads is None else config.threads,
+    )
+    run = RunFolder(Path(found["run"]))
+    notes = [*_changes(run, before, config), *found["passed_over"]]
+    return config, run, Path(found["state"]), notes
+
+
+def _stopped_run(config: TrainConfig) -> dict[str, Any] | None:
+    """The run to go on with, as JSON values; `None` where there is none."""
+    run = None if config.resume is None else resumed_folder(config.resume, config.output)
+    if run is None:
+        return None
+    state, passed_over = newest_state(run.state)
+    before = TrainConfig(**read_yaml(run.config))
+    return {"run": str(run.root), "state": str(state), "passed_over": passed_over,
+            "config": before.to_json()}  # fmt: skip
+
+
+def _planned(config: TrainConfig, world: World) -> Plan:
+    """The plan; the first process makes it first, and the others find what it has looked up."""
+    plans: list[Plan] = []
+    world.decided(lambda: plans.append(make_plan(config, world)))
+    return plans[0] if plans else make_plan(config, world)
+
+
+def _prepare(run: RunFolder, done: int, kept: TrainConfig) -> None:
+    """Put the folder in order: what a killed process left, rows to write again, the settings."""
+    clean(run.state)
+    if done:
+        drop_rows_after(run, done)
+    write_bytes(run.config, to_yaml(kept.to_json()).encode())
 
 
 def resumed_settings(resume: str | None, output: str | None) -> Settings:
@@ -147,7 +228,7 @@ def _decide_precision(plan: Plan, model: ViT, log: RunLog) -> Precision:
     return precision
 
 
-def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT) -> None:
+def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World) -> None:
     config, spec = plan.config, plan.spec
     parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
     parameters = sum(p.numel() for p in model.parameters())
@@ -160,26 +241,34 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT) -> None:
         f"training: {config.epochs} epochs of {plan.steps.steps_per_epoch} steps, batch "
         f"{config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
     )
+    if world.size > 1:
+        each = config.batch_size // world.size
+        parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
+        log.say(
+            f"processes: {world.size} ({config.parallel}), {each} pictures each{parts} make a batch"
+            f" of {config.batch_size}"
+        )
 
 
 def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
     """Read the best weights back, look at the test split once, and write its score beside them."""
+    world = loop.world
+    if not world.decided(run.best.exists):  # stopped before the first epoch ended
+        log.say(f"ended after {loop.stopped}; weights: {run.last}")
+        return {}
     best = load(run.best)
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
     if "test" in loop.plan.dataset.splits:
-        loop.model.load_state_dict(best.model.state_dict())
-        test = loop.evaluate("test")
+        test = loop.measure("test", best.model.to(loop.plan.device))
         metrics["test"] = test
         shown = "  ".join(f"{name} {v:.4f}" for name, v in test.items() if name != "pictures")
         log.say(f"test, {test['pictures']:.0f} pictures, read once, best weights: {shown}")
-        log.curve({f"test/{k}": v for k, v in test.items()}, loop.progress.step)
+        log.test(loop.progress.step, test)
         rest = {key: value for key, value in best.metadata.items() if key not in DESCRIBED}
-        save(
-            run.best,
-            best.model,
-            preprocess=best.preprocess,
-            classes=best.classes,
-            **rest | {"metrics": metrics},
-        )
+        rest |= {"metrics": metrics}
+        described = {"preprocess": best.preprocess, "classes": best.classes, **rest}
+        world.decided(lambda: str(save(run.best, best.model, **described)))
+    if loop.progress.skipped:
+        log.say(f"{loop.progress.skipped} steps were skipped: a number was not finite")
     log.say(f"ended after {loop.stopped}; best weights: {run.best}")
     return metrics

@@ -203,7 +203,8 @@ def _with_fresh_head(made: _Model, count: int) -> _Model:
     state = {n: t for n, t in made.model.state_dict().items() if not _of_head(n)}
     names = ["head", *(["head_dist"] if spec.distillation_token else [])] if count else []
     heads = nn.ModuleDict({name: nn.Linear(spec.head_inputs, count) for name in names})
-    initialise(heads, spec)
+    if names:
+        initialise(heads, spec)
     for name in names:
         nn.init.constant_(heads.get_parameter(f"{name}.bias"), spec.head_bias)
     state |= heads.state_dict()

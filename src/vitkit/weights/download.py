@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from vitkit.errors import CheckpointError, OutputError
+from vitkit.places import cache_folder
 from vitkit.weights.files import sync, sync_folder
 
 CHUNK = 1 << 20
@@ -38,13 +39,6 @@ YES = {"1", "ON", "YES", "TRUE"}
 
 class _Broken(Exception):
     """The connection went away; what has come is kept."""
-
-
-def cache_folder() -> Path:
-    """`$VITKIT_CACHE`, else `$XDG_CACHE_HOME/vitkit`, else `~/.cache/vitkit`, as it is now."""
-    if place := os.environ.get("VITKIT_CACHE"):
-        return Path(place).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"
 
 
 def offline() -> bool:

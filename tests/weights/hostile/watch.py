@@ -32,8 +32,8 @@ WATCHED = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "sub
            "os.truncate", "shutil.", "tempfile.", "socket.", "ctypes.", "pickle.find_class",
            "urllib.", "code.__new__")  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-OURS = tuple({str(Path(place).resolve()) for place in
-              (*sysconfig.get_paths().values(), *filter(None, sys.path))})  # fmt: skip
+_PLACES = [Path(place) for place in (*sysconfig.get_paths().values(), *filter(None, sys.path))]
+OURS = tuple({str(place) for path in _PLACES for place in (path, path.resolve())})
 
 
 class Case(NamedTuple):

@@ -1,0 +1,232 @@
+"""What training costs besides the arithmetic: the log, a checkpoint, waiting for pictures.
+
+    python benchmarks/train.py [--only overhead checkpoint waiting] [--rounds 8] [--block 5]
+
+overhead    a step of vit_tiny_patch16_224 at 32 px, patch 4, batch 128 in the training loop, with
+            its events, metrics and log, against a bare loop over the same step; and the time that
+            the loop spends between two steps, by its own clock. Checkpoints are left out.
+checkpoint  `save_state` of ViT-B with AdamW against writing the same bytes once; both wait for the
+            disk.
+waiting     the part of the time that vit_small waits for 224-px JPEGs from a folder.
+
+What is compared is interleaved, in rounds; shown is the median, and between the quartiles in
+brackets. Nothing here is a pass or a fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from itertools import count
+from pathlib import Path
+from statistics import median, quantiles
+
+import numpy as np
+import torch
+from demo import processor, results_file
+from PIL import Image
+
+import vitkit
+from vitkit.data.sources import ArraySplit, Dataset
+from vitkit.frozen import replace as replaced
+from vitkit.models.presets import preset
+from vitkit.models.vit import ViT
+from vitkit.training.checkpointing import save_state
+from vitkit.training.config import TrainConfig
+from vitkit.training.log import RunLog
+from vitkit.training.loop import Trainer
+from vitkit.training.optimizer import make_optimizer
+from vitkit.training.plan import Plan
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.signals import StopFlag
+from vitkit.training.state import ModelPart, OptimizerPart, Registry
+
+
+class Loop(Trainer):
+    """The training loop, going on by some steps at a time; nothing is saved. Its clock runs only
+    while it is not in a step and not waiting for pictures."""
+
+    between = 0.0
+    _left: float | None = None
+
+    def go_on(self, steps: int) -> None:
+        last = self.progress.step + steps
+        self.plan = replace(self.plan, config=replaced(self.plan.config, max_steps=last))
+        self.train()
+        self._left = None
+
+    def _step(self, engine, batch):
+        if self._left is not None:
+            self.between += time.perf_counter() - self._left
+        made = super()._step(engine, batch)
+        self._left = time.perf_counter()
+        return made
+
+    def save_weights(self, path, metrics):
+        pass
+
+    def _save_state(self):
+        pass
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, _, high = quantiles(values, n=4)
+    return {"median": median(values), "low": low, "high": high}
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Seconds of a call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def overhead(rounds: int, block: int) -> dict[str, object]:
+    """The loop against a bare one over the same `TrainingStep`, `block` steps each in turn.
+
+    The log writes once in a block, where by default it does in 50 steps.
+    """
+    plan = small_pictures(log_interval=block)
+    with tempfile.TemporaryDirectory() as name:
+        run = RunFolder(Path(name))
+        with RunLog(run, total=plan.total_steps) as log:
+            model = ViT(plan.spec).to(plan.device)
+            loop = Loop(plan, run, log, model, "off", StopFlag())
+            numbers = count(10**6)
+
+            def bare() -> None:
+                for _, number in zip(range(block), numbers, strict=False):
+                    loop.step(plan.steps[number], number)
+
+            loop.go_on(1)
+            bare()
+            loop.between = 0.0
+            pairs = []
+            for turn in range(rounds):
+                ways = [lambda: loop.go_on(block), bare]
+                taken = [timed(way) for way in (ways if turn % 2 else ways[::-1])]
+                pairs.append(taken if turn % 2 else taken[::-1])
+    ratio = spread([ours / theirs - 1 for ours, theirs in pairs])
+    step = median(theirs for _, theirs in pairs) / block
+    between = loop.between / (rounds * (block - 1))
+    print(f"  a bare step takes {step * 1000:.0f} ms; the loop adds {ratio['median']:+.2%} "
+          f"[{ratio['low']:+.2%}, {ratio['high']:+.2%}]; by its own clock it spends "
+          f"{between * 1000:.2f} ms between two steps, {between / step:.2%}")  # fmt: skip
+    return {"step_seconds": step, "ratio": ratio, "between_share": between / step}
+
+
+def small_pictures(log_interval: int) -> Plan:
+    """Random pictures of 32 px in memory, in ten classes."""
+    from vitkit.data.augment import Augmentation
+    from vitkit.data.loader import TrainingSteps
+
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
+    split = ArraySplit(pixels, random.integers(0, 10, 4096), "noise")
+    classes = tuple("0123456789")
+    config = TrainConfig(data="noise", epochs=1000, log_interval=log_interval, quiet=False)
+    spec = preset("vit_tiny_patch16_224", image_size=32, patch_size=4, num_classes=10)
+    preprocess = vitkit.Preprocess(image_size=32)
+    steps = TrainingSteps(split, preprocess, Augmentation(flip=0.5), batch_size=128, seed=0)
+    return Plan(config=config, dataset=Dataset("noise", classes, {"train": split}, "noise"),
+                spec=spec, preprocess=preprocess, steps=steps, device=torch.device("cpu"),
+                workers=0, notes=())  # fmt: skip
+
+
+def checkpoint(rounds: int) -> dict[str, object]:
+    """`save_state` against one file with the same bytes."""
+    model = ViT(preset("vit_base_patch16_224", num_classes=1000))
+    optimizer = make_optimizer(model, "adamw", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+    registry = Registry()
+    registry.register("model", ModelPart(model), model)
+    registry.register("optimizer", OptimizerPart(optimizer), optimizer)
+    buffers = [
+        tensor.contiguous().view(-1).numpy().view(np.uint8)
+        for part in registry.values()
+        for tensor in part.tensors().values()
+    ]
+    size = sum(buffer.nbytes for buffer in buffers)
+    times: list[tuple[float, float]] = []
+    with tempfile.TemporaryDirectory(dir=".") as name:
+        folder = Path(name)
+
+        def write() -> None:
+            with (folder / "bytes").open("wb") as file:
+                file.writelines(buffer.data for buffer in buffers)
+                os.fsync(file.fileno())
+
+        for turn in range(rounds + 1):  # the first one is thrown away
+            saved = timed(lambda turn=turn: save_state(folder / "state", registry, turn))
+            written = timed(write)
+            (folder / "bytes").unlink()
+            times += [(saved, written)] if turn else []
+    ratio = spread([saved / written for saved, written in times])
+    saved, written = (median(column) for column in zip(*times, strict=True))
+    print(f"  {size / 1e9:.2f} GB: saved in {saved:.2f} s, written once in {written:.2f} s; "
+          f"{ratio['median']:.2f} x [{ratio['low']:.2f}, {ratio['high']:.2f}]")  # fmt: skip
+    return {"gigabytes": size / 1e9, "saved": saved, "written": written, "ratio": ratio}
+
+
+def waiting(steps: int, workers: int) -> dict[str, object]:
+    """A run of vit_small from a folder, with and without the first steps."""
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as name:
+        for number in range(400):
+            folder = Path(name) / "pictures" / "train" / f"class-{number % 2}"
+            folder.mkdir(parents=True, exist_ok=True)
+            coarse = random.integers(0, 256, (28, 28, 3), dtype=np.uint8)
+            picture = Image.fromarray(coarse).resize((224, 224), Image.Resampling.BICUBIC)
+            picture.save(folder / f"{number}.jpg", quality=90)
+        run = vitkit.train(
+            str(Path(name) / "pictures"), output=f"{name}/run", model="vit_small_patch16_224",
+            batch_size=16, epochs=2, warmup_epochs=0.5, max_steps=steps, val_fraction=0.0,
+            workers=workers, log_interval=1, amp="off", quiet=True,
+        ).run  # fmt: skip
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        said = (run / "train.log").read_text()
+    last = [row for row in rows if row["kind"] == "step"][-1]
+    print(f"  {workers} workers: {last['data_wait']:.1%} of {steps} steps, the start of the "
+          f"workers included; {last['images_per_s']:.1f} images/s")  # fmt: skip
+    for line in said.splitlines():
+        if "after 30 steps" in line:
+            print(f"  {line[20:]}")
+    return {"workers": workers, "data_wait": last["data_wait"],
+            "images_per_s": last["images_per_s"]}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    names = ("overhead", "checkpoint", "waiting")
+    parser.add_argument("--only", nargs="+", choices=names, default=list(names))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--block", type=int, default=5, help="steps of a round of `overhead`")
+    parser.add_argument("--steps", type=int, default=12, help="of `waiting`; at most 25")
+    asked = parser.parse_args()
+    results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
+    measures: dict[str, Callable[[], object]] = {
+        "overhead": lambda: overhead(asked.rounds, asked.block),
+        "checkpoint": lambda: checkpoint(asked.rounds),
+        "waiting": lambda: [waiting(asked.steps, workers) for workers in (2, 0)],
+    }
+    for name in asked.only:
+        print(f"{name}:", flush=True)
+        results[name] = measures[name]()
+    place = results_file("train-")
+    place.parent.mkdir(exist_ok=True)
+    before = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps(before | results, indent=2) + "\n")
+    print(f"written to {place}")
+
+
+if __name__ == "__main__":
+    main()

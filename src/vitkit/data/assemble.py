@@ -1,0 +1,110 @@
+"""From pictures with class names to a `Dataset`: one class map for all splits, matched by name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitkit.data.classes import (
+    listed,
+    natural_order,
+    notes_on_classes,
+    refuse_look_alikes,
+    refuse_unknown,
+    unknown,
+)
+from vitkit.data.splits import POOL_FRACTIONS, Dataset, Split, cut_pool, fingerprint
+from vitkit.errors import DataError
+
+POOL = ""
+"""The name of pictures that no split claims."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pictures of one split, or of all, before classes have numbers."""
+
+    pictures: Split
+    """Its labels are not looked at."""
+    names: Sequence[str]
+    """Each picture's class."""
+    digests: Sequence[bytes]
+    """Each picture's SHA-256."""
+
+
+def assemble(
+    name: str,
+    where: str,
+    parts: Mapping[str, Part],
+    *,
+    classes: Sequence[str] = (),
+    ignore_extra_classes: bool = False,
+    notes: Iterable[str] = (),
+) -> Dataset:
+    """Number the classes, and cut 70/10/20 what is not split yet.
+
+    Args:
+        name: the data set's name.
+        where: what to call it in a message.
+        parts: by split, or all of it as `POOL`.
+        classes: all class names in their order, where the source knows them; else those of train,
+            numbers as numbers.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+        notes: lines for the user that the source has already.
+
+    Raises:
+        DataError: no pictures, one class only, unknown or ambiguous classes.
+    """
+    parts = {split: part for split, part in parts.items() if len(part.names)}
+    if not parts:
+        raise DataError(f"{where}: no pictures")
+    counts = {split: Counter(part.names) for split, part in parts.items()}
+    taught = counts.get(POOL) or counts.get("train")
+    if not classes:
+        classes = natural_order(taught or {name for count in counts.values() for name in count})
+    classes = tuple(classes)
+    refuse_look_alikes({*classes, *(name for count in counts.values() for name in count)}, where)
+    if taught is not None and len(taught) < 2:
+        raise DataError(
+            f"{where}: only one class has pictures, {next(iter(taught))!r}; expected two"
+        )
+    notes, kept = list(notes), {}
+    for split, part in parts.items():
+        if not ignore_extra_classes:
+            refuse_unknown(classes, counts[split], split or "the data", where)
+        elif extra := unknown(classes, counts[split]):
+            notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
+            part = _of_classes(part, {*classes})
+        if not len(part.names):
+            notes.append(f"{split} has no pictures and is left out")
+            continue
+        notes += notes_on_classes(split or "the data", classes, counts[split])
+        kept[split] = _numbered(part, classes)
+    marks = {split: (part.pictures.labels, part.digests) for split, part in kept.items()}
+    cut = POOL in kept
+    if cut:
+        splits = cut_pool(kept[POOL].pictures, kept[POOL].digests)
+        sizes = ", ".join(f"{len(split):,} {part}" for part, split in splits.items())
+        notes.append(f"no splits: cut 70/10/20 by class and picture hash, seed 0: {sizes}")
+    else:
+        splits = {split: kept[split].pictures for split in POOL_FRACTIONS if split in kept}
+    splits = {split: pictures for split, pictures in splits.items() if len(pictures)}
+    return Dataset(name, classes, splits, fingerprint(classes, marks), tuple(notes), cut)
+
+
+def _numbered(part: Part, classes: Sequence[str]) -> Part:
+    number = {name: label for label, name in enumerate(classes)}
+    labels = np.array([number[name] for name in part.names], np.int64)
+    return Part(part.pictures.relabelled(labels), part.names, part.digests)
+
+
+def _of_classes(part: Part, classes: set[str]) -> Part:
+    kept = [place for place, name in enumerate(part.names) if name in classes]
+    return Part(
+        part.pictures.subset(np.array(kept, np.int64)),
+        [part.names[place] for place in kept],
+        [part.digests[place] for place in kept],
+    )

@@ -1,0 +1,184 @@
+"""A CSV that lists pictures: `path,label` and, if there is one, `split`.
+
+Paths are relative to the CSV's folder. Nothing outside of that folder is read, whatever the list
+says; symbolic links may lead out of it where the user allows that.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitkit.data.assemble import POOL, Part, assemble
+from vitkit.data.folders import file_digests
+from vitkit.data.images import printable
+from vitkit.data.splits import SPLIT_WORDS, Dataset, FileSplit
+from vitkit.errors import DataError
+
+COLUMNS = {
+    "path": ("path", "image_path", "filename"),
+    "label": ("label",),
+    "split": ("split",),
+}
+"""What each column may be called; `split` may be absent."""
+SEPARATORS = ",;\t"
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class _Row:
+    line: int
+    path: str
+    label: str
+    split: str
+
+
+def open_csv(
+    path: Path, *, ignore_extra_classes: bool = False, follow_links: bool = False
+) -> Dataset:
+    """Open the pictures that a CSV lists; none is decoded, every file is hashed.
+
+    A file that is not there is a bad picture like any other, told by its line.
+
+    Args:
+        path: UTF-8, its first line the columns' names; commas, semicolons or tabs.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+        follow_links: follow symbolic links that lead out of the CSV's folder.
+
+    Raises:
+        DataError: columns that are not there; rows without path or label, with an unknown split,
+            with a path out of the folder, or that contradict another, by line number; and what
+            `assemble` raises.
+    """
+    where, root = printable(path), path.parent
+    rows, problems = [], []
+    for line, cells in _rows(path, where):
+        row, problem = _read_row(line, cells, root, follow_links)
+        if row is not None:
+            rows.append(row)
+        else:
+            problems.append(f"line {line}: {problem}")
+    problems = problems or _contradictions(rows)
+    if problems:
+        more = len(problems) - SHOWN
+        shown = "; ".join(problems[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
+        raise DataError(f"{where}: {shown}")
+    groups: dict[str, list[_Row]] = {}
+    for row in rows:
+        groups.setdefault(row.split, []).append(row)
+    parts = {split: _part(group, root) for split, group in groups.items()}
+    repeated = len(rows) - len({row.path for row in rows})
+    notes = [f"{repeated:,} rows list a picture once more"] if repeated else []
+    return assemble(
+        printable(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
+    )
+
+
+def _rows(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
+    """(line number, the cells by what they mean) of every row that is not empty."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            header = file.readline()
+            separator = max(SEPARATORS, key=header.count)
+            places = _places(next(csv.reader([header], delimiter=separator), []), where)
+            reader = csv.reader(file, delimiter=separator, strict=True)
+            before = 1
+            for cells in reader:
+                line, before = before + 1, reader.line_num + 1
+                if any(cell.strip() for cell in cells):
+                    yield (
+                        line,
+                        {
+                            column: cells[place].strip() if place < len(cells) else None
+                            for column, place in places.items()
+                        },
+                    )
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: expected UTF-8 text: {error}") from None
+    except csv.Error as error:
+        raise DataError(f"{where}: not a CSV from line {before + 1} on: {error}") from None
+    except OSError as error:
+        raise DataError(f"{where}: cannot be read: {error.strerror}") from None
+
+
+def _places(header: list[str], where: str) -> dict[str, int]:
+    """Which column holds the path, the label and the split."""
+    names = [name.strip().casefold() for name in header]
+    places = {}
+    for column, known in COLUMNS.items():
+        found = [place for place, name in enumerate(names) if name in known]
+        if len(found) > 1:
+            raise DataError(
+                f"{where}: columns {[header[place] for place in found]} could all be the {column}; "
+                f"keep one of them"
+            )
+        if found:
+            places[column] = found[0]
+        elif column != "split":
+            raise DataError(
+                f"{where}: no column {column!r}; expected a first line such as "
+                f"path,label or path,label,split, got {printable(','.join(header))!r}"
+            )
+    return places
+
+
+def _read_row(
+    line: int, cells: Mapping[str, str | None], root: Path, follow_links: bool
+) -> tuple[_Row | None, str]:
+    """The row, or what is wrong with it."""
+    path, label, split = cells["path"], cells["label"], cells.get("split", POOL)
+    if not path:
+        return None, "no path"
+    if not label:
+        return None, "no label"
+    if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
+        return None, f"split {split or ''!r}, expected train, val or test"
+    inside = _inside(path, os.path.abspath(root))
+    if inside is None or "\0" in path:
+        return None, f"path {printable(path)!r} leads out of the folder"
+    if not follow_links and not _stays(inside, os.path.realpath(root)):
+        return None, (
+            f"path {printable(path)!r} leads out of the folder by a symbolic link; "
+            f"pass --follow-links to follow it"
+        )
+    split = SPLIT_WORDS[split.casefold()] if split else POOL
+    return _Row(line, os.path.relpath(inside, os.path.abspath(root)), label, split), ""
+
+
+def _inside(path: str, root: str) -> str | None:
+    """The absolute path, by its text alone; None where that is not below the root."""
+    whole = os.path.normpath(os.path.join(root, path))
+    return whole if whole.startswith(root.rstrip("/") + "/") else None
+
+
+def _stays(path: str, real_root: str) -> bool:
+    """Whether a path is below the root when its links are followed."""
+    return os.path.realpath(path).startswith(real_root.rstrip("/") + "/")
+
+
+def _contradictions(rows: list[_Row]) -> list[str]:
+    """Rows that give a picture another label or another split than an earlier one."""
+    first: dict[str, _Row] = {}
+    problems = []
+    for row in rows:
+        known = first.setdefault(row.path, row)
+        if (known.label, known.split) != (row.label, row.split):
+            said = "/".join(filter(None, (known.split, known.label)))
+            now = "/".join(filter(None, (row.split, row.label)))
+            problems.append(
+                f"line {row.line}: {printable(row.path)!r} is {now!r} here and {said!r} in "
+                f"line {known.line}"
+            )
+    return problems
+
+
+def _part(rows: list[_Row], root: Path) -> Part:
+    paths = tuple(root / row.path for row in rows)
+    lines = np.array([row.line for row in rows], np.int64)
+    pictures = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
+    return Part(pictures, [row.label for row in rows], file_digests(paths))

@@ -1,0 +1,280 @@
+"""What there is to say about a data set whose pictures have been looked at: a list of findings.
+
+An error keeps training from starting, a warning makes its figures doubtful, a note is good to know.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Bool, Int64
+
+from vitkit.data.classes import listed, notes_on_classes
+from vitkit.data.duplicates import near_pairs, same_pixels
+from vitkit.data.look import TRAITS, Looks
+from vitkit.data.splits import Split
+
+Severity = Literal["error", "warning", "note"]
+
+RARE = 0.1
+"""A class is rare below this part of the median class."""
+LONG = 10.0
+"""A side more than so many times the other."""
+SMALL = 32
+"""Pixels of a short side, below which a picture shows little, if others show more."""
+FAR = 16.0
+"""How many times the median area, or a part of it, is suspicious."""
+LARGE = 20_000_000
+"""Pixels whose decoding takes longer than a training step."""
+NOTED = 100
+"""Pictures that a note names; errors and warnings name all."""
+
+ABOUT_TRAITS = {
+    "CMYK": "stored as CMYK inks; converted to RGB",
+    "16 bits": "with more than 8 bits a sample; read with 8",
+    "1 bit": "of black and white only",
+    "alpha": "with transparency; laid on white",
+    "frames": "with several frames; the first is read",
+    "turned": "held sideways or mirrored by EXIF; turned upright",
+    "blank": "of one colour only",
+}
+LEAKS = {
+    "exact": "of {split} also in {other}, pixel for pixel; what {split} measures is flattered",
+    "near": "of {split} nearly the same as in {other}: saved, scaled or brightened anew",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found."""
+
+    kind: str
+    """What it is, for counting: a fixed set of words, those of `KINDS`."""
+    severity: Severity
+    message: str
+    """One line."""
+    count: int
+    """How many pictures or classes it is about."""
+    pictures: tuple[tuple[str, ...], ...] = ()
+    """Their names; alone, or together with the pictures they are duplicates of."""
+    split: str = ""
+    """Where they are, if they are in one split."""
+
+
+KINDS: dict[str, Severity] = {
+    "unreadable": "error",
+    "leak": "warning",
+    "near leak": "warning",
+    "two labels": "warning",
+    "empty class": "warning",
+    "single picture": "warning",
+    "missing class": "warning",
+    "blank": "warning",
+    "rare class": "note",
+    "duplicate": "note",
+    "size": "note",
+    "mode": "note",
+}
+
+
+def findings(
+    classes: Sequence[str], splits: Mapping[str, Split], looks: Mapping[str, Looks]
+) -> tuple[Finding, ...]:
+    """Everything found, errors first.
+
+    Args:
+        classes: the data set's class names.
+        splits: its splits, training first.
+        looks: what was seen of each.
+    """
+    pictures = Pictures(splits, looks)
+    found = itertools.chain(
+        _unreadable(looks),
+        _leaks(pictures),
+        _near_leaks(pictures),
+        _two_labels(pictures, classes),
+        _classes(classes, pictures),
+        _traits(pictures),
+        _duplicates(pictures),
+        _sizes(pictures),
+    )
+    order = [*KINDS]
+    return tuple(sorted(found, key=lambda finding: order.index(finding.kind)))
+
+
+class Pictures:
+    """The readable pictures of all splits in one row, training first."""
+
+    def __init__(self, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> None:
+        self._splits = splits
+        self.names = tuple(splits)
+        good = {
+            name: np.setdiff1d(np.arange(len(split)), [p.index for p in looks[name].problems])
+            for name, split in splits.items()
+        }
+        counts = [len(places) for places in good.values()]
+        self.places = np.concatenate([*good.values()])
+        """Each picture's place in its split (N,)."""
+        self.split = np.repeat(np.arange(len(counts)), counts)
+        """Which of `names` each is of (N,)."""
+        self.labels = np.concatenate([splits[name].labels[good[name]] for name in splits])
+        self.rows = np.concatenate([looks[name].rows[good[name]] for name in splits])
+        self.groups = same_pixels(self.rows["pixels"])
+        """Places with the same pixels."""
+
+    def name(self, place: int) -> str:
+        split = self._splits[self.names[self.split[place]]]
+        return split.name(int(self.places[place]))
+
+    def of(self, split: int) -> Int64[np.ndarray, " M"]:
+        return np.flatnonzero(self.split == split)
+
+
+def _finding(
+    kind: str, message: str, pictures: Iterable[tuple[str, ...]], count: int, split: str = ""
+) -> Finding:
+    severity = KINDS[kind]
+    named = itertools.islice(pictures, NOTED if severity == "note" else None)
+    return Finding(kind, severity, message, count, tuple(named), split)
+
+
+def _unreadable(looks: Mapping[str, Looks]) -> Iterator[Finding]:
+    for split, look in looks.items():
+        if look.problems:
+            message = f"{_count(len(look.problems), 'picture')} of {split} that cannot be decoded"
+            names = ((problem.name,) for problem in look.problems)
+            yield _finding("unreadable", message, names, len(look.problems), split)
+
+
+def _leaks(pictures: Pictures) -> Iterator[Finding]:
+    pairs: dict[tuple[int, int], list[tuple[str, ...]]] = {}
+    for group in pictures.groups:
+        first: dict[int, int] = {}
+        for place in map(int, group):
+            first.setdefault(int(pictures.split[place]), place)
+        for place in map(int, group):
+            here = int(pictures.split[place])
+            before = min(first)  # training stands first
+            if here != before:
+                names = (pictures.name(place), pictures.name(first[before]))
+                pairs.setdefault((here, before), []).append(names)
+    for (here, other), named in sorted(pairs.items()):
+        yield _leak("leak", "exact", pictures, here, other, named, len(named))
+
+
+def _near_leaks(pictures: Pictures) -> Iterator[Finding]:
+    thumbnails, hashes = pictures.rows["thumbnail"], pictures.rows["pixels"]
+    for other, here in itertools.combinations(range(len(pictures.names)), 2):
+        few, many = pictures.of(here), pictures.of(other)
+        pairs = [
+            (int(few[one]), int(many[two]))
+            for one, two in near_pairs(thumbnails[few], thumbnails[many])
+        ]
+        pairs = [(one, two) for one, two in pairs if (hashes[one] != hashes[two]).any()]
+        if pairs:
+            names = [(pictures.name(one), pictures.name(two)) for one, two in pairs]
+            count = len({one for one, _ in pairs})
+            yield _leak("near leak", "near", pictures, here, other, names, count)
+
+
+def _leak(
+    kind: str,
+    how: str,
+    pictures: Pictures,
+    here: int,
+    other: int,
+    names: Iterable[tuple[str, ...]],
+    count: int,
+) -> Finding:
+    text = LEAKS[how].format(split=pictures.names[here], other=pictures.names[other])
+    message = f"{_count(count, 'picture')} {text}"
+    return _finding(kind, message, names, count, pictures.names[here])
+
+
+def _two_labels(pictures: Pictures, classes: Sequence[str]) -> Iterator[Finding]:
+    torn = [group for group in pictures.groups if len({*pictures.labels[group].tolist()}) > 1]
+    if torn:
+        names = (tuple(pictures.name(int(place)) for place in group) for group in torn)
+        labels = {classes[label] for group in torn for label in pictures.labels[group]}
+        message = (
+            f"{_count(len(torn), 'picture')} under more than one class, of "
+            f"{listed(sorted(labels))}; one of the labels is wrong"
+        )
+        yield _finding("two labels", message, names, len(torn))
+
+
+def _duplicates(pictures: Pictures) -> Iterator[Finding]:
+    for number, split in enumerate(pictures.names):
+        groups = [group[pictures.split[group] == number] for group in pictures.groups]
+        groups = [group for group in groups if len(group) > 1]
+        if groups:
+            extra = sum(len(group) - 1 for group in groups)
+            names = (tuple(pictures.name(int(place)) for place in group) for group in groups)
+            message = f"{_count(extra, 'picture')} of {split} repeating others"
+            yield _finding("duplicate", message, names, extra, split)
+
+
+def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
+    for number, split in enumerate(pictures.names):
+        labels = pictures.labels[pictures.of(number)]
+        sizes = np.bincount(labels, minlength=len(classes))
+        counts = dict(zip(classes, sizes.tolist(), strict=True))
+        empty = sum(count == 0 for count in counts.values())
+        kind = "empty class" if number == 0 else "missing class"
+        for message in notes_on_classes(split, classes, counts):
+            yield _finding(kind, message, (), empty, split)
+        if number > 0:
+            continue
+        if single := [name for name, count in counts.items() if count == 1]:
+            message = f"{split} has a single picture of {_of_classes(single)}"
+            yield _finding("single picture", message, (), len(single), split)
+        median = float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
+        if rare := [name for name, count in counts.items() if 1 < count < RARE * median]:
+            message = f"{split} has few pictures of {_of_classes(rare)}, others have {median:,.0f}"
+            yield _finding("rare class", message, (), len(rare), split)
+
+
+def _traits(pictures: Pictures) -> Iterator[Finding]:
+    for bit, trait in enumerate(TRAITS):
+        marked = (pictures.rows["traits"] >> bit & 1).astype(bool)
+        kind = "blank" if trait == "blank" else "mode"
+        yield from _marked(kind, ABOUT_TRAITS[trait], pictures, marked)
+
+
+def _sizes(pictures: Pictures) -> Iterator[Finding]:
+    if not len(pictures.rows):
+        return
+    height = pictures.rows["height"].astype(np.int64)
+    width = pictures.rows["width"].astype(np.int64)
+    short, long, area = np.minimum(height, width), np.maximum(height, width), height * width
+    usual, usual_short = float(np.median(area)), float(np.median(short))
+    small = (short < SMALL) & (short < usual_short / 2)
+    is_long = long > LONG * short
+    far = ~small & ~is_long & ((area > FAR * usual) | (area * FAR < usual))
+    about = f"far from the usual size, {usual**0.5:.0f} x {usual**0.5:.0f} pixels or as many"
+    yield from _marked("size", f"smaller than {SMALL} pixels on a side", pictures, small)
+    yield from _marked("size", f"with one side over {LONG:g} times the other", pictures, is_long)
+    yield from _marked("size", about, pictures, far)
+    text = f"of more than {LARGE / 1e6:.0f} million pixels, slow to decode; scale them down once"
+    yield from _marked("size", text, pictures, area > LARGE)
+
+
+def _marked(
+    kind: str, text: str, pictures: Pictures, marked: Bool[np.ndarray, " N"]
+) -> Iterator[Finding]:
+    count = int(marked.sum())
+    if count:
+        names = ((pictures.name(int(place)),) for place in np.flatnonzero(marked))
+        yield _finding(kind, f"{_count(count, 'picture')} {text}", names, count)
+
+
+def _of_classes(names: Sequence[str]) -> str:
+    return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

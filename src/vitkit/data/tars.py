@@ -1,0 +1,147 @@
+"""What lies where in a tar file, told from its headers; nothing is ever extracted.
+
+Read are plain files of the ustar format (POSIX.1-1988) with the two ways of giving them long names:
+GNU's `L` entries and pax headers (POSIX.1-2001). Links, folders, devices and sparse files are
+counted and passed over. A size that leads out of the file is an error, not a promise.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from vitkit.data.images import printable
+from vitkit.errors import DataError
+
+BLOCK = 512
+LONGEST_NAME = 1 << 16
+"""Bytes of an entry that only holds a name."""
+PLAIN = (b"0", b"\0", b"7")
+NO_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")
+"""Links, devices, folders and FIFOs: nothing follows, whatever size they say."""
+GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
+KINDS = {b"1": "hard links", b"2": "symbolic links", b"3": "devices", b"4": "devices",
+         b"5": "folders", b"6": "FIFOs", b"S": "sparse files"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file inside a tar."""
+
+    name: str
+    offset: int
+    """Of its first byte."""
+    size: int
+
+
+@dataclass
+class Members:
+    """All files inside a tar, in their order, and what else there was."""
+
+    files: list[Member] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+
+def read_members(path: Path) -> Members:
+    """The files in an uncompressed tar; only headers are read.
+
+    Raises:
+        DataError: not a tar, compressed, damaged, or shorter than its headers say.
+    """
+    try:
+        with path.open("rb") as file:
+            return _walk(file, path, os.fstat(file.fileno()).st_size)
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
+def _walk(file: BinaryIO, path: Path, end: int) -> Members:
+    found, offset = Members(), 0
+    said: dict[str, str] = {}
+    while offset < end:
+        file.seek(offset)
+        header = file.read(BLOCK)
+        if len(header) == BLOCK and not any(header):
+            return found
+        _check_header(header, path, offset)
+        kind, size = header[156:157], _number(header[124:136], path, offset)
+        if kind in NO_CONTENT:
+            size = 0
+        elif kind not in (GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL) and "size" in said:
+            size = _number(said["size"].encode(), path, offset, 10)
+        offset += BLOCK
+        if offset + size > end:
+            raise DataError(
+                f"{printable(path)}: the entry at byte {offset - BLOCK:,} says it has {size:,} "
+                f"bytes, only {end - offset:,} follow; the file was cut short or is damaged"
+            )
+        if kind in (GNU_NAME, PAX):
+            said |= _said(file, kind, size, path, offset)
+        elif kind not in (GNU_LINK, PAX_GLOBAL):
+            if kind in PLAIN and not any(key.startswith("GNU.sparse") for key in said):
+                found.files.append(Member(said.get("path") or _name(header), offset, size))
+            else:
+                found.passed_over[KINDS.get(kind, "other entries")] += 1
+            said = {}
+        offset += -(-size // BLOCK) * BLOCK
+    raise DataError(
+        f"{printable(path)}: ends without the empty block that closes a tar; it was cut short"
+    )
+
+
+def _check_header(header: bytes, path: Path, offset: int) -> None:
+    if offset == 0 and header[:2] == b"\x1f\x8b":
+        raise DataError(f"{printable(path)}: compressed; expected a plain tar, run gunzip on it")
+    total = sum(header[:148]) + 8 * 32 + sum(header[156:])
+    if len(header) < BLOCK or _octal(header[148:156]) != total:
+        what = "not a tar file" if offset == 0 else f"damaged at byte {offset:,}"
+        raise DataError(f"{printable(path)}: {what}: expected a header with its checksum")
+
+
+def _said(file: BinaryIO, kind: bytes, size: int, path: Path, offset: int) -> dict[str, str]:
+    """What an entry says about the file after it, such as its whole name."""
+    if size > LONGEST_NAME:
+        raise DataError(
+            f"{printable(path)}: an entry at byte {offset:,} has {size:,} bytes of names; "
+            f"{LONGEST_NAME:,} are the most"
+        )
+    content = file.read(size)
+    if kind == GNU_NAME:
+        return {"path": _text(content)}
+    said = {}
+    while content:
+        length, _, _ = content.partition(b" ")
+        if not length.isdigit() or not len(length) < int(length) <= len(content):
+            raise DataError(f"{printable(path)}: damaged at byte {offset:,}: no pax record")
+        key, _, value = content[len(length) + 1 : int(length)].partition(b"=")
+        said[_text(key)] = _text(value.removesuffix(b"\n"))
+        content = content[int(length) :]
+    return said
+
+
+def _name(header: bytes) -> str:
+    name, prefix = _text(header[:100]), _text(header[345:500])
+    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
+
+
+def _number(digits: bytes, path: Path, offset: int, base: int = 8) -> int:
+    """A size: octal, or binary where its first bit is set (GNU)."""
+    if digits[:1] == b"\x80":
+        return int.from_bytes(digits[1:])
+    found = _octal(digits) if base == 8 else int(digits) if digits.isdigit() else None
+    if found is None:
+        raise DataError(f"{printable(path)}: damaged at byte {offset:,}: no size, {digits!r}")
+    return found
+
+
+def _octal(digits: bytes) -> int | None:
+    digits = digits.strip(b" \0")
+    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
+
+
+def _text(content: bytes) -> str:
+    return content.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -1,0 +1,285 @@
+"""WebDataset shards: tar files in which a sample is a run of members of one name.
+
+`dir/000017.jpg` and `dir/000017.cls` are one sample, `dir/000017`. Each shard is indexed once and
+every picture hashed; after that pictures are read by their place, in any order, like files of a
+folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from jaxtyping import Int64
+
+from vitkit.data.assemble import POOL, Part, assemble
+from vitkit.data.classes import is_hidden
+from vitkit.data.folders import ENDINGS
+from vitkit.data.images import printable
+from vitkit.data.indexes import Index, cached_index, stamp
+from vitkit.data.splits import SPLIT_WORDS, Dataset, StoredSplit
+from vitkit.data.tars import Member, read_members
+from vitkit.errors import DataError, ImageError, nearest_parent
+
+PREFIX = "wds:"
+LABELS = ("cls", "json", "txt")
+"""Endings of the member that holds the label; where there are several, the first of these."""
+LONGEST_LABEL = 1 << 20
+LONGEST_PICTURE = 1 << 30
+"""Bytes of a member that is read at all; no picture that is decoded has as many."""
+MOST_SHARDS = 100_000
+BRACES = re.compile(r"\{([^{}]*)\}")
+SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_WORDS)})(?=[-_.])", re.IGNORECASE)
+
+
+def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Open local shards, such as `wds:shards/train-{0000..0099}.tar` or `wds:shards/*.tar`.
+
+    Shards with train, val or test in their names are those splits; a set without such names is cut
+    70/10/20.
+
+    Args:
+        address: `wds:` and a path with `{first..last}`, `{one,other}` or the wildcards * and ?.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+
+    Raises:
+        DataError: shards that are missing or damaged, samples without picture or label, by name;
+            and what `assemble` raises.
+    """
+    pattern = address.removeprefix(PREFIX)
+    if re.match(r"[a-z]+:", pattern):
+        raise DataError(
+            f"{printable(address)}: shards are read from local files only; download them first"
+        )
+    shards = find_shards(pattern)
+    indexes = [cached_index(shard, "webdataset", index_shard) for shard in shards]
+    where = printable(address)
+    notes = _notes(indexes)
+    parts = {}
+    for split, chosen in shards_by_split([shard.name for shard in shards], where).items():
+        parts[split] = _part([shards[i] for i in chosen], [indexes[i] for i in chosen])
+    name = re.sub(r"[-_.]*$", "", re.split(r"[{*?\[]", Path(pattern).name)[0]).removesuffix(".tar")
+    return assemble(
+        printable(name) or printable(shards[0].absolute().parent.name) or "shards",
+        where,
+        parts,
+        ignore_extra_classes=ignore_extra_classes,
+        notes=notes,
+    )
+
+
+def find_shards(pattern: str) -> list[Path]:
+    """The files that a pattern means, in order.
+
+    Raises:
+        DataError: none, or one of a `{first..last}` that is not there.
+    """
+    texts = list(itertools.islice(_expanded(pattern), MOST_SHARDS + 1))
+    if len(texts) > MOST_SHARDS:
+        raise DataError(f"{printable(pattern)}: more than {MOST_SHARDS:,} shards")
+    shards: list[Path] = []
+    for text in texts:
+        path = Path(text).expanduser()
+        if set(text) & set("*?["):
+            found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+            if not found:
+                raise DataError(f"{printable(text)}: no such shards; {nearest_parent(path)}")
+            shards += found
+        else:
+            shards.append(path)
+    missing = [shard for shard in shards if not shard.is_file()]
+    if missing:
+        raise DataError(
+            f"{printable(missing[0])}: no such file, and {len(missing):,} of {len(shards):,} "
+            f"shards are not there; {nearest_parent(missing[0])}"
+        )
+    return shards
+
+
+def shards_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
+    """Split -> the places of its shards, told by their names; all in the pool where none tells.
+
+    Raises:
+        DataError: some names tell a split and others do not.
+    """
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        said = SPLIT.search(name)
+        groups.setdefault(SPLIT_WORDS[said[1].lower()] if said else POOL, []).append(place)
+    if POOL in groups and len(groups) > 1:
+        raise DataError(
+            f"{where}: {printable(names[groups[POOL][0]])} has none of train, val and test in its "
+            f"name and others have; name all shards, or none, after their split"
+        )
+    return groups
+
+
+def index_shard(path: Path) -> Index:
+    """Where the pictures of a shard lie, their classes and SHA-256.
+
+    Raises:
+        DataError: a sample without picture or label, or with two pictures.
+    """
+    members = read_members(path)
+    keys, labels, places, digests = [], [], [], []
+    with path.open("rb") as file:
+        for key, group in itertools.groupby(filter(_counts, members.files), _key):
+            picture, label = _picture_and_label(path, key, list(group))
+            keys.append(key)
+            labels.append(_class_name(file, path, label))
+            places.append((picture.offset, picture.size))
+            file.seek(picture.offset)
+            digests.append(hashlib.sha256(file.read(picture.size)).digest())
+    return Index(
+        {
+            "places": np.array(places, np.int64).reshape(-1, 2),
+            "digests": np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 32),
+        },
+        {
+            "keys": keys,
+            "labels": labels,
+            "passed over": [f"{count:,} {kind}" for kind, count in members.passed_over.items()],
+        },
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class TarStore:
+    """Pictures in tar files, read by their place."""
+
+    shards: tuple[Path, ...]
+    stamps: tuple[tuple[int, int], ...]
+    """Each shard's size and time of change when it was indexed."""
+    keys: tuple[str, ...]
+    """Each picture's name in its shard."""
+    shard: Int64[np.ndarray, " N"]
+    """Each picture's shard (N,)."""
+    places: Int64[np.ndarray, "N 2"]
+    """Each picture's offset and size in bytes (N, 2)."""
+
+    def name(self, number: int) -> str:
+        return f"{self.shards[self.shard[number]].name}/{self.keys[number]}"
+
+    def encoded(self, number: int) -> bytes:
+        offset, size = self.places[number].tolist()
+        shard = int(self.shard[number])
+        try:
+            # Opened for each picture: that takes microseconds, and nothing has to be shared.
+            with self.shards[shard].open("rb", buffering=0) as file:
+                if stamp(file.fileno()) != self.stamps[shard]:
+                    raise ImageError(
+                        self.name(number), "missing", "the shard was changed after it was opened"
+                    )
+                content = os.pread(file.fileno(), size, offset)
+        except OSError as error:
+            raise ImageError(self.name(number), "missing", str(error.strerror)) from error
+        if not content:
+            raise ImageError(self.name(number), "empty", "expected a picture, got 0 bytes")
+        return content
+
+
+def _part(shards: Sequence[Path], indexes: Sequence[Index]) -> Part:
+    counts = [len(index.texts["keys"]) for index in indexes]
+    places = np.concatenate([index.arrays["places"] for index in indexes])
+    store = TarStore(
+        tuple(shards),
+        tuple(stamp(shard) for shard in shards),
+        tuple(key for index in indexes for key in index.texts["keys"]),
+        np.repeat(np.arange(len(shards)), counts),
+        places,
+    )
+    pictures = StoredSplit(store, np.zeros(len(places), np.int64), np.arange(len(places)))
+    labels = [label for index in indexes for label in index.texts["labels"]]
+    digests = [row.tobytes() for index in indexes for row in index.arrays["digests"]]
+    return Part(pictures, labels, digests)
+
+
+def _notes(indexes: Sequence[Index]) -> list[str]:
+    passed = Counter[str]()
+    for index in indexes:
+        for line in index.texts["passed over"]:
+            count, _, kind = line.partition(" ")
+            passed[kind] += int(count)
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in passed.items() if kind != "folders")
+    return [f"passed over in the shards: {listed}"] if listed else []
+
+
+def _counts(member: Member) -> bool:
+    """Whether a member belongs to a sample: it has an ending and is no program's own file."""
+    name = member.name.rpartition("/")[2]
+    return "." in name and not is_hidden(name)
+
+
+def _key(member: Member) -> str:
+    """The sample's name: all before the first dot of the file's own name."""
+    folder, slash, name = member.name.rpartition("/")
+    return folder + slash + name.partition(".")[0]
+
+
+def _ending(member: Member) -> str:
+    return member.name.rpartition("/")[2].partition(".")[2].lower()
+
+
+def _picture_and_label(path: Path, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
+    """The two members that make a sample."""
+    where = f"{printable(path)}: sample {printable(key)!r}"
+    pictures = [member for member in group if f".{_ending(member)}" in ENDINGS]
+    if len(pictures) != 1:
+        endings = ", ".join(printable(_ending(member)) for member in group[:8])
+        raise DataError(f"{where}: expected one picture, got {len(pictures)} among {endings}")
+    by_ending = {_ending(member): member for member in reversed(group)}
+    label = next((by_ending[ending] for ending in LABELS if ending in by_ending), None)
+    if label is None:
+        raise DataError(f"{where}: no label; expected a member ending in .cls, .json or .txt")
+    for member, most in ((pictures[0], LONGEST_PICTURE), (label, LONGEST_LABEL)):
+        if member.size > most:
+            raise DataError(f"{where}: .{_ending(member)} has {member.size:,} bytes, too many")
+    return pictures[0], label
+
+
+def _class_name(file: BinaryIO, path: Path, label: Member) -> str:
+    """The class a label member names: its text, or `label` of its JSON."""
+    where = f"{printable(path)}: {printable(label.name)}"
+    file.seek(label.offset)
+    try:
+        said: object = file.read(label.size).decode("utf-8").strip()
+        if _ending(label) == "json":
+            said = json.loads(str(said))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: cannot be read: {error}") from None
+    if isinstance(said, dict):
+        said = said.get("label")
+    if isinstance(said, bool) or not isinstance(said, str | int) or said == "":
+        raise DataError(f"{where}: expected a class name or number, got {said!r}")
+    return str(said)
+
+
+def _expanded(pattern: str) -> Iterator[str]:
+    """The pattern with every `{...}` replaced by each of what it lists, in order."""
+    braces = BRACES.search(pattern)
+    if braces is None:
+        yield pattern
+        return
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    for one in _listed(braces[1]):
+        yield from (before + one + rest for rest in _expanded(after))
+
+
+def _listed(inside: str) -> Iterator[str]:
+    """What `first..last` or `one,other` between braces stands for."""
+    numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", inside)
+    if numbers is None:
+        yield from inside.split(",")
+        return
+    width = len(numbers[1]) if numbers[1].startswith("0") else 0
+    for number in range(int(numbers[1]), int(numbers[2]) + 1):
+        yield str(number).zfill(width)

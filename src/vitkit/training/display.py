@@ -1,0 +1,77 @@
+"""The terminal: a progress bar where there is one, a line of text now and then elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+REFRESH = 0.5
+"""Seconds between two looks of the bar. No thread draws it: that would take time from the steps."""
+PLAIN = 30.0
+"""Seconds between two lines where there is no bar."""
+
+
+class _Console(Console):
+    """A console that falls silent when its reader leaves (`| head`); the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept to the end of the process
+
+
+class Display:
+    """What is seen of a run while it lasts.
+
+    Args:
+        total: steps of the whole run.
+        done: steps done before, on resume.
+        quiet: nothing at all.
+    """
+
+    def __init__(self, *, total: int, done: int, quiet: bool) -> None:
+        self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self._console,
+            transient=True,
+            auto_refresh=False,
+            disable=quiet or not self._console.is_terminal,
+        )
+        self._total = total
+        self._task = self._bar.add_task("", total=total, completed=done, status="")
+        self._every = PLAIN if self._bar.disable else REFRESH
+        self._shown = time.monotonic()
+
+    def start(self) -> None:
+        """Show the bar."""
+        self._bar.start()
+
+    def stop(self) -> None:
+        """Take the bar away."""
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        """One line that stays."""
+        self._console.print(line, markup=False)
+
+    def is_due(self) -> bool:
+        """Whether it is time to `show` again."""
+        return time.monotonic() - self._shown >= self._every
+
+    def show(self, step: int, epoch: str, status: str, left: float) -> None:
+        """Where the run is; `left` is in seconds."""
+        self._shown = time.monotonic()
+        status = f"{status}  {timedelta(seconds=round(left))} left"
+        if self._bar.disable:
+            self.say(f"{epoch}  step {step}/{self._total}  {status}")
+            return
+        self._bar.update(self._task, completed=step, description=epoch, status=status)
+        self._bar.refresh()

@@ -1,0 +1,114 @@
+"""What is looked at once an epoch: example predictions as a picture, weights as histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
+
+from vitkit.data.loader import EvaluationBatches
+from vitkit.data.sources import Dataset
+from vitkit.spec import Preprocess
+from vitkit.training.precision import Precision, autocast
+
+SHOWN = 8
+"""Pictures in the grid, in two rows."""
+SIDE = 112
+"""Their side in the grid, in pixels; a caption of two lines is below."""
+CAPTION, MARGIN, LETTERS = 30, 6, 18
+RIGHT, WRONG = "#1a7f37", "#c4281c"
+SAMPLED = 10_000
+"""Weights of a parameter that go into its histogram, evenly spaced."""
+BINS = 64
+
+
+def example_predictions(
+    model: nn.Module,
+    dataset: Dataset,
+    preprocess: Preprocess,
+    precision: Precision,
+    device: torch.device,
+) -> UInt8[np.ndarray, "H W 3"]:
+    """A grid of validation pictures, always the same ones, with their classes and the predicted.
+
+    Args:
+        model: in eval mode, on `device`; images (B, C, h, w) -> logits (B, K).
+        dataset: with a `val` split.
+        preprocess: the evaluation transform.
+        precision: the one it trains with.
+        device: where the model is.
+    """
+    split = dataset.splits["val"]
+    places = np.unique(np.linspace(0, len(split) - 1, SHOWN).astype(int))
+    batch = EvaluationBatches(split.subset(places), preprocess, batch_size=SHOWN)[0]
+    with torch.inference_mode(), autocast(precision, device):
+        logits = model(batch.images(preprocess, device))
+    probabilities, predicted = logits.float().softmax(1).max(1)
+    return grid(
+        batch.pixels.numpy(),
+        [dataset.classes[int(label)] for label in batch.labels],
+        [dataset.classes[int(label)] for label in predicted],
+        probabilities.tolist(),
+    )
+
+
+def grid(
+    pixels: UInt8[np.ndarray, "N h w C"],
+    truths: list[str],
+    predicted: list[str],
+    probabilities: list[float],
+) -> UInt8[np.ndarray, "H W 3"]:
+    """Pictures in two rows, each over its class and the predicted one, red where that is wrong."""
+    across = (len(pixels) + 1) // 2
+    cell = (SIDE + MARGIN, SIDE + CAPTION + MARGIN)
+    sheet = Image.new("RGB", (across * cell[0] + MARGIN, 2 * cell[1] + MARGIN), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
+    for number, picture in enumerate(pixels):
+        left = MARGIN + number % across * cell[0]
+        top = MARGIN + number // across * cell[1]
+        image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
+        sheet.paste(image.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, top))
+        colour = RIGHT if predicted[number] == truths[number] else WRONG
+        said = f"{_short(predicted[number], LETTERS - 5)} {probabilities[number]:.0%}"
+        below = top + SIDE + 1
+        pen.text((left, below), _short(truths[number], LETTERS), fill="black", font=font)
+        pen.text((left, below + CAPTION // 2), said, fill=colour, font=font)
+    return np.asarray(sheet)
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How the weights of one parameter lie.
+
+    Attributes:
+        sample: the weights looked at, (S,).
+        edges: upper ends of the bins, (BINS,).
+        counts: weights in each, (BINS,).
+    """
+
+    sample: Float[Tensor, " S"]
+    edges: list[float]
+    counts: list[float]
+
+
+def histograms(model: nn.Module) -> Iterator[tuple[str, Histogram]]:
+    """Name and histogram of every matrix of a model, from a sample of its weights."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            continue
+        weights = parameter.detach().flatten()
+        sample = weights[:: max(1, weights.numel() // SAMPLED)].float().cpu()
+        low, high = float(sample.min()), float(sample.max())
+        high = high if high > low else low + 1e-6
+        counts = torch.histc(sample, BINS, low, high)
+        edges = torch.linspace(low, high, BINS + 1)[1:]
+        yield name, Histogram(sample, edges.tolist(), counts.tolist())

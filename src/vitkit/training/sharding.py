@@ -1,0 +1,65 @@
+"""A model too large for one device: every process holds a part of each weight (FSDP2).
+
+Parameters become `DTensor`s. What leaves the process, or comes in, is whole: `whole` and `placed`
+go from one to the other, and leave tensors that are not sharded as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from vitkit.models.vit import ViT
+from vitkit.training.distributed import World
+
+
+def shard(model: ViT, world: World, device: torch.device) -> None:
+    """Split every block, and what is outside of them, over the processes, in place.
+
+    "PyTorch FSDP" (arXiv 2304.11277); a block is gathered when it is computed, and let go after.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    assert world.group is not None, "a single process has nothing to share"
+    mesh = DeviceMesh.from_group(world.group, device.type)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process has only a part of it."""
+    return hasattr(tensor, "device_mesh")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; every process must ask for it."""
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part that is here."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor split as another one is."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = cast(Any, like).device_mesh, cast(Any, like).placements
+    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+
+
+def whole_model(model: ViT) -> ViT:
+    """The model in one piece: itself, or a copy; every process must ask for it."""
+    if not any(is_sharded(parameter) for parameter in model.parameters()):
+        return model
+    device = next(model.parameters()).device
+    copy = ViT(model.spec)
+    copy.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
+    return copy.to(device)

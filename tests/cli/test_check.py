@@ -1,0 +1,105 @@
+"""`vitkit check DATA`: what it prints and writes, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_pictures import photo
+
+from vitkit import api, cli
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 6), ("val", 3)):
+        for name in ("cat", "dog"):
+            place = tmp_path / "pets" / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                photo(draw).save(place / f"{number}.png")
+    return tmp_path / "pets"
+
+
+def test_clean_pictures_end_well(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", str(root)]) == 0
+    out, err = capsys.readouterr()
+    assert "nothing found" in out
+    assert "18 pictures looked at" in out
+    assert err == ""
+    assert cli.run(["check", str(root)]) == 0
+    assert "18 of them unchanged" in capsys.readouterr().out
+
+
+def test_a_bad_picture_ends_with_2_and_is_named_whole(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "[bold]" + "long-" * 40 + ".png"
+    (root / "val" / "cat" / name).write_bytes(b"words")
+    assert cli.run(["check", str(root)]) == 2
+    out, err = capsys.readouterr()
+    assert f"val/cat/{name}: not a picture: " in out
+    assert err.count("\n") == 1
+    assert "1 of 19 pictures cannot be decoded" in err
+    assert "--bad-images skip" in err
+
+
+def test_a_leak_is_a_warning_and_strict_makes_it_an_error(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "val" / "dog" / "copy.png").write_bytes((root / "train/dog/2.png").read_bytes())
+    assert cli.run(["check", str(root)]) == 0
+    assert "val/dog/copy.png = train/dog/2.png" in capsys.readouterr().out
+    assert cli.run(["check", str(root), "--strict"]) == 2
+    assert "1 warnings" in capsys.readouterr().err
+
+
+def test_json_on_the_terminal_and_in_a_file_agree(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(15):
+        (root / "train" / "cat" / f"bad-{number:02}.png").write_bytes(b"%d" % number)
+    assert cli.run(["check", str(root), "--json", "--output", str(tmp_path / "r" / "a.json")]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report == json.loads((tmp_path / "r" / "a.json").read_text())
+    assert [problem["name"] for problem in report["problems"]] == [
+        f"train/cat/bad-{number:02}.png" for number in range(15)
+    ]
+    assert report["refused"] is True
+    again = json.loads(json.dumps(api.check(root).as_dict()))
+    assert {**again, "recalled": 0} == {**report, "recalled": 0}
+    assert report["pictures"] == {"train": {"cat": 21, "dog": 6}, "val": {"cat": 3, "dog": 3}}
+    assert cli.run(["check", str(root)]) == 2
+    out = capsys.readouterr().out
+    assert out.count("bad-") == 10
+    assert "and more; --output FILE lists them" in out
+
+
+def test_named_sets_and_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", "digits"]) == 0
+    assert "1,797 pictures" in capsys.readouterr().out
+    assert cli.run(["check", "digist"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+
+
+def test_a_list_of_pictures_is_data_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["path,label,split"]
+    for path in sorted(root.rglob("*.png")):
+        split, name, _ = path.relative_to(root).parts
+        lines.append(f"{path.relative_to(root)},{name},{split}")
+    (root / "list.csv").write_text("\n".join([*lines, "train/cat/gone.png,cat,train"]))
+    assert cli.run(["check", str(root / "list.csv")]) == 2
+    assert "train/cat/gone.png (line 20): missing" in capsys.readouterr().out
+
+
+def test_a_report_that_cannot_be_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["check", str(root), "--output", str(root / "train")]) == 2
+    assert "choose another --output" in capsys.readouterr().err

@@ -1,0 +1,172 @@
+"""CIFAR in its three layouts, pixel for pixel the same; pickles and broken files refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_files import folder, refusal
+from PIL import Image
+
+from vitkit.data import cifar
+from vitkit.data.cifar import CIFAR_CLASSES, cifar_places, open_cifar
+from vitkit.data.sources import open_dataset
+from vitkit.errors import DataError, MissingExtraError
+
+GENERATOR = np.random.default_rng(0)
+TRAIN = GENERATOR.integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+TEST = GENERATOR.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+TRAIN_LABELS, TEST_LABELS = np.arange(20) % 10, np.arange(6) + 3
+
+
+@pytest.fixture(autouse=True)
+def _nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(address: str) -> None:
+        raise DataError(f"{address}: not in the cache")
+
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cifar, "open_hub", unreachable)
+
+
+def binary(root: Path, images: np.ndarray, labels: np.ndarray, coarse: bool = False) -> None:
+    """As the format's own page has it: label bytes, then the red, green and blue planes."""
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with root.open("wb") as file:
+        for image, label in zip(images, labels, strict=True):
+            file.write(bytes([19, label] if coarse else [label]))
+            for channel in range(3):
+                file.write(image[:, :, channel].tobytes())
+
+
+def binary_ten(root: Path) -> Path:
+    for number in range(5):
+        part = slice(4 * number, 4 * number + 4)
+        binary(root / f"data_batch_{number + 1}.bin", TRAIN[part], TRAIN_LABELS[part])
+    binary(root / "test_batch.bin", TEST, TEST_LABELS)
+    return root
+
+
+def rows_of_pictures(root: Path) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for number in range(5):
+        part = TRAIN[4 * number : 4 * number + 4]
+        Image.fromarray(part.reshape(4, 1024, 3)).save(root / f"data_batch_{number + 1}.png")
+    Image.fromarray(TEST.reshape(6, 1024, 3)).save(root / "test_batch.png")
+    (root / "train_lables.json").write_text(json.dumps(TRAIN_LABELS.tolist()))
+    (root / "test_lables.json").write_text(json.dumps(TEST_LABELS.tolist()))
+    return root
+
+
+@pytest.mark.parametrize("below", [".", "cifar-10-batches-bin", "cifar10/cifar-10-batches-bin"])
+def test_the_binary_version(tmp_path: Path, below: str) -> None:
+    binary_ten(tmp_path / below)
+    dataset = open_dataset("cifar10", data_root=tmp_path)
+    assert dataset.classes[3] == "cat"
+    assert len(dataset.classes) == 10
+    for split, images, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):
+        found = dataset.splits[split]
+        assert found.labels.tolist() == labels.tolist()
+        for index, image in enumerate(images):
+            np.testing.assert_array_equal(found.read(index), image)
+    assert "train has 20 pictures; all of it has 50,000" in dataset.notes
+    assert dataset.splits["test"].name(4) == "cifar10/test[4]"
+
+
+def test_rows_of_pictures_are_the_same_set(tmp_path: Path) -> None:
+    binary_ten(tmp_path / "one")
+    rows_of_pictures(tmp_path / "two" / "package")
+    one = open_dataset("cifar10", data_root=tmp_path / "one")
+    two = open_dataset("cifar10", data_root=tmp_path / "two")
+    assert one.fingerprint == two.fingerprint
+    np.testing.assert_array_equal(one.splits["train"].read(13), two.splits["train"].read(13))
+
+
+def test_a_hundred_classes_by_their_fine_label(tmp_path: Path) -> None:
+    fine = np.arange(20) * 5
+    binary(tmp_path / "cifar-100-binary" / "train.bin", TRAIN, fine, coarse=True)
+    binary(tmp_path / "cifar-100-binary" / "test.bin", TEST, fine[:6], coarse=True)
+    dataset = open_dataset("cifar100", data_root=tmp_path)
+    assert len(set(dataset.classes)) == 100
+    assert list(dataset.classes) == sorted(dataset.classes)
+    assert (dataset.classes[0], dataset.classes[95]) == ("apple", "whale")
+    assert dataset.splits["train"].labels.tolist() == fine.tolist()
+    np.testing.assert_array_equal(dataset.splits["test"].read(5), TEST[5])
+
+
+def test_folders_of_pictures(tmp_path: Path) -> None:
+    names = CIFAR_CLASSES["cifar10"]
+    folder(tmp_path / "cifar10", {f"{s}/{n}": 2 for s in ("train", "test") for n in names})
+    dataset = open_dataset("cifar10", data_root=tmp_path)
+    assert dataset.classes == names
+    assert len(dataset.splits["test"]) == 20
+    (tmp_path / "cifar10" / "train" / "truck").rename(tmp_path / "cifar10" / "train" / "lorry")
+    (tmp_path / "cifar10" / "test" / "truck").rename(tmp_path / "cifar10" / "test" / "lorry")
+    assert "lorry, truck differ" in refusal("cifar10", data_root=tmp_path)
+
+
+@pytest.mark.parametrize("where", ["cifar-10-batches-py/data_batch_1", "data_batch_1"])
+def test_pickles_are_refused_unread(tmp_path: Path, where: str) -> None:
+    (tmp_path / where).parent.mkdir(exist_ok=True)
+    (tmp_path / where).write_bytes(b"\x80\x04cos\nsystem\n")
+    message = refusal("cifar10", data_root=tmp_path)
+    assert "is a pickle, which can run code" in message
+    assert "cifar-10-binary.tar.gz" in message
+
+
+def test_a_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = refusal("cifar100", data_root=tmp_path)
+    assert f"looked in {tmp_path}/cifar100, {tmp_path}," in message
+    assert "put the folder cifar-100-binary" in message
+    assert "not in the cache" in message
+
+    def missing(address: str) -> None:
+        raise MissingExtraError(f"{address} needs datasets; install it: pip install 'vitkit[hub]'")
+
+    monkeypatch.setattr(cifar, "open_hub", missing)
+    with pytest.raises(DataError, match=r"pip install 'vitkit\[hub\]'"):
+        open_dataset("cifar10")
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
+    assert "unpack it here: tar -xzf" in refusal("cifar10", data_root=tmp_path)
+    assert cifar_places("cifar10", tmp_path)[-1] == tmp_path / "cache" / "cifar10"
+
+
+def test_broken_files_say_what_is_wrong(tmp_path: Path) -> None:
+    root = binary_ten(tmp_path / "bin")
+    (root / "data_batch_3.bin").write_bytes(b"\0" * 3072)
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: expected pictures of 3,073 bytes"):
+        open_cifar("cifar10", (root,))
+    binary(root / "data_batch_3.bin", TRAIN[:4], np.array([1, 2, 10, 3]))
+    with pytest.raises(DataError, match="labels below 10, got 10 for picture 10 of train"):
+        open_cifar("cifar10", (root,))
+    (binary_ten(root) / "test_batch.bin").unlink()
+    with pytest.raises(DataError, match=r"test_batch\.bin: no such file"):
+        open_cifar("cifar10", (root,))
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ("[1, 2]", "expected 20 labels, as many as there are pictures, got 2"),
+        ("{}", "expected a list of whole numbers"),
+        ('["cat"]', "expected a list of whole numbers"),
+        ("[" * 100_000, "cannot be read as JSON"),
+        ("[99999999999999999999" + ", 0" * 19 + "]", "labels below 10, got 255 for picture 0"),
+    ],
+)
+def test_labels_that_are_none(tmp_path: Path, labels: str, expected: str) -> None:
+    root = rows_of_pictures(tmp_path)
+    (root / "train_lables.json").write_text(labels)
+    with pytest.raises(DataError, match=expected):
+        open_cifar("cifar10", (root,))
+
+
+def test_rows_that_are_no_pictures(tmp_path: Path) -> None:
+    root = rows_of_pictures(tmp_path)
+    Image.new("RGB", (1000, 4)).save(root / "data_batch_2.png")
+    with pytest.raises(DataError, match="expected rows of 1024 pixels, a picture each, got 1000"):
+        open_cifar("cifar10", (root,))
+    (root / "data_batch_2.png").write_bytes(b"GIF89a")
+    with pytest.raises(DataError, match=r"data_batch_2\.png: "):
+        open_cifar("cifar10", (root,))

@@ -1,0 +1,125 @@
+"""Odd files give the same tensor wherever a picture is read, and say what was odd."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
+from PIL import Image, ImageOps
+
+from vitkit.data import images
+from vitkit.data.augment import Augmentation
+from vitkit.data.images import ODDITIES, as_rgb, decode, examine
+from vitkit.data.loader import EvaluationBatches, TrainingSteps
+from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.sources import FileSplit
+from vitkit.prediction import read_picture
+from vitkit.spec import Preprocess
+
+OTHER = Image.fromarray(NOISE[::-1])
+CLEAR = np.dstack([np.asarray(PHOTO), NOISE[:, :, 0]])
+
+
+def turned(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(PHOTO, "JPEG", exif=exif)
+
+
+DEEP_COLOUR = np.stack([RAMP, RAMP[::-1], RAMP.T], axis=2)
+FILES: dict[str, tuple[bytes, set[str]]] = {
+    **{name: (content, set()) for name, content in VARIANTS.items()},
+    **{f"orientation {n}": (turned(n), {"turned"}) for n in range(2, 9)},
+    "orientation 1": (turned(1), set()),
+    "CMYK": (encode(PHOTO.convert("CMYK"), "JPEG"), {"CMYK"}),
+    "CMYK with a profile": (
+        encode(PHOTO.convert("CMYK"), "JPEG", icc_profile=ink_profile()),
+        {"CMYK"},
+    ),
+    "CMYK TIFF": (encode(PHOTO.convert("CMYK"), "TIFF"), {"CMYK"}),
+    "palette": (encode(PHOTO.convert("P"), "PNG"), set()),
+    "palette and alpha": (encode(PHOTO.convert("P"), "PNG", transparency=3), {"alpha"}),
+    "grey and alpha": (encode(PHOTO.convert("LA"), "PNG"), {"alpha"}),
+    "colour and alpha": (encode(Image.fromarray(CLEAR), "WEBP"), {"alpha"}),
+    "1 bit": (encode(PHOTO.convert("1"), "PNG"), {"1 bit"}),
+    "1 bit TIFF": (encode(PHOTO.convert("1"), "TIFF", compression="group4"), {"1 bit"}),
+    "16-bit grey": (
+        png(256, 256, 16, 0, [row.astype(">u2").tobytes() for row in RAMP]),
+        {"16 bits"},
+    ),
+    "16-bit grey TIFF": (grey_tiff(RAMP, 16), {"16 bits"}),
+    "16-bit colour": (
+        png(256, 256, 16, 2, [row.astype(">u2").tobytes() for row in DEEP_COLOUR]),
+        {"16 bits"},
+    ),
+    **{
+        f"animated {format}": (
+            encode(PHOTO, format, save_all=True, append_images=[OTHER]),
+            {"frames"},
+        )
+        for format in ("GIF", "WEBP", "PNG", "TIFF")
+    },
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "picture"
+    path.write_bytes(FILES[kind][0])
+    split = FileSplit((path,), np.zeros(1, np.int64), tmp_path)
+    preprocess = Preprocess(image_size=24)
+    steps = TrainingSteps(split, preprocess, Augmentation(), batch_size=1, seed=0)
+    expected = preprocess_pictures([decode(FILES[kind][0])], preprocess)
+    here = torch.device("cpu")
+    trained = steps[0].images(preprocess, here)
+    evaluated = EvaluationBatches(split, preprocess, batch_size=1)[0].images(preprocess, here)
+    opened = Image.open(io.BytesIO(FILES[kind][0]))
+    assert torch.equal(trained, expected)
+    assert torch.equal(evaluated, expected)
+    for picture in (path, str(path), FILES[kind][0], opened):
+        assert torch.equal(preprocess_pictures([read_picture(picture)], preprocess), expected)
+    other = preprocess_pictures([255 - decode(FILES[kind][0])], preprocess)
+    assert not torch.equal(other, expected)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_what_was_odd_is_told(kind: str) -> None:
+    content, expected = FILES[kind]
+    pixels, oddities = examine(content)
+    assert oddities == expected
+    assert oddities <= {*ODDITIES}
+    np.testing.assert_array_equal(pixels, decode(content))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_jpegs_are_upright_as_pillow_turns_them(orientation: int) -> None:
+    with Image.open(io.BytesIO(turned(orientation))) as picture:
+        expected = np.asarray(ImageOps.exif_transpose(picture))
+    np.testing.assert_array_equal(decode(turned(orientation)), expected)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_large_pictures_are_converted_in_strips(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = decode(FILES[kind][0])
+    monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
+    np.testing.assert_array_equal(decode(FILES[kind][0]), whole)
+
+
+@pytest.mark.parametrize("mode", ["RGBa", "La", "PA", "1", "P", "L", "YCbCr", "HSV", "LAB"])
+def test_pil_pictures_of_any_mode_are_converted_in_strips(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode == "PA":
+        picture = Image.frombytes("PA", (53, 37), NOISE[:, :, :2].tobytes())
+    elif mode == "LAB":
+        picture = Image.frombytes("LAB", (53, 37), NOISE.tobytes())
+    else:
+        picture = PHOTO.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else mode)
+        picture = picture.convert(mode)
+    whole = as_rgb(picture)
+    monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
+    np.testing.assert_array_equal(as_rgb(picture), whole)

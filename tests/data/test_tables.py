@@ -1,0 +1,220 @@
+"""Parquet files: columns by their types, labels by name, damaged ones refused, memory bounded."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from picture_files import folder, refusal
+from PIL import Image
+from shards import as_parquet, samples
+
+from vitkit.data import table_store
+from vitkit.data.sources import open_dataset
+from vitkit.data.splits import StoredSplit
+from vitkit.data.table_store import TableStore
+from vitkit.errors import ImageError
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / ".cache"))
+
+
+def picture(value: int) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+PICTURES = [picture(value) for value in range(8)]
+
+
+def table(
+    path: Path, labels: Any, images: Any = None, names: Sequence[Any] | None = None, **more: Any
+) -> Path:
+    """A Parquet file, with the features that `datasets` would write where `names` are given."""
+    images = PICTURES[: len(labels)] if images is None else images
+    made = pa.table({"image": images, "label": labels, **more})
+    if names is not None:
+        features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
+        said = json.dumps({"info": {"features": features}})
+        made = made.replace_schema_metadata({"huggingface": said})
+    parquet.write_table(made, path)
+    return path
+
+
+def test_class_names_of_the_schema_keep_their_order(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", [1, 0, 1], names=["zebra", "ape", "cat"])
+    dataset = open_dataset(tmp_path)
+    assert dataset.classes == ("zebra", "ape", "cat")
+    assert dataset.splits["train"].labels.tolist() == [1, 0, 1]
+    assert "train has no pictures of class 'cat'" in dataset.notes
+
+
+@pytest.mark.parametrize("kind", ["int8", "int64", "string", "large_string", "dictionary"])
+def test_labels_of_each_type(tmp_path: Path, kind: str) -> None:
+    labels: Any = pa.array(["10", "9", "10"])
+    labels = labels.dictionary_encode() if kind == "dictionary" else labels.cast(kind)
+    dataset = open_dataset(table(tmp_path / "train.parquet", labels))
+    assert dataset.classes == ("9", "10")
+    assert dataset.splits["train"].labels.tolist() == [1, 0, 1]
+
+
+def test_one_file_without_splits_is_cut(tmp_path: Path) -> None:
+    path = table(
+        tmp_path / "data.parquet", [i % 2 for i in range(40)], [picture(i) for i in range(40)]
+    )
+    dataset = open_dataset(path)
+    assert dataset.cut
+    assert dataset.name == "data"
+    assert [len(split) for split in dataset.splits.values()] == [28, 4, 8]
+    assert dataset.splits["test"].name(0).startswith("data.parquet row ")
+
+
+def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
+    as_parquet(tmp_path / "repository" / "data", samples())
+    dataset = open_dataset(tmp_path / "repository")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {
+        "train": 18, "val": 6, "test": 6
+    }  # fmt: skip
+    assert dataset.splits["train"].name(9) == "train-00001-of-00002.parquet row 0"
+
+
+def test_tables_beside_folders_of_pictures_are_not_read(tmp_path: Path) -> None:
+    folder(tmp_path, {"train/a": 2, "train/b": 2})
+    table(tmp_path / "about.parquet", [0, 1])
+    assert open_dataset(tmp_path).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "expected"),
+    [
+        ([0, 1, 2], ["a", "b"], "train.parquet: expected labels below 2, got 2 in row 2"),
+        ([0, -7, 1], ["a", "b"], "expected labels below 2, got -7 in row 1"),
+        ([0, 1, -2], None, "expected labels of 0 or more, got -2 in row 2"),
+        ([0, None, 1], ["a", "b"], "row 1 has no label (None, -1 or empty), and 1 rows in all"),
+        ([-1, 0, -1], ["a", "b"], "row 0 has no label (None, -1 or empty), and 2 rows in all"),
+        (["a", "", "b"], None, "row 1 has no label"),
+        ([0, 0, 0], ["a", "b"], "only one class has pictures, 'a'"),
+        ([0, 1, 0], ["a", "a"], "class names of 'label' are not all different"),
+        ([0, 1, 0], ["a", 3], "no list of class names"),
+        ([0.5, 1.0, 0.0], None, "expected a column, got none of labels among image: binary"),
+    ],
+)
+def test_labels_are_refused_by_their_row(
+    tmp_path: Path, labels: list[Any], names: list[Any] | None, expected: str
+) -> None:
+    assert expected in refusal(table(tmp_path / "train.parquet", labels, names=names))
+
+
+def test_rows_are_counted_over_row_groups_and_by_file(tmp_path: Path) -> None:
+    made = pa.table({"image": PICTURES, "label": [0, 1, 0, 1, 0, 1, 0, 5]})
+    said = {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})})
+    parquet.write_table(made, tmp_path / "train-1.parquet", row_group_size=3)
+    parquet.write_table(made.slice(0, 2), tmp_path / "train-0.parquet")
+    assert "train-1.parquet: expected labels below 2, got 5 in row 7" in refusal(tmp_path)
+
+
+def test_a_test_split_without_labels_is_left_out(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", [0, 1], names=["a", "b"])
+    table(tmp_path / "test.parquet", [-1, -1], names=["a", "b"])
+    dataset = open_dataset(tmp_path)
+    assert list(dataset.splits) == ["train"]
+    assert "test has no labels and is left out" in dataset.notes
+    table(tmp_path / "train.parquet", [-1, -1], names=["a", "b"])
+    assert "train.parquet: row 0 has no label" in refusal(tmp_path)
+
+
+def test_columns_are_told_by_type_then_by_name(tmp_path: Path) -> None:
+    path = table(tmp_path / "train.parquet", [0, 1], mask=PICTURES[:2], fine_label=["x", "y"])
+    assert open_dataset(path).classes == ("0", "1")
+    made = pa.table({"left": PICTURES[:2], "right": PICTURES[:2], "label": [0, 1]})
+    parquet.write_table(made, path)
+    assert "expected one column, got 'left', 'right' of pictures" in refusal(path)
+    parquet.write_table(pa.table({"image": PICTURES[:2], "caption": ["x", "y"]}), path)
+    assert "expected a column, got none of labels among image: binary, caption: string" in refusal(
+        path
+    )
+    parquet.write_table(pa.table({"image": ["a.png", "b.png"], "label": [0, 1]}), path)
+    assert "expected a column, got none of pictures" in refusal(path)
+
+
+def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
+    table(tmp_path / "train.parquet", [0, 1], names=["a", "b"])
+    table(tmp_path / "val.parquet", [0, 1], names=["b", "a"])
+    assert "val.parquet: its columns or class names are not those of train" in refusal(tmp_path)
+
+
+def test_files_that_are_no_tables(tmp_path: Path) -> None:
+    path = table(tmp_path / "train.parquet", [0, 1])
+    whole = path.read_bytes()
+    for content in (b"", b"PAR1", whole[:-9], whole[:4] + bytes(60) + whole[64:]):
+        path.write_bytes(content)
+        assert "train.parquet: cannot be read as a Parquet file" in refusal(path)
+
+
+def test_rows_without_a_picture_are_bad_pictures(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(PICTURES[0])
+    paths = [None, "x.png", str(tmp_path / "secret.png"), "y.png"]
+    contents = [PICTURES[1], None, None, b""]
+    rows = [{"bytes": b, "path": p} for b, p in zip(contents, paths, strict=True)] + [None]
+    split = open_dataset(table(tmp_path / "train.parquet", [0, 1, 0, 1, 0], rows)).splits["train"]
+    assert split.read(0)[0, 0].tolist() == [1, 0, 9]
+    for index in (1, 2, 3, 4):
+        with pytest.raises(ImageError, match=f"train.parquet row {index}: empty"):
+            split.read(index)
+
+
+def test_a_file_that_changes_while_in_use_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path / "train.parquet", [0, 1])
+    split = open_dataset(path).splits["train"]
+    table(path, [0, 1, 0])
+    with pytest.raises(ImageError, match="the file was changed after it was opened"):
+        split.read(0)
+    path.unlink()
+    with pytest.raises(ImageError, match=r"train\.parquet row 0"):
+        split.read(0)
+
+
+def test_only_so_many_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parquet.write_table(
+        pa.table({"image": PICTURES, "label": [0, 1] * 4}), tmp_path / "train.parquet",
+        row_group_size=2,
+    )  # fmt: skip
+    split = open_dataset(tmp_path).splits["train"]
+    assert isinstance(split, StoredSplit)
+    assert isinstance(split.store, TableStore)
+    opened: list[int] = []
+    read = TableStore._read
+
+    def count(store: TableStore, place: int, number: int) -> object:
+        opened.append(place)
+        return read(store, place, number)
+
+    monkeypatch.setattr(TableStore, "_read", count)
+    for index in (0, 1, 7, 0, 6):
+        assert split.read(index)[0, 0, 0] == index
+    assert opened == [0, 3]
+    monkeypatch.setattr(table_store, "MOST_KEPT", 2 * len(PICTURES[0]) + 100)
+    for index in (2, 3, 4, 2, 6):
+        assert split.read(index)[0, 0, 0] == index
+    assert opened == [0, 3, 1, 2, 1, 3]
+
+
+def test_a_file_is_read_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path / "train.parquet", ["a", "b"])
+    first = open_dataset(path)
+    monkeypatch.setattr("vitkit.data.tables._Indexing.__call__", lambda *_: pytest.fail("again"))
+    again = open_dataset(path)
+    assert (again.fingerprint, again.classes) == (first.fingerprint, first.classes)
+    np.testing.assert_array_equal(again.splits["train"].read(1), first.splits["train"].read(1))

@@ -1,0 +1,183 @@
+"""`--devices N` and torchrun: one process that is lost, or signalled, takes all with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from training.worlds import config_of, order, run
+
+from vitkit.errors import VitkitError
+from vitkit.training.checkpointing import newest_state
+from vitkit.training.launch import launch
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run by one process."""
+    return run(1, tmp_path_factory.mktemp("alone") / "run", max_steps=20)
+
+
+def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> str:
+    """What a launched run says in which something happens to one process in step 12."""
+    words = [sys.executable, str(Path(__file__).with_name("faulty.py")), kind, str(rank), "12"]
+    config = config_of(output, devices=size, save_every=5, **settings)
+    with pytest.raises(VitkitError) as error:
+        launch(config, words)
+    assert type(error.value) is VitkitError
+    assert still_running(str(output)) == []
+    return str(error.value)
+
+
+def still_running(words: str) -> list[int]:
+    """Processes with some words in their environment or command line; zombies do not count."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (place / "environ").read_bytes() + (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if words.encode() in text and int(place.name) != os.getpid():
+            found.append(int(place.name))
+    return found
+
+
+HOW = {
+    "SIGKILL": "was ended by SIGKILL", "SIGSTOP": "was stopped by SIGSTOP and did not go on",
+    "exception": "met ValueError: something unforeseen", "exit": "left early with exit code 0",
+}  # fmt: skip
+
+
+def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> None:
+    os.environ["VITKIT_TEST_RUN"] = str(output)  # which the processes inherit
+    start = time.monotonic()
+    said = failing(output, kind, rank, size, timeout=5.0, **settings)
+    whole = time.monotonic() - start
+    steps = Path(output / "state").glob("step-*")
+    last = max(path.stat().st_mtime for path in steps)
+    assert time.time() - last <= 15 + (5 if kind == "SIGSTOP" else 0), whole
+    host = socket.gethostname()
+    assert f"rank {rank} on {host} (process " in said
+    assert f"{HOW[kind]} after step 12; all {size} processes are stopped" in said
+    assert f"vitkit train --resume {output}" in said
+    assert newest_state(output / "state")[0].name == "step-00000010"
+
+
+def test_a_killed_process_takes_all_with_it_and_any_number_goes_on(alone, tmp_path):
+    """T13, once."""
+    check_failing(tmp_path / "run", "SIGKILL", 1)
+    resumed = run(1, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20)
+    assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
+
+
+COMMAND = [
+    sys.executable, "-m", "vitkit", "train", "digits", "--recipe=digits", "--devices=2",
+    "--batch-size=64", "--epochs=200", "--amp=off", "--device=cpu", "--save-every=5",
+    "--spec.depth=1", "--spec.width=32",
+]  # fmt: skip
+
+
+def started(place: Path) -> tuple[subprocess.Popen[str], Path]:
+    """The command itself, and its run, once there is a state to go on from."""
+    output = place / "run"
+    process = subprocess.Popen(
+        [*COMMAND, f"--output={output}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TEST_RUN": str(output)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(output.glob("state/step-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process, output
+
+
+def rank_of(pid: int) -> str | None:
+    """The rank in a process's environment; loader processes have that of the one they work for."""
+    environment = (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
+    return dict(pair.partition("=")[::2] for pair in environment).get("RANK")
+
+
+def test_devices_starts_processes_and_a_signal_stops_them(tmp_path):
+    """The command itself; SIGTERM to the launcher alone."""
+    process, output = started(tmp_path)
+    start = time.monotonic()
+    process.terminate()
+    said, complaint = process.communicate(timeout=60)
+    assert time.monotonic() - start <= 10
+    assert process.returncode == 143
+    assert said.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert complaint.count("stopped at step") == 1
+    assert still_running(str(output)) == []
+
+
+TRIALS = [
+    (kind, rank, size)
+    for kind in HOW
+    for rank, size in [(0, 2), (1, 2), (0, 4), (3, 4), (1, 2)]
+]  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("trial", "kind", "rank", "size"), [(n, *t) for n, t in enumerate(TRIALS)])
+def test_a_lost_process_takes_all_with_it(alone, tmp_path, trial, kind, rank, size):
+    """T13: 20 trials, with and without loader processes; then on by another number."""
+    before = set(os.listdir("/dev/shm"))
+    check_failing(tmp_path / "run", kind, rank, size, workers=trial % 2)
+    assert set(os.listdir("/dev/shm")) <= before
+    other = (1, 2, 4)[trial % 3]
+    resumed = run(other, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20, workers=0)
+    assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("target", ["launcher", "rank 1"])
+@pytest.mark.parametrize("trial", range(5))
+def test_a_signal_at_any_moment_saves_and_stops_all(tmp_path, signum, target, trial):
+    """T12 on several processes: 20 trials; a launcher that is killed is like a signal to all."""
+    process, output = started(tmp_path)
+    time.sleep(random.Random(trial).uniform(0.0, 2.0))
+    pids = [process.pid]
+    if target == "rank 1":
+        pids = [pid for pid in still_running(str(output)) if rank_of(pid) == "1"]
+    start = time.monotonic()
+    os.kill(pids[0], signum)
+    _, complaint = process.communicate(timeout=60)
+    assert time.monotonic() - start <= 10
+    assert process.returncode == 128 + signum
+    assert complaint.count("stopped at step") == 1
+    assert still_running(str(output)) == []
+
+
+@pytest.mark.soak
+def test_a_killed_launcher_leaves_nobody_behind(tmp_path):
+    process, output = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 15
+    while still_running(str(output)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert still_running(str(output)) == []
+    assert "stopped at step" not in (output / "train.log").read_text()
+    assert newest_state(output / "state")[1] == []
+
+
+@pytest.mark.soak
+def test_torchrun_starts_the_same_run(tmp_path):
+    output = tmp_path / "run"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "vitkit"]
+    words = [*torchrun, *COMMAND[3:], "--max-steps=10", f"--output={output}"]
+    words.remove("--devices=2")
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert newest_state(output / "state")[0].name == "step-00000010"

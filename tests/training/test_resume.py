@@ -1,0 +1,428 @@
+"""A run that is stopped anywhere, by anything, goes on and ends with the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from training.tiny_runs import STEPS, TINY, command, end_of, run, start
+
+import vitkit
+from vitkit import cli
+from vitkit.data.augment import Augmentation
+from vitkit.data.loader import TrainingSteps
+from vitkit.data.randomness import permutation
+from vitkit.data.sources import open_dataset
+from vitkit.errors import CheckpointError, Interrupted, NonFiniteError, OutputError, VitkitError
+from vitkit.training import checkpointing
+from vitkit.training.checkpointing import damage, newest_state, run_hash
+from vitkit.training.loop import Trainer
+from vitkit.training.state import Progress
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The run that nothing happens to."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    run(output)
+    return output
+
+
+def at(step: int, do) -> type[Trainer]:
+    """A loop in which something happens while step `step` is being made."""
+
+    class Disturbed(Trainer):
+        def _step(self, engine, batch):
+            if self.progress.step == step:
+                do(self)
+            return super()._step(engine, batch)
+
+    return Disturbed
+
+
+class DuringEvaluation(Trainer):
+    """A loop that a SIGTERM reaches while it evaluates after the first epoch."""
+
+    def evaluate(self, split):
+        if self.progress.step == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluate(split)
+
+
+def sigterm(trainer: Trainer) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def within_accumulation(trainer: Trainer) -> None:
+    """A SIGTERM between the two micro-batches of a step."""
+    model, seen = trainer.model, []
+
+    def hook(module, inputs, output):
+        seen.append(1)
+        if len(seen) == 2:
+            handle.remove()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    handle = model.register_forward_hook(hook)
+
+
+PLACES = {
+    "step 1": at(0, sigterm), "in accumulation": at(8, within_accumulation),
+    "mid-epoch": at(26, sigterm), "last batch": at(39, sigterm), "evaluation": DuringEvaluation,
+    "epoch boundary": at(20, sigterm), "last step": at(59, sigterm),
+}  # fmt: skip
+
+
+def stopped_and_resumed(place: str, output: Path, **settings: object) -> str:
+    with pytest.raises(Interrupted):
+        run(output, PLACES[place], **settings)
+    run(output, resume=str(output), **settings)
+    return end_of(output)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_stopped_anywhere_it_ends_with_the_same_bits(straight, tmp_path, place):
+    """Model, optimizer, average and counters, by one hash over all of the state."""
+    assert stopped_and_resumed(place, tmp_path / "run") == end_of(straight)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("precision", ["off", "bfloat16"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_whole_matrix_of_places(tmp_path, workers, precision):
+    """28 of 28: seven places, two numbers of workers, two precisions."""
+    settings = {"workers": workers, "amp": precision}
+    run(tmp_path / "straight", **settings)
+    for place in PLACES:
+        ended = stopped_and_resumed(place, tmp_path / place, **settings)
+        assert ended == end_of(tmp_path / "straight"), (place, settings)
+
+
+def killed_until_it_ends(output: Path, kills: int, chance: random.Random) -> tuple[int, int]:
+    """SIGKILL the run's group at random moments, restart the same command each time.
+
+    Returns:
+        How often it was killed, and the most steps that one kill cost.
+    """
+    done = lost = 0
+    while True:
+        child = start(command(output, resume="auto"))
+        try:
+            if done < kills:
+                _wait_for_a_new_state(output, child)
+                time.sleep(chance.uniform(0.0, 0.3))
+            else:
+                child.wait(timeout=300)
+        finally:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGKILL)
+                done += 1
+            text, _ = child.communicate()
+        if child.returncode == 0:
+            return done, lost
+        assert child.returncode == -signal.SIGKILL, text
+        states = sorted(output.glob("state/step-*"))
+        assert all(damage(state) is None for state in states), "a torn state under its final name"
+        assert len(list(output.glob("state/.*"))) <= 1
+        lost = max(lost, 5)
+
+
+def _wait_for_a_new_state(output: Path, child: subprocess.Popen[str]) -> None:
+    before = sorted(output.glob("state/step-*"))
+    deadline = time.monotonic() + 120
+    while sorted(output.glob("state/step-*")) == before and child.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bits(straight, tmp_path):
+    """T1, twice here and fifty times in the long tests."""
+    kills, _ = killed_until_it_ends(tmp_path / "run", 2, random.Random(1))
+    assert kills >= 1
+    assert end_of(tmp_path / "run") == end_of(straight)
+
+
+@pytest.mark.soak
+def test_fifty_kills(straight, tmp_path):
+    total, number = 0, 0
+    while total < 50:
+        output, number = tmp_path / f"run-{number}", number + 1
+        kills, _ = killed_until_it_ends(output, 10, random.Random(number))
+        assert end_of(output) == end_of(straight)
+        total += kills
+
+
+def test_a_state_that_lacks_a_part_is_refused_by_its_name(straight, tmp_path):
+    """Every entry of the registry, and every counter, removed in turn."""
+    parts = ["model", "optimizer", "ema", "progress"]
+    counters = [field.name for field in dataclasses.fields(Progress)]
+    assert len(parts) + len(counters) >= 8
+    for gone in [*parts, *counters]:
+        output = tmp_path / gone
+        shutil.copytree(straight, output)
+        state = newest_state(output / "state")[0]
+        document = json.loads((state / "state.json").read_text())
+        if gone in parts:
+            del document["parts"][gone]
+        else:
+            del document["parts"]["progress"][gone]
+        (state / "state.json").write_text(json.dumps(document))
+        sealed(state)
+        with pytest.raises(CheckpointError, match=rf"of another run: .*{gone} missing"):
+            run(output, resume=str(output))
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "ema"])
+def test_a_part_that_is_zeroed_is_noticed_by_the_hash(straight, tmp_path, part):
+    """The control: the same resume with a part forgotten ends elsewhere."""
+    output = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(output, PLACES["mid-epoch"])
+    state = newest_state(output / "state")[0]
+    file = state / f"{part}.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    largest = max(tensors, key=lambda name: tensors[name].numel())
+    safetensors.torch.save_file(tensors | {largest: torch.zeros_like(tensors[largest])}, file)
+    sealed(state)
+    run(output, resume=str(output))
+    assert end_of(output) != end_of(straight)
+
+
+def sealed(state: Path) -> None:
+    """Bring the manifest in line with files that were changed."""
+    manifest = json.loads((state / "MANIFEST.json").read_text())["manifest"]
+    for name, said in manifest["files"].items():
+        file = state / name
+        said |= {"size": file.stat().st_size, "sha256": checkpointing._digest(file)}
+    checkpointing.write_manifest(state, manifest)
+
+
+def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
+    class Careless(Trainer):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self.teacher = torch.nn.Linear(2, 2)
+
+    with pytest.raises(VitkitError, match=r"Careless.teacher has a state that no checkpoint would"):
+        run(tmp_path / "run", Careless)
+
+
+def test_random_numbers_depend_on_epoch_and_picture(straight):
+    """Mutants of the order that ignore the epoch or the picture are caught."""
+    split = open_dataset("digits").splits["train"]
+    plain = Augmentation(flip=0.0, shift=1, crop_scale=1.0)
+    still = Augmentation(flip=0.0, shift=0, crop_scale=1.0)
+    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,), fit="squash")
+    steps = TrainingSteps(split, preprocess, plain, batch_size=64, seed=0)
+    first, later = steps.indices(0), steps.indices(steps.steps_per_epoch)
+    assert sorted(first) != sorted(later)
+    assert list(permutation(0, 0, 100)) != list(permutation(0, 1, 100))
+    one, two = steps[0], steps[steps.steps_per_epoch]
+    common = set(one.indices.tolist()) & set(two.indices.tolist())
+    moved = [
+        not torch.equal(one.pixels[one.indices.tolist().index(i)],
+                        two.pixels[two.indices.tolist().index(i)])
+        for i in common
+    ]  # fmt: skip
+    assert moved
+    assert sum(moved) >= 0.5 * len(moved)
+    unmoved = TrainingSteps(split, preprocess, still, batch_size=64, seed=0)
+    shifted = [not torch.equal(a, b) for a, b in zip(one.pixels, unmoved[0].pixels, strict=True)]
+    assert 0 < sum(shifted) < len(shifted)  # not all alike: the picture's number counts
+
+
+def test_every_kind_of_damage_is_seen_and_the_state_before_is_used(straight, tmp_path):
+    """T8: 200 flipped bits, 50 truncations, two files swapped, a page of zeros."""
+    output = tmp_path / "run"
+    shutil.copytree(straight, output)
+    before, newest = sorted((output / "state").glob("step-*"))
+    chance = random.Random(0)
+    files = sorted(file for file in newest.iterdir())
+    for trial in range(250):
+        file = files[trial % len(files)]
+        whole = file.read_bytes()
+        if trial < 200:
+            place = chance.randrange(len(whole))
+            flipped = bytes([whole[place] ^ (1 << chance.randrange(8))])
+            file.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        else:
+            file.write_bytes(whole[: chance.randrange(len(whole))])
+        found, passed_over = newest_state(output / "state")
+        assert found == before, (trial, file.name)
+        assert len(passed_over) == 1
+        assert str(newest) in passed_over[0]
+        file.write_bytes(whole)
+    assert newest_state(output / "state") == (newest, [])
+    model, ema = newest / "model.safetensors", newest / "ema.safetensors"
+    one, two = model.read_bytes(), ema.read_bytes()
+    model.write_bytes(two)
+    ema.write_bytes(one)
+    assert newest_state(output / "state")[0] == before
+    ema.write_bytes(two)
+    model.write_bytes(one[:4096] + bytes(4096) + one[8192:])
+    assert "sha256" in newest_state(output / "state")[1][0]
+    run(output, resume=str(output))
+    assert end_of(output) == end_of(straight)
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    output = tmp_path / "run"
+    first = start(command(output, epochs=200))
+    try:
+        _wait_for_a_new_state(output, first)
+        began = time.monotonic()
+        with pytest.raises(OutputError, match=rf"in use by process {first.pid} on "):
+            run(output, resume=str(output), epochs=200)
+        assert time.monotonic() - began < 2
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+    run(output, resume=str(output), epochs=200, max_steps=40)  # the dead one's lock is taken over
+
+
+def test_the_run_ends_after_max_steps_and_goes_on_from_there(straight, tmp_path):
+    ended = run(tmp_path / "run", max_steps=33)
+    assert ended.stopped == "33 steps"
+    assert newest_state(tmp_path / "run" / "state")[0].name == "step-00000033"
+    run(tmp_path / "run", resume=str(tmp_path / "run"), max_steps=None)
+    assert end_of(tmp_path / "run") == end_of(straight)
+
+
+def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
+    plain = {"model_ema": False, "spec": TINY["spec"] | {"mlp_dropout": 0.0, "drop_path": 0.0}}
+    ends = []
+    for parts in (1, 2, 4):
+        run(tmp_path / str(parts), grad_accum_steps=parts, max_steps=5, **plain)
+        ends.append(vitkit.load(tmp_path / str(parts) / "weights/last.safetensors").model)
+    for other in ends[1:]:
+        for mine, theirs in zip(ends[0].parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-4)
+    with pytest.raises(vitkit.VitkitError, match="grad_accum_steps 3 does not divide batch_size"):
+        run(tmp_path / "three", grad_accum_steps=3)
+
+
+def test_the_average_of_the_weights_is_what_is_shared(tmp_path):
+    weights = []
+
+    class Watching(Trainer):
+        def _after_step(self, engine):
+            weights.append(self.model.head.weight.detach().clone())
+            super()._after_step(engine)
+
+    run(tmp_path / "run", Watching, max_steps=20, model_ema_decay=0.5)
+    torch.manual_seed(0)
+    state = newest_state(tmp_path / "run" / "state")[0]
+    average = safetensors.torch.load_file(state / "ema.safetensors")["head.weight"]
+    shared = vitkit.load(tmp_path / "run/weights/last.safetensors")
+    assert torch.equal(shared.model.head.weight, average)
+    assert shared.metadata["weights"] == "average"
+    expected = torch.zeros_like(average)  # the head starts at zero
+    for number, now in enumerate(weights):
+        decay = min(0.5, (1 + number) / (10 + number))
+        expected = decay * expected + (1 - decay) * now
+    torch.testing.assert_close(average, expected, rtol=0, atol=1e-6)
+    assert (average - weights[-1]).abs().max() > 1e-4
+
+
+def poisoned(steps: set[int]) -> type[Trainer]:
+    """A loop in which some steps' gradient has a NaN."""
+
+    class Poisoned(Trainer):
+        def _step(self, engine, batch):
+            handle = self.model.head.weight.register_hook(
+                lambda g: g * float("nan") if self.progress.step in steps else g
+            )
+            try:
+                return super()._step(engine, batch)
+            finally:
+                handle.remove()
+
+    return Poisoned
+
+
+def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"gradient norm is nan at step 7 .*step-00000005"):
+        run(tmp_path / "stop", poisoned({7}))
+    run(tmp_path / "skip", poisoned({7, 8, 30}), on_nan="skip")
+    state = newest_state(tmp_path / "skip" / "state")[0]
+    progress = json.loads((state / "state.json").read_text())["parts"]["progress"]
+    assert (progress["step"], progress["skipped"], progress["skipped_in_a_row"]) == (STEPS, 3, 0)
+    assert "3 steps were skipped" in (tmp_path / "skip/train.log").read_text()
+    with pytest.raises(NonFiniteError, match="at step 9 "):
+        run(tmp_path / "many", poisoned({7, 8, 9}), on_nan="skip")
+    for file in tmp_path.rglob("*.safetensors"):
+        tensors = safetensors.torch.load_file(file)
+        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()), file
+
+
+def test_out_of_memory_says_what_fitted(tmp_path):
+    class Small(Trainer):
+        """A machine that holds 16 pictures."""
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+
+            def refuse(module, inputs):
+                if len(inputs[0]) > 16:
+                    raise torch.OutOfMemoryError("out of memory")
+
+            self.model.register_forward_pre_hook(refuse)
+
+    with pytest.raises(
+        vitkit.VitkitError, match=r"at 32 pictures at once; 16 fitted; pass --grad-accum-steps 4,"
+    ):
+        run(tmp_path / "run", Small)
+    run(tmp_path / "four", Small, grad_accum_steps=4, max_steps=2)
+
+
+class Full(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_that_is_full_leaves_the_states_before(tmp_path, number):
+    """A real file system of two megabytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True,
+        check=False,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip("no right to mount a small file system")
+    try:
+        run(place / "run", max_steps=5)
+        before = end_of(place / "run")
+        filler = place / "filler"
+        free = shutil.disk_usage(place).free
+        filler.write_bytes(bytes(max(free - 8192, 0)))
+        with pytest.raises(OutputError, match=r"cannot write .*disk is full .*MB needed, .*free"):
+            run(place / "run", resume=str(place / "run"), max_steps=10)
+        assert end_of(place / "run") == before
+        filler.unlink()
+        run(place / "run", resume=str(place / "run"), max_steps=10)
+        assert newest_state(place / "run" / "state")[0].name == "step-00000010"
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_the_proof_on_the_user_s_data(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = command(tmp_path / "unused")[3:]
+    assert cli.run([*words, "--prove-resume"]) == 0
+    first, second, verdict = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == second.split()[0]
+    assert verdict == "the same bits"
+    assert list(tmp_path.iterdir()) == []
+    assert run_hash

@@ -1,0 +1,168 @@
+"""One save, disturbed at every call to the file system: there is always a whole state."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitkit
+from vitkit.errors import OutputError
+from vitkit.training.checkpointing import clean, load_state, newest_state, run_hash, save_state
+from vitkit.training.ema import EMA
+from vitkit.training.optimizer import make_optimizer
+from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
+
+WATCHED = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
+
+
+def registry(step: int) -> Registry:
+    """A small run after some steps."""
+    torch.manual_seed(0)
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", width=32, num_heads=2, depth=1, image_size=32
+    )
+    optimizer = make_optimizer(model, "adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99))
+    average = EMA(model, 0.9)
+    for _ in range(step):
+        model(torch.randn(2, 3, 32, 32)).sum().backward()
+        optimizer.step()
+        average.update(model)
+    made = Registry()
+    made.register("model", ModelPart(model), model)
+    made.register("optimizer", OptimizerPart(optimizer), optimizer)
+    made.register("ema", average)
+    made.register("progress", Progress(step=step))
+    return made
+
+
+def in_child(folder: Path, state: Registry, step: int, at: int, do: Callable[[], None]) -> int:
+    """Save in a fork in which the call number `at` to `folder` is disturbed.
+
+    Returns:
+        The wait status; 0 where the save came to its end.
+    """
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    seen = 0
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal seen
+        if event not in WATCHED or str(folder) not in str(arguments[0]):
+            return
+        seen += 1
+        if seen == at:
+            do()
+
+    sys.addaudithook(watch)
+    code = 5
+    try:
+        save_state(folder, state, step)
+        code = 0 if seen < at else 3
+    except OutputError as error:
+        text = str(error)
+        code = 2 if str(folder) in text and "MB needed" in text and "\n" not in text else 4
+    finally:
+        os._exit(code)
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.fixture
+def saved(tmp_path) -> tuple[Path, str]:
+    """A folder with two states."""
+    folder = tmp_path / "state"
+    for step in (2, 4):
+        save_state(folder, registry(step), step)
+    return folder, run_hash(newest_state(folder)[0])
+
+
+def test_killed_at_every_call_there_is_the_state_before_or_the_new_one(saved):
+    folder, before = saved
+    state, at = registry(6), 0
+    while True:
+        at += 1
+        status = in_child(folder, state, 6, at, kill)
+        newest, passed_over = newest_state(folder)
+        assert passed_over == [], at
+        assert newest.name in ("step-00000004", "step-00000006"), at
+        if newest.name == "step-00000004":
+            assert run_hash(newest) == before
+        fresh = registry(0)
+        load_state(newest, fresh)
+        clean(folder)
+        assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+        if status == 0:
+            break
+        assert status == -signal.SIGKILL, (at, status)
+        for later in folder.glob("step-00000006"):
+            later.rename(folder.parent / f"gone-{at}")
+            save_state(folder, registry(4), 4)
+    assert at > 10
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_disk_fault_at_any_call_is_one_line_and_costs_nothing(saved, number):
+    """A fault that stays: the state before is as it was, and nothing half written is left."""
+    folder, before = saved
+    state, at, faults = registry(6), 0, 0
+    while at < 40:
+        at += 1
+
+        def fail() -> None:
+            raise OSError(number, os.strerror(number), str(folder))
+
+        status = in_child(folder, state, 6, at, fail)
+        newest, passed_over = newest_state(folder)
+        assert passed_over == []
+        if status == 0:
+            break
+        faults += 1
+        # One fault passes: the save is tried again, and comes to its end or says what is wrong.
+        assert status in (2, 3), (at, status)
+        assert run_hash(newest) == before or newest.name == "step-00000006"
+        assert not [file for file in folder.iterdir() if file.name.startswith(".tmp")]
+        for later in folder.glob("step-00000006"):
+            later.rename(folder.parent / f"gone-{number}-{at}")
+            save_state(folder, registry(4), 4)
+    assert faults > 5
+
+
+def test_a_fault_that_stays_is_said_with_what_is_needed_and_free(saved):
+    folder, before = saved
+    status = persistent(folder, registry(6))
+    assert status == 2
+    assert run_hash(newest_state(folder)[0]) == before
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+    save_state(folder, registry(6), 6)  # space returns
+    assert newest_state(folder)[0].name == "step-00000006"
+
+
+def persistent(folder: Path, state: Registry) -> int:
+    """Save where every new folder meets a full disk."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "os.mkdir" and ".tmp-" in str(arguments[0]):
+            raise OSError(errno.ENOSPC, "No space left on device", str(arguments[0]))
+
+    sys.addaudithook(watch)
+    code = 5
+    try:
+        save_state(folder, state, 6)
+        code = 0
+    except OutputError as error:
+        code = 2 if "disk is full" in str(error) and "MB needed" in str(error) else 4
+    finally:
+        os._exit(code)

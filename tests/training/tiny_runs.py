@@ -1,0 +1,56 @@
+"""A run small enough to be killed fifty times: everything that has a state is switched on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from vitkit.training import session
+from vitkit.training.checkpointing import newest_state, run_hash
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.loop import Trainer
+from vitkit.training.recipes import recipe_settings
+
+TINY = {
+    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
+    "grad_accum_steps": 2, "model_ema": True, "save_every": 5, "quiet": True, "device": "cpu",
+    "threads": 1,
+    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
+}  # fmt: skip
+STEPS = 60
+"""Of the whole run; 20 an epoch."""
+
+
+def run(output: Path, trainer: type[Trainer] = Trainer, **settings: object) -> session.TrainResult:
+    asked = {"data": "digits", "output": str(output)} | TINY | settings
+    config = TrainConfig(**layered(recipe_settings("digits"), asked))
+    return session.train(config, trainer=trainer)
+
+
+def end_of(output: Path) -> str:
+    """The hash of what a run ended with."""
+    return run_hash(newest_state(output / "state")[0])
+
+
+def command(output: Path, **settings: object) -> list[str]:
+    """The same run from the command line."""
+    words = [sys.executable, "-m", "vitkit", "train", "digits", "--output", str(output)]
+    for name, value in (TINY | settings).items():
+        flag = f"--{name.replace('_', '-')}"
+        if name == "spec":
+            words += [f"--spec.{field}={number}" for field, number in TINY["spec"].items()]
+        elif value is True:
+            words.append(flag)
+        else:
+            words += [flag, str(value)]
+    return words
+
+
+def start(words: list[str]) -> subprocess.Popen[str]:
+    """In a process group of its own, on one thread."""
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip

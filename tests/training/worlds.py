@@ -1,0 +1,132 @@
+"""Several processes of one run, forked from the test's own: nothing has to be imported again."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import os
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore
+
+from vitkit.errors import VitkitError, exit_code
+from vitkit.training import session
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.distributed import World, joined
+from vitkit.training.loop import Trainer
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.sharding import local
+
+PLAIN = {
+    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
+    "quiet": True, "device": "cpu", "threads": 1, "timeout": 20.0,
+    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
+}  # fmt: skip
+"""20 steps an epoch, and nothing random in the model: the loss depends on the pictures alone."""
+
+
+def together(size: int, work: Callable[[int], Any]) -> list[Any]:
+    """What `work(rank)` returns, a JSON value, in each of `size` processes; in rank order."""
+    gc.collect()  # a store that is let go of in a child would wait for a thread it does not have
+    store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork beside the store's thread
+        pids = [os.fork() or _be(rank, size, store.port, Path(place), work) for rank in range(size)]
+        for pid in pids:
+            os.waitpid(pid, 0)
+        found = [json.loads((Path(place) / str(rank)).read_text()) for rank in range(size)]
+    for result in found:
+        assert "fault" not in result, result["fault"]
+    return [result["value"] for result in found]
+
+
+def _be(rank: int, size: int, port: int, place: Path, work: Callable[[int], Any]) -> int:
+    gc.disable()
+    os.environ |= {
+        "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    try:
+        result = {"value": work(rank)}
+    except BaseException:  # noqa: BLE001 - the other process shows it
+        result = {"fault": traceback.format_exc()}
+    (place / str(rank)).write_text(json.dumps(result))
+    os._exit(0)
+
+
+class Recorder(Trainer):
+    """A loop that remembers which pictures it had, the losses and the gradient norms."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.seen: list[Any] = []
+        made_before = self.step
+
+        def step(batch, number):
+            made = made_before(batch, number)
+            self.seen.append([number, batch.indices.tolist(), made.loss, made.norm])
+            return made
+
+        self.step = step
+        Recorder.last = self
+
+    def bits(self) -> str:
+        """A hash over this process's own model and averages."""
+        total = hashlib.sha256()
+        for model in [self.model, *([self.ema.model] if self.ema else [])]:
+            for value in model.parameters():
+                total.update(local(value.detach()).numpy().tobytes())
+        return total.hexdigest()
+
+
+def config_of(output: Path, **settings: Any) -> TrainConfig:
+    asked = {"data": "digits", "output": str(output)} | PLAIN | settings
+    return TrainConfig(**layered(recipe_settings("digits"), asked))
+
+
+def run(size: int, output: Path, trainer: type[Recorder] = Recorder, **settings: Any) -> list[Any]:
+    """A run by `size` processes: for each, its steps, its metrics, its error and its exit code."""
+
+    def one(rank: int) -> Any:
+        error, metrics = None, {}
+        try:
+            metrics = session.train(config_of(output, **settings), trainer=trainer).metrics
+        except VitkitError as raised:
+            error = [type(raised).__name__, str(raised), exit_code(raised)]
+        bits = Recorder.last.bits()
+        return {"steps": Recorder.last.seen, "metrics": metrics, "error": error, "bits": bits}
+
+    return together(size, one) if size > 1 else [one(0)]
+
+
+def order(found: list[Any]) -> dict[int, list[int]]:
+    """Step -> its pictures in the order of the whole batch, from what each process had."""
+    steps: dict[int, list[int]] = {}
+    for of_one_step in zip(*(one["steps"] for one in found), strict=True):
+        places = zip(*(pictures for _, pictures, _, _ in of_one_step), strict=True)
+        steps[of_one_step[0][0]] = [picture for place in places for picture in place]
+    return steps
+
+
+def numbers(found: list[Any]) -> dict[int, tuple[float, float]]:
+    """Step -> loss and gradient norm; all processes must agree."""
+    for one in found:
+        assert [step[2:] for step in one["steps"]] == [step[2:] for step in found[0]["steps"]]
+    return {step: (loss, norm) for step, _, loss, norm in found[0]["steps"]}
+
+
+def in_world(work: Callable[[World], Any]) -> Callable[[int], Any]:
+    """`work` with the world that `together` sets up."""
+
+    def one(rank: int) -> Any:
+        with joined(torch.device("cpu"), 20.0) as world:
+            return work(world)
+
+    return one
