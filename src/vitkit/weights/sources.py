@@ -94,6 +94,9 @@ class Source(Mapping[str, Tensor]):
         except DAMAGE as error:
             raise CheckpointError(f"{self.header.path}: {name}: cannot be read: {error}") from None
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._readers  # a mapping's own would read the tensor to know
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._readers)
 
