@@ -251,7 +251,7 @@ def any_model_comes_back(form: Format, examples: int) -> Counter[str]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_random_models_come_back(name):
-    assert any_model_comes_back(FORMATS[name], 25).total() >= 25
+    assert any_model_comes_back(FORMATS[name], 10).total() >= 10
 
 
 @pytest.mark.soak
@@ -265,13 +265,12 @@ def whole_model_comes_back(name: str, folder: Path) -> None:
     there_and_back(FORMATS[name], model, folder, UNSAID[name])
 
 
-@pytest.mark.parametrize("name", ["google", "torchvision"])
-def test_a_whole_b16_comes_back(tmp_path, name):
-    whole_model_comes_back(name, tmp_path)
+def test_a_whole_b16_comes_back(tmp_path):
+    whole_model_comes_back("torchvision", tmp_path)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"google", "torchvision"}))
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"torchvision"}))
 def test_a_whole_b16_comes_back_from_every_format(tmp_path, name):
     whole_model_comes_back(name, tmp_path)
 
