@@ -3,8 +3,9 @@
     python benchmarks/weights.py [--only convert inspect] [--repeats 3]
 
 Each conversion is a process of its own: seconds from call to return (imports are before) and growth
-of resident memory over what the imports need, both against reading and writing the same file once
-(`copy`: safetensors' own load and save, and fsync), interleaved. Nothing here is a pass or a fail.
+of resident memory over what the imports need, both against reading the source and writing as much
+in the target's container once (`copy`: safetensors' or numpy's own functions, and fsync),
+interleaved. Nothing here is a pass or a fail.
 """
 
 from __future__ import annotations
@@ -35,8 +36,17 @@ def peak():
     return int(text.split("VmHWM:")[1].split()[0]) / 1e3
 
 def copy(source, out):
-    tensors = safetensors.torch.load_file(source)
-    safetensors.torch.save_file(tensors, out)
+    if source.endswith(".npz"):
+        with numpy.load(source) as file:
+            arrays = {name: file[name] for name in file}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    else:
+        tensors = safetensors.torch.load_file(source)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    if out.endswith(".npz"):
+        numpy.savez(out, **arrays)
+    else:
+        safetensors.torch.save_file(tensors, out)
     handle = os.open(out, os.O_RDONLY)
     os.fsync(handle)
 
@@ -70,8 +80,8 @@ def measured(source: Path, out: Path, to: str) -> dict[str, float]:
     return found
 
 
-def conversions(repeats: int) -> dict[str, object]:
-    """Every pair of formats that hold a ViT-B/16."""
+def conversions(repeats: int, origins: list[str]) -> dict[str, object]:
+    """From some formats to every one that holds a ViT-B/16."""
     rows: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -83,9 +93,10 @@ def conversions(repeats: int) -> dict[str, object]:
         for to in TARGETS[1:]:
             sources[to] = folder / to
             vitkit.convert(own, sources[to], to=to, allow_lossy=True)
-        for origin, source in sources.items():
+        for origin in origins:
+            source = sources[origin]
             for to in TARGETS:
-                runs = [_pair(own, source, folder, to) for _ in range(repeats)]
+                runs = [_pair(source, folder, to) for _ in range(repeats)]
                 row = {
                     "seconds": median(run["seconds"] for run in runs),
                     "times_copy": median(run["seconds"] / run["copy"] for run in runs),
@@ -98,9 +109,11 @@ def conversions(repeats: int) -> dict[str, object]:
     return rows
 
 
-def _pair(own: Path, source: Path, folder: Path, to: str) -> dict[str, float]:
+def _pair(source: Path, folder: Path, to: str) -> dict[str, float]:
+    ending = ".npz" if to == "google" else ".safetensors"
+    whole = source if source.is_file() else next(source.glob("model.*"))
     with tempfile.TemporaryDirectory(dir=folder) as out:
-        copied = measured(own, Path(out) / "copy.safetensors", "copy")
+        copied = measured(whole, Path(out) / f"copy{ending}", "copy")
         return measured(source, Path(out) / "made", to) | {"copy": copied["seconds"]}
 
 
@@ -132,13 +145,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=["convert", "inspect"],
                         default=["inspect", "convert"])  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--origins", nargs="+", choices=TARGETS, default=list(TARGETS))
     asked = parser.parse_args()
     results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
     if "inspect" in asked.only:
         results["inspect"] = inspection(asked.repeats)
         print(results["inspect"], flush=True)
     if "convert" in asked.only:
-        results["convert"] = conversions(asked.repeats)
+        results["convert"] = conversions(asked.repeats, asked.origins)
     place = results_file("weights-")
     before = json.loads(place.read_text()) if place.exists() else {}
     place.write_text(json.dumps(before | results, indent=2) + "\n")
