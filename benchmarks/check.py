@@ -26,7 +26,7 @@ from datetime import date
 from pathlib import Path
 
 import numpy as np
-from demo import HERE, processor, results_file
+from demo import HERE, processor, write_results
 from PIL import Image, ImageEnhance
 
 sys.path.insert(0, str(HERE.parent / "tests"))
@@ -193,10 +193,7 @@ def main() -> None:
     for name in asked.only:
         results[name] = measures[name]()
         print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
-    place = results_file("check-")
-    before = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps(before | results, indent=2) + "\n")
-    print(f"written to {place}")
+    write_results("check-", results)
 
 
 if __name__ == "__main__":

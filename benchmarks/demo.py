@@ -92,6 +92,15 @@ def results_file(prefix: str = "") -> Path:
     return HERE / "results" / f"{prefix}{slug}-{date.today().isoformat()}.json"
 
 
+def write_results(prefix: str, results: dict[str, object]) -> None:
+    """Put results beside what the same day's file has already."""
+    place = results_file(prefix)
+    place.parent.mkdir(exist_ok=True)
+    before = json.loads(place.read_text()) if place.exists() else {}
+    place.write_text(json.dumps(before | results, indent=2) + "\n")
+    print(f"written to {place}")
+
+
 def processor() -> str:
     """The processor's name and how many cores there are."""
     name = platform.processor() or platform.machine()
@@ -124,11 +133,7 @@ def main() -> None:
     for name in asked.only:
         results[name] = measures[name]()
         print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
-    place = results_file()
-    place.parent.mkdir(exist_ok=True)
-    before = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps(before | results, indent=2) + "\n")
-    print(f"written to {place}")
+    write_results("", results)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from statistics import median, quantiles
 
 import numpy as np
 import torch
-from demo import processor, results_file
+from demo import processor, write_results
 from PIL import Image
 
 import vitkit
@@ -221,11 +221,7 @@ def main() -> None:
     for name in asked.only:
         print(f"{name}:", flush=True)
         results[name] = measures[name]()
-    place = results_file("train-")
-    place.parent.mkdir(exist_ok=True)
-    before = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps(before | results, indent=2) + "\n")
-    print(f"written to {place}")
+    write_results("train-", results)
 
 
 if __name__ == "__main__":

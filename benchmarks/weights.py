@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from demo import processor, results_file
+from demo import processor, write_results
 
 import vitkit
 
@@ -153,10 +153,7 @@ def main() -> None:
         print(results["inspect"], flush=True)
     if "convert" in asked.only:
         results["convert"] = conversions(asked.repeats, asked.origins)
-    place = results_file("weights-")
-    before = json.loads(place.read_text()) if place.exists() else {}
-    place.write_text(json.dumps(before | results, indent=2) + "\n")
-    print(f"wrote {place}")
+    write_results("weights-", results)
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def _load(
             f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
             f"HF_HUB_OFFLINE, or give a folder"
         ) from error
-    except Exception as error:
+    except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
         if "scripts are no longer supported" in str(error):
             raise DataError(
                 f"{address}: needs its own Python code to be read, which is not run here; look for "

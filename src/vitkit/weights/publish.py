@@ -37,13 +37,13 @@ def push_to_hub(
     checkpoint: Checkpoint,
     name: str,
     *,
-    to: str = "huggingface",
-    private: bool = False,
-    allow_lossy: bool = False,
-    message: str = "Upload weights",
-    hub: Hub | None = None,
+    to: str,
+    private: bool,
+    allow_lossy: bool,
+    message: str,
+    hub: Hub | None,
 ) -> str:
-    """Upload a checkpoint; `Checkpoint.push_to_hub` has the arguments."""
+    """Upload a checkpoint; `Checkpoint.push_to_hub` has the arguments and their defaults."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "repository"
         written(checkpoint, folder, to, allow_lossy, {})
