@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
+from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -17,12 +20,13 @@ from PIL import Image
 from shards import as_folder, samples, train_briefly
 
 import vitkit
+from vitkit import cli
 from vitkit.cli import train as train_command
-from vitkit.data import cache
+from vitkit.data import cache, images
 from vitkit.data.cache import CachedSplit, cached
-from vitkit.data.doctor import sound
+from vitkit.data.doctor import check, sound
+from vitkit.data.look import look_through
 from vitkit.data.sources import Dataset, open_dataset, with_validation
-from vitkit.data.splits import FileSplit
 from vitkit.errors import ImageError
 from vitkit.training import session
 from vitkit.training.config import TrainConfig
@@ -36,13 +40,13 @@ def folder(tmp_path: Path) -> Dataset:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is decoded from now on, by name."""
     seen: list[str] = []
-    read = FileSplit.read
+    decode = images._decode
 
-    def counted(split: FileSplit, index: int) -> np.ndarray:
-        seen.append(split.name(index))
-        return read(split, index)
+    def counted(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
+        seen.append(name)
+        return decode(handle, format, name, *limits)
 
-    monkeypatch.setattr(FileSplit, "read", counted)
+    monkeypatch.setattr(images, "_decode", counted)
     return seen
 
 
@@ -104,6 +108,32 @@ def test_pictures_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Pat
     assert isinstance(kept.splits["train"], CachedSplit)
     assert len(kept.splits["train"]) == 17
     np.testing.assert_array_equal(kept.splits["train"].read(place), train.read(place + 1))
+
+
+def test_the_check_takes_its_pixels_from_the_cache(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And finds what it finds in the files: pictures that were turned or cut, too."""
+    place = tmp_path / "folder" / "train" / "1"
+    Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(place / "alpha.png")
+    Image.new("CMYK", (12, 12), (9, 8, 7, 128)).save(place / "inks.jpg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("L", (9, 12), 77).save(place / "turned.jpg", exif=turned)
+    (place / "cut.png").write_bytes((place / "3.png").read_bytes()[:-30])
+    plain = open_dataset(tmp_path / "folder")
+    expected = {name: look_through(split) for name, split in plain.splits.items()}
+    seen = decodes(monkeypatch)
+    with_cache = cached(plain, tmp_path / "c")
+    report = check(with_cache)
+    times = {Path(name).name: count for name, count in Counter(seen).items()}
+    assert len(Counter(seen)) == 34
+    assert {name for name, count in times.items() if count > 1} == {"cut.png"}
+    for name, split in with_cache.splits.items():
+        looks = look_through(split)
+        np.testing.assert_array_equal(looks.rows, expected[name].rows)
+        assert looks.problems == expected[name].problems
+    assert [problem.name for problem in report.problems["train"]] == ["train/1/cut.png"]
 
 
 def test_other_pictures_and_other_decoders_have_other_caches(
@@ -222,6 +252,21 @@ def test_a_run_with_a_cache_ends_as_one_without(tmp_path: Path) -> None:
     assert "cache: 30 pictures" in (tmp_path / "second" / "train.log").read_text()
     assert "cache: " not in (tmp_path / "plain" / "train.log").read_text()
     assert whole(tmp_path / "c") == [""]
+
+
+def test_evaluation_takes_the_cache_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = as_folder(tmp_path / "folder", samples())
+    best = train_briefly(data, tmp_path / "run", cache=str(tmp_path / "c")).best
+    plain = vitkit.evaluate(best, data)
+    seen = decodes(monkeypatch)
+    assert vitkit.evaluate(best, data, cache=tmp_path / "c") == plain
+    assert cli.run(["eval", str(best), str(data), "--cache", str(tmp_path / "c"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == plain
+    assert seen == []
+    assert cli.run(["eval", str(best), str(data), "--cache", "--split", "val"]) == 0
+    assert len(seen) == 30  # the user's own is another one
 
 
 @pytest.mark.parametrize("flags", [["--cache"], ["--cache", "auto"], ["--cache={folder}"]])

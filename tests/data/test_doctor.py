@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from vitkit.data.doctor import Problem, sound, unreadable
+from vitkit.data.paths import Paths
 from vitkit.data.sources import FileSplit, open_dataset
 from vitkit.errors import DataError
 
@@ -132,7 +133,7 @@ def test_more_pictures_than_one_block(tmp_path: Path) -> None:
     paths = [good] * 2500
     for place in (0, 1023, 1024, 2499):
         paths[place] = bad
-    split = FileSplit(tuple(paths), np.zeros(2500, np.int64), tmp_path)
+    split = FileSplit(Paths(paths), np.zeros(2500, np.int64), tmp_path)
     assert [p.index for p in unreadable(split, workers=2)] == [0, 1023, 1024, 2499]
 
 

@@ -15,6 +15,7 @@ from vitkit.data import images
 from vitkit.data.augment import Augmentation
 from vitkit.data.images import ODDITIES, as_rgb, decode, examine
 from vitkit.data.loader import EvaluationBatches, TrainingSteps
+from vitkit.data.paths import Paths
 from vitkit.data.preprocess import preprocess_pictures
 from vitkit.data.sources import FileSplit
 from vitkit.prediction import read_picture
@@ -70,7 +71,7 @@ FILES: dict[str, tuple[bytes, set[str]]] = {
 def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "picture"
     path.write_bytes(FILES[kind][0])
-    split = FileSplit((path,), np.zeros(1, np.int64), tmp_path)
+    split = FileSplit(Paths([path]), np.zeros(1, np.int64), tmp_path)
     preprocess = Preprocess(image_size=24)
     steps = TrainingSteps(split, preprocess, Augmentation(), batch_size=1, seed=0)
     expected = preprocess_pictures([decode(FILES[kind][0])], preprocess)

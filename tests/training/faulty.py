@@ -1,4 +1,4 @@
-"""One process of a launched run to which something happens: `faulty.py KIND RANK STEP FOLDER`."""
+"""A loop to which something happens in one process: VITKIT_TEST_FAULT is `KIND RANK STEP`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import os
 import signal
 import sys
 
-from vitkit.training import session
-from vitkit.training.launch import serve
 from vitkit.training.loop import Trainer
 
 
 class Faulty(Trainer):
     def _step(self, engine, batch):
-        kind, rank, step = sys.argv[1:4]
+        kind, rank, step = os.environ["VITKIT_TEST_FAULT"].split()
         if self.progress.step == int(step) and self.world.rank == int(rank):
             if kind == "exit":
                 sys.exit(0)
@@ -21,7 +19,3 @@ class Faulty(Trainer):
                 raise ValueError("something unforeseen")
             os.kill(os.getpid(), signal.Signals[kind])
         return super()._step(engine, batch)
-
-
-if __name__ == "__main__":
-    sys.exit(serve(sys.argv, lambda config: session.train(config, trainer=Faulty)))

@@ -264,6 +264,13 @@ def test_a_batch_that_does_not_divide_is_refused_with_what_would(tmp_path):
     assert make_plan(config, World(1, 4)).steps[0].pixels.shape[0] == 16
 
 
+def test_muon_refuses_parts_of_weights_with_what_would_do(tmp_path):
+    config = config_of(tmp_path / "run", opt="muon", parallel="fsdp")
+    with pytest.raises(SettingError, match=r"pass --parallel ddp or --opt adamw$"):
+        make_plan(config, World(size=2))
+    make_plan(config)  # one process has whole matrices
+
+
 @pytest.mark.soak
 def test_parts_of_the_weights_make_the_same_run_and_any_number_goes_on(alone, tmp_path):
     """FSDP2 with averages and accumulation: sharded states, whole weights, resumed by one."""

@@ -9,14 +9,17 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from training.faulty import Faulty
 from training.worlds import config_of, order, run
 
-from vitkit.errors import VitkitError
+from vitkit.errors import SettingError, VitkitError
+from vitkit.training import session
 from vitkit.training.checkpointing import newest_state
-from vitkit.training.launch import launch
+from vitkit.training.loop import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +29,14 @@ def alone(tmp_path_factory):
 
 
 def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> str:
-    """What a launched run says in which something happens to one process in step 12."""
-    words = [sys.executable, str(Path(__file__).with_name("faulty.py")), kind, str(rank), "12"]
+    """What a launched run says in which something happens to one process in step 12.
+
+    Its loop is one of our own, in a module that is found only where these tests are.
+    """
+    os.environ["VITKIT_TEST_FAULT"] = f"{kind} {rank} 12"  # which the processes inherit
     config = config_of(output, devices=size, save_every=5, **settings)
     with pytest.raises(VitkitError) as error:
-        launch(config, words)
+        session.train(config, trainer=Faulty)
     assert type(error.value) is VitkitError
     assert still_running(str(output)) == []
     return str(error.value)
@@ -50,13 +56,14 @@ def still_running(words: str) -> list[int]:
 
 
 HOW = {
-    "SIGKILL": "was ended by SIGKILL", "SIGSTOP": "was stopped by SIGSTOP and did not go on",
+    "SIGKILL": "was ended by SIGKILL, perhaps by the system for want of memory,",
+    "SIGSTOP": "was stopped by SIGSTOP and did not go on",
     "exception": "met ValueError: something unforeseen", "exit": "left early with exit code 0",
 }  # fmt: skip
 
 
 def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> None:
-    os.environ["VITKIT_TEST_RUN"] = str(output)  # which the processes inherit
+    os.environ["VITKIT_TEST_RUN"] = str(output)
     start = time.monotonic()
     said = failing(output, kind, rank, size, timeout=5.0, **settings)
     whole = time.monotonic() - start
@@ -84,11 +91,15 @@ COMMAND = [
 ]  # fmt: skip
 
 
-def started(place: Path) -> tuple[subprocess.Popen[str], Path]:
+ALONE = [word for word in COMMAND if word != "--devices=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+
+
+def started(place: Path, command: Sequence[str] = COMMAND) -> tuple[subprocess.Popen[str], Path]:
     """The command itself, and its run, once there is a state to go on from."""
     output = place / "run"
     process = subprocess.Popen(
-        [*COMMAND, f"--output={output}"],
+        [*command, f"--output={output}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TEST_RUN": str(output)},
     )  # fmt: skip
@@ -117,6 +128,19 @@ def test_devices_starts_processes_and_a_signal_stops_them(tmp_path):
     assert said.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
     assert complaint.count("stopped at step") == 1
     assert still_running(str(output)) == []
+
+
+def test_a_loop_that_the_processes_could_not_import_is_refused(tmp_path):
+    class Local(Trainer):
+        pass
+
+    script = type("Script", (Trainer,), {"__module__": "__main__"})
+    gone = type("Gone", (Trainer,), {"__module__": "no.such.module"})
+    for loop in (Local, script, gone):
+        mend = f"cannot be imported; put {loop.__name__} at the top of a module of its own, or"
+        with pytest.raises(SettingError, match=mend):
+            session.train(config_of(tmp_path / "run", devices=2), trainer=loop)
+    assert not (tmp_path / "run").exists()
 
 
 TRIALS = [
@@ -174,10 +198,36 @@ def test_a_killed_launcher_leaves_nobody_behind(tmp_path):
 @pytest.mark.soak
 def test_torchrun_starts_the_same_run(tmp_path):
     output = tmp_path / "run"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "-m", "vitkit"]
-    words = [*torchrun, *COMMAND[3:], "--max-steps=10", f"--output={output}"]
-    words.remove("--devices=2")
+    words = [*TORCHRUN, "-m", "vitkit", *ALONE[3:], "--max-steps=10", f"--output={output}"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
     assert done.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
     assert newest_state(output / "state")[0].name == "step-00000010"
+
+
+RECORDING = """
+import os, sys
+from pathlib import Path
+from vitkit import cli
+
+code = cli.run(sys.argv[1:])
+Path(__file__).with_name(os.environ["RANK"]).write_text(str(code))
+sys.exit(code)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("target", "signum"), [("1", signal.SIGTERM), ("0", signal.SIGINT), (None, signal.SIGTERM)]
+)
+def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum):
+    """A signal to one, or to torchrun, which itself ends with 1 whatever they end with."""
+    script = tmp_path / "recording.py"
+    script.write_text(RECORDING)
+    process, output = started(tmp_path, [*TORCHRUN, str(script), *ALONE[3:]])
+    pids = [pid for pid in still_running(str(output)) if rank_of(pid) == target]
+    os.kill(pids[0] if target else process.pid, signum)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [str(128 + signum)] * 2
+    assert complaint.count("all is saved, go on with: vitkit train --resume") == 2

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import multiprocessing
 import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -17,11 +19,12 @@ import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 import vitkit
 from vitkit.data.sources import open_dataset, with_validation
 from vitkit.errors import Interrupted, MissingExtraError
-from vitkit.training import display, records, reporter, session
+from vitkit.training import checkpointing, display, loop, records, reporter, session
 from vitkit.training.bottleneck import Machine, PictureCost, diagnosis
 from vitkit.training.config import TrainConfig, layered
 from vitkit.training.examples import example_predictions
@@ -177,6 +180,38 @@ def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
+def killed_behind_a_state(output: Path) -> None:
+    """A run that is killed as soon as the state of step 45 lies there; its event writer is slow."""
+    written, before = RecordWriter.write, output / "state" / "step-00000040"
+
+    def slowly(writer: RecordWriter, data: bytes) -> None:
+        time.sleep(0.3 if before.exists() else 0.0)
+        written(writer, data)
+
+    def killed(*asked) -> None:
+        checkpointing.save_state(*asked)
+        if (output / "state" / "step-00000045").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    RecordWriter.write, loop.save_state = slowly, killed
+    train(output, save_every=5, threads=1)
+
+
+def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
+    """TensorBoard's writer is a thread with a queue; what lies in it dies with the process."""
+    run = tmp_path / "run"
+    process = multiprocessing.get_context("fork").Process(target=killed_behind_a_state, args=(run,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    train(run, resume=str(run), save_every=5, threads=1)
+    found, straight = curves(run), curves(result.run)
+    assert found.Tags() == straight.Tags()
+    for tag in straight.Tags()["scalars"]:
+        assert [p.step for p in found.Scalars(tag)] == [p.step for p in straight.Scalars(tag)], tag
+    assert without_times(lines(run)) == without_times(lines(result.run))
+
+
 def test_a_header_that_was_cut_short_is_written_again(tmp_path, left):
     run = session.RunFolder(tmp_path)
     run.metrics.write_text(left)

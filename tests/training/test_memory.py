@@ -1,19 +1,28 @@
-"""Gradient checkpointing: the same gradients from less memory, and what is computed again."""
+"""Memory: gradient checkpointing, which keeps less of it, and what is said when it runs out."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import re
+import resource
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitkit
+from vitkit import cli
 from vitkit.errors import SettingError
 from vitkit.training.memory import checkpoint_gradients
 
 SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,
          "mlp_width": 256, "num_classes": 5, "layer_scale": 0.5}  # fmt: skip
+ROOM = 200 << 20
+"""Bytes that a training run gets, less than one step of the whole batch takes."""
 DROPOUTS = {"attention_dropout": 0.2, "mlp_dropout": 0.2, "drop_path": 0.3}
 
 
@@ -98,3 +107,42 @@ def test_a_record_still_works_and_evaluation_is_unchanged():
     record = vitkit.Record(attention=[1], gradients=True)
     model(images, record).sum().backward()
     assert record.attention[1].grad is not None
+
+
+def limited(room: int, words: list[str], said: Path) -> int:
+    """The exit code of a command in a process of its own that gets `room` bytes more than now."""
+
+    def work() -> None:
+        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + room, held + room))
+        with said.open("w") as sys.stderr:
+            code = cli.run(words)
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
+    """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""
+    words = ["train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1",
+             "--quiet", "--batch-size=256", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
+             "--spec.patch-size=1"]  # fmt: skip
+    assert limited(ROOM, [*words, f"--output={tmp_path / 'whole'}"], tmp_path / "said") == 2
+    (line,) = (tmp_path / "said").read_text().splitlines()
+    found = re.fullmatch(
+        r"vitkit: cpu is out of memory at 256 pictures at once; (\d+) fitted; pass "
+        r"--grad-accum-steps (\d+), or lower --batch-size, --img-size or the model", line,
+    )  # fmt: skip
+    assert found, line
+    fitted, parts = map(int, found.groups())
+    assert fitted * parts == 256
+    assert fitted >= 32  # what the failed attempts held is free again
+    # The trial leaves out summed gradients and the optimizer's state: half as many fit for certain.
+    words += [f"--grad-accum-steps={2 * parts}", f"--output={tmp_path / 'parts'}"]
+    assert limited(ROOM, words, tmp_path / "said") == 0

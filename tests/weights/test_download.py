@@ -7,6 +7,7 @@ import http.server
 import io
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import threading
@@ -253,7 +254,7 @@ def test_a_name_does_not_leave_the_cache(monkeypatch):
 
 def test_a_full_disk_is_said_before_anything_is_fetched(server, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(
         OutputError, match=r"0\.3 MB needed, 0\.0 MB free; free some space or set V"
     ):

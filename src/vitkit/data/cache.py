@@ -6,7 +6,8 @@ the content of the data set (its fingerprint), the version of our decoder and Pi
 that cannot be decoded has no pixels in it and is asked for again.
 
     DIR/<key>/pixels.bin    the pixels
-    DIR/<key>/index.npz     each picture's first byte and its height, width and channels
+    DIR/<key>/index.npz     each picture's first byte, its height, width and channels, and what of
+                            its file did not come through as it was stored
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import mmap
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +26,11 @@ from pathlib import Path
 import numpy as np
 import PIL
 from filelock import FileLock
-from jaxtyping import Int, Int64, UInt8
+from jaxtyping import Int, Int64, UInt8, UInt16
 
-from vitkit.data.images import printable
+from vitkit.data.images import ODDITIES, Oddity, examine, printable
 from vitkit.data.indexes import DAMAGE
-from vitkit.data.splits import ArraySplit, Dataset, Split
+from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split, StoredSplit
 from vitkit.errors import ImageError
 from vitkit.places import cache_folder
 
@@ -104,6 +105,8 @@ class Pixels:
     """Each picture's first byte (N,)."""
     shapes: Int64[np.ndarray, "N 3"]
     """Each picture's height, width and channels (N, 3); 0 where it could not be decoded."""
+    oddities: UInt16[np.ndarray, " N"]
+    """Bits (N,): which of `ODDITIES` each picture's file has, the first one lowest."""
     _mapped: list[mmap.mmap] = field(default_factory=list, repr=False)
 
     def __getitem__(self, number: int) -> UInt8[np.ndarray, "H W C"] | None:
@@ -118,7 +121,7 @@ class Pixels:
         return np.frombuffer(self._mapped[0], np.uint8, count, start).reshape(shape)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Pixels, (self.path, self.size, self.starts, self.shapes))
+        return (Pixels, (self.path, self.size, self.starts, self.shapes, self.oddities))
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,11 +149,33 @@ class CachedSplit:
         found = self.pixels[int(self.numbers[index])]
         return self.split.read(index) if found is None else found
 
+    def examined(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
+        """What `examined` says of the split this is a cache of."""
+        number = int(self.numbers[index])
+        if (found := self.pixels[number]) is None:
+            return examined(self.split, index)
+        bits = int(self.pixels.oddities[number])
+        return found, [oddity for place, oddity in enumerate(ODDITIES) if bits >> place & 1]
+
     def subset(self, indices: Int[np.ndarray, " M"]) -> CachedSplit:
         return CachedSplit(self.split.subset(indices), self.pixels, self.numbers[indices])
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> CachedSplit:
         return CachedSplit(self.split.relabelled(labels), self.pixels, self.numbers)
+
+
+def examined(split: Split, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
+    """A picture's pixels, and what had to be done to its file's for them; raises `ImageError`.
+
+    Nothing is known of the files that the pictures in memory come from.
+    """
+    if isinstance(split, CachedSplit):
+        return split.examined(index)
+    if isinstance(split, FileSplit):
+        return examine(split.paths[index])
+    if isinstance(split, StoredSplit):
+        return examine(split.store.encoded(int(split.numbers[index])))
+    return split.read(index), ()
 
 
 def show_progress(done: int, total: int, size: int) -> None:
@@ -172,12 +197,12 @@ def _open(place: Path) -> Pixels | None:
     """The cache at a place, if it is whole."""
     try:
         with (place / "index.npz").open("rb") as file, np.load(file) as stored:
-            starts, shapes = stored["starts"], stored["shapes"]
+            starts, shapes, oddities = (stored[name] for name in ("starts", "shapes", "oddities"))
         size = (place / "pixels.bin").stat().st_size
     except DAMAGE:
         return None
     whole = size == max(int(shapes.prod(axis=1).sum()), 1)
-    return Pixels(place / "pixels.bin", size, starts, shapes) if whole else None
+    return Pixels(place / "pixels.bin", size, starts, shapes, oddities) if whole else None
 
 
 def _make(place: Path, splits: dict[str, Split], threads: int, progress: Progress | None) -> None:
@@ -195,11 +220,12 @@ def _make(place: Path, splits: dict[str, Split], threads: int, progress: Progres
 
 
 def _write(folder: Path, splits: dict[str, Split], threads: int, progress: Progress | None) -> None:
-    total, shapes = sum(map(len, splits.values())), []
+    total, shapes, oddities = sum(map(len, splits.values())), [], []
     with (folder / "pixels.bin").open("wb") as file, ThreadPoolExecutor(threads) as pool:
         for block in _blocks(splits):
-            for picture in pool.map(_decoded, block):
+            for picture, bits in pool.map(_decoded, block):
                 shapes.append(picture.shape)
+                oddities.append(bits)
                 file.write(np.ascontiguousarray(picture).data)
             if progress is not None:
                 progress(len(shapes), total, file.tell())
@@ -215,7 +241,7 @@ def _write(folder: Path, splits: dict[str, Split], threads: int, progress: Progr
     sides = np.array(shapes, np.int64).reshape(-1, 3)
     starts = np.concatenate([[0], np.cumsum(sides.prod(axis=1))])[:-1].astype(np.int64)
     with (folder / "index.npz").open("wb") as file:
-        np.savez(file, starts=starts, shapes=sides)
+        np.savez(file, starts=starts, shapes=sides, oddities=np.array(oddities, np.uint16))
         file.flush()
         os.fsync(file.fileno())
 
@@ -226,12 +252,13 @@ def _blocks(splits: dict[str, Split]) -> Iterator[list[tuple[Split, int]]]:
             yield [(split, i) for i in range(start, min(start + BLOCK, len(split)))]
 
 
-def _decoded(which: tuple[Split, int]) -> UInt8[np.ndarray, "H W C"]:
-    split, index = which
+def _decoded(which: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]:
+    """Pixels and the bits of their oddities; no pixels where there are none to be had."""
     try:
-        return split.read(index)
+        picture, found = examined(*which)
     except ImageError:
-        return np.zeros((0, 0, 3), np.uint8)
+        return np.zeros((0, 0, 3), np.uint8), 0
+    return picture, sum(1 << ODDITIES.index(oddity) for oddity in found)
 
 
 def _noted(dataset: Dataset, note: str) -> Dataset:

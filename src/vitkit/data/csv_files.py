@@ -17,6 +17,7 @@ import numpy as np
 from vitkit.data.assemble import POOL, Part, assemble
 from vitkit.data.folders import file_digests
 from vitkit.data.images import printable
+from vitkit.data.paths import Paths
 from vitkit.data.splits import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.errors import DataError
 
@@ -178,7 +179,7 @@ def _contradictions(rows: list[_Row]) -> list[str]:
 
 
 def _part(rows: list[_Row], root: Path) -> Part:
-    paths = tuple(root / row.path for row in rows)
+    paths = Paths((row.path for row in rows), root)
     lines = np.array([row.line for row in rows], np.int64)
     pictures = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
-    return Part(pictures, [row.label for row in rows], file_digests(paths))
+    return Part(pictures, [row.label for row in rows], [*map(bytes, file_digests(paths))])

@@ -24,15 +24,16 @@ LEAST_CONTRAST = 4.0
 """Standard deviation of a thumbnail, of 255, below which there is nothing to compare."""
 FREQUENCIES = 8
 """The hash has this squared bits."""
-AT_ONCE = 1 << 14
+AT_ONCE = 1 << 10
 """Thumbnails in memory as floats."""
-PAIRS_AT_ONCE = 1 << 18
+PAIRS_AT_ONCE = 1 << 14
 
 
 def same_pixels(pixels: UInt64[np.ndarray, "N 2"]) -> list[Int64[np.ndarray, " M"]]:
     """Groups of two and more places whose hashes are the same; each group ascending."""
     order = np.lexsort((pixels[:, 1], pixels[:, 0]))
-    differs = (pixels[order[1:]] != pixels[order[:-1]]).any(axis=1)
+    ordered = pixels[order]
+    differs = (ordered[1:] != ordered[:-1]).any(axis=1)
     edges = np.flatnonzero(np.concatenate([[True], differs, [True]]))
     several = np.flatnonzero(np.diff(edges) > 1)
     groups = [np.sort(order[edges[group] : edges[group + 1]]) for group in several]

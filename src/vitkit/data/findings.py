@@ -95,7 +95,7 @@ def findings(
     found = itertools.chain(
         _unreadable(looks),
         _leaks(pictures),
-        _near_leaks(pictures),
+        _near_leaks(splits, looks),
         _two_labels(pictures, classes),
         _classes(classes, pictures),
         _traits(pictures),
@@ -110,28 +110,36 @@ class Pictures:
     """The readable pictures of all splits in one row, training first."""
 
     def __init__(self, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> None:
-        self._splits = splits
+        self._splits, self._looks = splits, looks
         self.names = tuple(splits)
-        good = {
-            name: np.setdiff1d(np.arange(len(split)), [p.index for p in looks[name].problems])
+        good = [
+            np.setdiff1d(np.arange(len(split)), [p.index for p in looks[name].problems])
             for name, split in splits.items()
-        }
-        counts = [len(places) for places in good.values()]
-        self.places = np.concatenate([*good.values()])
+        ]
+        counts = [len(places) for places in good]
+        self._edges = np.cumsum(counts)[:-1]
+        self.places = np.concatenate(good)
         """Each picture's place in its split (N,)."""
-        self.split = np.repeat(np.arange(len(counts)), counts)
+        self.split = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
         """Which of `names` each is of (N,)."""
-        self.labels = np.concatenate([splits[name].labels[good[name]] for name in splits])
-        self.rows = np.concatenate([looks[name].rows[good[name]] for name in splits])
-        self.groups = same_pixels(self.rows["pixels"])
+        self.groups = same_pixels(self.column("pixels"))
         """Places with the same pixels."""
+
+    def column(self, field: str) -> np.ndarray:
+        """One field of all rows (N, ...)."""
+        return self._gathered([self._looks[name].rows[field] for name in self.names])
+
+    def labels(self) -> Int64[np.ndarray, " N"]:
+        """Class numbers (N,)."""
+        return self._gathered([self._splits[name].labels for name in self.names])
+
+    def _gathered(self, columns: Iterable[np.ndarray]) -> np.ndarray:
+        places = np.split(self.places, self._edges)
+        return np.concatenate([c[some] for c, some in zip(columns, places, strict=True)])
 
     def name(self, place: int) -> str:
         split = self._splits[self.names[self.split[place]]]
         return split.name(int(self.places[place]))
-
-    def of(self, split: int) -> Int64[np.ndarray, " M"]:
-        return np.flatnonzero(self.split == split)
 
 
 def _finding(
@@ -163,43 +171,44 @@ def _leaks(pictures: Pictures) -> Iterator[Finding]:
                 names = (pictures.name(place), pictures.name(first[before]))
                 pairs.setdefault((here, before), []).append(names)
     for (here, other), named in sorted(pairs.items()):
-        yield _leak("leak", "exact", pictures, here, other, named, len(named))
+        here_name, other_name = pictures.names[here], pictures.names[other]
+        yield _leak("leak", "exact", here_name, other_name, named, len(named))
 
 
-def _near_leaks(pictures: Pictures) -> Iterator[Finding]:
-    thumbnails, hashes = pictures.rows["thumbnail"], pictures.rows["pixels"]
-    for other, here in itertools.combinations(range(len(pictures.names)), 2):
-        few, many = pictures.of(here), pictures.of(other)
+def _near_leaks(splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Iterator[Finding]:
+    # Unreadable pictures have thumbnails without contrast, which are like no other.
+    for other, here in itertools.combinations(splits, 2):
+        few, many = looks[here].rows, looks[other].rows
         pairs = [
-            (int(few[one]), int(many[two]))
-            for one, two in near_pairs(thumbnails[few], thumbnails[many])
+            (one, two)
+            for one, two in near_pairs(few["thumbnail"], many["thumbnail"])
+            if (few["pixels"][one] != many["pixels"][two]).any()
         ]
-        pairs = [(one, two) for one, two in pairs if (hashes[one] != hashes[two]).any()]
         if pairs:
-            names = [(pictures.name(one), pictures.name(two)) for one, two in pairs]
+            names = [(splits[here].name(one), splits[other].name(two)) for one, two in pairs]
             count = len({one for one, _ in pairs})
-            yield _leak("near leak", "near", pictures, here, other, names, count)
+            yield _leak("near leak", "near", here, other, names, count)
 
 
 def _leak(
     kind: str,
     how: str,
-    pictures: Pictures,
-    here: int,
-    other: int,
+    here: str,
+    other: str,
     names: Iterable[tuple[str, ...]],
     count: int,
 ) -> Finding:
-    text = LEAKS[how].format(split=pictures.names[here], other=pictures.names[other])
+    text = LEAKS[how].format(split=here, other=other)
     message = f"{_count(count, 'picture')} {text}"
-    return _finding(kind, message, names, count, pictures.names[here])
+    return _finding(kind, message, names, count, here)
 
 
 def _two_labels(pictures: Pictures, classes: Sequence[str]) -> Iterator[Finding]:
-    torn = [group for group in pictures.groups if len({*pictures.labels[group].tolist()}) > 1]
+    every = pictures.labels()
+    torn = [group for group in pictures.groups if len({*every[group].tolist()}) > 1]
     if torn:
         names = (tuple(pictures.name(int(place)) for place in group) for group in torn)
-        labels = {classes[label] for group in torn for label in pictures.labels[group]}
+        labels = {classes[label] for group in torn for label in every[group]}
         message = (
             f"{_count(len(torn), 'picture')} under more than one class, of "
             f"{listed(sorted(labels))}; one of the labels is wrong"
@@ -219,8 +228,9 @@ def _duplicates(pictures: Pictures) -> Iterator[Finding]:
 
 
 def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
+    every = pictures.labels()
     for number, split in enumerate(pictures.names):
-        labels = pictures.labels[pictures.of(number)]
+        labels = every[pictures.split == number]
         sizes = np.bincount(labels, minlength=len(classes))
         counts = dict(zip(classes, sizes.tolist(), strict=True))
         empty = sum(count == 0 for count in counts.values())
@@ -239,18 +249,22 @@ def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
 
 
 def _traits(pictures: Pictures) -> Iterator[Finding]:
+    traits = pictures.column("traits")
     for bit, trait in enumerate(TRAITS):
-        marked = (pictures.rows["traits"] >> bit & 1).astype(bool)
+        marked = (traits >> bit & 1).astype(bool)
         kind = "blank" if trait == "blank" else "mode"
         yield from _marked(kind, ABOUT_TRAITS[trait], pictures, marked)
 
 
 def _sizes(pictures: Pictures) -> Iterator[Finding]:
-    if not len(pictures.rows):
+    height, width = pictures.column("height"), pictures.column("width")
+    if not len(height):
         return
-    height = pictures.rows["height"].astype(np.int64)
-    width = pictures.rows["width"].astype(np.int64)
-    short, long, area = np.minimum(height, width), np.maximum(height, width), height * width
+    short, long, area = (
+        np.minimum(height, width),
+        np.maximum(height, width),
+        height * width.astype(np.int64),
+    )
     usual, usual_short = float(np.median(area)), float(np.median(short))
     small = (short < SMALL) & (short < usual_short / 2)
     is_long = long > LONG * short

@@ -7,10 +7,11 @@ not depend on the file system's.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,6 +31,7 @@ from vitkit.data.classes import (
 )
 from vitkit.data.images import printable
 from vitkit.data.memory import Memory, file_keys
+from vitkit.data.paths import Paths
 from vitkit.data.splits import (
     POOL_FRACTIONS,
     SPLIT_WORDS,
@@ -53,18 +55,25 @@ GROUP = 256
 
 Parts = tuple[str, ...]
 """A path below the root, split at its separators."""
+BETWEEN = "\0"
+"""Stands between the parts of a path as text; it is in no name, and sorts before all others."""
 
 
 @dataclass
 class _Listing:
     """What lies below a root."""
 
-    pictures: list[Parts] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+    """Their paths, split at `BETWEEN`: as text they take a third of what `Parts` do."""
     folders: set[Parts] = field(default_factory=set)
     others: Counter[str] = field(default_factory=Counter)
     hidden_folders: int = 0
     looping_links: int = 0
     leaving_links: list[Parts] = field(default_factory=list)
+
+    def paths(self) -> Iterator[Parts]:
+        """The pictures' paths."""
+        return (tuple(picture.split(BETWEEN)) for picture in self.pictures)
 
     def children(self, parent: Parts) -> tuple[str, ...]:
         """The names of the folders directly in `parent`, in natural order."""
@@ -119,12 +128,10 @@ def _list(root: Path, follow_links: bool) -> _Listing:
             if here in above or links > MOST_LINKS:
                 listing.looping_links += 1
                 continue
-            with os.scandir(folder) as entries:
-                children = list(entries)
         except OSError as error:
-            raise DataError(f"{printable(folder)}: cannot be listed: {error.strerror}") from error
+            raise _unlistable(folder, error) from error
         listing.folders.add(parts)
-        for entry in children:
+        for entry in _entries(folder):
             below = (*parts, entry.name)
             is_folder = _is_folder(entry)
             if is_hidden(entry.name):
@@ -136,10 +143,22 @@ def _list(root: Path, follow_links: bool) -> _Listing:
             elif is_folder:
                 waiting.append((below, above | {here}, links + entry.is_symlink()))
             else:
-                listing.pictures.append(below)
+                listing.pictures.append(BETWEEN.join(below))
     listing.pictures.sort()
     listing.leaving_links.sort()
     return listing
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from entries
+    except OSError as error:
+        raise _unlistable(folder, error) from error
+
+
+def _unlistable(folder: Path, error: OSError) -> DataError:
+    return DataError(f"{printable(folder)}: cannot be listed: {error.strerror}")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -219,18 +238,18 @@ def _open_split_folders(
             refuse_unknown(classes, counts, split, printable(root))
         elif extra := unknown(classes, counts):
             notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
-        pictures = [path for name in classes for path in by_class.get(name, [])]
-        if not pictures:
+        part = _file_split(root, by_class, classes)
+        if not len(part):
             notes.append(f"{split} has no pictures and is left out")
             continue
         notes += notes_on_classes(split, classes, counts)
-        splits[split] = part = _file_split(root, pictures, classes, depth=1)
-        digests[split] = (part.labels, file_digests(part.paths))
+        splits[split] = part
+        digests[split] = (part.labels, map(bytes, file_digests(part.paths)))
     if not splits:
         raise DataError(f"{printable(root)}: pictures in no class folder; {_expected(root)}")
     read = set(folders.values())
     notes += _notes_on_stray(
-        len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.pictures
+        len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.paths()
     )
     return Dataset(_name(root), classes, splits, fingerprint(classes, digests), tuple(notes))
 
@@ -241,10 +260,10 @@ def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
     _refuse_too_few(root, (), classes, by_class)
     counts = {name: len(group) for name, group in by_class.items()}
     notes += notes_on_classes("the data", classes, counts)
-    notes += _notes_on_stray(len(path) == 1 for path in listing.pictures)
-    whole = _file_split(root, [p for name in classes for p in by_class.get(name, [])], classes, 0)
+    notes += _notes_on_stray(len(path) == 1 for path in listing.paths())
+    whole = _file_split(root, by_class, classes)
     digests = file_digests(whole.paths)
-    splits = cut_pool(whole, digests)
+    splits = cut_pool(whole, map(bytes, digests))
     sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
     notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
     for name in ("val", "test"):
@@ -255,24 +274,24 @@ def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
         _name(root),
         classes,
         {name: split for name, split in splits.items() if len(split)},
-        fingerprint(classes, {"": (whole.labels, digests)}),
+        fingerprint(classes, {"": (whole.labels, map(bytes, digests))}),
         tuple(notes),
         cut=True,
     )
 
 
-def _by_class(listing: _Listing, parent: Parts) -> dict[str, list[Parts]]:
+def _by_class(listing: _Listing, parent: Parts) -> dict[str, list[str]]:
     """Class name -> its pictures, at any depth below `parent`/<class>."""
     depth = len(parent)
-    groups: dict[str, list[Parts]] = {}
-    for path in listing.pictures:
+    groups: dict[str, list[str]] = {}
+    for picture, path in zip(listing.pictures, listing.paths(), strict=True):
         if len(path) > depth + 1 and path[:depth] == parent:
-            groups.setdefault(path[depth], []).append(path)
+            groups.setdefault(path[depth], []).append(picture)
     return groups
 
 
 def _refuse_too_few(
-    root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[Parts]]
+    root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[str]]
 ) -> None:
     """Refuse fewer than two classes with pictures."""
     where = printable(root.joinpath(*parent))
@@ -281,7 +300,9 @@ def _refuse_too_few(
         raise DataError(f"{where}: pictures in no class folder; {_expected(root)}")
     if len(filled) > 1:
         return
-    inner = {path[len(parent) + 1] for path in by_class[filled[0]] if len(path) > len(parent) + 2}
+    depth = len(parent)
+    paths = (picture.split(BETWEEN) for picture in by_class[filled[0]])
+    inner = {path[depth + 1] for path in paths if len(path) > depth + 2}
     nested = len(inner) > 1 or "train" in inner
     hint = f"; did you mean {where}/{printable(filled[0])}?" if nested else ""
     raise DataError(f"{where}: only one class has pictures, {filled[0]!r}; expected two{hint}")
@@ -305,40 +326,41 @@ def _found_instead(listing: _Listing) -> str:
 
 
 def _file_split(
-    root: Path, pictures: Sequence[Parts], classes: Sequence[str], depth: int
+    root: Path, by_class: Mapping[str, Sequence[str]], classes: Sequence[str]
 ) -> FileSplit:
-    number = {name: label for label, name in enumerate(classes)}
-    labels = np.array([number[path[depth]] for path in pictures], np.int64)
-    return FileSplit(tuple(root.joinpath(*path) for path in pictures), labels, root)
+    groups = [by_class.get(name, ()) for name in classes]
+    labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    pictures = itertools.chain.from_iterable(groups)
+    return FileSplit(Paths((p.replace(BETWEEN, os.sep) for p in pictures), root), labels, root)
 
 
-def file_digests(paths: Sequence[Path]) -> list[bytes]:
+def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
     """SHA-256 of every file, in order; of many files, those that are unchanged are remembered."""
     if len(paths) < LEAST_REMEMBERED:
-        return [_digest(path) for path in paths]
+        return _digests(paths, np.arange(len(paths)))
     memory = Memory("digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST)
-    keys = file_keys(paths)
+    keys = file_keys(paths.texts())
     rows, known = memory.recall(keys)
     new = np.flatnonzero(~known)
     groups = [new[start : start + GROUP] for start in range(0, len(new), GROUP)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for group, digests in zip(groups, pool.map(partial(_digests, paths), groups), strict=True):
             rows["sha256"][group] = digests
-    memory.add(keys[new], rows[new])
+    known[:] = True
     memory.save()
-    return [digest.tobytes() for digest in rows["sha256"]]
+    return np.asarray(rows["sha256"])
 
 
-def _digests(paths: Sequence[Path], places: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
-    digests = b"".join(_digest(paths[place]) for place in places)
+def _digests(paths: Paths, places: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
+    digests = b"".join(map(_digest, paths.take(places).texts()))
     return np.frombuffer(digests, np.uint8).reshape(-1, 32)
 
 
-def _digest(path: Path) -> bytes:
+def _digest(path: str) -> bytes:
     """SHA-256 of a file; of nothing where it cannot be read, which decoding it will report."""
     try:
-        if stat.S_ISREG(path.stat().st_mode):
-            with path.open("rb") as handle:
+        if stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "rb") as handle:
                 return hashlib.file_digest(handle, "sha256").digest()
     except OSError:
         pass

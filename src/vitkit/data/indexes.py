@@ -1,12 +1,14 @@
 """What was found out about a large file, kept so that it is found out once.
 
 An index is arrays and lists of text about one file. It is kept in the user's cache under the file's
-place, and used while the file has the same size and time of change. An index that is missing,
-damaged or of an older make is built again; a cache that cannot be written only costs time.
+place or address; that of a local file is used while the file has the same size and time of change.
+An index that is missing, damaged or of an older make is built again; a cache that cannot be written
+only costs time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -25,6 +27,8 @@ from vitkit.places import cache_folder
 VERSION = 1
 DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 TEXT, STAMP = "text:", "stamp"
+UNSTAMPED = (0, 0)
+"""The stamp of what is no file here."""
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,18 @@ def cached_index(path: Path, kind: str, build: Callable[[Path], Index]) -> Index
         kind: what sort of index; one file may have several.
         build: makes it; what it raises is passed on.
     """
-    key = hashlib.sha256(f"{VERSION} {kind} {path.resolve()}".encode("utf-8", "surrogateescape"))
-    place = cache_folder() / "indexes" / f"{key.hexdigest()[:32]}.npz"
-    now = stamp(path)
-    kept = _read(place, now)
+    now, about = stamp(path), str(path.resolve())
+    kept = kept_index(about, kind, now)
     if kept is None:
         kept = build(path)
         if stamp(path) == now:
-            _write(place, kept, now)
+            keep_index(about, kind, kept, now)
     return kept
 
 
-def _read(place: Path, now: tuple[int, int]) -> Index | None:
+def kept_index(about: str, kind: str, now: tuple[int, int] = UNSTAMPED) -> Index | None:
+    """What is kept about a file of this stamp; None where there is nothing, or of another one."""
+    place = _place(about, kind)
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if tuple(stored[STAMP].tolist()) != now:
@@ -76,7 +80,9 @@ def _read(place: Path, now: tuple[int, int]) -> Index | None:
     return Index(arrays, texts)
 
 
-def _write(place: Path, index: Index, now: tuple[int, int]) -> None:
+def keep_index(about: str, kind: str, index: Index, now: tuple[int, int] = UNSTAMPED) -> None:
+    """Keep what was found out about a file of this stamp."""
+    place = _place(about, kind)
     columns: dict[str, Any] = {STAMP: np.array(now, np.int64), **index.arrays}
     for name, lines in index.texts.items():
         columns[TEXT + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
@@ -90,3 +96,14 @@ def _write(place: Path, index: Index, now: tuple[int, int]) -> None:
         os.replace(name, place)
     except OSError:
         pass  # the next run finds it out again
+
+
+def forget_index(about: str, kind: str) -> None:
+    """Have it found out again."""
+    with contextlib.suppress(OSError):
+        _place(about, kind).unlink()
+
+
+def _place(about: str, kind: str) -> Path:
+    key = hashlib.sha256(f"{VERSION} {kind} {about}".encode("utf-8", "surrogateescape"))
+    return cache_folder() / "indexes" / f"{key.hexdigest()[:32]}.npz"

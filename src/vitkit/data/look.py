@@ -20,9 +20,10 @@ import numpy as np
 from jaxtyping import Int64, UInt8, UInt64
 from PIL import Image
 
-from vitkit.data.cache import CachedSplit
-from vitkit.data.images import ODDITIES, examine
+from vitkit.data.cache import CachedSplit, examined
+from vitkit.data.images import ODDITIES
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
+from vitkit.data.remote_shards import RemoteTars, content_keys
 from vitkit.data.splits import FileSplit, Split, StoredSplit
 from vitkit.errors import ImageError, ImageReason
 
@@ -87,18 +88,19 @@ def look_through(
     """Look at every picture of a split once.
 
     Args:
-        split: its pictures are decoded, but for those that `memory` knows.
-        memory: is asked, and told what is new; it is saved now and then, not at the end. Without
+        split: its pictures are decoded, but for those that `memory` knows; a `CachedSplit`'s
+            pixels are taken from the cache.
+        memory: is asked, and learns what is new; it is saved now and then, not at the end. Without
             one every picture is decoded.
         workers: threads; 0 means one for each core.
         advance: is told how many pictures more are done.
     """
-    split = as_stored(split)
-    keys = _keys(split) if memory else np.full(len(split), UNKNOWN)
-    rows, known = np.zeros(len(split), LOOK), np.zeros(len(split), bool)
     if memory:
-        rows, known = memory.recall(keys)
-    advance(int(known.sum()))
+        rows, known = memory.recall(_keys(as_stored(split)))
+    else:
+        rows, known = np.zeros(len(split), LOOK), np.zeros(len(split), bool)
+    recalled = int(known.sum())
+    advance(recalled)
     unknown = np.flatnonzero(~known)
     problems: list[Problem] = []
     saved = time.monotonic()
@@ -106,23 +108,18 @@ def look_through(
         for start in range(0, len(unknown), BLOCK):
             block = unknown[start : start + BLOCK]
             groups = [block[place : place + GROUP] for place in range(0, len(block), GROUP)]
-            good = []
             for index, found in itertools.chain.from_iterable(
                 pool.map(partial(_look, split), groups)
             ):
                 if isinstance(found, Problem):
                     problems.append(found)
                 else:
-                    rows[index] = found
-                    good.append(index)
+                    rows[index], known[index] = found, True
             advance(len(block))
-            if memory is None:
-                continue
-            memory.add(keys[good], rows[good])
-            if time.monotonic() - saved > SAVE_EVERY:
-                memory.save()
+            if memory and time.monotonic() - saved > SAVE_EVERY:
+                memory.save(finished=False)
                 saved = time.monotonic()
-    return Looks(rows, problems, int(known.sum()))
+    return Looks(rows, problems, recalled)
 
 
 def as_stored(split: Split) -> Split:
@@ -162,26 +159,20 @@ def _look(
     seen: list[tuple[int, tuple[object, ...] | Problem]] = []
     for index in map(int, indices):
         try:
-            seen.append((index, summarise(*_examined(split, index))))
+            seen.append((index, summarise(*examined(split, index))))
         except ImageError as error:
             problem = Problem(index, split.name(index), error.reason, error.detail)
             seen.append((index, problem))
     return seen
 
 
-def _examined(split: Split, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
-    if isinstance(split, FileSplit):
-        return examine(split.paths[index])
-    if isinstance(split, StoredSplit):
-        return examine(split.store.encoded(int(split.numbers[index])))
-    return split.read(index), ()
-
-
 def _keys(split: Split) -> UInt64[np.ndarray, " N"]:
     """Of files by what the file system says, of stored pictures by their bytes."""
     if isinstance(split, FileSplit):
-        return file_keys(split.paths)
+        return file_keys(split.paths.texts())
     keys = np.full(len(split), UNKNOWN)
+    if isinstance(split, StoredSplit) and isinstance(split.store, RemoteTars):
+        return content_keys(split.store.digests[split.numbers])  # none is fetched for it
     if isinstance(split, StoredSplit):
         for index in range(len(split)):
             try:

@@ -13,8 +13,9 @@ import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Bool, UInt64
@@ -22,25 +23,31 @@ from jaxtyping import Bool, UInt64
 from vitkit.data.randomness import hash64
 from vitkit.places import cache_folder
 
-VERSION = 1
+VERSION = 2
 CHECKSUM_SIZE = 16
+AT_ONCE = 1 << 12
+"""Rows that are read or written at once."""
 UNKNOWN = np.uint64(0)
 """The key of what cannot be told from its earlier self; never kept."""
 
 
-def file_keys(paths: Sequence[Path]) -> UInt64[np.ndarray, " N"]:
+def file_keys(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, " N"]:
     """A key for each file; `UNKNOWN` for what is no file, cannot be seen, or has no inode."""
-    facts = np.zeros((4, len(paths)), np.int64)
-    for place, path in enumerate(paths):
-        try:
-            found = os.stat(path)
-        except (OSError, ValueError):
-            continue
-        if stat.S_ISREG(found.st_mode):
-            # a number of the file system's, which may have all 64 bits
-            inode = found.st_ino if found.st_ino < 1 << 63 else found.st_ino - (1 << 64)
-            facts[:, place] = inode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-    return np.where(facts[0] == 0, UNKNOWN, hash64(*facts))
+    facts = np.fromiter(map(_facts, paths), np.dtype((np.int64, 4)))
+    return np.where(facts[:, 0] == 0, UNKNOWN, hash64(*facts.T))
+
+
+def _facts(path: str | os.PathLike[str]) -> tuple[int, int, int, int]:
+    """Inode, size in bytes, and times of change in nanoseconds; zeros for what is no file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return 0, 0, 0, 0
+    if not stat.S_ISREG(found.st_mode):
+        return 0, 0, 0, 0
+    # the file system's number may have all 64 bits
+    inode = found.st_ino if found.st_ino < 1 << 63 else found.st_ino - (1 << 64)
+    return inode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 class Memory:
@@ -57,67 +64,120 @@ class Memory:
         self.place = cache_folder() / kind / f"{hashlib.sha256(name).hexdigest()[:32]}.rows"
         self._type = np.dtype([("key", np.uint64), ("row", row)])
         self._head = f"vitkit {kind} {VERSION} {self._type}\n".encode()
-        self._old = self._read()
-        self._used = np.zeros(len(self._old), bool)
-        self._new: list[np.ndarray] = []
+        self._asked: list[_Asked] = []
+        self._stored = 0
+        """How many of the rows asked for the file holds."""
 
     def recall(self, keys: UInt64[np.ndarray, " N"]) -> tuple[np.ndarray, Bool[np.ndarray, " N"]]:
-        """The rows of these keys (N,), and which of them are known (N,); the others are zeros."""
-        rows = np.zeros(len(keys), self._type["row"])
-        if len(self._old) == 0:
-            return rows, np.zeros(len(keys), bool)
-        places = np.minimum(np.searchsorted(self._old["key"], keys), len(self._old) - 1)
-        known = (self._old["key"][places] == keys) & (keys != UNKNOWN)
-        rows[known] = self._old["row"][places[known]]
-        self._used[places[known]] = True
+        """The rows of these keys (N,), and which of them are known (N,); the others are zeros.
+
+        Both arrays are shared: who finds out a row fills it in and marks it as known, and `save`
+        writes it. So there is no second copy of the rows.
+        """
+        rows, known = np.zeros(len(keys), self._type["row"]), np.zeros(len(keys), bool)
+        order = np.argsort(keys)
+        for block in self._read():
+            low = np.searchsorted(keys, block["key"][0], "left", sorter=order)
+            high = np.searchsorted(keys, block["key"][-1], "right", sorter=order)
+            some = order[low:high]
+            places = np.searchsorted(block["key"], keys[some])
+            found = block["key"][places] == keys[some]
+            rows[some[found]] = block["row"][places[found]]
+            known[some[found]] = True
+        self._asked.append(_Asked(keys, rows, known))
+        self._stored += int(known.sum())
         return rows, known
 
-    def add(self, keys: UInt64[np.ndarray, " N"], rows: np.ndarray) -> None:
-        """Take in new rows; `save` writes them."""
-        fresh = np.zeros(int((keys != UNKNOWN).sum()), self._type)
-        fresh["key"], fresh["row"] = keys[keys != UNKNOWN], rows[keys != UNKNOWN]
-        if len(fresh):
-            self._new.append(fresh)
-
-    def save(self) -> None:
+    def save(self, *, finished: bool = True) -> None:
         """Write all rows, whole or not at all.
 
-        Rows that nobody has asked for belong to files that are gone or to another selection of
-        them; they stay while they are the smaller part.
+        Rows that nobody has asked for, once all is asked for, belong to files that are gone or to
+        another selection of them; they stay while they are the smaller part.
+
+        Args:
+            finished: whether all is asked for.
         """
-        used, idle = self._old[self._used], self._old[~self._used]
-        if len(idle) > len(used):
-            idle = idle[:0]
-        elif not self._new:
+        keys = np.concatenate([np.zeros(0, np.uint64), *(asked.told() for asked in self._asked)])
+        told = int((keys != UNKNOWN).sum())
+        keys.sort()
+        used, idle = 0, []
+        for block in self._read():
+            places = np.searchsorted(keys, block["key"], "left")
+            among = places < np.searchsorted(keys, block["key"], "right")
+            used += int(among.sum())
+            idle.append(block[~among])
+        rest = np.concatenate([np.zeros(0, self._type), *idle])
+        if finished and len(rest) > used:
+            rest = rest[:0]
+        elif told == self._stored:
             return
-        rows = np.concatenate([*self._new, used, idle])
-        _, places = np.unique(rows["key"], return_index=True)
-        self._write(rows[places].tobytes())
+        self._write([*self._asked, _Asked(rest["key"], rest["row"], np.ones(len(rest), bool))])
+        self._stored = told
 
-    def _read(self) -> np.ndarray:
-        nothing = np.zeros(0, self._type)
-        try:
-            content = self.place.read_bytes()
-        except OSError:
-            return nothing
-        start = len(self._head) + CHECKSUM_SIZE
-        body = memoryview(content)[start:]
-        whole = content[:start] == self._head + _checksum(body) and not len(body) % nothing.itemsize
-        return np.frombuffer(body, self._type) if whole else nothing
+    def _read(self) -> Iterator[np.ndarray]:
+        """What the file holds, in blocks, by ascending keys; nothing where it is damaged."""
+        with contextlib.suppress(OSError), self.place.open("rb") as file:
+            if not self._is_whole(file):
+                return
+            file.seek(len(self._head) + CHECKSUM_SIZE)
+            while content := file.read(AT_ONCE * self._type.itemsize):
+                yield np.frombuffer(content, self._type)
 
-    def _write(self, body: bytes) -> None:
+    def _is_whole(self, file: BinaryIO) -> bool:
+        if file.read(len(self._head)) != self._head:
+            return False
+        stored, checksum, size = file.read(CHECKSUM_SIZE), _checksum(), 0
+        while content := file.read(AT_ONCE * self._type.itemsize):
+            checksum.update(content)
+            size += len(content)
+        return stored == checksum.digest() and size % self._type.itemsize == 0
+
+    def _blocks(self, parts: Sequence[_Asked]) -> Iterator[bytes]:
+        """All rows that are told, by ascending keys."""
+        keys = np.concatenate([part.told() for part in parts])
+        order = np.argsort(keys)
+        for start in range(int((keys == UNKNOWN).sum()), len(keys), AT_ONCE):
+            some = order[start : start + AT_ONCE]
+            block = np.empty(len(some), self._type)
+            block["key"] = keys[some]
+            first = 0
+            for part in parts:
+                here = (some >= first) & (some < first + len(part.rows))
+                block["row"][here] = part.rows[some[here] - first]
+                first += len(part.rows)
+            yield block.tobytes()
+
+    def _write(self, parts: Sequence[_Asked]) -> None:
         with contextlib.suppress(OSError):
             self.place.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(dir=self.place.parent, suffix=".tmp")
             try:
                 with os.fdopen(descriptor, "wb") as file:
-                    file.write(self._head + _checksum(body))
-                    file.write(body)
+                    file.write(self._head + bytes(CHECKSUM_SIZE))
+                    checksum = _checksum()
+                    for content in self._blocks(parts):
+                        checksum.update(content)
+                        file.write(content)
+                    file.seek(len(self._head))
+                    file.write(checksum.digest())
                 os.replace(name, self.place)
             except BaseException:
                 os.unlink(name)
                 raise
 
 
-def _checksum(body: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(body, digest_size=CHECKSUM_SIZE).digest()
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """What was asked for, and what is known of it by now."""
+
+    keys: UInt64[np.ndarray, " N"]
+    rows: np.ndarray
+    known: Bool[np.ndarray, " N"]
+
+    def told(self) -> UInt64[np.ndarray, " N"]:
+        """The keys (N,), `UNKNOWN` where there is nothing to keep."""
+        return np.where(self.known, self.keys, UNKNOWN)
+
+
+def _checksum() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=CHECKSUM_SIZE)

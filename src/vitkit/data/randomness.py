@@ -43,12 +43,41 @@ def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
     return np.asarray((hash64(*keys) >> np.uint64(11)) * 2.0**-53)
 
 
+def occasion(epoch: int, views: Int64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
+    """One key for when a picture is changed: the epoch and which of its views in that epoch.
+
+    The first view's is the epoch itself, so that a run without repeated views draws as ever.
+
+    Args:
+        epoch: below 2^32.
+        views: counted from 0.
+    """
+    return epoch + (views << 32)
+
+
 def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
     """The numbers 0..n-1 in an order that is a pure function of (seed, epoch).
 
     It is the stable argsort of `hash64(seed, epoch, i)`.
     """
     return np.argsort(hash64(seed, epoch, np.arange(n)), kind="stable").astype(np.int64)
+
+
+def permutation_by_group(
+    seed: int, epoch: int, groups: Int64[np.ndarray, " n"]
+) -> Int64[np.ndarray, " n"]:
+    """The numbers 0..n-1, one group after another, as a pure function of (seed, epoch).
+
+    Groups come in the order of `hash64(seed, epoch, -1, group)`, and the numbers of a group in that
+    of `hash64(seed, epoch, i)`.
+
+    Args:
+        seed: another seed, another order.
+        epoch: the same.
+        groups: each number's group (n,).
+    """
+    within = hash64(seed, epoch, np.arange(len(groups)))
+    return np.lexsort((within, groups, hash64(seed, epoch, -1, groups))).astype(np.int64)
 
 
 def _as_uint64(key: Key) -> UInt64[np.ndarray, " ..."]:

@@ -15,6 +15,7 @@ from vitkit.data.hub import open_hub
 from vitkit.data.images import printable
 from vitkit.data.parquet import ENDING as PARQUET
 from vitkit.data.parquet import open_parquet, parquet_files
+from vitkit.data.remote_webdataset import is_remote, open_remote_webdataset
 from vitkit.data.splits import (
     ArraySplit,
     Dataset,
@@ -60,7 +61,7 @@ def open_dataset(
               which is split 70/10/20;
             - a CSV with the columns `path,label` and perhaps `split`;
             - a Parquet file, or a folder with such files at its top or in `data/`;
-            - "wds:shards-{0000..0099}.tar", WebDataset shards;
+            - "wds:shards-{0000..0099}.tar", WebDataset shards, local or at an https address;
             - "hf://owner/name", a data set of the Hugging Face Hub.
 
             A known name wins over a folder of that name, which is `./digits` then.
@@ -77,7 +78,8 @@ def open_dataset(
     if isinstance(data, str) and data.startswith(HUB):
         return open_hub(data, ignore_extra_classes=ignore_extra_classes)
     if isinstance(data, str) and data.startswith(SHARDS):
-        return open_webdataset(data, ignore_extra_classes=ignore_extra_classes)
+        opened = open_remote_webdataset if is_remote(data) else open_webdataset
+        return opened(data, ignore_extra_classes=ignore_extra_classes)
     try:
         path = Path(data).expanduser()
     except RuntimeError:  # ~nobody

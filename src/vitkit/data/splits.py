@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.images import decode, printable
+from vitkit.data.paths import Paths
 from vitkit.data.randomness import hash64
 from vitkit.errors import DataError, SettingError
 
@@ -90,7 +91,7 @@ class ArraySplit:
 class FileSplit:
     """Pictures in files, decoded when they are read."""
 
-    paths: tuple[Path, ...]
+    paths: Paths
     labels: Int64[np.ndarray, " N"]
     """Class numbers (N,)."""
     root: Path
@@ -109,9 +110,8 @@ class FileSplit:
         return decode(self.paths[index], name=self.name(index))
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
-        paths = tuple(self.paths[int(index)] for index in indices)
         lines = None if self.lines is None else self.lines[indices]
-        return FileSplit(paths, self.labels[indices], self.root, lines)
+        return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines)
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:
         return dataclasses.replace(self, labels=labels)
@@ -188,7 +188,8 @@ def fingerprint(
     for part, (labels, digests) in sorted(parts.items()):
         total.update(json.dumps([part, len(labels)]).encode())
         total.update(labels.astype("<i8").tobytes())
-        total.update(b"".join(digests))
+        for digest in digests:
+            total.update(digest)
     return total.hexdigest()
 
 
@@ -231,7 +232,7 @@ def stratified_split(
     return [np.sort(order), *reversed(parts)]
 
 
-def cut_pool(whole: Split, digests: Sequence[bytes]) -> dict[str, Split]:
+def cut_pool(whole: Split, digests: Iterable[bytes]) -> dict[str, Split]:
     """One pool of pictures cut 70/10/20, stratified, seed 0, by the pictures' own SHA-256.
 
     Args:

@@ -11,10 +11,8 @@ import os
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import BinaryIO
 
-from vitkit.data.images import printable
 from vitkit.errors import DataError
 
 BLOCK = 512
@@ -46,41 +44,38 @@ class Members:
     passed_over: Counter[str] = field(default_factory=Counter)
 
 
-def read_members(path: Path) -> Members:
+def read_members(file: BinaryIO, where: str) -> Members:
     """The files in an uncompressed tar; only headers are read.
+
+    Args:
+        file: the tar, open.
+        where: what to call it in a message.
 
     Raises:
         DataError: not a tar, compressed, damaged, or shorter than its headers say.
+        OSError: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return _walk(file, path, os.fstat(file.fileno()).st_size)
-    except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read: {error.strerror}") from None
-
-
-def _walk(file: BinaryIO, path: Path, end: int) -> Members:
-    found, offset = Members(), 0
+    found, offset, end = Members(), 0, os.fstat(file.fileno()).st_size
     said: dict[str, str] = {}
     while offset < end:
         file.seek(offset)
         header = file.read(BLOCK)
         if len(header) == BLOCK and not any(header):
             return found
-        _check_header(header, path, offset)
-        kind, size = header[156:157], _number(header[124:136], path, offset)
+        _check_header(header, where, offset)
+        kind, size = header[156:157], _number(header[124:136], where, offset)
         if kind in NO_CONTENT:
             size = 0
         elif kind not in (GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL) and "size" in said:
-            size = _number(said["size"].encode(), path, offset, 10)
+            size = _number(said["size"].encode(), where, offset, 10)
         offset += BLOCK
         if offset + size > end:
             raise DataError(
-                f"{printable(path)}: the entry at byte {offset - BLOCK:,} says it has {size:,} "
+                f"{where}: the entry at byte {offset - BLOCK:,} says it has {size:,} "
                 f"bytes, only {end - offset:,} follow; the file was cut short or is damaged"
             )
         if kind in (GNU_NAME, PAX):
-            said |= _said(file, kind, size, path, offset)
+            said |= _said(file, kind, size, where, offset)
         elif kind not in (GNU_LINK, PAX_GLOBAL):
             if kind in PLAIN and not any(key.startswith("GNU.sparse") for key in said):
                 found.files.append(Member(said.get("path") or _name(header), offset, size))
@@ -88,25 +83,23 @@ def _walk(file: BinaryIO, path: Path, end: int) -> Members:
                 found.passed_over[KINDS.get(kind, "other entries")] += 1
             said = {}
         offset += -(-size // BLOCK) * BLOCK
-    raise DataError(
-        f"{printable(path)}: ends without the empty block that closes a tar; it was cut short"
-    )
+    raise DataError(f"{where}: ends without the empty block that closes a tar; it was cut short")
 
 
-def _check_header(header: bytes, path: Path, offset: int) -> None:
+def _check_header(header: bytes, where: str, offset: int) -> None:
     if offset == 0 and header[:2] == b"\x1f\x8b":
-        raise DataError(f"{printable(path)}: compressed; expected a plain tar, run gunzip on it")
+        raise DataError(f"{where}: compressed; expected a plain tar, run gunzip on it")
     total = sum(header[:148]) + 8 * 32 + sum(header[156:])
     if len(header) < BLOCK or _octal(header[148:156]) != total:
         what = "not a tar file" if offset == 0 else f"damaged at byte {offset:,}"
-        raise DataError(f"{printable(path)}: {what}: expected a header with its checksum")
+        raise DataError(f"{where}: {what}: expected a header with its checksum")
 
 
-def _said(file: BinaryIO, kind: bytes, size: int, path: Path, offset: int) -> dict[str, str]:
+def _said(file: BinaryIO, kind: bytes, size: int, where: str, offset: int) -> dict[str, str]:
     """What an entry says about the file after it, such as its whole name."""
     if size > LONGEST_NAME:
         raise DataError(
-            f"{printable(path)}: an entry at byte {offset:,} has {size:,} bytes of names; "
+            f"{where}: an entry at byte {offset:,} has {size:,} bytes of names; "
             f"{LONGEST_NAME:,} are the most"
         )
     content = file.read(size)
@@ -116,7 +109,7 @@ def _said(file: BinaryIO, kind: bytes, size: int, path: Path, offset: int) -> di
     while content:
         length, _, _ = content.partition(b" ")
         if not length.isdigit() or not len(length) < int(length) <= len(content):
-            raise DataError(f"{printable(path)}: damaged at byte {offset:,}: no pax record")
+            raise DataError(f"{where}: damaged at byte {offset:,}: no pax record")
         key, _, value = content[len(length) + 1 : int(length)].partition(b"=")
         said[_text(key)] = _text(value.removesuffix(b"\n"))
         content = content[int(length) :]
@@ -128,13 +121,13 @@ def _name(header: bytes) -> str:
     return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
 
 
-def _number(digits: bytes, path: Path, offset: int, base: int = 8) -> int:
+def _number(digits: bytes, where: str, offset: int, base: int = 8) -> int:
     """A size: octal, or binary where its first bit is set (GNU)."""
     if digits[:1] == b"\x80":
         return int.from_bytes(digits[1:])
     found = _octal(digits) if base == 8 else int(digits) if digits.isdigit() else None
     if found is None:
-        raise DataError(f"{printable(path)}: damaged at byte {offset:,}: no size, {digits!r}")
+        raise DataError(f"{where}: damaged at byte {offset:,}: no size, {digits!r}")
     return found
 
 

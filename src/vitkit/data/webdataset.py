@@ -13,8 +13,9 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +27,7 @@ from vitkit.data.classes import is_hidden
 from vitkit.data.folders import ENDINGS
 from vitkit.data.images import printable
 from vitkit.data.indexes import Index, cached_index, stamp
-from vitkit.data.splits import SPLIT_WORDS, Dataset, StoredSplit
+from vitkit.data.splits import SPLIT_WORDS, Dataset, Store, StoredSplit
 from vitkit.data.tars import Member, read_members
 from vitkit.errors import DataError, ImageError, nearest_parent
 
@@ -56,20 +57,17 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
             and what `assemble` raises.
     """
     pattern = address.removeprefix(PREFIX)
-    if re.match(r"[a-z]+:", pattern):
-        raise DataError(
-            f"{printable(address)}: shards are read from local files only; download them first"
-        )
     shards = find_shards(pattern)
     indexes = [cached_index(shard, "webdataset", index_shard) for shard in shards]
     where = printable(address)
-    notes = _notes(indexes)
+    notes = notes_of(indexes)
     parts = {}
     for split, chosen in shards_by_split([shard.name for shard in shards], where).items():
-        parts[split] = _part([shards[i] for i in chosen], [indexes[i] for i in chosen])
-    name = re.sub(r"[-_.]*$", "", re.split(r"[{*?\[]", Path(pattern).name)[0]).removesuffix(".tar")
+        paths = tuple(shards[i] for i in chosen)
+        stamps = tuple(stamp(path) for path in paths)
+        parts[split] = part([indexes[i] for i in chosen], partial(TarStore, paths, stamps))
     return assemble(
-        printable(name) or printable(shards[0].absolute().parent.name) or "shards",
+        name_of(pattern) or printable(shards[0].absolute().parent.name) or "shards",
         where,
         parts,
         ignore_extra_classes=ignore_extra_classes,
@@ -83,11 +81,8 @@ def find_shards(pattern: str) -> list[Path]:
     Raises:
         DataError: none, or one of a `{first..last}` that is not there.
     """
-    texts = list(itertools.islice(_expanded(pattern), MOST_SHARDS + 1))
-    if len(texts) > MOST_SHARDS:
-        raise DataError(f"{printable(pattern)}: more than {MOST_SHARDS:,} shards")
     shards: list[Path] = []
-    for text in texts:
+    for text in expanded(pattern):
         path = Path(text).expanduser()
         if set(text) & set("*?["):
             found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
@@ -103,6 +98,24 @@ def find_shards(pattern: str) -> list[Path]:
             f"shards are not there; {nearest_parent(missing[0])}"
         )
     return shards
+
+
+def expanded(pattern: str) -> list[str]:
+    """The pattern with every `{...}` replaced by each of what it lists, in order.
+
+    Raises:
+        DataError: more than `MOST_SHARDS`.
+    """
+    texts = list(itertools.islice(_expanded(pattern), MOST_SHARDS + 1))
+    if len(texts) > MOST_SHARDS:
+        raise DataError(f"{printable(pattern)}: more than {MOST_SHARDS:,} shards")
+    return texts
+
+
+def name_of(pattern: str) -> str:
+    """What a set of shards is called: what their names begin with; empty where nothing does."""
+    name = re.split(r"[{*?\[]", Path(pattern).name)[0]
+    return printable(re.sub(r"[-_.]*$", "", name).removesuffix(".tar"))
 
 
 def shards_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
@@ -129,16 +142,24 @@ def index_shard(path: Path) -> Index:
     Raises:
         DataError: a sample without picture or label, or with two pictures.
     """
-    members = read_members(path)
+    try:
+        with path.open("rb") as file:
+            return index_file(file, printable(path))
+    except OSError as error:
+        raise DataError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+
+
+def index_file(file: BinaryIO, where: str) -> Index:
+    """The same of an open file; `where` is what to call it in a message."""
+    members = read_members(file, where)
     keys, labels, places, digests = [], [], [], []
-    with path.open("rb") as file:
-        for key, group in itertools.groupby(filter(_counts, members.files), _key):
-            picture, label = _picture_and_label(path, key, list(group))
-            keys.append(key)
-            labels.append(_class_name(file, path, label))
-            places.append((picture.offset, picture.size))
-            file.seek(picture.offset)
-            digests.append(hashlib.sha256(file.read(picture.size)).digest())
+    for key, group in itertools.groupby(filter(_counts, members.files), _key):
+        picture, label = _picture_and_label(where, key, list(group))
+        keys.append(key)
+        labels.append(_class_name(file, where, label))
+        places.append((picture.offset, picture.size))
+        file.seek(picture.offset)
+        digests.append(hashlib.sha256(file.read(picture.size)).digest())
     return Index(
         {
             "places": np.array(places, np.int64).reshape(-1, 2),
@@ -187,23 +208,20 @@ class TarStore:
         return content
 
 
-def _part(shards: Sequence[Path], indexes: Sequence[Index]) -> Part:
+def part(indexes: Sequence[Index], store: Callable[..., Store]) -> Part:
+    """The pictures of some shards; `store` takes their keys, shards (N,) and places (N, 2)."""
     counts = [len(index.texts["keys"]) for index in indexes]
     places = np.concatenate([index.arrays["places"] for index in indexes])
-    store = TarStore(
-        tuple(shards),
-        tuple(stamp(shard) for shard in shards),
-        tuple(key for index in indexes for key in index.texts["keys"]),
-        np.repeat(np.arange(len(shards)), counts),
-        places,
-    )
-    pictures = StoredSplit(store, np.zeros(len(places), np.int64), np.arange(len(places)))
+    keys = tuple(key for index in indexes for key in index.texts["keys"])
+    made = store(keys, np.repeat(np.arange(len(indexes)), counts), places)
+    pictures = StoredSplit(made, np.zeros(len(places), np.int64), np.arange(len(places)))
     labels = [label for index in indexes for label in index.texts["labels"]]
     digests = [row.tobytes() for index in indexes for row in index.arrays["digests"]]
     return Part(pictures, labels, digests)
 
 
-def _notes(indexes: Sequence[Index]) -> list[str]:
+def notes_of(indexes: Sequence[Index]) -> list[str]:
+    """What the user should know of the shards, a line each."""
     passed = Counter[str]()
     for index in indexes:
         for line in index.texts["passed over"]:
@@ -229,9 +247,9 @@ def _ending(member: Member) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def _picture_and_label(path: Path, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
+def _picture_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
     """The two members that make a sample."""
-    where = f"{printable(path)}: sample {printable(key)!r}"
+    where = f"{where}: sample {printable(key)!r}"
     pictures = [member for member in group if f".{_ending(member)}" in ENDINGS]
     if len(pictures) != 1:
         endings = ", ".join(printable(_ending(member)) for member in group[:8])
@@ -246,9 +264,9 @@ def _picture_and_label(path: Path, key: str, group: Sequence[Member]) -> tuple[M
     return pictures[0], label
 
 
-def _class_name(file: BinaryIO, path: Path, label: Member) -> str:
+def _class_name(file: BinaryIO, where: str, label: Member) -> str:
     """The class a label member names: its text, or `label` of its JSON."""
-    where = f"{printable(path)}: {printable(label.name)}"
+    where = f"{where}: {printable(label.name)}"
     file.seek(label.offset)
     try:
         said: object = file.read(label.size).decode("utf-8").strip()
@@ -264,7 +282,6 @@ def _class_name(file: BinaryIO, path: Path, label: Member) -> str:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    """The pattern with every `{...}` replaced by each of what it lists, in order."""
     braces = BRACES.search(pattern)
     if braces is None:
         yield pattern

@@ -1,9 +1,10 @@
 """`python -m vitkit.training FOLDER`: one process of a run that `--devices N` started."""
 
 import sys
+from pathlib import Path
 
 from vitkit.training.launch import serve
 from vitkit.training.session import train
 
 if __name__ == "__main__":
-    sys.exit(serve(sys.argv, train))
+    sys.exit(serve(Path(sys.argv[1]), train))

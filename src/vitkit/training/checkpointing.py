@@ -16,7 +16,9 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -122,31 +124,20 @@ def _write(final: Path, registry: Registry, shards: Path | None = None) -> None:
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        files = []
-        for name, part in registry.items():
-            if tensors := {key: t for key, t in part.tensors().items() if not is_sharded(t)}:
-                files.append(temporary / f"{name}.safetensors")
-                safetensors_content(tensors, {}).write(files[-1])
-        for parts in sorted(shards.iterdir()) if shards else ():
-            files += sorted(parts.rename(temporary / parts.name).iterdir())
-        values = {name: part.values() for name, part in registry.items()}
-        files.append(temporary / DOCUMENT)
-        files[-1].write_text(json.dumps({"format_version": FORMAT_VERSION, "parts": values}))
-        for file in files:
-            sync(file)
-        with ThreadPoolExecutor(2) as threads:  # hashing leaves the interpreter free
-            digests = list(threads.map(_digest, files))
-        manifest: dict[str, Any] = {
-            "format_version": FORMAT_VERSION,
-            "versions": {name: version(name) for name in ("vitkit", "torch")},
-            "files": {
-                file.relative_to(temporary).as_posix(): {
-                    "size": file.stat().st_size,
-                    "sha256": digest,
-                }
-                for file, digest in zip(files, digests, strict=True)
-            },
-        }
+        # Hashing and waiting for the disk leave the interpreter free: both go on while the next
+        # file is written.
+        with ThreadPoolExecutor(2) as threads:
+            written = [
+                (file, threads.submit(sync, file), threads.submit(_digest, file))
+                for file in _files(temporary, registry, shards)
+            ]
+        files = {}
+        for file, synced, digest in written:
+            synced.result()
+            said = {"size": file.stat().st_size, "sha256": digest.result()}
+            files[file.relative_to(temporary).as_posix()] = said
+        versions = {name: version(name) for name in ("vitkit", "torch")}
+        manifest = {"format_version": FORMAT_VERSION, "versions": versions, "files": files}
         write_manifest(temporary, manifest)
         sync(temporary / MANIFEST)
         sync_folder(temporary)
@@ -158,11 +149,27 @@ def _write(final: Path, registry: Registry, shards: Path | None = None) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _files(folder: Path, registry: Registry, shards: Path | None) -> Iterator[Path]:
+    """Write the files of a state, one after another."""
+    for name, part in registry.items():
+        if tensors := {key: t for key, t in part.tensors().items() if not is_sharded(t)}:
+            file = folder / f"{name}.safetensors"
+            safetensors_content(tensors, {}).write(file)
+            yield file
+    for parts in sorted(shards.iterdir()) if shards else ():
+        yield from sorted(parts.rename(folder / parts.name).iterdir())
+    values = {name: part.values() for name, part in registry.items()}
+    document = folder / DOCUMENT
+    document.write_text(json.dumps({"format_version": FORMAT_VERSION, "parts": values}))
+    yield document
+
+
 def _delete(state: Path) -> None:
+    """Out of sight at once; the file system frees a gigabyte while the run goes on."""
     gone = state.with_name(f"{DELETED}{state.name}-{os.getpid()}")
     shutil.rmtree(gone, ignore_errors=True)
     state.rename(gone)
-    shutil.rmtree(gone, ignore_errors=True)
+    threading.Thread(target=shutil.rmtree, args=(gone, True)).start()
 
 
 def clean(folder: Path) -> None:

@@ -18,10 +18,11 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -37,6 +38,8 @@ LOOK = 0.05
 """Seconds between two looks at the processes."""
 LAST_WILL = 30.0
 """Seconds in which a process whose launcher is gone must have saved."""
+ASKED = "asked.json"
+"""What the processes are to do."""
 
 
 @dataclass
@@ -80,27 +83,27 @@ class Rank:
         self.process.wait()
 
 
-def launch(config: TrainConfig, command: Sequence[str] = ()) -> dict[str, Any]:
+def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
     """Start `config.devices` processes, wait for all, and return what the first one found.
 
     Args:
         config: every setting.
-        command: what to start, by default `python -m vitkit.training`; the folder is appended.
+        trainer: the loop's `module:qualname`; the processes look for it where this one would.
 
     Raises:
         VitkitError: what the processes raised; or that one was lost, with its rank, the signal and
             its last step.
     """
-    command = command or [sys.executable, "-m", "vitkit.training"]
     with tempfile.TemporaryDirectory(prefix="vitkit-") as name, stop_flag() as stop:
         folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(config.to_json()))
+        asked = {"config": config.to_json(), "trainer": trainer, "path": [*map(str, sys.path)]}
+        (folder / ASKED).write_text(json.dumps(asked))
         store = TCPStore("127.0.0.1", 0, config.devices, is_master=True, wait_for_workers=False)
         ranks: list[Rank] = []
         try:
             for number in range(config.devices):
                 process = subprocess.Popen(
-                    [*command, name],
+                    [sys.executable, "-m", "vitkit.training", name],
                     env=_environment(number, config.devices, store.port, name),
                     stdin=subprocess.PIPE,  # closes with this process, however it ends
                     process_group=0,  # Ctrl-C comes here alone, and is passed on once
@@ -195,6 +198,8 @@ def _how_it_ended(rank: Rank) -> str:
     if rank.document:
         return f"met {rank.document['error']['fault']}"
     code = rank.process.returncode
+    if code == -signal.SIGKILL:
+        return "was ended by SIGKILL, perhaps by the system for want of memory,"
     if code < 0:
         return f"was ended by {signal.Signals(-code).name}"
     return f"left early with exit code {code}"
@@ -216,18 +221,20 @@ def _resume(folder: Path) -> str:
     return f"vitkit train --resume {shlex.quote(root)}"
 
 
-def serve(arguments: Sequence[str], train: Callable[[TrainConfig], Any]) -> int:
+def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     """Be one of the processes that `launch` starts; the exit code.
 
     Args:
-        arguments: ends with the folder that `launch` made.
-        train: does the work, and returns a value with `to_json()`.
+        folder: the one that `launch` made.
+        train: does the work, by the settings and the loop, and returns a value with `to_json()`.
     """
-    folder, rank = Path(arguments[-1]), int(os.environ["RANK"])
+    rank = int(os.environ["RANK"])
     threading.Thread(target=_leave_with_the_launcher, daemon=True).start()
     end = folder / f"rank-{rank}.json"
     try:
-        result = train(TrainConfig(**json.loads((folder / "config.json").read_bytes())))
+        asked = json.loads((folder / ASKED).read_bytes())
+        sys.path[:] = asked["path"]
+        result = train(TrainConfig(**asked["config"]), resolve_name(asked["trainer"]))
     except VitkitError as error:
         _write(end, {"error": described(error) | {"trace": traceback.format_exc()}})
         return exit_code(error)

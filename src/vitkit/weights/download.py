@@ -8,42 +8,22 @@ cost seconds each time, and nothing but a whole, checked file ever gets that nam
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import http.client
-import json
-import os
 import re
-import shutil
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.places import cache_folder
+from vitkit.web import WebError, allowed, discard, keep, offline, request, size_of, state_of
 from vitkit.weights.files import sync, sync_folder
 
-CHUNK = 1 << 20
-TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as broken."""
 ATTEMPTS = 4
 """How often one call takes a broken download up again."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
-YES = {"1", "ON", "YES", "TRUE"}
-
-
-class _Broken(Exception):
-    """The connection went away; what has come is kept."""
-
-
-def offline() -> bool:
-    """Whether `HF_HUB_OFFLINE` forbids asking the network, as it is now."""
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in YES
 
 
 def cached_path(address: str) -> Path:
@@ -52,7 +32,8 @@ def cached_path(address: str) -> Path:
     Raises:
         CheckpointError: no address that is fetched.
     """
-    parts = _allowed(address)
+    with _fetching():
+        parts = allowed(address)
     name = unquote(parts.path).rpartition("/")[2].removesuffix(".tar")
     if not re.fullmatch(r"[\w+-][\w.+ -]*", name):
         raise CheckpointError(f"{address}: names no file")
@@ -79,11 +60,11 @@ def download(address: str, *, sha256: str = "") -> Path:
     part = place.with_name(f"{place.name}.part")
     with _writing(part), _alone(place):
         if not place.is_file():  # another process may have fetched it meanwhile
-            _complete(address, part)
+            with _fetching():
+                _complete(address, part)
             _check(address, part, sha256)
             sync(part)
-            os.replace(part, place)
-            _state_of(part).unlink(missing_ok=True)
+            keep(part, place)
             sync_folder(place.parent)
     return place
 
@@ -94,146 +75,46 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _allowed(address: str) -> Any:
-    parts = urlsplit(address)
-    secure = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in LOCAL)
-    if not (secure and parts.hostname):
-        raise CheckpointError(f"{address}: expected an https:// address; nothing else is fetched")
-    return parts
-
-
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirection that leaves https."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
-                         ) -> urllib.request.Request | None:  # fmt: skip
-        _allowed(newurl)
-        return super().redirect_request(req, fp, code, msg, headers, newurl)
+@contextmanager
+def _fetching() -> Iterator[None]:
+    """Every trouble with the web as an error of ours."""
+    try:
+        yield
+    except WebError as error:
+        raise CheckpointError(str(error)) from None
 
 
 def _complete(address: str, part: Path) -> None:
     """Bring `part` to its full length, in as many requests as that takes."""
     for attempt in range(1, ATTEMPTS + 1):
-        before = _size(part)
+        before = size_of(part)
         try:
-            _request(address, part)
+            request(address, part, _bar)
             return
-        except _Broken as broken:
-            came = _size(part)
+        except WebError as broken:
+            if not broken.broken:
+                raise
+            came = size_of(part)
             if attempt == ATTEMPTS or came <= before:
-                total = _state(part).get("length")
+                total = state_of(part).get("length")
                 known = f" of {total}" if total else ""
                 raise CheckpointError(
                     f"{address}: broke off after {came}{known} bytes: {broken}; run it again"
                 ) from None
 
 
-def _request(address: str, part: Path) -> None:
-    """One request: the rest of `part` where the server still has the same file, else all of it."""
-    state, have = _state(part), _size(part)
-    if have and have == state.get("length"):
-        return
-    headers = {"User-Agent": "vitkit"}
-    if have and state.get("version"):
-        headers |= {"Range": f"bytes={have}-", "If-Range": state["version"]}
-    with _open(address, headers, part) as answer:
-        start, length = _extent(answer, have)
-        if not start:
-            _discard(part)
-        state = {"version": _version(answer.headers), "length": length}
-        _state_of(part).write_text(json.dumps(state))
-        needed = (length or 0) - start
-        if needed > (free := shutil.disk_usage(part.parent).free):
-            raise OSError(errno.ENOSPC, f"{needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free")
-        with part.open("ab") as file, _bar(part.stem, start, length) as advance:
-            for chunk in _chunks(answer):
-                file.write(chunk)
-                advance(len(chunk))
-    if length is not None and _size(part) < length:
-        raise _Broken("the server closed the connection")
-
-
-def _open(address: str, headers: dict[str, str], part: Path) -> Any:
-    """The open response; where the server refuses to continue `part`, that to a fresh start."""
-    opener = urllib.request.build_opener(_Redirects)
-    try:
-        return opener.open(urllib.request.Request(address, headers=headers), timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        error.close()
-        if error.code == 416 and "Range" in headers:
-            _discard(part)
-            return _open(address, {"User-Agent": headers["User-Agent"]}, part)
-        raise CheckpointError(
-            f"{address}: the server answers {error.code} {error.reason}"
-        ) from None
-    except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        raise CheckpointError(
-            f"{address}: not in the cache, and {urlsplit(address).hostname} cannot be reached: "
-            f"{getattr(error, 'reason', error)}"
-        ) from None
-
-
-def _extent(answer: Any, have: int) -> tuple[int, int | None]:
-    """Where the bytes that come begin, and the length of the whole file if it is said."""
-    if answer.status == 206:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        if found and int(found[1]) == have:
-            return have, int(found[2])
-        raise _Broken("the server continues at another place than asked for")
-    length = answer.headers.get("Content-Length")
-    return 0, int(length) if length else None
-
-
-def _version(headers: Any) -> str:
-    """What `If-Range` can name: a strong ETag, else the time of the last change, else nothing."""
-    tag = headers.get("ETag", "")
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
-
-
-def _chunks(answer: Any) -> Iterator[bytes]:
-    while True:
-        try:
-            chunk = answer.read(CHUNK)
-        except (http.client.HTTPException, OSError) as error:
-            raise _Broken(str(error) or type(error).__name__) from None
-        if not chunk:
-            return
-        yield chunk
-
-
 def _check(address: str, part: Path, sha256: str) -> None:
     """Hold the whole file against its length and digest; one that is wrong is deleted."""
-    length, found = _state(part).get("length"), _size(part)
+    length, found = state_of(part).get("length"), size_of(part)
     if length is not None and found != length:
-        _discard(part)
+        discard(part)
         raise CheckpointError(f"{address}: expected {length} bytes, got {found}; run it again")
     if sha256 and not (digest := file_sha256(part)).startswith(sha256.lower()):
-        _discard(part)
+        discard(part)
         raise CheckpointError(
             f"{address}: expected SHA-256 {sha256}, got {digest[: max(len(sha256), 16)]}; "
             f"the file is deleted"
         )
-
-
-def _state_of(part: Path) -> Path:
-    return part.with_suffix(".state")
-
-
-def _state(part: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(_state_of(part).read_text())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
-
-
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.exists() else 0
-
-
-def _discard(part: Path) -> None:
-    part.unlink(missing_ok=True)
-    _state_of(part).unlink(missing_ok=True)
 
 
 @contextmanager

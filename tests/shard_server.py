@@ -1,0 +1,88 @@
+"""A web server on this machine that gives files, in parts too, and can be told to fail."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ShardServer:
+    """Files by name.
+
+    Attributes:
+        address: where they are, `http://127.0.0.1:PORT/set`.
+        files: the files.
+        tagged: whether their versions are told.
+        ranges: whether parts of them can be had.
+        breaks: name -> after how many bytes each coming answer ends too early.
+        fails: name -> what the coming answers are instead (an HTTP status).
+        fetched: name -> how often it was asked for from its beginning.
+        went_on: (name, first byte) of each request for the rest of a file.
+    """
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.files: dict[str, bytes] = {}
+        self.tagged, self.ranges = True, True
+        self.breaks: dict[str, list[int]] = {}
+        self.fails: dict[str, list[int]] = {}
+        self.fetched: Counter[str] = Counter()
+        self.went_on: list[tuple[str, int]] = []
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        name = request.path.rpartition("/")[2]
+        fails = self.fails.get(name)
+        if fails or name not in self.files:
+            request.send_error(fails.pop(0) if fails else 404)
+            return
+        content, wanted = self.files[name], request.headers.get("Range", "")
+        version = f'"{hashlib.sha256(content).hexdigest()}"'
+        same = request.headers.get("If-Range") in (None, version)
+        found = re.fullmatch(r"bytes=(\d+)-(\d*)", wanted) if same and self.ranges else None
+        start = int(found[1]) if found else 0
+        end = int(found[2]) + 1 if found and found[2] else len(content)
+        request.send_response(206 if found else 200)
+        if found:
+            request.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(content)}")
+        if self.tagged:
+            request.send_header("ETag", version)
+        request.send_header("Content-Length", str(end - start))
+        request.end_headers()
+        if wanted.endswith("=0-0"):
+            request.wfile.write(content[start:end])
+            return
+        if start:
+            self.went_on.append((name, start))
+        else:
+            self.fetched[name] += 1
+        body = content[start:end]
+        breaks = self.breaks.get(name)
+        request.wfile.write(body[: breaks.pop(0)] if breaks else body)
+
+
+@contextmanager
+def serving() -> Iterator[ShardServer]:
+    """A server that runs inside."""
+    state = ShardServer()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            state.answer(self)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        state.address = f"http://127.0.0.1:{running.server_port}/set"
+        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield state
+        finally:
+            running.shutdown()
+            thread.join()
