@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitkit.api import check as check
+    from vitkit.api import compare as compare
     from vitkit.api import create_model as create_model
     from vitkit.api import embed as embed
     from vitkit.api import evaluate as evaluate
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from vitkit.reporting.layer_table import summary as summary
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
+    from vitkit.training.distill import DistillWrapper as DistillWrapper
     from vitkit.training.memory import checkpoint_gradients as checkpoint_gradients
     from vitkit.training.parameters import freeze as freeze
     from vitkit.training.parameters import parameter_groups as parameter_groups
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from vitkit.weights.own import save as save
 
 _HOMES = {
-    "vitkit.api": ("check", "create_model", "embed", "evaluate", "explain", "train"),
+    "vitkit.api": ("check", "compare", "create_model", "embed", "evaluate", "explain", "train"),
     "vitkit.errors": ("VitkitError",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -64,6 +66,7 @@ _HOMES = {
     "vitkit.models.vit": ("ViT",),
     "vitkit.prediction": ("Prediction", "Predictor"),
     "vitkit.spec": ("Preprocess", "ViTSpec"),
+    "vitkit.training.distill": ("DistillWrapper",),
     "vitkit.training.memory": ("checkpoint_gradients",),
     "vitkit.training.parameters": ("freeze", "parameter_groups"),
     "vitkit.weights.adapt": ("adapt",),
@@ -80,6 +83,7 @@ __all__ = [
     "MLP",
     "ConversionReport",
     "CrossAttention",
+    "DistillWrapper",
     "Encoder",
     "EncoderBlock",
     "Inspection",
@@ -96,6 +100,7 @@ __all__ = [
     "adapt",
     "check",
     "checkpoint_gradients",
+    "compare",
     "convert",
     "create_model",
     "embed",

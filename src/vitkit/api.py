@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,7 +14,7 @@ from jaxtyping import Float
 from vitkit.data import doctor
 from vitkit.data.doctor import Report, sound
 from vitkit.data.preprocess import preprocess_pictures, viewport
-from vitkit.data.sources import Dataset, Split, open_dataset, with_validation
+from vitkit.data.sources import Dataset, Split, cached, open_dataset, with_validation
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import DataError, SettingError, did_you_mean
 from vitkit.explaining.attention_maps import attention_grid
@@ -21,10 +22,12 @@ from vitkit.explaining.overlay import Explanation, heatmap_over
 from vitkit.models.presets import build
 from vitkit.models.vit import ViT
 from vitkit.prediction import Picture, Predictor, read_picture
-from vitkit.training import evaluation, session
+from vitkit.training import auto, comparing, evaluation, session
+from vitkit.training.comparing import Comparison
 from vitkit.training.config import TrainConfig, layered
-from vitkit.training.evaluation import Metrics
+from vitkit.training.evaluation import Evaluation
 from vitkit.training.recipes import recipe_settings
+from vitkit.training.run_folder import RunFolder
 from vitkit.training.session import TrainResult
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
@@ -105,7 +108,9 @@ def check(
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
     """Train a ViT on your pictures; the same settings as `vitkit train`.
 
-    With `resume`, the settings start from those the run was started with.
+    With `resume`, the settings start from those the run was started with. With `auto=True` and a
+    `budget` such as `"10m"`, the cheapest answer comes first and the next one while it pays; the
+    winner is `.best`, and `ladder.json` in the folder has them all.
 
     Args:
         data: a folder of pictures, or `digits`, `mnist`, `fashion-mnist`.
@@ -123,7 +128,8 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
     """
     stored = session.resumed_settings(settings.get("resume"), settings.get("output"))
     asked = {"data": str(data)} | ({} if recipe is None else {"recipe": recipe})
-    return session.train(TrainConfig(**layered(stored, recipe_settings(recipe), asked, settings)))
+    config = TrainConfig(**layered(stored, recipe_settings(recipe), asked, settings))
+    return auto.climb(config) if config.auto else session.train(config)
 
 
 def evaluate(
@@ -132,10 +138,11 @@ def evaluate(
     *,
     split: str | None = None,
     data_root: str | Path | None = None,
+    cache: str | Path | None = None,
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 0,
-) -> Metrics:
+) -> Evaluation:
     """How good a checkpoint is on a split of some data.
 
     Args:
@@ -144,12 +151,18 @@ def evaluate(
             training (`bad_images`, `val_fraction` and the like) is read from the checkpoint.
         split: `train`, `val` or `test`; default `test`, else `val`.
         data_root: where to look for named data sets.
+        cache: folder of decoded pictures, as for `train`; `auto` is the user's own. One that is not
+            there yet is made, of all splits.
         device: where to run.
         batch_size: pictures run at once.
         workers: loader processes.
 
     Returns:
-        `top1`, `top{k}` with k = min(5, K), `loss` in nats, `pictures`.
+        A dict of floats: `top1`, `top{k}` with k = min(5, K), `loss` in nats, `balanced_accuracy`,
+        `brier`, `ece` and `pictures`, which `Counts.scores` explains; `top1_low`, `top1_high` and
+        the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
+        `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
+        it gives. Beside them `.per_class`, `.confusion` (K, K) and `.rows()`, a row a picture.
 
     Raises:
         CheckpointError, DataError, DeviceError, SettingError: what is wrong, by name.
@@ -157,18 +170,72 @@ def evaluate(
     stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} must be 1 or more")
-    dataset = _opened_as_in_training(stored, data, data_root)
+    dataset = _opened_as_in_training(stored, data, data_root, cache)
     part = _with_labels_of(stored, dataset, _choose_split(dataset, split))
     where = resolve_device(device)
-    return evaluation.evaluate(
+    made = evaluation.outputs(
         on_device(stored.model, where),
         part,
         stored.preprocess,
-        num_classes=stored.model.spec.num_classes,
         batch_size=batch_size,
         device=where,
         workers=workers,
     )
+    scores, tally = evaluation.examine(made, stored.model.spec.num_classes, stored.temperature)
+    return Evaluation(scores, tally, part, stored.classes or dataset.classes)
+
+
+def compare(
+    *checkpoints: str | Path,
+    data: str | Path | None = None,
+    split: str | None = None,
+    data_root: str | Path | None = None,
+    cache: str | Path | None = None,
+    device: str = "auto",
+    batch_size: int = 256,
+    workers: int = 0,
+) -> Comparison:
+    """Whether one model is better than another, on the same pictures.
+
+    Args:
+        *checkpoints: two or more runs (their best weights) or checkpoints; the first one is
+            compared with each of the others.
+        data: as for `train`; default what they were trained on, where that is the same.
+        split: `train`, `val` or `test`; default `test`, else `val`.
+        data_root: where to look for named data sets; default where the first one's run looked.
+        cache: as for `evaluate`.
+        device: where to run.
+        batch_size: pictures run at once.
+        workers: loader processes.
+
+    Returns:
+        `.scores`, name -> what `evaluate` gives; `.pairs`, McNemar's exact test of each with the
+        first, with a `.verdict`; `.repeats`, mean and spread of runs that differ in their seed.
+
+    Raises:
+        DataError: other classes, other pictures, or data that changed where vitkit cut the test
+            split itself.
+        SettingError: fewer than two, one of them twice, or no data named and not the same in all.
+        CheckpointError, DeviceError: what is wrong, by name.
+    """
+    names = [str(each) for each in checkpoints]
+    if len(set(names)) != len(names) or len(names) < 2:
+        raise SettingError(f"compare two or more different checkpoints, not {' and '.join(names)}")
+    runs = [RunFolder(Path(name)).best for name in names]
+    stored = [load(best if best.exists() else name) for best, name in zip(runs, names, strict=True)]
+    recipes = [each.metadata.get("recipe") or {} for each in stored]
+    if data is None:
+        trained_on = {recipe.get("data") for recipe in recipes}
+        data = trained_on.pop()
+        if data is None or trained_on:
+            raise SettingError("these were not all trained on one data set; name one with --data")
+        data_root = data_root or recipes[0].get("data_root")
+    scores = {
+        name: evaluate(each, data, split=split, data_root=data_root, cache=cache, device=device,
+                       batch_size=batch_size, workers=workers)
+        for name, each in zip(names, stored, strict=True)
+    }  # fmt: skip
+    return comparing.compare(scores, [session.kind_of_run(recipe) for recipe in recipes])
 
 
 def explain(
@@ -250,7 +317,10 @@ def _choose_split(dataset: Dataset, split: str | None) -> str:
 
 
 def _opened_as_in_training(
-    checkpoint: Checkpoint, data: str | Path, data_root: str | Path | None
+    checkpoint: Checkpoint,
+    data: str | Path,
+    data_root: str | Path | None,
+    cache: str | Path | None,
 ) -> Dataset:
     """The data set, opened, cleaned and cut as the checkpoint's recipe says."""
     recipe, about = checkpoint.metadata.get("recipe"), checkpoint.metadata.get("data")
@@ -263,11 +333,14 @@ def _opened_as_in_training(
     )
     trained_on = about.get("fingerprint") if isinstance(about, dict) else None
     _refuse_changed_split(trained_on, dataset)
-    if recipe.get("bad_images") == "skip":
-        dataset, _ = sound(dataset, "skip")
+    if cache is not None:
+        dataset = cached(dataset, None if cache == "auto" else cache)
+        logging.getLogger("vitkit").info("%s", dataset.notes[-1])
     fraction = recipe.get("val_fraction")
     if trained_on == dataset.fingerprint and isinstance(fraction, float) and fraction > 0:
         dataset = with_validation(dataset, fraction)
+    if recipe.get("bad_images") == "skip":
+        dataset, _ = sound(dataset, "skip")
     return dataset
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
@@ -35,7 +36,8 @@ class Prediction:
 
     Attributes:
         label: the most probable class.
-        probability: its softmax probability, in [0, 1].
+        probability: its softmax probability, in [0, 1]; with the temperature that the checkpoint
+            stores.
         top: (label, probability) of the most probable classes, best first.
     """
 
@@ -53,12 +55,13 @@ class Predictor:
         classes: the K names; empty means numbers.
         device: where `forward` wants its images.
         batch_size: pictures run at once.
+        temperature: what logits are divided by before they become probabilities.
 
     Attributes:
         forward: the engine itself, as given.
 
     Raises:
-        SettingError: a batch size below 1.
+        SettingError: a batch size below 1, or a temperature that is not positive.
     """
 
     def __init__(
@@ -69,12 +72,16 @@ class Predictor:
         *,
         device: torch.device | str = "cpu",
         batch_size: int = 64,
+        temperature: float = 1.0,
     ) -> None:
         if batch_size < 1:
             raise SettingError(f"batch_size {batch_size} must be 1 or more")
+        if not 0 < temperature < math.inf:
+            raise SettingError(f"temperature {temperature:g} must be a positive number")
         self.forward = forward
         self.preprocess, self.classes = preprocess, tuple(classes)
         self.device, self.batch_size = torch.device(device), batch_size
+        self.temperature = temperature
 
     @classmethod
     def from_checkpoint(
@@ -119,8 +126,9 @@ class Predictor:
             return logits
 
         return cls(
-            forward, checkpoint.preprocess, checkpoint.classes, device=where, batch_size=batch_size
-        )
+            forward, checkpoint.preprocess, checkpoint.classes, device=where,
+            batch_size=batch_size, temperature=checkpoint.temperature,
+        )  # fmt: skip
 
     def __call__(self, pictures: Iterable[Picture], top_k: int = 5) -> list[Prediction]:
         """Predict a list of pictures, in order.
@@ -137,7 +145,7 @@ class Predictor:
             raise SettingError(f"top_k {top_k} must be 1 or more")
         predictions: list[Prediction] = []
         for logits in self.logits(pictures):
-            values, classes = logits.softmax(-1).topk(min(top_k, len(logits)))
+            values, classes = (logits / self.temperature).softmax(-1).topk(min(top_k, len(logits)))
             names = [self.classes[c] if self.classes else str(c) for c in classes.tolist()]
             top = tuple(zip(names, values.tolist(), strict=True))
             predictions.append(Prediction(*top[0], top))

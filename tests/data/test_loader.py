@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitkit.data.augment import Augmentation, augment_batch, crop_box, training_pixels
 from vitkit.data.loader import EvaluationBatches, TrainingSteps, batches
+from vitkit.data.paths import Paths
 from vitkit.data.preprocess import fit
 from vitkit.data.sources import ArraySplit, open_dataset
 from vitkit.errors import DataError, ImageError
@@ -183,7 +184,9 @@ def test_pictures_in_memory_and_in_files_are_treated_alike(folder):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_picture_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
     files = folder.splits["train"].subset(np.arange(8))
-    lost = type(files)((*files.paths[:-1], tmp_path / "gone.png"), files.labels, tmp_path.parent)
+    lost = type(files)(
+        Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
+    )
     source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
     with pytest.raises(ImageError, match=r"gone\.png: missing"):
         list(batches(source, range(1), workers=workers))
@@ -217,7 +220,9 @@ def test_a_process_that_fails_does_not_wait_for_its_workers(started):
 
 def test_the_workers_end_when_a_picture_is_lost_though_the_error_is_kept(folder, tmp_path):
     files = folder.splits["train"].subset(np.arange(8))
-    lost = type(files)((*files.paths[:-1], tmp_path / "gone.png"), files.labels, tmp_path.parent)
+    lost = type(files)(
+        Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
+    )
     source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
     with pytest.raises(ImageError) as kept:
         list(batches(source, range(1), workers=1))

@@ -18,17 +18,17 @@ from vitkit.training.optimizer import make_optimizer
 from vitkit.training.parameters import parameter_groups
 from vitkit.training.precision import faster_precision
 from vitkit.training.run_folder import new_folder, resumed_folder
-from vitkit.training.schedule import warmup_cosine
+from vitkit.training.schedule import learning_rate
 
 
 def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():
-    rates = [warmup_cosine(s, peak=1e-3, low=1e-5, warmup=10, total=100) for s in range(100)]
+    rates = [learning_rate(s, peak=1e-3, low=1e-5, warmup=10, total=100) for s in range(100)]
     assert rates[0] == pytest.approx(1e-4)
     assert rates[9] == pytest.approx(1e-3)
     assert rates[-1] == pytest.approx(1e-5)
     assert max(rates) == rates[9]
     assert all(b < a for a, b in pairwise(rates[9:]))
-    middle = warmup_cosine(54, peak=1e-3, low=1e-5, warmup=10, total=100)
+    middle = learning_rate(54, peak=1e-3, low=1e-5, warmup=10, total=100)
     assert middle == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-6)
 
 
@@ -78,7 +78,7 @@ def test_with_two_classes_the_k_of_top_k_is_two():
     split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
     grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
     found = evaluate(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
-    assert set(found) == {"top1", "top2", "loss", "pictures"}
+    assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "pictures"}
     with pytest.raises(DataError, match="the split is empty"):
         evaluate(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import hashlib
 import os
 import signal
@@ -77,10 +78,12 @@ def rows(run: Path) -> list[dict[str, str]]:
 def test_a_run_leaves_everything_a_reader_looks_for(result):
     names = {path.relative_to(result.run).as_posix() for path in result.run.rglob("*")}
     assert {"config.yaml", "metrics.csv", "train.log", "tensorboard", "state",
-            "weights/best.safetensors", "weights/last.safetensors"} <= names  # fmt: skip
+            "confusion_matrix.png", "weights/best.safetensors",
+            "weights/last.safetensors"} <= names  # fmt: skip
     table = rows(result.run)
     assert list(table[0]) == ["epoch", "step", "lr", "train_loss", "val_top1", "val_top5",
-                              "val_loss", "images_per_s", "data_wait", "seconds"]  # fmt: skip
+                              "val_loss", "val_balanced_accuracy", "val_brier", "val_ece",
+                              "images_per_s", "data_wait", "seconds"]  # fmt: skip
     assert [int(row["epoch"]) for row in table] == [1, 2, 3]
     assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
     assert "test, 359 pictures, read once" in (result.run / "train.log").read_text()
@@ -114,6 +117,22 @@ def test_eval_gives_the_test_score_again(result):
     again = vitkit.evaluate(result.best, "digits")
     assert again["top1"] == result.metrics["test"]["top1"]
     assert again["loss"] == pytest.approx(result.metrics["test"]["loss"], rel=1e-5)
+
+
+def test_the_temperature_is_of_the_validation_pictures_and_helps_them(result):
+    best = vitkit.load(result.best)
+    found = vitkit.evaluate(best, "digits", split="val")
+    assert best.metadata["temperature"] == found["temperature"] == best.temperature != 1
+    assert (
+        found["calibrated_loss"]
+        < found["loss"]
+        == pytest.approx(result.metrics["val"]["loss"], rel=1e-5)
+    )
+    for factor in (0.99, 1.01):
+        metadata = best.metadata | {"temperature": best.temperature * factor}
+        moved = vitkit.evaluate(dataclasses.replace(best, metadata=metadata), "digits", split="val")
+        assert found["calibrated_loss"] < moved["calibrated_loss"]
+    assert "temperature" not in vitkit.load(result.last).metadata
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(result, tmp_path):

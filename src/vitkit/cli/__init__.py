@@ -16,6 +16,7 @@ VERBS = {
     "check": "what is wrong with your pictures, before you train on them",
     "train": "train a ViT on your pictures",
     "eval": "how good a checkpoint is on a split",
+    "compare": "whether one run or checkpoint is better than another",
     "predict": "what a checkpoint says of pictures",
     "explain": "what a checkpoint looks at in pictures",
     "embed": "the features of pictures, as an .npz file",

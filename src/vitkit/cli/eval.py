@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import tyro
 from tyro.conf import Positional
 
 from vitkit import api
+from vitkit.cli.fields import filled
+from vitkit.cli.tables import aligned
+from vitkit.data.images import printable
+from vitkit.errors import SettingError
+from vitkit.training.confusion import LARGEST, confusion_matrix, png
+from vitkit.training.evaluation import ClassScore, Evaluation
+from vitkit.weights.files import write_bytes
+
+WORST = 5
+"""Classes that the table names."""
 
 
 def evaluate(
@@ -17,44 +33,109 @@ def evaluate(
     *,
     split: str | None = None,
     data_root: str | None = None,
+    cache: str | None = None,
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 0,
     json: bool = False,
+    confusion: Path | None = None,
+    predictions: Path | None = None,
 ) -> None:
-    """How good a checkpoint is: top-1, top-k and loss.
+    """How good a checkpoint is: top-1, top-k, per class, loss, calibration; intervals of 95 %.
 
     Args:
         checkpoint: a .safetensors file that vitkit wrote.
         data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
         data_root: where to look for named data sets.
+        cache: folder of decoded pictures, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
         batch_size: pictures run at once.
         workers: loader processes.
-        json: print JSON.
+        json: print JSON, with every class and the confusion matrix.
+        confusion: write the confusion matrix to this .png or .csv file; rows are true classes.
+        predictions: write a row for each picture to this CSV file.
     """
-    metrics = api.evaluate(
+    if confusion is not None and confusion.suffix not in (".png", ".csv"):
+        raise SettingError(f"--confusion {confusion}: name it .png or .csv")
+    found = api.evaluate(
         checkpoint,
         data,
         split=split,
         data_root=data_root,
+        cache=cache,
         device=device,
         batch_size=batch_size,
         workers=workers,
     )
+    if confusion is not None:
+        write_bytes(confusion, _confusion(found, confusion, data))
+    if predictions is not None:
+        rows = ([*row[:3], f"{row[3]:.6f}"] for row in found.rows())
+        header = ["picture", "label", "predicted", "probability"]
+        write_bytes(predictions, _csv([header, *rows]))
     if json:
-        sys.stdout.write(_json(metrics) + "\n")
+        sys.stdout.write(_json(found) + "\n")
     else:
-        for name, value in metrics.items():
-            shown = f"{value:.0f}" if name == "pictures" else f"{value:.4f}"
-            sys.stdout.write(f"{name:<9} {shown}\n")
+        _print(found)
 
 
 def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
-    tyro.cli(evaluate, args=arguments, prog="vitkit eval")
+    tyro.cli(evaluate, args=filled(arguments, "--cache", "auto"), prog="vitkit eval")
 
 
-def _json(metrics: dict[str, float]) -> str:
-    return json.dumps(metrics)
+def _json(found: Evaluation) -> str:
+    classes = [
+        {"class": one.name, "pictures": one.pictures, "accuracy": one.accuracy,
+         "low": one.low, "high": one.high}
+        for one in found.per_class
+    ]  # fmt: skip
+    return json.dumps({**found, "per_class": classes, "confusion": found.confusion.tolist()})
+
+
+def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _confusion(found: Evaluation, path: Path, data: str) -> bytes:
+    if path.suffix == ".csv":
+        table = zip(found.classes, found.confusion.tolist(), strict=True)
+        return _csv([["", *found.classes], *([name, *row] for name, row in table)])
+    if len(found.classes) > LARGEST:
+        raise SettingError(
+            f"--confusion {path}: {len(found.classes)} classes, a picture holds {LARGEST}; "
+            f"name it .csv"
+        )
+    return png(confusion_matrix(found.confusion, found.classes, data))
+
+
+def _print(found: Evaluation) -> None:
+    scores = []
+    for name, value in found.items():
+        if name.endswith(("_low", "_high")) or name.startswith("calibrated_"):
+            continue
+        notes = []
+        if f"{name}_low" in found:
+            notes.append(f"95 %: {found[f'{name}_low']:.4f} to {found[f'{name}_high']:.4f}")
+        if f"calibrated_{name}" in found:
+            notes.append(f"with the temperature: {found[f'calibrated_{name}']:.4f}")
+        shown = f"{value:.0f}" if name == "pictures" else f"{value:.4f}"
+        scores.append([name, shown, ", ".join(notes)])
+    sys.stdout.write(aligned(scores))
+    worst = sorted(found.per_class, key=lambda one: one.accuracy)[:WORST]
+    if rows := [_worst(found, one) for one in worst if one.accuracy < 1]:
+        heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
+        sys.stdout.write("\n" + aligned([heading, *rows]))
+
+
+def _worst(found: Evaluation, one: ClassScore) -> list[str]:
+    missed = (found.labels == found.classes.index(one.name)) & ~found.right
+    others = np.bincount(found.predicted[missed], minlength=len(found.classes))
+    return [
+        printable(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.pictures:,}",
+        f"{one.low:.4f} to {one.high:.4f}",
+        f"{printable(found.classes[others.argmax()])} ({others.max():,})",
+    ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Groups of settings on the command line, `--spec.patch-size 4`: the same for every verb."""
+"""What of the command line is the same for every verb: groups of settings, flags without a value.
+
+A group is written `--spec.patch-size 4`.
+"""
 
 from __future__ import annotations
 
@@ -35,3 +38,11 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
             ) from None
         fields[name.replace("-", "_")] = value
     return rest, fields
+
+
+def filled(arguments: list[str], flag: str, usual: str) -> list[str]:
+    """The arguments, with its usual value after a flag that stands without one."""
+    words = []
+    for word, after in zip(arguments, [*arguments[1:], "--"], strict=True):
+        words += [word, usual] if word == flag and after.startswith("--") else [word]
+    return words

@@ -6,9 +6,9 @@ import sys
 
 import tyro
 
-from vitkit.cli.fields import take_fields
+from vitkit.cli.fields import filled, take_fields
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training import session
+from vitkit.training import auto, session
 from vitkit.training.config import Settings, TrainConfig, layered
 from vitkit.training.proof import prove_resume
 from vitkit.training.recipes import recipe_settings
@@ -18,15 +18,19 @@ DESCRIPTION = """Train a ViT on your pictures.
 DATA is a folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV (path,label), a
 Parquet file or a folder of them, wds:shards-{0000..0099}.tar, hf://owner/name, or one of digits,
 mnist, fashion-mnist, cifar10, cifar100. Order: defaults < --recipe < flags. Any field of the
-model: --spec.FIELD VALUE, such as --spec.patch-size 4. With --prove-resume nothing is trained: two
-short runs, one of them killed and resumed, show that both end with the same bits."""
+model: --spec.FIELD VALUE, such as --spec.patch-size 4. With --auto, nearest neighbours, a linear
+head and fine-tuning of --pretrained weights, or a model from noise that suits the pictures, are
+tried from cheap to dear within --budget, as long as the next one pays. With --prove-resume nothing
+is trained: two short runs, one of them killed and resumed, show that both end in the same bits."""
 
 
 def run(arguments: list[str]) -> None:
     """Read the settings in their order, then train."""
     prove = "--prove-resume" in arguments
     rest, spec = take_fields([word for word in arguments if word != "--prove-resume"])
-    rest = _filled(rest, "--cache", "auto")
+    for flag in ("--cache", "--pretrained", "--finetune"):
+        rest = filled(rest, flag, "auto")
+    rest = filled(rest, "--grad-checkpointing", "block")
     given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
     stored = session.resumed_settings(given["resume"], given["output"])
     named = bool(rest) and not rest[0].startswith("-")
@@ -40,21 +44,17 @@ def run(arguments: list[str]) -> None:
     config = tyro.cli(
         TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
     )
+    if prove and config.auto:
+        raise SettingError("--prove-resume is about one run; leave --auto out")
     if prove:
         proof = prove_resume(config)
         sys.stdout.write(f"{proof}\n")
         if not proof.holds:
             raise VitkitError("a resumed run does not end with the same bits; please report it")
+    elif config.auto:
+        auto.climb(config)
     else:
         session.train(config)
-
-
-def _filled(arguments: list[str], flag: str, usual: str) -> list[str]:
-    """The arguments, with its usual value after a flag that stands without one."""
-    filled = []
-    for word, after in zip(arguments, [*arguments[1:], "--"], strict=True):
-        filled += [word, usual] if word == flag and after.startswith("--") else [word]
-    return filled
 
 
 def _peek(arguments: list[str], name: str) -> str | None:

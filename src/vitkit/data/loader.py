@@ -7,12 +7,14 @@ in the same way, with any number of worker processes and from whatever step the 
 from __future__ import annotations
 
 import atexit
+import copy
 import signal
 import warnings
 import weakref
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,8 +24,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitkit.data.augment import Augmentation, augment_batch, training_pixels
+from vitkit.data.order import EpochOrder
 from vitkit.data.preprocess import fit, normalise
-from vitkit.data.randomness import permutation
+from vitkit.data.randomness import occasion
 from vitkit.data.sources import Split
 from vitkit.errors import DataError, VitkitError
 from vitkit.spec import Preprocess
@@ -37,17 +40,36 @@ class Batch:
         pixels: (B, H, W, C) uint8.
         labels: class numbers (B,).
         indices: the pictures' places in the split (B,).
-        epoch: counted from 0; -1 in evaluation.
+        epoch: whose draws changed the pictures, counted from 0: the epoch, or its number in
+            the cycle where the draws come again; -1 in evaluation.
+        views: which of its repetitions in that epoch each picture is (B,), counted from 0.
     """
 
     pixels: UInt8[Tensor, "B H W C"]
     labels: Int64[Tensor, "B"]
     indices: Int64[Tensor, "B"]
     epoch: int
+    views: Int64[Tensor, "B"]
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
         """The normalised pictures, on `device`: bytes travel, floats are made there."""
         return normalise(self.pixels.to(device, non_blocking=True), preprocess)
+
+    def first(self, count: int) -> Batch:
+        """The first pictures alone."""
+        return self._of([whole[:count] for whole in self._tensors()])
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """The batch in `count` parts of one size, in order."""
+        chunks = (whole.chunk(count) for whole in self._tensors())
+        return map(self._of, zip(*chunks, strict=True))
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.pixels, self.labels, self.indices, self.views
+
+    def _of(self, tensors: Sequence[Tensor]) -> Batch:
+        pixels, labels, indices, views = tensors
+        return Batch(pixels, labels, indices, self.epoch, views)
 
 
 class TrainingSteps(Dataset[Batch]):
@@ -56,6 +78,15 @@ class TrainingSteps(Dataset[Batch]):
     The pictures of an epoch that do not fill a batch wait for another epoch's order. Of several
     processes, process r takes the places r, r + n, r + 2n ... of every batch, so that all of them
     together hold the same pictures whatever n is.
+
+    Attributes:
+        cycle: with V > 0, every picture has V variants and no more: epoch e has the draws of epoch
+            e mod V. The order is that of the epoch all the same.
+        sizes: side of the pictures of each epoch, in pixels; the last one is that of later epochs,
+            too. Without any, all are of the size that `preprocess` names.
+        repeats: how often in a row an epoch has a picture, each time in another view: DeiT's
+            repeated augmentation (arXiv 1901.09335). An epoch has as many steps as ever, so it
+            ends before all pictures have come.
 
     Raises:
         DataError: fewer pictures than one batch.
@@ -71,6 +102,10 @@ class TrainingSteps(Dataset[Batch]):
         seed: int,
         rank: int = 0,
         world_size: int = 1,
+        cycle: int = 0,
+        balance: bool = False,
+        sizes: Sequence[int] = (),
+        repeats: int = 1,
     ) -> None:
         if len(split) < batch_size:
             raise DataError(
@@ -78,34 +113,71 @@ class TrainingSteps(Dataset[Batch]):
                 f"pass --batch-size {len(split)} or less"
             )
         self.split, self.preprocess, self.augmentation = split, preprocess, augmentation
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size, self.seed, self.cycle = batch_size, seed, cycle
         self.rank, self.world_size = rank, world_size
         self.steps_per_epoch = len(split) // batch_size
+        self.sizes, self.repeats = tuple(sizes), repeats
+        self._order = EpochOrder(split, seed, balance=balance)
+
+    def with_batch_size(self, batch_size: int) -> TrainingSteps:
+        """The same in batches of another size."""
+        other = copy.copy(self)
+        other.batch_size = batch_size
+        other.steps_per_epoch = len(self.split) // batch_size
+        return other
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """Which pictures step `step` holds, over all processes."""
-        epoch, place = divmod(step, self.steps_per_epoch)
-        order = _order(self.seed, epoch, len(self.split))
-        return order[place * self.batch_size : (place + 1) * self.batch_size]
+        return self._order(step // self.steps_per_epoch)[self._places(step) // self.repeats]
+
+    def _places(self, step: int) -> Int64[np.ndarray, "B"]:
+        """Of the batch in its epoch, where every repetition has a place."""
+        return step % self.steps_per_epoch * self.batch_size + np.arange(self.batch_size)
 
     def __getitem__(self, step: int) -> Batch:
-        epoch = step // self.steps_per_epoch
-        indices = self.indices(step)[self.rank :: self.world_size]
-        pixels = np.stack(
-            [
+        epoch, places = step // self.steps_per_epoch, self._places(step)
+        mine = slice(self.rank, None, self.world_size)
+        views = places % self.repeats
+        if not self.cycle:
+            views += self.repeats * self._order.turns(epoch)[places // self.repeats]
+        batch = self.variants(self.indices(step)[mine], epoch, views[mine])
+        self._order.fetch_ahead(epoch, int(places[-1]) // self.repeats)
+        return batch
+
+    def variants(
+        self,
+        indices: Int64[np.ndarray, "B"],
+        epoch: int,
+        views: Int64[np.ndarray, "B"] | None = None,
+    ) -> Batch:
+        """The pictures at `indices` of the split, as they are in an epoch; in its first view."""
+        preprocess = self.preprocess
+        if self.sizes:
+            size = self.sizes[min(epoch, len(self.sizes) - 1)]
+            preprocess = preprocess.replace(image_size=size)
+        epoch = epoch % self.cycle if self.cycle else epoch
+        views = np.zeros_like(indices) if views is None else views
+        occasions = occasion(epoch, views)
+        made = []
+        for index, same in groupby(zip(indices, occasions, strict=True), key=itemgetter(0)):
+            picture = self.split.read(int(index))
+            made += [
                 training_pixels(
-                    self.split.read(int(i)),
-                    self.preprocess,
-                    self.augmentation,
-                    self.seed,
-                    epoch,
-                    int(i),
+                    picture, preprocess, self.augmentation, self.seed, int(when), int(index)
                 )
-                for i in indices
+                for _, when in same
             ]
-        )
-        pixels = augment_batch(pixels, self.augmentation, self.seed, epoch, indices)
-        return _batch(pixels, self.split, indices, epoch)
+        pixels = augment_batch(np.stack(made), self.augmentation, self.seed, occasions, indices)
+        return _batch(pixels, self.split, indices, epoch, views)
+
+
+def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
+    """One picture size for every epoch: each of `sizes` for an equal part of them, in order.
+
+    >>> sizes_of_epochs((128, 160, 192), 7)
+    (128, 128, 128, 160, 160, 192, 192)
+    """
+    return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs) if sizes)
 
 
 class EvaluationBatches(Dataset[Batch]):
@@ -133,7 +205,7 @@ class EvaluationBatches(Dataset[Batch]):
         start = number * self.batch_size
         indices = np.array(self._mine[start : start + self.batch_size])
         pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
-        return _batch(pixels, self.split, indices, epoch=-1)
+        return _batch(pixels, self.split, indices, epoch=-1, views=np.zeros_like(indices))
 
 
 _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
@@ -200,10 +272,15 @@ class _Careful(Dataset[Any]):
 
 
 def _batch(
-    pixels: UInt8[np.ndarray, "B H W C"], split: Split, indices: Int64[np.ndarray, "B"], epoch: int
+    pixels: UInt8[np.ndarray, "B H W C"],
+    split: Split,
+    indices: Int64[np.ndarray, "B"],
+    epoch: int,
+    views: Int64[np.ndarray, "B"],
 ) -> Batch:
     labels = torch.from_numpy(split.labels[indices])
-    return Batch(torch.from_numpy(pixels), labels, torch.from_numpy(indices.copy()), epoch)
+    places = torch.from_numpy(indices.copy())
+    return Batch(torch.from_numpy(pixels), labels, places, epoch, torch.from_numpy(views.copy()))
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
@@ -217,8 +294,3 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-@lru_cache(maxsize=2)
-def _order(seed: int, epoch: int, count: int) -> Int64[np.ndarray, "N"]:
-    return permutation(seed, epoch, count)

@@ -83,19 +83,33 @@ def normalise(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float
     Raises:
         ShapeError: another number of channels or another dtype.
     """
+    return standardised(to_unit(pixels, preprocess), preprocess)
+
+
+def to_unit(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[Tensor, "B C H W"]:
+    """The first half of `normalise`: pixels / 255, on the scale [0, 1]. Raises the same."""
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != preprocess.channels:
         raise ShapeError(
             f"expected pixels (B, H, W, {preprocess.channels}) uint8, "
             f"got {tuple(pixels.shape)} {pixels.dtype}"
         )
-    # Every operand is a tensor on the device: some devices multiply by the reciprocal of a plain
-    # number instead of dividing, and the last bit would then depend on the device.
-    full, mean, std = (
-        torch.tensor(values, dtype=torch.float32, device=pixels.device).view(-1, 1, 1)
-        for values in ((255.0,), preprocess.mean, preprocess.std)
-    )
     images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
-    return images.div_(full).sub_(mean).div_(std)
+    return images.div_(_per_channel((255.0,), images))
+
+
+def standardised(images: Float[Tensor, "B C H W"], preprocess: Preprocess) -> Images:
+    """The second half of `normalise`: (images - mean) / std per channel, in place."""
+    mean, std = _per_channel(preprocess.mean, images), _per_channel(preprocess.std, images)
+    return images.sub_(mean).div_(std)
+
+
+def _per_channel(values: tuple[float, ...], like: Tensor) -> Float[Tensor, "_ 1 1"]:
+    """Numbers as a tensor on the device.
+
+    Some devices multiply by the reciprocal of a plain number instead of dividing, and the last bit
+    would then depend on the device.
+    """
+    return torch.tensor(values, dtype=torch.float32, device=like.device).view(-1, 1, 1)
 
 
 def preprocess_pictures(

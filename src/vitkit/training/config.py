@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import tyro
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vitkit.errors import SettingError, did_you_mean
 from vitkit.frozen import field_names, frozen, to_json
 from vitkit.spec import Channel, Fit, Interpolation
+from vitkit.training.schedule import Schedule
 
 Settings: TypeAlias = dict[str, Any]
 """Some fields of `TrainConfig` by name; `spec` is a dictionary of `ViTSpec` fields."""
@@ -24,6 +25,20 @@ AtLeastOne = Annotated[int, Field(ge=1, strict=True)]
 Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 TrackerName: TypeAlias = Literal["wandb", "mlflow"]
+DEFAULT_MODEL = "vit_tiny_patch16_224"
+"""What a run from noise trains where no model is named."""
+
+
+def _place(value: Any) -> Any:
+    """`pretrained=True`, as `create_model` has it, and paths, as a setting."""
+    if isinstance(value, bool):
+        return "auto" if value else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _text(value: Any) -> Any:
+    """`aa: 3` in YAML is a number."""
+    return str(value) if isinstance(value, int) else value
 
 
 @frozen(raises=SettingError)
@@ -33,14 +48,41 @@ class TrainConfig:
     data: Annotated[str, tyro.conf.Suppress]
     """A folder of pictures, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
     `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`."""
-    model: str = "vit_tiny_patch16_224"
-    """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`."""
+    model: str | None = None
+    """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`.
+    Default: that of the pretrained weights, else vit_tiny_patch16_224."""
     spec: Annotated[Settings, tyro.conf.Suppress] = Field(default_factory=dict)
     """`ViTSpec` fields that differ from the model's preset."""
     recipe: str | None = None
     """Settings to start from: a recipe's name or a YAML file; flags override them."""
+    pretrained: Annotated[
+        str | None, BeforeValidator(_place), tyro.conf.arg(aliases=("--finetune",))
+    ] = None
+    """Start from weights: a file of any known format, a folder, a published checkpoint's name, an
+    address such as `hf://owner/name`; without a value, what is published for --model. Pictures are
+    treated as the weights know them, but for what a setting says."""
+    trust_pickle: bool = False
+    """Read weights that are a pickle (`.pth`), by torch's `weights_only` reader."""
+    start: Annotated[Settings | None, tyro.conf.Suppress] = None
+    """What the run started from, as it was found; kept for `resume`."""
+    freeze: tuple[str, ...] = ()
+    """What does not train: `backbone` (all but the head), or parameters by name or pattern, such as
+    `patch_embed` or `blocks.*.attn`."""
+    freeze_blocks: Count = 0
+    """The embedding and the first so many blocks do not train."""
+    probe: Literal["linear", "knn"] | None = None
+    """Train nothing but a linear head on features that are computed once, or only look how good
+    the nearest neighbours are."""
+    auto: bool = False
+    """Climb from the cheapest answer upwards, nearest neighbours, a linear head, fine-tuning, or
+    from noise what suits the pictures, as long as the next one pays."""
+    budget: str | None = None
+    """The time that `auto` has: 90s, 10m (default), 1h."""
     img_size: AtLeastOne | None = None
     """Picture size in pixels, a square; short for `--spec.image-size`."""
+    progressive: tuple[AtLeastOne, ...] = ()
+    """Progressive resizing: picture sizes over equal parts of the epochs, such as `128 160 192`;
+    the last one is that of evaluation."""
     data_root: str | None = None
     """Where to look for named data sets such as `mnist`."""
     cache: str | None = None
@@ -63,18 +105,31 @@ class TrainConfig:
     """Optimizer steps between two saved states; by default one at the end of every epoch."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     """Peak learning rate, for this batch size; never rescaled silently."""
+    find_lr: bool = False
+    """Before the start, try rates on training pictures with a copy of the model, and take a tenth
+    of the one where the loss is lowest, instead of `lr`."""
+    find_batch_size: bool = False
+    """Before the start, double the batch until memory ends or it is no faster, instead of
+    `batch_size`."""
     min_lr: Annotated[float, Field(ge=0.0)] = 1e-5
-    """Learning rate at the end of the cosine."""
+    """Learning rate at the end of the schedule; the constant one stays at its peak."""
+    sched: Schedule = "cosine"
+    """How the rate falls after the warm-up; `rsqrt`: as the root of warm-up over step."""
     warmup_epochs: Annotated[float, Field(ge=0.0)] = 1.0
     """Epochs of linear warm-up from zero; fractions are fine."""
-    opt: Literal["adamw", "muon"] = "adamw"
-    """The optimizer; muon is for the matrices of the blocks, with AdamW for the rest."""
+    opt: str = "adamw"
+    """The optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for
+    the rest; or any of the pytorch-optimizer library by name, such as `lamb`, `lion`, `adan`."""
+    momentum: Fraction = 0.9
+    """SGD's momentum."""
+    layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Factor on the rate from each block to the one before it; 0.75 is usual in fine-tuning."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
-    """Decoupled decay of matrices; biases, norms, tokens and positions have none."""
+    """Decay of matrices, decoupled but for SGD; biases, norms, tokens and positions have none."""
     beta1: Fraction = 0.9
-    """AdamW's decay of the mean gradient."""
+    """Decay of the mean gradient, of adamw, adam and the AdamW beside muon."""
     beta2: Fraction = 0.999
-    """AdamW's decay of the squared gradient."""
+    """Decay of the squared gradient, of the same."""
     clip_grad: Annotated[float, Field(gt=0.0)] | None = 1.0
     """Largest norm of the whole gradient."""
     on_nan: Literal["stop", "skip"] = "stop"
@@ -83,8 +138,29 @@ class TrainConfig:
     """Average the weights over the steps; the average is what is evaluated and shared."""
     model_ema_decay: Fraction = 0.9998
     """Decay of that average."""
+    loss: str = "cross-entropy"
+    """`cross-entropy`; `bce`, each class a question of its own; or your own as MODULE:FUNCTION, of
+    logits (B, K) and targets."""
+    bce_threshold: Fraction | None = None
+    """With `bce`, classes of a mixture above this probability count in full; DeiT III has 0."""
     label_smoothing: Fraction = 0.1
     """Probability mass spread over all classes."""
+    teacher: Annotated[str | None, tyro.conf.arg(aliases=("--teacher-path",))] = None
+    """A model to learn from as well: a checkpoint, or `package.module:function` that makes one."""
+    distill: Annotated[Literal["soft", "hard"], tyro.conf.arg(aliases=("--distillation-type",))] = (
+        "soft"
+    )
+    """What of the teacher is learned: its probabilities, or its first choice."""
+    distill_alpha: Annotated[Probability, tyro.conf.arg(aliases=("--distillation-alpha",))] = 0.5
+    """The teacher's share of the loss."""
+    distill_temperature: Annotated[
+        float, Field(gt=0.0), tyro.conf.arg(aliases=("--distillation-tau",))
+    ] = 3.0
+    """Both are softened by it, with `distill: soft`."""
+    distill_views: Count = 0
+    """Variants that each picture has in the whole run, so that the teacher looks at each once and
+    what it says is kept; 0 for new ones in every epoch and a teacher that is asked in every step.
+    """
     drop_path: Fraction | None = None
     """Stochastic depth of the last block; short for `--spec.drop-path`."""
     flip: Probability = 0.5
@@ -93,20 +169,46 @@ class TrainConfig:
     """Largest random shift up, down, left and right, in pixels."""
     crop_scale: Annotated[float, Field(gt=0.0, le=1.0)] = 0.35
     """Smallest part of the area a random crop keeps (Inception crop); 1 turns it off."""
+    aa: Annotated[str | None, BeforeValidator(_text)] = None
+    """A policy of random changes: RandAugment such as `rand-m9-mstd0.5-inc1`, TrivialAugment
+    `trivial`, 3-Augment `3`."""
+    color_jitter: Probability = 0.0
+    """Largest random change of brightness, contrast and saturation, as a factor; after `aa`."""
+    reprob: Probability = 0.0
+    """Chance that a random box of a picture is erased by noise."""
+    repeated_aug: AtLeastOne = 1
+    """How often an epoch has a picture, each time changed in another way; an epoch stays as long,
+    so it has as many times fewer pictures."""
+    mixup: Annotated[float, Field(ge=0.0)] = 0.0
+    """Alpha of mixup, of Beta(alpha, alpha); 0 is off."""
+    cutmix: Annotated[float, Field(ge=0.0)] = 0.0
+    """Alpha of CutMix, the same; with both on, every batch has one of them."""
+    mixup_prob: Probability = 1.0
+    """Chance that a batch is mixed at all."""
+    mixup_switch_prob: Probability = 0.5
+    """Chance of CutMix, where both are on."""
+    mixup_off_epoch: Count = 0
+    """The epoch, counted from 0, from which on nothing is mixed; 0 for never."""
+    save_augmented_grid: bool = False
+    """Before the first step, show in augmented.png what the model is fed, with its labels."""
     mean: Channel | None = None
     """Mean of each channel on [0, 1]; default 0.5."""
     std: Channel | None = None
     """Standard deviation of each channel on [0, 1]; default 0.5."""
-    interpolation: Interpolation = "bicubic"
-    """The resampling filter."""
-    fit: Fit = "crop"
-    """How pictures are brought to size outside training: centre `crop`, or `squash`."""
-    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Part of the shorter side that the centre crop keeps."""
+    interpolation: Interpolation | None = None
+    """The resampling filter; default bicubic."""
+    fit: Fit | None = None
+    """How pictures are brought to size outside training: centre `crop` (default), or `squash`."""
+    crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    """Part of the shorter side that the centre crop keeps; default 0.9."""
     val_fraction: Fraction = 0.1
     """Part of train that becomes the validation split where the data has none."""
+    test: bool = True
+    """Look at the test split, once, at the end."""
     patience: AtLeastOne | None = None
     """Stop after this many epochs without a higher validation top-1."""
+    balance: bool = False
+    """Draw every class as often as any other, where some have more pictures."""
     bad_images: Literal["refuse", "skip"] = "refuse"
     """What to do about pictures that cannot be decoded, before the first step."""
     ignore_extra_classes: bool = False
@@ -117,8 +219,14 @@ class TrainConfig:
     """Decides initial weights, order, augmentation and dropout."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
-    amp: Literal["auto", "off", "bfloat16"] = "auto"
-    """Mixed precision; auto tries bfloat16 and keeps it where it is faster."""
+    amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
+    """Mixed precision; auto tries bfloat16, or float16 on a GPU without it, and keeps it where it
+    is faster."""
+    compile: bool = False
+    """Compile the training step (torch.compile); without a compiler it stays as it is."""
+    grad_checkpointing: Literal["block", "norm_and_activation"] | None = None
+    """Less memory for more time: compute again in the backward pass the insides of each block (also
+    without a value), or norms and activations alone."""
     devices: AtLeastOne = 1
     """Processes to start on this machine, one a device; under torchrun it is torchrun's number."""
     parallel: Literal["ddp", "fsdp"] = "ddp"

@@ -50,6 +50,11 @@ class Display:
         self._every = PLAIN if self._bar.disable else REFRESH
         self._shown = time.monotonic()
 
+    def lasts(self, total: int) -> None:
+        """How many steps the run has, as it is known now."""
+        self._total = total
+        self._bar.update(self._task, total=total)
+
     def start(self) -> None:
         """Show the bar."""
         self._bar.start()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from vitkit.spec import Preprocess
 from vitkit.training.precision import Precision, autocast
 
 SHOWN = 8
-"""Pictures in the grid, in two rows."""
+"""Validation pictures that are shown, in two rows."""
 SIDE = 112
 """Their side in the grid, in pixels; a caption of two lines is below."""
 CAPTION, MARGIN, LETTERS = 30, 6, 18
@@ -48,36 +49,40 @@ def example_predictions(
     batch = EvaluationBatches(split.subset(places), preprocess, batch_size=SHOWN)[0]
     with torch.inference_mode(), autocast(precision, device):
         logits = model(batch.images(preprocess, device))
-    probabilities, predicted = logits.float().softmax(1).max(1)
-    return grid(
-        batch.pixels.numpy(),
-        [dataset.classes[int(label)] for label in batch.labels],
-        [dataset.classes[int(label)] for label in predicted],
-        probabilities.tolist(),
-    )
+    probabilities, predicted = (most.cpu() for most in logits.float().softmax(1).max(1))
+    captions = []
+    for label, guess, probability in zip(batch.labels, predicted, probabilities, strict=True):
+        colour = RIGHT if guess == label else WRONG
+        said = Line(dataset.classes[int(guess)], f"{probability:.0%}", colour)
+        captions.append([Line(dataset.classes[int(label)]), said])
+    return grid(batch.pixels.numpy(), captions, across=(len(captions) + 1) // 2)
+
+
+class Line(NamedTuple):
+    """A line below a picture: a class, shortened where it is long, and how much of it."""
+
+    name: str
+    share: str = ""
+    colour: str = "black"
 
 
 def grid(
-    pixels: UInt8[np.ndarray, "N h w C"],
-    truths: list[str],
-    predicted: list[str],
-    probabilities: list[float],
+    pixels: UInt8[np.ndarray, "N h w C"], captions: Sequence[Sequence[Line]], across: int
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Pictures in two rows, each over its class and the predicted one, red where that is wrong."""
-    across = (len(pixels) + 1) // 2
+    """Pictures in rows of `across`, each over at most two lines."""
+    down = -(-len(pixels) // across)
     cell = (SIDE + MARGIN, SIDE + CAPTION + MARGIN)
-    sheet = Image.new("RGB", (across * cell[0] + MARGIN, 2 * cell[1] + MARGIN), "white")
+    sheet = Image.new("RGB", (across * cell[0] + MARGIN, down * cell[1] + MARGIN), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for number, picture in enumerate(pixels):
+    for number, (picture, lines) in enumerate(zip(pixels, captions, strict=True)):
         left = MARGIN + number % across * cell[0]
         top = MARGIN + number // across * cell[1]
         image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
         sheet.paste(image.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, top))
-        colour = RIGHT if predicted[number] == truths[number] else WRONG
-        said = f"{_short(predicted[number], LETTERS - 5)} {probabilities[number]:.0%}"
-        below = top + SIDE + 1
-        pen.text((left, below), _short(truths[number], LETTERS), fill="black", font=font)
-        pen.text((left, below + CAPTION // 2), said, fill=colour, font=font)
+        for row, line in enumerate(lines):
+            text = f"{line.share} {line.name}".lstrip()
+            place = (left, top + SIDE + 1 + row * (CAPTION // 2))
+            pen.text(place, _short(text, LETTERS), fill=line.colour, font=font)
     return np.asarray(sheet)
 
 

@@ -75,6 +75,10 @@ class RunLog:
             if error is None:
                 raise output_error(self._run.root, failure) from failure
 
+    def lasts(self, total: int) -> None:
+        """How many steps the run has, as it is known now."""
+        self.display.lasts(total)
+
     def track(self, names: tuple[TrackerName, ...], settings: dict[str, Any]) -> None:
         """Tell these services, too. Raises `SettingError` where one cannot start."""
         self._trackers = open_trackers(names, self._run, settings)
@@ -99,7 +103,6 @@ class RunLog:
         add_line(self._run, "epoch", {**place, **values})
         drawn = {name: v for name, v in values.items() if name.startswith("val_")}
         self._curve(drawn, int(place["step"]))
-        self._curves.flush()
 
     def test(self, step: int, values: Numbers) -> None:
         """The scores of the test split, once."""
@@ -129,6 +132,16 @@ class RunLog:
         """A picture for TensorBoard."""
         try:
             self._curves.add_image(tag, pixels, step, dataformats="HWC")
+        except OSError as error:
+            raise output_error(self._run.tensorboard, error) from error
+
+    def flush(self) -> None:
+        """Hand TensorBoard's points to the file system; a thread of its own writes them in time.
+
+        What a state counts as done is not done again, so its points must be there before it.
+        """
+        try:
+            self._curves.flush()
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 

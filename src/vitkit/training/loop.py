@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -19,21 +20,26 @@ from torch import Tensor
 from vitkit.data.loader import Batch, batches
 from vitkit.errors import DataError, Interrupted, NonFiniteError, SettingError
 from vitkit.models.vit import ViT
+from vitkit.training.augmenting import make_feed
 from vitkit.training.checkpointing import load_state, save_state
 from vitkit.training.distributed import World
 from vitkit.training.ema import EMA
-from vitkit.training.evaluation import Metrics, evaluate, quiet_engine
+from vitkit.training.evaluation import Output, outputs, quiet_engine, tallied
 from vitkit.training.log import RunLog
-from vitkit.training.optimizer import make_optimizer
+from vitkit.training.memory import checkpoint_gradients
+from vitkit.training.metrics import Metrics
+from vitkit.training.optimizer import configured_optimizer
 from vitkit.training.plan import Plan
 from vitkit.training.precision import Precision, autocast
 from vitkit.training.reporter import Reporter
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.schedule import warmup_cosine
+from vitkit.training.schedule import learning_rate
 from vitkit.training.sharding import shard, whole_model
 from vitkit.training.signals import StopFlag
+from vitkit.training.starting import started_from, train_mode
 from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.step import Outcome, TrainingStep, is_out_of_memory
+from vitkit.training.teaching import Teaching
 from vitkit.weights.own import save
 
 MOST_SKIPPED = 3
@@ -48,7 +54,7 @@ class Trainer:
         run: where to leave it.
         log: where to say it.
         model: fresh, on the plan's device.
-        precision: `off` or `bfloat16`.
+        precision: `off`, `bfloat16` or `float16`.
         stop: raised by a signal.
         world: the processes that share every batch; each has a loop, the first one writes.
     """
@@ -68,16 +74,11 @@ class Trainer:
         self.plan, self.run_folder, self.log, self.stop = plan, run, log, stop
         self.model, self.precision = model, precision
         self.ema = EMA(model, config.model_ema_decay) if config.model_ema else None
+        checkpoint_gradients(model, config.grad_checkpointing)
         if config.parallel == "fsdp" and self.world.size > 1:
             for one in (model, *([cast(ViT, self.ema.model)] if self.ema else [])):
                 shard(one, self.world, plan.device)
-        self.optimizer = make_optimizer(
-            model,
-            config.opt,
-            lr=config.lr,
-            weight_decay=config.weight_decay,
-            betas=(config.beta1, config.beta2),
-        )
+        self.optimizer = configured_optimizer(model, config)
         self.progress = Progress(data=plan.dataset.fingerprint)
         self.registry = Registry()
         self.registry.register("model", ModelPart(model), model)
@@ -85,10 +86,19 @@ class Trainer:
         if self.ema is not None:
             self.registry.register("ema", self.ema)
         self.registry.register("progress", self.progress)
+        feed = make_feed(plan)
+        self.teaching = None
+        if plan.teacher is not None:
+            self.teaching = Teaching(
+                plan.teacher, plan, feed, precision, run.teacher, self.world, stop
+            )
+            self.registry.register("teacher", self.teaching)
         self.step = TrainingStep(
-            model, self.optimizer, config, plan.preprocess, precision, plan.device,
+            model, self.optimizer, config, self.teaching or feed, precision, plan.device,
             self.world, stop,
         )  # fmt: skip
+        if self.step.scale is not None:
+            self.registry.register("loss_scale", self.step.scale)
         self._agreed = 0  # the signal that any of several processes has had
         self.stopped = f"all {config.epochs} epochs"
         if plan.last_step < plan.total_steps:
@@ -137,7 +147,9 @@ class Trainer:
                 "epoch_length": steps_per_epoch,
             }
         )
-        self.model.train()
+        if self.teaching is not None:
+            self.teaching.prepare(remaining, self.log)
+        train_mode(self.model)
         self._started = time.monotonic()
         arriving = batches(self.plan.steps, remaining, workers=self.plan.workers)
         engine.run(self.reporter.watched(arriving))
@@ -148,19 +160,23 @@ class Trainer:
         rate = self._learning_rate(step)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
+        made: Outcome | None = None
         try:
             made = self.step(batch, step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise self._out_of_memory(batch) from None
+        if made is None:  # only out here, where the error no longer holds what the step had made
+            raise self._out_of_memory(batch)
         progress.step += 1
         self.world.note(progress.step)
         self._agreed = made.signum
         if made.bad is not None:
             self._leave_out(made)
             return made.loss
-        if self.ema is not None:
+        if made.overflow:
+            self.log.say(f"float16: the gradient overflows at step {step}; smaller loss scale")
+        elif self.ema is not None:
             self.ema.update(self.model)
         progress.skipped_in_a_row = 0
         progress.loss_sum += made.loss
@@ -187,8 +203,8 @@ class Trainer:
         if config.on_nan == "stop" or progress.skipped_in_a_row >= MOST_SKIPPED:
             progress.step -= 1
             raise NonFiniteError(
-                f"{said}; the weights before it are kept in {self._last_good()}; try a lower --lr "
-                f"or --amp off"
+                f"{said}; {self._last_good()}; try a lower --lr "
+                f"(--find-lr looks for one) or --amp off"
             )
         self.log.say(f"{said}; the step is skipped ({progress.skipped} so far)")
 
@@ -205,15 +221,16 @@ class Trainer:
             f"loss {made.loss:.3g}, gradient norm {made.norm:.3g}, pictures {names} ...)"
         )
 
-    def _last_good(self) -> Path:
-        """Where to go on from: the newest state, or the run where there is none yet."""
+    def _last_good(self) -> str:
+        """Where to go on from: the newest state, where there is one yet."""
         states = sorted(self.run_folder.state.glob("step-*"))
-        return states[-1] if states else self.run_folder.root
+        return f"the state before it is kept in {states[-1]}" if states else "no state is kept yet"
 
     def _learning_rate(self, step: int) -> float:
         config = self.plan.config
-        return warmup_cosine(
+        return learning_rate(
             step,
+            config.sched,
             peak=config.lr,
             low=config.min_lr,
             warmup=round(config.warmup_epochs * self.plan.steps.steps_per_epoch),
@@ -266,7 +283,7 @@ class Trainer:
         if self._out_of_patience() and step < self.plan.total_steps:
             self.stopped = self._why_patience_ended()
             engine.terminate()
-        self.model.train()
+        train_mode(self.model)
         self.reporter.next_epoch()
 
     def evaluate(self, split: str) -> Metrics:
@@ -275,6 +292,11 @@ class Trainer:
 
     def measure(self, split: str, model: ViT) -> Metrics:
         """Metrics of any model on a split of the data, in eval mode."""
+        made = self.outputs(split, model)
+        return tallied(made, self.plan.spec.num_classes).counts(self.world).scores()
+
+    def outputs(self, split: str, model: ViT) -> Iterator[Output]:
+        """What any model, in eval mode, makes of this process's pictures of a split."""
         plan = self.plan
         model.eval()
 
@@ -283,11 +305,10 @@ class Trainer:
                 logits: Tensor = model(images)
             return logits
 
-        return evaluate(
+        return outputs(
             forward,
             plan.dataset.splits[split],
             plan.preprocess,
-            num_classes=plan.spec.num_classes,
             device=plan.device,
             workers=plan.workers,
             world=self.world,
@@ -314,6 +335,7 @@ class Trainer:
                 "fingerprint": plan.dataset.fingerprint,
                 "pictures": {name: len(part) for name, part in plan.dataset.splits.items()},
             },
+            **started_from(plan.config),
         )))  # fmt: skip
 
     def _count_best(self, epoch: int, validation: Metrics) -> bool:
@@ -344,6 +366,7 @@ class Trainer:
 
     def _save_state(self) -> None:
         self._count_time()
+        self.log.flush()
         save_state(self.run_folder.state, self.registry, self.progress.step, self.world)
 
     def _count_time(self) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitkit.data.augment import Augmentation
 from vitkit.data.doctor import sound
-from vitkit.data.loader import TrainingSteps
+from vitkit.data.loader import TrainingSteps, sizes_of_epochs
+from vitkit.data.order import class_counts
+from vitkit.data.policies import policy
 from vitkit.data.sources import (
     ArraySplit,
     Dataset,
@@ -20,14 +24,22 @@ from vitkit.data.sources import (
     with_validation,
 )
 from vitkit.devices import resolve_device
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, SpecError
+from vitkit.frozen import replace as replaced
 from vitkit.models.presets import preset
+from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Preprocess, ViTSpec
-from vitkit.training.config import TrainConfig
+from vitkit.training.config import DEFAULT_MODEL, Settings, TrainConfig
 from vitkit.training.distributed import World
-from vitkit.training.recipes import RECIPES
+from vitkit.training.losses import check_loss, make_loss
+from vitkit.training.optimizer import check_optimizer
+from vitkit.training.recipes import RECIPES, recipe_settings
+from vitkit.training.starting import PICTURES, Start, begin, begun, freeze_parts, opened
+from vitkit.training.teachers import Teacher, check_teaching, opened_teacher
 
 MOST_WORKERS = 8
+SHARDED = ("adamw", "adam", "sgd")
+"""Optimizers that look at every number alone, so that a part of a weight is enough for them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,8 @@ class Plan:
         device: where the model trains.
         workers: loader processes.
         notes: lines to print before the start.
+        weights: what the model starts from, where that is not noise or a stopped run's state.
+        teacher: whom the model learns from besides the labels, on the device.
     """
 
     config: TrainConfig
@@ -53,11 +67,20 @@ class Plan:
     device: torch.device
     workers: int
     notes: tuple[str, ...]
+    weights: Mapping[str, Tensor] | None = None
+    teacher: Teacher | None = None
 
     @property
     def total_steps(self) -> int:
         """Optimizer steps of the whole schedule."""
         return self.config.epochs * self.steps.steps_per_epoch
+
+    def settled(self, found: Settings) -> Plan:
+        """The plan with settings that a trial has decided."""
+        steps = self.steps
+        if "batch_size" in found:
+            steps = steps.with_batch_size(found["batch_size"])
+        return replace(self, config=replaced(self.config, **found), steps=steps)
 
     @property
     def last_step(self) -> int:
@@ -65,20 +88,75 @@ class Plan:
         return min(self.total_steps, self.config.max_steps or self.total_steps)
 
 
-def make_plan(config: TrainConfig, world: World | None = None) -> Plan:
+def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool = False) -> Plan:
     """Open the data, check every picture, and build the spec; nothing is written.
 
+    Args:
+        config: the settings.
+        world: the processes that share the run.
+        goes_on: a stopped run has the weights; those it began with are not looked for.
+
     Raises:
+        CheckpointError: weights to start from that cannot be read, or are of another model.
         SettingError: settings that contradict each other.
         SpecError: a model that cannot exist.
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
     world = world or World()
+    config, shortened = _in_time(config)
     _check_settings(config)
     _check_shares(config, world.size)
+    _check_augmentation(config, world.size)
+    _check_probe(config, world.size)
     device = world.device(resolve_device(config.device))
-    spec = _spec(config, num_classes=1)  # refuses an impossible model before reading any picture
+    begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
+    dataset, notes = _opened_data(config)
+    notes = [*shortened, *notes]
+    _check_against(config, dataset)
+    start = begin(dataset.classes)
+    model = config.model or (None if config.pretrained else DEFAULT_MODEL)
+    config = replaced(config, model=model, start=start.facts or None)
+    spec, preprocess = start.spec, start.preprocess
+    notes += start.notes
+    augmentation = Augmentation(
+        flip=config.flip, shift=config.shift, crop_scale=config.crop_scale, aa=config.aa,
+        color_jitter=config.color_jitter, reprob=config.reprob,
+    )  # fmt: skip
+    train = dataset.splits["train"]
+    steps = TrainingSteps(
+        train, preprocess, augmentation, batch_size=_batch_size(config, len(train)),
+        seed=config.seed, rank=world.rank, world_size=world.size, balance=config.balance,
+        sizes=sizes_of_epochs(config.progressive, config.epochs), cycle=config.distill_views,
+        repeats=config.repeated_aug,
+    )  # fmt: skip
+    if config.balance:
+        notes.append(class_counts(train.labels, dataset.classes))
+    if config.recipe is None and config.pretrained is None and config.data in RECIPES:
+        notes.append(f"there is a recipe for this: --recipe {config.data}")
+    cores = max(1, (os.cpu_count() or 1) // world.local_size)
+    workers = config.workers
+    if workers is None:
+        workers = 0 if isinstance(train, ArraySplit) else min(cores, MOST_WORKERS)
+    elif workers > cores:
+        notes.append(f"{workers} workers on {cores} cores; fewer would be as fast")
+    teacher, said = opened_teacher(config, dataset.classes, preprocess, device)
+    return Plan(config, dataset, spec, preprocess, steps, device, workers, (*notes, *said),
+                start.weights, teacher)  # fmt: skip
+
+
+def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """A warm-up that nobody asked for fits into the epochs that somebody asked for."""
+    usual = recipe_settings(config.recipe).get("warmup_epochs", TrainConfig.warmup_epochs)
+    if config.warmup_epochs < config.epochs or config.warmup_epochs != usual:
+        return config, []
+    shorter = config.epochs / 10
+    said = f"warmup_epochs {usual:g} is shortened to {shorter:g}: there are {config.epochs} epochs"
+    return replaced(config, warmup_epochs=shorter), [said]
+
+
+def _opened_data(config: TrainConfig) -> tuple[Dataset, list[str]]:
+    """The data, cut and looked through, and what there is to say of them."""
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
@@ -88,31 +166,14 @@ def make_plan(config: TrainConfig, world: World | None = None) -> Plan:
     if config.cache is not None:
         folder = None if config.cache == "auto" else config.cache
         dataset = cached(dataset, folder, progress=None if config.quiet else show_progress)
+    if config.val_fraction > 0:
+        dataset = with_validation(dataset, config.val_fraction)  # first: then leaks are looked for
     dataset, report = sound(dataset, config.bad_images)
     notes = [*report.notes, *report.warnings()]
     for split, problems in report.problems.items():
         notes += [f"skipped {len(problems)} pictures of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
-    if config.val_fraction > 0:
-        dataset = with_validation(dataset, config.val_fraction)
-    spec = _spec(config, num_classes=len(dataset.classes))
-    preprocess = _preprocess(config, spec)
-    augmentation = Augmentation(flip=config.flip, shift=config.shift, crop_scale=config.crop_scale)
-    train = dataset.splits["train"]
-    steps = TrainingSteps(
-        train, preprocess, augmentation, batch_size=config.batch_size, seed=config.seed,
-        rank=world.rank, world_size=world.size,
-    )  # fmt: skip
-    if config.recipe is None and config.data in RECIPES:
-        notes.append(f"there is a recipe for this: --recipe {config.data}")
-    cores = max(1, (os.cpu_count() or 1) // world.local_size)
-    in_memory = isinstance(train, ArraySplit)
-    workers = config.workers
-    if workers is None:
-        workers = 0 if in_memory else min(cores, MOST_WORKERS)
-    elif workers > cores:
-        notes.append(f"{workers} workers on {cores} cores; fewer would be as fast")
-    return Plan(config, dataset, spec, preprocess, steps, device, workers, tuple(notes))
+    return dataset, notes
 
 
 def _check_settings(config: TrainConfig) -> None:
@@ -123,8 +184,38 @@ def _check_settings(config: TrainConfig) -> None:
             f"warmup_epochs {config.warmup_epochs:g} leaves nothing of {config.epochs} epochs; "
             f"lower it below {config.epochs}"
         )
+    if config.sched == "rsqrt" and not config.warmup_epochs:
+        raise SettingError(
+            "sched rsqrt falls as the root of warm-up over step; pass --warmup-epochs above 0"
+        )
+    check_optimizer(config.opt)
+    make_loss(config.loss)
+    check_teaching(config)
+    if config.budget is not None:
+        raise SettingError(f"budget {config.budget} is for --auto; pass both, or --epochs")
     if config.resume is not None and config.overwrite:
         raise SettingError("--resume goes on with a run and --overwrite starts afresh; pass one")
+
+
+def _check_augmentation(config: TrainConfig, processes: int) -> None:
+    if config.aa is not None:
+        policy(config.aa)
+    together = config.batch_size // (config.grad_accum_steps * processes)
+    if (config.mixup > 0 or config.cutmix > 0) and together < 2:
+        raise SettingError(
+            f"mixup and cutmix mix the pictures that go through the model together, and that is "
+            f"{together}; raise --batch-size, or lower --grad-accum-steps {config.grad_accum_steps}"
+        )
+    if config.repeated_aug > 1 and config.repeated_aug >= config.batch_size:
+        raise SettingError(
+            f"repeated_aug {config.repeated_aug} fills a batch of {config.batch_size} with one "
+            f"picture; lower it, or raise --batch-size"
+        )
+    if config.repeated_aug > 1 and config.distill_views > 0:
+        raise SettingError(
+            f"distill_views {config.distill_views} has one view of a picture in an epoch and "
+            f"repeated_aug {config.repeated_aug}; pass one of them"
+        )
 
 
 def _check_shares(config: TrainConfig, processes: int) -> None:
@@ -145,28 +236,129 @@ def _check_shares(config: TrainConfig, processes: int) -> None:
             f"steps; take {' or '.join(map(str, sizes))}, or one of "
             f"{', '.join(map(str, allowed))} processes"
         )
-    if config.parallel == "fsdp" and config.opt == "muon" and processes > 1:
-        raise SettingError("opt muon needs whole matrices and parallel fsdp splits them; take ddp")
+    split = config.parallel == "fsdp" and processes > 1
+    if split and config.opt not in SHARDED:
+        raise SettingError(
+            f"opt {config.opt} needs whole matrices and parallel fsdp splits them; pass --parallel "
+            f"ddp or --opt adamw"
+        )
+    _check_finding(config, processes)
 
 
-def _spec(config: TrainConfig, num_classes: int) -> ViTSpec:
-    """The preset with every override; the head is as wide as there are classes."""
-    overrides: dict[str, Any] = dict(config.spec)
-    for flag, field in (("img_size", "image_size"), ("drop_path", "drop_path")):
-        value = getattr(config, flag)
+def _check_finding(config: TrainConfig, processes: int) -> None:
+    """What is looked for is looked for by one process, which has the whole batch at once."""
+    asked = [name for name in ("find_lr", "find_batch_size") if getattr(config, name)]
+    if not asked:
+        return
+    if processes > 1:
+        raise SettingError(
+            f"{asked[0]} needs one process; find it with --devices 1, then pass what it found"
+        )
+    if config.find_batch_size and config.grad_accum_steps > 1:
+        raise SettingError(
+            "find_batch_size finds what goes through the model at once; leave out "
+            "--grad-accum-steps"
+        )
+    if config.probe is not None:
+        raise SettingError(f"a probe takes no steps; leave out --{asked[0].replace('_', '-')}")
+
+
+def _check_probe(config: TrainConfig, processes: int) -> None:
+    """A probe needs weights, and looks at every picture once, as it is in evaluation."""
+    if config.probe is None:
+        return
+    if config.pretrained is None:
+        raise SettingError("probe looks at features of trained weights; name them: --pretrained")
+    idle = [name for name in ("mixup", "cutmix", "progressive", "balance", "model_ema", "freeze",
+                              "teacher")
+            if getattr(config, name)]  # fmt: skip
+    if idle:
+        raise SettingError(
+            f"{' and '.join(idle)} cannot be had with probe: features are computed once, of every "
+            f"picture as it is in evaluation; leave {' and '.join(idle)} out"
+        )
+    if processes > 1:
+        raise SettingError(f"a probe runs in one process, not in {processes}; leave out --devices")
+
+
+def _beginning(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], Start]:
+    """How the run begins, once the classes are known: from noise, weights, or a stopped run."""
+    if config.pretrained is None:
+        spec = _spec(config, 1)
+        _check_model(config, spec)
+        return lambda classes: _from_noise(config, len(classes))
+    if goes_on and (facts := config.start) is not None:
+        return lambda _: begun(facts)
+    stored = opened(config, _fields(config))
+    _check_model(config, stored.model.spec.replace(num_classes=1))
+    return lambda classes: begin(stored, classes)
+
+
+def _from_noise(config: TrainConfig, num_classes: int) -> Start:
+    spec = _spec(config, num_classes)
+    return Start(spec, _preprocess(config, spec), None, {})
+
+
+def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
+    """What is to be frozen is there, and something is left; every picture size is possible."""
+    if config.freeze or config.freeze_blocks:
+        with torch.device("meta"):
+            freeze_parts(ViT(spec), config)
+    for size in config.progressive:
+        try:
+            spec.replace(image_size=size)
+        except SpecError as error:
+            raise SettingError(f"progressive: {error}") from None
+    if len(config.progressive) > config.epochs:
+        raise SettingError(
+            f"progressive names {len(config.progressive)} sizes for {config.epochs} epochs; "
+            f"name fewer, or raise --epochs"
+        )
+
+
+def _check_against(config: TrainConfig, dataset: Dataset) -> None:
+    """What the settings ask for must be possible with these data."""
+    num_classes = len(dataset.classes)
+    asked = config.spec.get("num_classes", num_classes)
+    if asked != num_classes:
+        raise SettingError(
+            f"spec.num_classes {asked} contradicts the data, which has {num_classes} classes; "
+            f"leave it out"
+        )
+    if config.probe and "val" not in dataset.splits:
+        raise SettingError("a probe is judged on validation, and there is none; set val_fraction")
+    mixed = [f"{name} {getattr(config, name):g}" for name in ("mixup", "cutmix")
+             if getattr(config, name)]  # fmt: skip
+    check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
+
+
+def _batch_size(config: TrainConfig, pictures: int) -> int:
+    """A probe takes no steps, and a batch that is looked for later is not this one."""
+    later = config.probe is not None or config.find_batch_size
+    return min(config.batch_size, pictures) if later else config.batch_size
+
+
+def _fields(config: TrainConfig) -> dict[str, Any]:
+    """The fields of `ViTSpec` that the settings name, but for the classes: data decide those."""
+    overrides = {name: value for name, value in config.spec.items() if name != "num_classes"}
+    last = config.progressive[-1] if config.progressive else None
+    for flag, field, value in (
+        ("img_size", "image_size", config.img_size),
+        ("progressive ends with", "image_size", last),
+        ("drop_path", "drop_path", config.drop_path),
+    ):
         if value is not None:
             if overrides.get(field, value) not in (value, (value, value), [value, value]):
                 raise SettingError(
                     f"{flag} {value} contradicts spec.{field} {overrides[field]}; pass one of them"
                 )
             overrides[field] = value
-    asked = overrides.pop("num_classes", num_classes)
-    if num_classes > 1 and asked != num_classes:
-        raise SettingError(
-            f"spec.num_classes {asked} contradicts the data, which has {num_classes} classes; "
-            f"leave it out"
-        )
-    return preset(config.model, num_classes=num_classes, **overrides)
+    return overrides
+
+
+def _spec(config: TrainConfig, num_classes: int) -> ViTSpec:
+    """The preset with every override; the head is as wide as there are classes."""
+    return preset(config.model or DEFAULT_MODEL, num_classes=num_classes, **_fields(config))
 
 
 def _preprocess(config: TrainConfig, spec: ViTSpec) -> Preprocess:
@@ -177,11 +369,5 @@ def _preprocess(config: TrainConfig, spec: ViTSpec) -> Preprocess:
         raise SettingError(
             f"mean {mean} and std {std} must have {channels} values, one a channel of the model"
         )
-    return Preprocess(
-        image_size=spec.image_size,
-        mean=mean,
-        std=std,
-        interpolation=config.interpolation,
-        fit=config.fit,
-        crop_ratio=config.crop_ratio,
-    )
+    named = {name: getattr(config, name) for name in PICTURES if getattr(config, name) is not None}
+    return Preprocess(image_size=spec.image_size, mean=mean, std=std, **named)

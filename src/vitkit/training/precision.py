@@ -1,4 +1,4 @@
-"""Whether bfloat16 autocast pays on this machine: a short trial, decided once and written down."""
+"""Half precision: whether it pays on this machine (a short trial), and float16's loss scale."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitkit.errors import CheckpointError
 from vitkit.models.vit import ViT
+from vitkit.training.state import Tensors, Values
 
-Precision = Literal["off", "bfloat16"]
+Precision = Literal["off", "bfloat16", "float16"]
 ROUNDS = 3
 WORTH_IT = 0.95
-"""bfloat16 must take at most this part of float32's time."""
+"""Half precision must take at most this part of float32's time."""
 TRIAL_FLOPS = 2e10
 """Work of one trial step; keeps the trial short on slow machines."""
 
@@ -26,13 +28,20 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     """The context a forward pass runs in."""
     if precision == "off":
         return nullcontext()
-    return torch.autocast(device.type, dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=getattr(torch, precision))
+
+
+def half_precision(device: torch.device) -> Precision:
+    """`bfloat16`, or `float16` on a GPU that has no bfloat16 of its own."""
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "float16"
+    return "bfloat16"
 
 
 def faster_precision(
     model: ViT, images: Tensor, labels: Tensor, device: torch.device
 ) -> tuple[Precision, str]:
-    """Time a few training steps of a copy in float32 and under bfloat16 autocast, in turn.
+    """Time a few training steps of a copy in float32 and in the device's half precision, in turn.
 
     Args:
         model: left as it is.
@@ -48,23 +57,70 @@ def faster_precision(
     flops = 6 * tokens * sum(p.numel() for p in model.parameters())
     pictures = max(1, min(len(images), int(TRIAL_FLOPS / flops)))
     images, labels = images[:pictures], labels[:pictures]
-    times: dict[Precision, list[float]] = {"off": [], "bfloat16": []}
+    half = half_precision(device)
+    times: dict[Precision, list[float]] = {"off": [], half: []}
     for round_number in range(ROUNDS + 1):
         for precision, taken in times.items():
             start = time.perf_counter()
             with autocast(precision, device):
                 loss = F.cross_entropy(trial(images).float(), labels)
             loss.backward()
-            _wait_for(device)
+            wait_for(device)
             if round_number:  # the first round warms up
                 taken.append(time.perf_counter() - start)
-    ratio = median(times["bfloat16"]) / median(times["off"])
-    chosen: Precision = "bfloat16" if ratio <= WORTH_IT else "off"
-    said = "bfloat16 autocast" if chosen == "bfloat16" else "float32"
-    return chosen, f"precision: {said} (a bfloat16 step takes {ratio:.2f}x a float32 step here)"
+    ratio = median(times[half]) / median(times["off"])
+    chosen: Precision = half if ratio <= WORTH_IT else "off"
+    said = f"{half} autocast" if chosen == half else "float32"
+    return chosen, f"precision: {said} (a {half} step takes {ratio:.2f}x a float32 step here)"
 
 
-def _wait_for(device: torch.device) -> None:
+class LossScale:
+    """Keeps float16's small gradients from becoming zeros: loss times scale, gradient over scale.
+
+    "Mixed Precision Training" (arXiv 1710.03740), Sec. 3.2, with the numbers of torch's
+    `GradScaler`, whose step knows neither Muon's views nor the parts of sharded weights. Every
+    scale is a power of two, so scaling itself rounds nothing.
+
+    Attributes:
+        scale: the factor.
+        good: steps since it last changed.
+    """
+
+    FIRST, LOWEST, PATIENCE = 2.0**16, 1.0, 2000
+
+    def __init__(self) -> None:
+        self.scale, self.good = self.FIRST, 0
+
+    def fitted(self) -> None:
+        """A gradient was finite: after `PATIENCE` of them in a row, try twice the scale."""
+        self.good += 1
+        if self.good == self.PATIENCE:
+            self.scale, self.good = self.scale * 2, 0
+
+    def lowered(self) -> bool:
+        """A gradient was not finite: halve the scale; False where that cannot help."""
+        if self.scale <= self.LOWEST:
+            return False
+        self.scale, self.good = self.scale / 2, 0
+        return True
+
+    def tensors(self) -> Tensors:
+        """None."""
+        return {}
+
+    def values(self) -> Values:
+        """Both numbers."""
+        return {"scale": self.scale, "good": self.good}
+
+    def restore(self, tensors: Tensors, values: Values) -> None:
+        """Go on with both. Raises `CheckpointError`."""
+        if values.keys() != {"scale", "good"}:
+            raise CheckpointError(f"loss scale: stored as {values}")
+        self.scale, self.good = float(values["scale"]), int(values["good"])
+
+
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

@@ -70,6 +70,7 @@ def prove_resume(config: TrainConfig) -> Proof:
     """
     short = config.to_json() | {"max_steps": STEPS, "save_every": SAVED_EVERY, "resume": None,
                                 "overwrite": False, "recipe": None, "quiet": True,
+                                "find_lr": False, "find_batch_size": False,
                                 "devices": 1}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"

@@ -16,12 +16,13 @@ from vitkit.training.bottleneck import (
     is_waiting,
     picture_cost,
 )
-from vitkit.training.evaluation import Metrics
 from vitkit.training.examples import example_predictions
 from vitkit.training.log import RunLog
 from vitkit.training.meter import Meter, Reading, memory
+from vitkit.training.metrics import Metrics, headline
 from vitkit.training.plan import Plan
 from vitkit.training.precision import Precision
+from vitkit.training.receipt import Watch, receipt_of
 from vitkit.training.state import Progress
 
 LOOK_EVERY = 10.0
@@ -42,6 +43,9 @@ class Reporter:
         self._meter = Meter()
         self._start = self._epoch = self._warm = self._pace = Reading()
         self._looked = -LOOK_EVERY
+        settings, train = plan.config.to_json(), plan.dataset.splits["train"]
+        receipt = receipt_of(plan.config.recipe)
+        self._watch = None if receipt is None else Watch(receipt, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; from now on the time runs."""
@@ -81,12 +85,16 @@ class Reporter:
             {"epoch": epoch, "step": progress.step},
             {"lr": rate, "train_loss": train_loss} | values | speed | {"seconds": progress.seconds},
         )
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in values.items())
+        shown = "  ".join(f"val_{line}" for line in headline(validation))
         mark = "  best" if better else ""
         self.log.say(
             f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {train_loss:.4f}  {shown}  "
             f"{self._pace.images_per_s:,.0f} images/s{mark}"
         )
+        if self._watch is not None:
+            said = self._watch.after_epoch(epoch, validation, progress.skipped)
+            if said is not None:
+                self.log.say(said)
 
     def look_at(self, model: ViT, precision: Precision, epoch: int, step: int) -> None:
         """Example predictions and histograms, unless the last ones are only seconds old.

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from vitkit.errors import OutputError, SettingError, nearest_parent
-from vitkit.training.config import TrainConfig
+from vitkit.training.config import DEFAULT_MODEL, TrainConfig
 from vitkit.weights.files import output_error
 
 
@@ -40,9 +40,24 @@ class RunFolder:
         return self.root / "trackers.json"
 
     @property
+    def ladder(self) -> Path:
+        """What `--auto` came to, rung by rung."""
+        return self.root / "ladder.json"
+
+    @property
+    def augmented(self) -> Path:
+        """What the model is fed in the first step, as a picture."""
+        return self.root / "augmented.png"
+
+    @property
     def log(self) -> Path:
         """What was printed."""
         return self.root / "train.log"
+
+    @property
+    def confusion(self) -> Path:
+        """What the best weights take the validation pictures for, as a picture."""
+        return self.root / "confusion_matrix.png"
 
     @property
     def tensorboard(self) -> Path:
@@ -58,6 +73,11 @@ class RunFolder:
     def last(self) -> Path:
         """Weights of the last step, for sharing."""
         return self.root / "weights" / "last.safetensors"
+
+    @property
+    def teacher(self) -> Path:
+        """What a teacher says of every view of the pictures; made again where it is missing."""
+        return self.root / "teacher"
 
     @property
     def state(self) -> Path:
@@ -123,8 +143,9 @@ def new_folder(config: TrainConfig) -> RunFolder:
 def _next_numbered(config: TrainConfig) -> Path:
     """runs/DATA-MODEL-N for the first N that nobody has."""
     data = re.sub(r"[^\w.-]+", "-", Path(config.data).name or "data").strip("-.")
+    model = config.model or ("pretrained" if config.pretrained else DEFAULT_MODEL)
     for n in count(1):
-        root = Path("runs") / f"{data}-{config.model}-{n}"
+        root = Path("runs") / f"{data}-{model}-{n}"
         try:
             root.mkdir(parents=True)
         except FileExistsError:

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
+
+Schedule = Literal["cosine", "linear", "constant", "rsqrt"]
 
 
-def warmup_cosine(step: int, *, peak: float, low: float, warmup: int, total: int) -> float:
-    """Linear warm-up, then half a cosine: the rate of step `step`, counted from 0.
+def learning_rate(
+    step: int, schedule: Schedule = "cosine", *, peak: float, low: float, warmup: int, total: int
+) -> float:
+    """The rate of step `step`, counted from 0: it rises linearly over `warmup` steps to `peak`.
 
-    Rises over `warmup` steps to `peak` and falls to `low` at step total - 1 (SGDR without restarts,
-    arXiv 1608.03983, Eq. 5).
+    After that, with t from 0 at the peak to 1 at step total - 1:
 
-    >>> [round(warmup_cosine(s, peak=1.0, low=0.0, warmup=2, total=7), 3) for s in range(7)]
+        cosine     low + (peak - low) (1 + cos(pi t)) / 2   SGDR (arXiv 1608.03983), Eq. 5
+        linear     peak + (low - peak) t                    ViT (arXiv 2010.11929, Table 3)
+        constant   peak
+        rsqrt      peak sqrt(warmup / (step + 1))           "Attention Is All You Need", Eq. 3, and
+                                                            "Scaling ViTs" (arXiv 2106.04560)
+
+    `rsqrt` does not look at `total`, so that a run can be made longer; it stays above `low`.
+
+    >>> rates = [learning_rate(s, peak=1.0, low=0.0, warmup=2, total=7) for s in range(7)]
+    >>> [round(rate, 3) for rate in rates]
     [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]
     """
     if step < warmup:
         return peak * (step + 1) / warmup
-    progress = (step - warmup + 1) / max(total - warmup, 1)
-    return low + (peak - low) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+    progress = min((step - warmup + 1) / max(total - warmup, 1), 1.0)
+    if schedule == "linear":
+        return peak + (low - peak) * progress
+    if schedule == "constant":
+        return peak
+    if schedule == "rsqrt":
+        return max(peak * math.sqrt(max(warmup, 1) / (step + 1)), low)
+    return low + (peak - low) * (1 + math.cos(math.pi * progress)) / 2

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, cast
 
 import torch
 
@@ -13,32 +15,46 @@ from vitkit.devices import resolve_device
 from vitkit.errors import SettingError
 from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
+from vitkit.training.augmenting import save_augmented_grid
+from vitkit.training.calibration import fit_temperature
 from vitkit.training.checkpointing import clean, newest_state, step_of
 from vitkit.training.config import Settings, TrainConfig, read_yaml, to_yaml
+from vitkit.training.confusion import LARGEST, confusion_matrix, png
 from vitkit.training.distributed import World, in_world, joined
-from vitkit.training.evaluation import Metrics
+from vitkit.training.evaluation import Output, examine, tallied
+from vitkit.training.finding import try_out
 from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
+from vitkit.training.metrics import Metrics, headline
 from vitkit.training.plan import Plan, make_plan
-from vitkit.training.precision import Precision, faster_precision
+from vitkit.training.precision import Precision
+from vitkit.training.probing import PROBES, NeighbourProbe
+from vitkit.training.receipt import receipt_of
 from vitkit.training.records import drop_rows_after
 from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
 from vitkit.training.signals import stop_flag
+from vitkit.training.starting import make_model
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.files import write_bytes
 from vitkit.weights.load import load
 from vitkit.weights.own import DESCRIBED, save
 
-FIXED = ("model", "spec", "img_size", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
-         "threads", "opt", "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
+FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img_size",
+         "progressive", "balance", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
+         "threads", "opt", "momentum", "layer_decay", "loss", "bce_threshold", "compile",
+         "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
          "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
-         "interpolation", "crop_ratio")  # fmt: skip
+         "interpolation", "crop_ratio", "distill", "distill_alpha", "distill_temperature",
+         "distill_views", "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix",
+         "mixup_prob", "mixup_switch_prob", "mixup_off_epoch")  # fmt: skip
 """Settings that a resumed run cannot change without being another run."""
 WHEREABOUTS = ("data", "data_root", "cache", "follow_links", "recipe", "output", "overwrite",
-               "resume", "device", "devices", "parallel", "timeout", "workers",
-               "quiet")  # fmt: skip
+               "teacher", "resume", "device", "devices", "parallel", "timeout", "workers",
+               "quiet", "test")  # fmt: skip
 """Settings that say where things are, not what the run is."""
+MOST_LOGITS = 2**28
+"""Validation logits that the temperature is fitted on at most, 1 GB; of more, every n-th batch."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,8 @@ def train(config: TrainConfig, trainer: type[Trainer] = Trainer) -> TrainResult:
 
     Args:
         config: every setting.
-        trainer: the loop; a subclass may add to its steps.
+        trainer: the loop; a subclass may add to its steps. With `devices` above 1 the processes
+            import it by its name: it must be in a module, not in a script or a function.
 
     Raises:
         UserError: anything wrong with the settings, the data or the place to write, before the
@@ -94,23 +111,37 @@ def _launched(config: TrainConfig, trainer: type[Trainer]) -> TrainResult:
     """The same, by `devices` processes of their own."""
     from vitkit.training.launch import launch
 
-    if trainer is not Trainer:
-        raise SettingError("a loop of your own runs on one device, or under torchrun")
-    return TrainResult.from_json(launch(config))
+    return TrainResult.from_json(launch(config, _importable(trainer)))
+
+
+def _importable(trainer: type[Trainer]) -> str:
+    """`module:qualname`, by which another process finds a loop. Raises `SettingError`."""
+    name = f"{trainer.__module__}:{trainer.__qualname__}"
+    try:
+        found = None if trainer.__module__ == "__main__" else resolve_name(name)
+    except (ImportError, AttributeError, ValueError):
+        found = None
+    if found is not trainer:
+        raise SettingError(
+            f"--devices starts processes that import the loop, and {name} cannot be imported; put "
+            f"{trainer.__name__} at the top of a module of its own, or start with torchrun"
+        )
+    return name
 
 
 def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainResult:
     """One process's part of it."""
     config, run, state, notes = _beginning(config, world)
-    plan = _planned(config, world)
+    plan = _planned(config, world, goes_on=state is not None)
     if run is None:
         run = RunFolder(Path(world.decided(lambda: str(new_folder(config).root))))
     world.announce(run.root)
-    config = replaced(config, threads=config.threads or torch.get_num_threads())
+    config = replaced(plan.config, threads=config.threads or torch.get_num_threads())
     plan = replace(plan, config=config)
     torch.set_num_threads(config.threads or 1)
     torch.manual_seed(config.seed)
-    model = ViT(plan.spec).to(plan.device)
+    model = make_model(plan.spec, plan.weights, config, plan.device)
+    plan = replace(plan, weights=None)  # the model has them
     done = 0 if state is None else step_of(state)
     with ExitStack() as stack:
         world.decided(lambda: stack.enter_context(locked(run.root)))
@@ -122,9 +153,11 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         stop = stack.enter_context(stop_flag())
         for line in (*plan.notes, *notes):
             log.say(line)
-        precision = world.decided(lambda: _decide_precision(plan, model, log))
-        plan = replace(plan, config=replaced(config, amp=precision))
-        loop = trainer(plan, run, log, model, precision, stop, world)
+        plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
+        log.lasts(plan.last_step)
+        precision = cast(Precision, plan.config.amp)
+        kind = PROBES[config.probe] if config.probe else trainer
+        loop = kind(plan, run, log, model, precision, stop, world)
         if state is not None:
             loop.resume(state)
         elif config.resume == "auto":
@@ -133,8 +166,10 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         world.decided(lambda: _prepare(run, done, kept))
         _say_plan(plan, run, log, model, world)
         world.decided(lambda: log.track(config.logger, kept.to_json()))
+        if config.save_augmented_grid and state is None:
+            world.decided(lambda: save_augmented_grid(run.augmented, plan))
         loop.train()
-        metrics = _finish(loop, run, log)
+        metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
 
 
@@ -149,7 +184,15 @@ def _beginning(
     # What was tried or found out when the run began stays as it was found.
     config = replaced(
         config,
+        model=config.model or before.model,
+        start=before.start,
         amp=before.amp if config.amp == "auto" else config.amp,
+        compile=config.compile and before.compile,
+        lr=before.lr if config.find_lr else config.lr,
+        min_lr=before.min_lr if config.find_lr else config.min_lr,
+        batch_size=before.batch_size if config.find_batch_size else config.batch_size,
+        find_lr=False,
+        find_batch_size=False,
         threads=before.threads if config.threads is None else config.threads,
     )
     run = RunFolder(Path(found["run"]))
@@ -168,11 +211,11 @@ def _stopped_run(config: TrainConfig) -> dict[str, Any] | None:
             "config": before.to_json()}  # fmt: skip
 
 
-def _planned(config: TrainConfig, world: World) -> Plan:
+def _planned(config: TrainConfig, world: World, *, goes_on: bool) -> Plan:
     """The plan; the first process makes it first, and the others find what it has looked up."""
     plans: list[Plan] = []
-    world.decided(lambda: plans.append(make_plan(config, world)))
-    return plans[0] if plans else make_plan(config, world)
+    world.decided(lambda: plans.append(make_plan(config, world, goes_on=goes_on)))
+    return plans[0] if plans else make_plan(config, world, goes_on=goes_on)
 
 
 def _prepare(run: RunFolder, done: int, kept: TrainConfig) -> None:
@@ -218,29 +261,25 @@ def _changes(run: RunFolder, earlier: TrainConfig, config: TrainConfig) -> list[
     return [f"changed since the start: {key} {before[key]} -> {now[key]}" for key in free]
 
 
-def _decide_precision(plan: Plan, model: ViT, log: RunLog) -> Precision:
-    if plan.config.amp != "auto":
-        return plan.config.amp
-    batch = plan.steps[0]
-    images = batch.images(plan.preprocess, plan.device)
-    precision, said = faster_precision(model, images, batch.labels.to(plan.device), plan.device)
-    log.say(said)
-    return precision
-
-
 def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World) -> None:
     config, spec = plan.config, plan.spec
     parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
     parameters = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
+    log.say(f"settings: {_settings_shown(config)}")
+    if (receipt := receipt_of(config.recipe)) is not None:
+        log.say(receipt.says())
     log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, pictures: {parts}")
     log.say(
-        f"model: {parameters:,} parameters, {spec.num_patches} patches of {spec.patch_size[0]} x "
+        f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
         f"{spec.patch_size[1]}, width {spec.width}, {spec.depth} blocks, {spec.num_heads} heads"
     )
-    log.say(
-        f"training: {config.epochs} epochs of {plan.steps.steps_per_epoch} steps, batch "
-        f"{config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
-    )
+    if config.probe is None:
+        log.say(
+            f"training: {config.epochs} epochs of {plan.steps.steps_per_epoch} steps, batch "
+            f"{config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
+        )
     if world.size > 1:
         each = config.batch_size // world.size
         parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
@@ -248,6 +287,14 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World)
             f"processes: {world.size} ({config.parallel}), {each} pictures each{parts} make a batch"
             f" of {config.batch_size}"
         )
+
+
+def _settings_shown(config: TrainConfig) -> str:
+    """Everything that is not as usual; the run's config.yaml has the rest."""
+    usual = TrainConfig(data=config.data).to_json()
+    hidden = ("output", "start")
+    changed = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the usual ones"
 
 
 def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
@@ -258,17 +305,51 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
         return {}
     best = load(run.best)
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
-    if "test" in loop.plan.dataset.splits:
-        test = loop.measure("test", best.model.to(loop.plan.device))
+    model, splits = best.model.to(loop.plan.device), loop.plan.dataset.splits
+    temperature = _look_at_validation(loop, model, run, log) if "val" in splits else None
+    if "test" in splits and loop.plan.config.test:
+        made = loop.outputs("test", model)
+        test, _ = examine(made, loop.plan.spec.num_classes, temperature or 1.0, world)
         metrics["test"] = test
-        shown = "  ".join(f"{name} {v:.4f}" for name, v in test.items() if name != "pictures")
+        shown = "  ".join(headline(test))
         log.say(f"test, {test['pictures']:.0f} pictures, read once, best weights: {shown}")
         log.test(loop.progress.step, test)
-        rest = {key: value for key, value in best.metadata.items() if key not in DESCRIBED}
-        rest |= {"metrics": metrics}
-        described = {"preprocess": best.preprocess, "classes": best.classes, **rest}
-        world.decided(lambda: str(save(run.best, best.model, **described)))
+    rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
+    rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
+    described = {"preprocess": best.preprocess, "classes": best.classes, **rest}
+    world.decided(lambda: str(save(run.best, model, **described)))
     if loop.progress.skipped:
         log.say(f"{loop.progress.skipped} steps were skipped: a number was not finite")
     log.say(f"ended after {loop.stopped}; best weights: {run.best}")
     return metrics
+
+
+def kind_of_run(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of a checkpoint's stored settings, those that make it a run of another kind; not the seed."""
+    elsewhere = {*WHEREABOUTS, "seed"} - {"data", "teacher"}
+    return {name: value for name, value in recipe.items() if name not in elsewhere} or None
+
+
+def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) -> float | None:
+    """Fit the temperature on the validation pictures, and draw what they are taken for."""
+    plan, world = loop.plan, loop.world
+    classes = plan.spec.num_classes
+    every = -(-len(plan.dataset.splits["val"]) * classes // MOST_LOGITS)
+    held: list[Output] = []
+
+    def kept() -> Iterator[Output]:
+        for number, made in enumerate(loop.outputs("val", model)):
+            if number % every == 0:
+                held.append((made[0].cpu(), made[1]))
+            yield made
+
+    tally = tallied(kept(), classes)
+    temperature = fit_temperature(held, world)
+    if temperature is not None:
+        log.say(f"temperature of the best weights, fitted on validation: {temperature:.3f}")
+    if classes <= LARGEST:
+        drawn = confusion_matrix(tally.confusion(world), plan.dataset.classes, "validation")
+        world.decided(lambda: write_bytes(run.confusion, png(drawn)))
+        if plan.config.log_examples:
+            log.picture("val/confusion_matrix", drawn, loop.progress.step)
+    return temperature

@@ -6,6 +6,7 @@ go from one to the other, and leave tensors that are not sharded as they are.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, cast
 
 import torch
@@ -21,13 +22,17 @@ def shard(model: ViT, world: World, device: torch.device) -> None:
     "PyTorch FSDP" (arXiv 2304.11277); a block is gathered when it is computed, and let go after.
     """
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     assert world.group is not None, "a single process has nothing to share"
     mesh = DeviceMesh.from_group(world.group, device.type)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    # A distilled model is called by these; its features are views, and nobody writes into them.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
+    for other in ("forward_features", "forward_heads"):
+        register_fsdp_forward_method(model, other)
 
 
 def is_sharded(tensor: Tensor) -> bool:

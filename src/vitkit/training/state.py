@@ -113,26 +113,33 @@ class OptimizerPart:
     optimizer: optim.Optimizer
 
     def tensors(self) -> Tensors:
-        """The state of every parameter."""
+        """The state of every parameter, as far as it is tensors."""
         return {
             f"{number}.{name}": value.contiguous()
             for number, values in self.optimizer.state_dict()["state"].items()
             for name, value in values.items()
+            if isinstance(value, Tensor)
         }
 
     def values(self) -> Values:
-        """The settings of its groups, and what every parameter has."""
+        """The settings of its groups, which tensors every parameter has, and its numbers."""
         document = self.optimizer.state_dict()
-        kinds = {str(number): sorted(values) for number, values in document["state"].items()}
-        return {"groups": document["param_groups"], "kinds": kinds}
+        kinds, numbers = {}, {}
+        for number, values in document["state"].items():
+            kinds[str(number)] = sorted(n for n, v in values.items() if isinstance(v, Tensor))
+            numbers[str(number)] = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
+        stored = {"groups": document["param_groups"], "kinds": kinds}
+        return stored | ({"numbers": numbers} if any(numbers.values()) else {})
 
     def restore(self, tensors: Tensors, values: Values) -> None:
         """Fill the optimizer in place."""
-        _same_names("optimizer", {"groups": 0, "kinds": 0}, values)
+        numbers = {"numbers": {}, **values}["numbers"]
+        _same_names("optimizer", {"groups": 0, "kinds": 0, "numbers": 0},
+                    values | {"numbers": numbers})  # fmt: skip
         kinds = values["kinds"].items()
         _same_names("optimizer", {f"{number}.{n}": 0 for number, names in kinds for n in names},
                     tensors)  # fmt: skip
-        state: dict[int, Tensors] = {}
+        state: dict[int, Values] = {int(number): dict(found) for number, found in numbers.items()}
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for key, tensor in tensors.items():
             number, _, name = key.partition(".")

@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn, optim
-from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
+from vitkit.data.feeding import Fed, Feed
 from vitkit.data.loader import Batch
 from vitkit.data.randomness import hash64
 from vitkit.models.vit import ViT
-from vitkit.spec import Preprocess
 from vitkit.training.config import TrainConfig
+from vitkit.training.distill import Distillation, two_logits
 from vitkit.training.distributed import World
-from vitkit.training.precision import Precision, autocast
-from vitkit.training.sharding import is_sharded, whole
+from vitkit.training.losses import Loss, make_loss
+from vitkit.training.precision import LossScale, Precision, autocast
+from vitkit.training.sharding import is_sharded, local, whole
 from vitkit.training.signals import StopFlag
+from vitkit.training.teaching import Teaching
 
 DROPOUT = 0x0D09
 """What the generator of a step is for, among the things drawn from the seed."""
@@ -42,6 +43,8 @@ class Outcome:
         bad: `loss` or `gradient norm` where that is not finite; the weights are as before.
         rank: the first process that met it; `None` where all did.
         signum: the signal that had reached any process before the update, or 0.
+        overflow: the gradient went past float16's range; the weights are as before, and the loss
+            scale is halved.
     """
 
     loss: float
@@ -49,31 +52,53 @@ class Outcome:
     bad: str | None = None
     rank: int | None = None
     signum: int = 0
+    overflow: bool = False
 
 
 class Objective(nn.Module):
     """Model and loss in one module, so that a wrapper around it sees all that has a gradient."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        preprocess: Preprocess,
-        precision: Precision,
-        device: torch.device,
-        smoothing: float,
+        self, model: nn.Module, precision: Precision, device: torch.device, loss: Loss
     ) -> None:
         super().__init__()
-        self.model, self.preprocess, self.device = model, preprocess, device
-        self.precision, self.smoothing = precision, smoothing
+        self.model, self.device = model, device
+        self.precision, self.loss = precision, loss
 
-    def forward(self, pixels: Tensor, labels: Tensor) -> Tensor:
-        """The mean loss of pictures (B, H, W, C) uint8 with class numbers (B,)."""
-        batch = Batch(pixels, labels, labels, 0)
-        images = batch.images(self.preprocess, self.device)
+    def forward(self, fed: Fed) -> Tensor:
+        """The mean loss of a batch."""
         with autocast(self.precision, self.device):
-            logits = self.model(images)
-        labels = labels.to(self.device)
-        return F.cross_entropy(logits.float(), labels, label_smoothing=self.smoothing)
+            logits = self.model(fed.images)
+        return self.of_labels(logits.float(), fed)
+
+    def of_labels(self, logits: Tensor, fed: Fed) -> Tensor:
+        """The mean loss of logits (B, K) by the labels."""
+        return self.loss(logits, fed.targets)
+
+
+class DistillingObjective(Objective):
+    """The same, with a teacher's part in it: of the distillation head, where the model has one."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        precision: Precision,
+        device: torch.device,
+        loss: Loss,
+        distillation: Distillation,
+    ) -> None:
+        super().__init__(model, precision, device, loss)
+        self.distillation = distillation
+
+    def forward(self, fed: Fed) -> Tensor:
+        """The mean loss of a batch that a teacher has seen."""
+        assert fed.soft is not None, "fed by `Teaching`"
+        with autocast(self.precision, self.device):
+            logits, taught = two_logits(self.model, fed.images)
+        return self.distillation.mixed(
+            self.of_labels(logits.float(), fed),
+            self.distillation.of_teacher(taught.float(), fed.soft),
+        )
 
 
 class TrainingStep:
@@ -82,13 +107,16 @@ class TrainingStep:
     Args:
         model: in training mode, on `device`.
         optimizer: over its parameters, its rates already set.
-        config: batch, accumulation, clipping, smoothing, seed.
-        preprocess: how pixels become numbers.
-        precision: `off` or `bfloat16`.
+        config: batch, accumulation, clipping, loss, compilation, seed.
+        feed: how a batch becomes what the model is fed; with a teacher, the model learns from both.
+        precision: `off`, `bfloat16` or `float16`.
         device: where the model is.
         world: the processes that share the batch; a model that is not sharded is kept the same in
             all of them.
         stop: raised by a signal to this process.
+
+    Attributes:
+        scale: of the loss in float16, a part of the run's state; else `None`.
     """
 
     def __init__(
@@ -96,32 +124,39 @@ class TrainingStep:
         model: nn.Module,
         optimizer: optim.Optimizer,
         config: TrainConfig,
-        preprocess: Preprocess,
+        feed: Feed | Teaching,
         precision: Precision,
         device: torch.device,
         world: World | None = None,
         stop: StopFlag | None = None,
     ) -> None:
-        self.model, self.optimizer, self.config = model, optimizer, config
+        self.model, self.optimizer, self.config, self.feed = model, optimizer, config, feed
         self.world, self.stop, self.device = world or World(), stop or StopFlag(), device
-        self.loss = Objective(model, preprocess, precision, device, config.label_smoothing)
+        self.scale = LossScale() if precision == "float16" else None
+        of_labels = make_loss(
+            config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold
+        )
+        self.loss = Objective(model, precision, device, of_labels)
+        if isinstance(feed, Teaching):
+            self.loss = DistillingObjective(model, precision, device, of_labels, feed.distillation)
+        if config.compile:
+            self.loss.compile()
         self._parallel = self._wrapped()
 
     def __call__(self, batch: Batch, step: int) -> Outcome:
         """Make the step, unless a number is not finite."""
         total = torch.zeros((), device=self.device)
         last = self.config.grad_accum_steps - 1
-        for number, (pixels, labels) in enumerate(self._parts(batch)):
-            self._seed(step, number)
-            share = len(labels) / len(batch.labels)
+        for number, micro in enumerate(batch.parts(last + 1)):
+            part = number + self.world.rank * (last + 1)
+            self._seed(step, part)
+            fed = self.feed(micro, step, part)
             with self._gathering_gradients(number == last):
-                part = self._parallel(pixels, labels) * share
-                part.backward()
-            total += part.detach()
-        loss = float(total)
-        norm = float(self._clip())
-        made = self._agreed(loss, norm)
-        if made.bad is None:
+                loss = self._parallel(fed) / (last + 1)
+                (loss if self.scale is None else loss * self.scale.scale).backward()
+            total += loss.detach()
+        made = self._rescaled(self._agreed(float(total), float(self._clip())))
+        if made.bad is None and not made.overflow:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return made
@@ -139,8 +174,21 @@ class TrainingStep:
                 return Outcome(loss, norm, what, None if everywhere else bad[0], signum)
         return Outcome(loss, norm, None, None, signum)
 
+    def _rescaled(self, made: Outcome) -> Outcome:
+        """The same, where float16 is no matter; else what the loss scale makes of it."""
+        if self.scale is None or made.bad == "loss":
+            return made
+        if made.bad is None:
+            self.scale.fitted()
+        elif self.scale.lowered():
+            return replace(made, bad=None, rank=None, overflow=True)
+        return made
+
     def _clip(self) -> Tensor:
         """Bring the gradient to its largest norm; the norm it had."""
+        if self.scale is not None:
+            gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, 1 / self.scale.scale)
         most = self.config.clip_grad or math.inf
         return whole(clip_grad_norm_(self.model.parameters(), most))
 
@@ -176,8 +224,10 @@ class TrainingStep:
         while count := count // 2:
             self.optimizer.zero_grad(set_to_none=True)
             try:
-                loss = self.loss(batch.pixels[:count], batch.labels[:count])
-                torch.autograd.grad(loss, weights, allow_unused=True)
+                # no name for the loss: it would hold what it needs beyond a failure
+                torch.autograd.grad(
+                    self.loss(self.feed(batch.first(count), step=0)), weights, allow_unused=True
+                )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -185,19 +235,17 @@ class TrainingStep:
             return count
         return 0
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """The micro-batches, in order."""
-        count = self.config.grad_accum_steps
-        yield from zip(batch.pixels.chunk(count), batch.labels.chunk(count), strict=True)
-
-    def _seed(self, step: int, number: int) -> None:
-        """Dropout is a function of (seed, step, micro-batch), counted over all processes."""
-        number += self.world.rank * self.config.grad_accum_steps
-        torch.manual_seed((int(hash64(self.config.seed, step, DROPOUT)) >> 1) + number)
+    def _seed(self, step: int, part: int) -> None:
+        """Dropout is a function of (seed, step, part)."""
+        torch.manual_seed((int(hash64(self.config.seed, step, DROPOUT)) >> 1) + part)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out; torch's CPU allocator raises a `RuntimeError`."""
+    """Whether an error means that memory ran out; on the CPU there is no class of its own for it.
+
+    `allocate memory` is what torch's allocator says, `create a primitive` what oneDNN does.
+    """
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("allocate memory", "create a primitive"))
     )

@@ -94,12 +94,16 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
     elif asked.num_classes not in (None, made.model.spec.num_classes):
         made = _with_fresh_head(made, asked.num_classes or 0)
     lines = [*checkpoint.metadata.get("adapted", ()), *map(str, made.steps)]
+    metadata = {**checkpoint.metadata, "adapted": lines}
+    before = checkpoint.model.spec.num_classes, checkpoint.classes
+    if (made.model.spec.num_classes, made.classes) != before:
+        metadata.pop("temperature", None)  # it was fitted to the logits of another head
     return replace(
         checkpoint,
         model=made.model,
         preprocess=made.preprocess,
         classes=made.classes,
-        metadata={**checkpoint.metadata, "adapted": lines},
+        metadata=metadata,
     )
 
 

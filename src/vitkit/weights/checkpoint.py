@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import CheckpointError
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
 from vitkit.weights.publish import Hub, push_to_hub
@@ -32,6 +34,21 @@ class Checkpoint:
     metadata: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     dtype: str = "float32"
+
+    @property
+    def temperature(self) -> float:
+        """What logits are divided by before they become probabilities; 1 where none was fitted.
+
+        Raises:
+            CheckpointError: a stored one that is no positive number.
+        """
+        stored = self.metadata.get("temperature", 1.0)
+        if type(stored) not in (int, float) or not 0 < stored < math.inf:
+            raise CheckpointError(
+                f"{self.path or 'checkpoint'}: its temperature is {stored!r}, not a positive "
+                f"number; take the file from where it came again"
+            )
+        return float(stored)
 
     def push_to_hub(
         self,

@@ -146,6 +146,8 @@ def _unsaid(
             f"{name} {value}" for name, value in given.preprocess.to_json().items()
             if value != found.preprocess.to_json()[name]
         ))  # fmt: skip
+    if given.temperature != 1.0:
+        notes.append(f"the file cannot say the temperature {given.temperature:.4g}")
     if given.classes and not found.classes:
         notes.append(f"the file cannot say the {len(given.classes)} class names")
     return unsaid, notes

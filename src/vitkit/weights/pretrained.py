@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.flexible import rebuilt
 from vitkit.weights.load import load
 
@@ -54,7 +57,30 @@ def pretrained(
         entry = find(name)
         name, place = entry.preset, entry.name
     wanted = preset(name.partition(".")[0], **asked)
-    stored = load(str(place), trust_pickle=trust_pickle)
+    stored = brought(load(str(place), trust_pickle=trust_pickle), wanted, asked, str(place))
+    for line in stored.metadata.get("adapted", ()):
+        logging.getLogger("vitkit").info("%s: %s", place, line)
+    return stored.model.eval()
+
+
+def brought(
+    stored: Checkpoint, wanted: ViTSpec, asked: Mapping[str, Any], place: str
+) -> Checkpoint:
+    """A checkpoint brought to the spec that is wanted, as far as weights can be.
+
+    Args:
+        stored: as it was loaded.
+        wanted: with what is `asked` in it.
+        asked: spec fields that the caller names; in others the weights may be right.
+        place: what to call the checkpoint in a message.
+
+    Returns:
+        A new one; `.metadata["adapted"]` has a line for every step.
+
+    Raises:
+        SpecError: sizes that the model cannot have.
+        CheckpointError: weights of another model.
+    """
     found = stored.model.spec
     changes = {
         change: getattr(wanted, field)
@@ -63,8 +89,6 @@ def pretrained(
     }
     if changes:
         stored = adapt(stored, **changes)
-        for line in stored.metadata["adapted"]:
-            logging.getLogger("vitkit").info("%s: %s", place, line)
     spec = stored.model.spec
     spec = spec.replace(**{field: getattr(wanted, field) for field in ONLY_TRAINING})
     if bool(spec.layer_scale) == bool(wanted.layer_scale):
@@ -77,4 +101,4 @@ def pretrained(
     ]
     if differing:
         raise CheckpointError(f"{place}: of another model: {'; '.join(differing)}")
-    return rebuilt(stored.model, spec, stored.model.state_dict()).eval()
+    return replace(stored, model=rebuilt(stored.model, spec, stored.model.state_dict()))

@@ -1,18 +1,13 @@
-"""Recipes: functions that give the settings for a purpose, each headed by what it is worth.
-
-A recipe sets what differs from the defaults; YAML and flags override it. Numbers come from
-`docs/benchmarks.md`, with the command and the spread.
-"""
+"""Recipes for small pictures, from scratch: chosen on validation pictures and run on two cores."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-from vitkit.errors import SettingError, did_you_mean
-from vitkit.training.config import Settings, layered, read_yaml
+from vitkit.training.config import Settings
 
 UNCHANGED_PICTURES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+"""Of the training pictures; the 0.2023 that is often copied for the first deviation is a mean of
+deviations of single pictures."""
 
 
 def digits() -> Settings:
@@ -82,31 +77,86 @@ def fashion_mnist() -> Settings:
     }
 
 
-RECIPES: dict[str, Callable[[], Settings]] = {"digits": digits, "fashion-mnist": fashion_mnist}
+def mnist() -> Settings:
+    """A 0.23 M-parameter ViT on MNIST, in under five minutes on two cores.
 
-
-def recipe_settings(name: str | None) -> Settings:
-    """The settings of a recipe by name, or of a YAML file by path; none for `None`.
-
-    A YAML file may name the recipe that it changes: `recipe: digits`.
-
-    Raises:
-        SettingError: neither a recipe nor a YAML file, or a YAML file that cannot be used.
+    Command: `vitkit train mnist --recipe mnist`
     """
-    if name is None:
-        return {}
-    if Path(name).suffix in (".yaml", ".yml"):
-        settings = read_yaml(name)
-        return layered(_named(settings.pop("recipe", None)), settings)
-    return _named(name)
+    return fashion_mnist() | {
+        "epochs": 12,
+        "flip": 0.0,
+        "shift": 2,
+        "mean": (0.1307,),
+        "std": (0.3081,),
+    }
 
 
-def _named(name: str | None) -> Settings:
-    if name is None:
-        return {}
-    if name in RECIPES:
-        return RECIPES[name]()
-    raise SettingError(
-        f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; "
-        f"recipes are {', '.join(RECIPES)}, or give a .yaml file"
-    )
+def cifar10_small() -> Settings:
+    """A plain ViT under a million parameters on CIFAR-10, in under an hour on two cores.
+
+    Command: `vitkit train cifar10 --recipe cifar10-small`
+    """
+    return UNCHANGED_PICTURES | {
+        "model": "vit_tiny_patch16_224",
+        "spec": {
+            "image_size": 32,
+            "patch_size": 4,
+            "width": 128,
+            "depth": 6,
+            "num_heads": 4,
+            "mlp_width": 256,
+            "stem": "linear",
+            "class_token": False,
+            "pooling": "mean",
+        },
+        "epochs": 20,
+        "batch_size": 256,
+        "opt": "muon",
+        "lr": 2e-3,
+        "beta2": 0.95,
+        "warmup_epochs": 1.0,
+        "flip": 0.5,
+        "shift": 4,
+        "mean": CIFAR10_MEAN,
+        "std": CIFAR10_STD,
+    }
+
+
+def cifar10() -> Settings:
+    """A 2.7 M-parameter plain ViT on CIFAR-10, for a GPU.
+
+    Paper: "Vision Transformer for Small-Size Datasets" (arXiv 2112.13492), its plain ViT baseline:
+    93.58 % after 300 passes over the data.
+    Command: `vitkit train cifar10 --recipe cifar10`
+    Expected: not run here; the paper's repository reports 93.58 %.
+
+    Theirs draws AutoAugment's policy for CIFAR, for which RandAugment stands here, and repeats
+    every picture three times in each of 100 long epochs, for which 300 epochs stand. Of the same
+    kind, wider and shallower: `--model vit_cifar_patch4_32`.
+    """
+    return UNCHANGED_PICTURES | {
+        "model": "vit_tiny_patch16_224",
+        "spec": {
+            "image_size": 32,
+            "patch_size": 4,
+            "width": 192,
+            "depth": 9,
+            "num_heads": 12,
+            "mlp_width": 384,
+        },
+        "epochs": 300,
+        "batch_size": 128,
+        "lr": 1e-3,
+        "weight_decay": 0.05,
+        "warmup_epochs": 10.0,
+        "flip": 0.5,
+        "shift": 4,
+        "aa": "rand-m9-mstd0.5-inc1",
+        "mixup": 0.8,
+        "cutmix": 1.0,
+        "mixup_prob": 0.5,
+        "reprob": 0.25,
+        "drop_path": 0.1,
+        "mean": CIFAR10_MEAN,
+        "std": CIFAR10_STD,
+    }

@@ -1,0 +1,111 @@
+"""What the recipes are worth: each is run with several seeds, and its receipt is written.
+
+    python benchmarks/recipes.py digits fashion-mnist [--seeds 0 1 2] [--data-root DIR] [-- FLAGS]
+
+Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
+receipt goes to src/vitkit/training/receipts/NAME.json, where a run of that recipe finds it to
+compare itself with, and what was measured to benchmarks/results. Flags after -- go to every run;
+then no receipt is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+from statistics import mean
+
+from demo import HERE, processor, run, write_results
+
+from vitkit.training.config import read_yaml
+
+RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "receipts"
+DATA = {"cifar10-small": "cifar10"}
+"""The data of a recipe that is not named after them."""
+PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
+"""Settings that say nothing of a recipe."""
+
+
+def measured(recipe: str, seed: int, flags: list[str]) -> dict[str, object]:
+    """One run: its scores, its curve, its settings, time and memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = Path(folder) / "run"
+        seconds, memory, _ = run(
+            sys.executable, "-m", "vitkit", "train", DATA.get(recipe, recipe), "--recipe", recipe,
+            "--seed", str(seed), "--output", str(left), *flags,
+        )  # fmt: skip
+        rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+        settings = read_yaml(left / "config.yaml")
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    (test,) = [row for row in rows if row["kind"] == "test"]
+    return {
+        "seed": seed,
+        "test": test["test_top1"],
+        "seconds": seconds,
+        "peak_mb": memory,
+        "curve": [row["val_top1"] for row in epochs],
+        "settings": {name: value for name, value in settings.items() if name not in PLACES},
+    }
+
+
+def receipt(recipe: str, runs: list[dict[str, object]], pictures: int) -> dict[str, object]:
+    """What is kept of the runs."""
+    curves = zip(*(made["curve"] for made in runs), strict=True)
+    seconds = [made["seconds"] for made in runs]
+    return {
+        "recipe": recipe,
+        "command": f"vitkit train {DATA.get(recipe, recipe)} --recipe {recipe}",
+        "hardware": processor(),
+        "date": date.today().isoformat(),
+        "seconds": [round(min(seconds), 1), round(max(seconds), 1)],
+        "pictures": pictures,
+        "test": [made["test"] for made in runs],
+        "curve": [[min(column), max(column)] for column in curves],
+        "settings": runs[0]["settings"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("recipes", nargs="+")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--data-root")
+    words = sys.argv[1:]
+    own, flags = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
+    asked = parser.parse_args(own)
+    where = [] if asked.data_root is None else ["--data-root", asked.data_root]
+    for recipe in asked.recipes:
+        runs = []
+        for seed in asked.seeds:
+            runs.append(measured(recipe, seed, [*where, *flags]))
+            shown = {key: runs[-1][key] for key in ("seed", "test", "seconds", "peak_mb")}
+            print(f"  {recipe}: {shown}", flush=True)
+        scores = [float(str(made["test"])) for made in runs]
+        print(f"{recipe}: mean {mean(scores):.4f}, {min(scores):.4f} to {max(scores):.4f}")
+        write_results("recipes-", {recipe: runs})
+        if not flags:
+            kept = receipt(recipe, runs, pictures=_pictures(recipe, asked.data_root))
+            RECEIPTS.mkdir(exist_ok=True)
+            (RECEIPTS / f"{recipe}.json").write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def _pictures(recipe: str, root: str | None) -> int:
+    """Training pictures, as a run cuts them."""
+    from vitkit.data.sources import open_dataset, with_validation
+    from vitkit.training.config import TrainConfig, layered
+    from vitkit.training.recipes import recipe_settings
+
+    config = TrainConfig(**layered({"data": DATA.get(recipe, recipe)}, recipe_settings(recipe)))
+    dataset = open_dataset(config.data, data_root=root)
+    return len(with_validation(dataset, config.val_fraction).splits["train"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""A training step of vitkit against timm's, with the same weights, pictures and optimizer.
+
+    python benchmarks/step.py [--model vit_small_patch16_224] [--batch 8] [--blocks 7] [--steps 2]
+                              [--threads 2] [--device cpu] [--eager]
+
+A step is forward, cross-entropy, backward, clipping at norm 1, fused AdamW and zeroed gradients, in
+float32 on random pictures, without drop-path. Four rows: timm and vitkit, eager and compiled
+(`--eager` leaves the compiled ones out). First the logits of the same weights are compared; then
+blocks of `--steps` steps are timed in turn, forwards and backwards (A B B A), after a warm-up that
+ends compilation. Shown: median seconds of a step with its quartiles, timm's eager time over it with
+a 95 % bootstrap interval, and how far apart the losses of the same steps are. The last row is timm
+against itself, the noise. A row that compiles again while it is timed ends the run. Nothing here is
+a pass or a fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import date
+from itertools import count
+from statistics import median, quantiles
+
+import numpy as np
+import torch
+import torch._dynamo.utils
+from demo import HERE, processor, write_results
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(HERE.parent / "tests"))
+import conftest  # noqa: F401 - lets timm be imported beside a CPU-only torch
+
+import vitkit
+
+CLASSES = 1000
+WARM = 3
+"""Steps of each row before the clock runs."""
+LARGEST_DIFFERENCE = 1e-4
+"""Of two logits, in float32."""
+
+
+@dataclass
+class Row:
+    """One way to train, from the same weights, over the same batches.
+
+    Attributes:
+        model: its own copy of the weights.
+        compiled: by torch.compile.
+        seconds: of a step, a number for each timed block.
+        losses: of every step.
+        compiling: seconds of the warm-up.
+    """
+
+    model: nn.Module
+    compiled: bool
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    compiling: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.model.train()
+        if self.compiled:
+            self.model.compile()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())  # waits for the device, too
+
+
+def pictures(number: int, batch: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Batch `number`: coarse noise, made smooth, as pictures are; and labels."""
+    generator = torch.Generator().manual_seed(number)
+    coarse = torch.randn(batch, 3, size // 8, size // 8, generator=generator)
+    images = F.interpolate(coarse, size=size, mode="bicubic").to(device)
+    return images, torch.randint(CLASSES, (batch,), generator=generator).to(device)
+
+
+def same_logits(rows: dict[str, Row], images: Tensor) -> float:
+    """The largest difference between any row's logits and the first one's."""
+    with torch.no_grad():
+        made = [row.model.eval()(images).cpu() for row in rows.values() if not row.compiled]
+    for row in rows.values():
+        row.model.train()
+    apart = max((one - made[0]).abs().max().item() for one in made)
+    if apart > LARGEST_DIFFERENCE:
+        raise SystemExit(f"the models are not the same: logits differ by {apart:.2g}")
+    return apart
+
+
+def measured(rows: dict[str, Row], blocks: int, steps: int, batch: Callable[[int], tuple]) -> None:
+    """Warm up, then time every row's blocks in turn. Each row sees batches 0, 1, 2 ..."""
+    counters = {name: count() for name in rows}
+    for name, row in rows.items():
+        start = time.perf_counter()
+        for _ in range(WARM):
+            row.step(*batch(next(counters[name])))
+        row.compiling = time.perf_counter() - start
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for block in range(blocks):
+        for name in list(rows)[:: 1 if block % 2 == 0 else -1]:
+            given = [batch(next(counters[name])) for _ in range(steps)]
+            start = time.perf_counter()
+            for images, labels in given:
+                rows[name].step(images, labels)
+            rows[name].seconds.append((time.perf_counter() - start) / steps)
+    if torch._dynamo.utils.counters["stats"]["unique_graphs"] != graphs:
+        raise SystemExit("a model was compiled again while it was timed")
+
+
+def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
+    """Median of theirs over median of ours, and a 95 % bootstrap interval."""
+    random = np.random.default_rng(0)
+    picks = random.integers(len(ours), size=(2, 2000, len(ours)))
+    drawn = np.median(np.array(theirs)[picks[0]], 1) / np.median(np.array(ours)[picks[1]], 1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return median(theirs) / median(ours), float(low), float(high)
+
+
+def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:
+    """All rows, with timm's own first weights; the last one is timm again."""
+    import timm
+
+    torch.manual_seed(0)
+    theirs = timm.create_model(name, num_classes=CLASSES)
+    weights = theirs.state_dict()
+
+    def row(peer: bool, compiled: bool = False) -> Row:
+        make = timm.create_model if peer else vitkit.create_model
+        model = make(name, num_classes=CLASSES)
+        model.load_state_dict(weights)
+        return Row(model.to(device), compiled)
+
+    rows = {"timm eager": row(True), "vitkit eager": row(False)}
+    if not eager:
+        rows |= {"timm compiled": row(True, True), "vitkit compiled": row(False, True)}
+    return rows | {"timm eager, again": row(True)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--model", default="vit_small_patch16_224")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--blocks", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=2, help="of a block")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--eager", action="store_true", help="without the compiled rows")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    torch.set_flush_denormal(True)
+    device = torch.device(asked.device)
+    rows = make_rows(asked.model, device, asked.eager)
+    size = rows["vitkit eager"].model.spec.image_size[0]
+    apart = same_logits(rows, pictures(0, asked.batch, size, device)[0])
+    print(f"{asked.model}, batch {asked.batch}, {asked.threads} threads, load "
+          f"{os.getloadavg()[0]:.1f}; logits differ by {apart:.1g}", flush=True)  # fmt: skip
+    measured(rows, asked.blocks, asked.steps,
+             lambda number: pictures(number, asked.batch, size, device))  # fmt: skip
+    base, results = rows["timm eager"], {}
+    for name, row in rows.items():
+        low, _, high = quantiles(row.seconds, n=4)
+        faster = ratio(row.seconds, base.seconds)
+        differ = max(abs(a - b) for a, b in zip(row.losses, base.losses, strict=True))
+        results[name] = {"seconds": median(row.seconds), "quartiles": [low, high],
+                         "faster": faster, "loss_difference": differ,
+                         "warm_up_seconds": row.compiling}  # fmt: skip
+        print(f"  {name:<18} {median(row.seconds):.3f} s [{low:.3f}, {high:.3f}]  "
+              f"{faster[0]:.2f} x [{faster[1]:.2f}, {faster[2]:.2f}]  losses differ by "
+              f"{differ:.1g}; warm-up {row.compiling:.0f} s")  # fmt: skip
+    about = {"processor": processor(), "date": str(date.today()), "torch": torch.__version__}
+    write_results("step-", {**about, "asked": vars(asked), "rows": results})
+
+
+if __name__ == "__main__":
+    main()

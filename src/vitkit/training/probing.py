@@ -1,0 +1,78 @@
+"""Runs that train no backbone: a linear head on features, or a look at the nearest neighbours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitkit.training.evaluation import tallied
+from vitkit.training.features import NEIGHBOURS, features, fit_linear, knn
+from vitkit.training.loop import Trainer
+from vitkit.training.metrics import Metrics
+
+NO_VOTES = 1e-9
+"""The probability of a class that no neighbour is of."""
+OF_VOTES = ("top1", "top", "balanced_accuracy", "pictures")
+"""Scores that votes have; they are no calibrated probabilities."""
+
+
+class LinearProbe(Trainer):
+    """Fits the head on features of train that are computed once; the rest stays as it was.
+
+    What it leaves is a checkpoint like any other.
+    """
+
+    def train(self) -> None:
+        """Fit, validate, and write both files of weights. Raises `OutputError`, `DataError`."""
+        (train, labels), (held, held_labels) = self._features("train"), self._features("val")
+        fitted = fit_linear(train, labels, held, held_labels, self.plan.spec.num_classes,
+                            device=self.plan.device)  # fmt: skip
+        self.log.say(
+            f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
+            f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"
+        )
+        for name, parameter in self.model.named_parameters():
+            if name in ("head.weight", "head_dist.weight"):
+                parameter.data.copy_(fitted.weight)
+            elif name in ("head.bias", "head_dist.bias"):
+                parameter.data.copy_(fitted.bias)
+        scores = {"val": self._scores(fitted(held), held_labels)}
+        self.save_weights(self.run_folder.best, scores)
+        self.save_weights(self.run_folder.last, scores)
+        self.stopped = "a linear probe"
+
+    def _features(self, split: str) -> tuple[Tensor, Tensor]:
+        plan, model = self.plan, self.model.eval()
+        return features(model, plan.dataset, split, plan.preprocess, device=plan.device,
+                        workers=plan.workers, say=self.log.say)  # fmt: skip
+
+    def _scores(self, logits: Tensor, labels: Tensor) -> Metrics:
+        made = [(logits, labels)]
+        return tallied(made, self.plan.spec.num_classes).counts().scores()
+
+
+class NeighbourProbe(LinearProbe):
+    """Says how good the nearest neighbours are, and leaves no weights.
+
+    Attributes:
+        scores: of each split but train.
+    """
+
+    scores: dict[str, Metrics]
+
+    def train(self) -> None:
+        """Look at every split once. Raises `DataError`."""
+        train, labels = self._features("train")
+        self.scores = {}
+        unseen = {"train"} if self.plan.config.test else {"train", "test"}
+        for split in [name for name in self.plan.dataset.splits if name not in unseen]:
+            queries, truth = self._features(split)
+            votes = knn(train, labels, queries, self.plan.spec.num_classes)
+            counted = self._scores(votes.clamp_min(NO_VOTES).log(), truth)
+            kept = {name: v for name, v in counted.items() if name.startswith(OF_VOTES)}
+            self.scores[split] = kept
+            said = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
+            self.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {said}")
+        self.stopped = "a look at the nearest neighbours"
+
+
+PROBES: dict[str, type[Trainer]] = {"linear": LinearProbe, "knn": NeighbourProbe}

@@ -1,0 +1,138 @@
+"""The receipt of a recipe: what it scored, where, and how its curve went; is a run keeping up?
+
+A receipt is a file of `receipts/`, written by `benchmarks/recipes.py` from runs with several seeds.
+A recipe of a paper, which was not run here, has none; its docstring quotes the paper's score.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from vitkit.training.config import Settings
+from vitkit.training.metrics import Metrics
+
+SLACK = 0.01
+"""Top-1 by which a run may be below the worst seed before it counts as behind."""
+EARLY = 0.1
+"""Part of a run in which curves say little."""
+WITHOUT_WEIGHT = frozenset({
+    "data", "recipe", "data_root", "cache", "output", "overwrite", "resume", "seed", "device",
+    "devices", "parallel", "timeout", "threads", "workers", "log_interval", "log_histograms",
+    "log_examples", "logger", "quiet", "save_every",
+})  # fmt: skip
+"""Settings that do not change where a curve goes, beyond a seed's spread."""
+NAMED = 3
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a recipe did.
+
+    Attributes:
+        recipe: its name.
+        command: what was run.
+        hardware: on what.
+        date: when, as 2026-11-21.
+        seconds: of a run, the lowest and the highest over the seeds.
+        pictures: of the training split.
+        test: top-1 of each seed on the test split, read once.
+        curve: validation top-1 after each epoch, the lowest and the highest over the seeds.
+        settings: all that was set.
+    """
+
+    recipe: str
+    command: str
+    hardware: str
+    date: str
+    seconds: tuple[float, float]
+    pictures: int
+    test: tuple[float, ...]
+    curve: tuple[tuple[float, float], ...]
+    settings: Settings
+
+    def expected(self, share: float) -> float:
+        """The lowest validation top-1 of any seed after a share of the epochs, in (0, 1]."""
+        epoch = max(1, round(share * len(self.curve)))
+        return self.curve[epoch - 1][0]
+
+    def says(self) -> str:
+        """What to expect, in a line."""
+        mean = sum(self.test) / len(self.test)
+        low, high = (f"{seconds:,.0f}" for seconds in self.seconds)
+        return (
+            f"receipt of {self.recipe}: test top-1 {mean:.4f} ({min(self.test):.4f} to "
+            f"{max(self.test):.4f} over {len(self.test)} seeds) in {low} to {high} s on "
+            f"{self.hardware}"
+        )
+
+
+def receipt_of(recipe: str | None) -> Receipt | None:
+    """The receipt of a recipe by name; `None` where there is none."""
+    file = files("vitkit.training") / "receipts" / f"{recipe}.json"
+    if recipe is None or "/" in recipe or not file.is_file():
+        return None
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    for name in ("seconds", "test"):
+        stored[name] = tuple(stored[name])
+    stored["curve"] = tuple((low, high) for low, high in stored["curve"])
+    return Receipt(**stored)
+
+
+class Watch:
+    """Compares a run with its receipt, and speaks when it falls behind or catches up.
+
+    Args:
+        receipt: of the run's recipe.
+        settings: of the run, all of them.
+        pictures: of its training split.
+    """
+
+    def __init__(self, receipt: Receipt, settings: Mapping[str, Any], pictures: int) -> None:
+        self.receipt, self._settings, self._pictures = receipt, settings, pictures
+        self.is_behind = False
+
+    def after_epoch(self, epoch: int, validation: Metrics, skipped: int) -> str | None:
+        """A line where something has changed.
+
+        Args:
+            epoch: counted from 1.
+            validation: the run's metrics.
+            skipped: steps that were left out so far.
+        """
+        share = epoch / self._settings["epochs"]
+        if "top1" not in validation or share < EARLY:
+            return None
+        expected, top1 = self.receipt.expected(min(share, 1.0)), validation["top1"]
+        was, self.is_behind = self.is_behind, top1 < expected - SLACK
+        if self.is_behind and not was:
+            return (
+                f"behind the receipt of {self.receipt.recipe}: validation top-1 {top1:.4f} after "
+                f"epoch {epoch}, there at least {expected:.4f}; {self._cause(skipped)}"
+            )
+        if was and not self.is_behind:
+            return f"caught up with the receipt of {self.receipt.recipe} after epoch {epoch}"
+        return None
+
+    def _cause(self, skipped: int) -> str:
+        """The likeliest reasons: numbers that were not finite, less data, other settings."""
+        if skipped:
+            return f"{skipped} steps were skipped; try a lower --lr"
+        reasons = []
+        if self._pictures < self.receipt.pictures:
+            reasons.append(
+                f"{self._pictures:,} training pictures instead of {self.receipt.pictures:,}"
+            )
+        there = self.receipt.settings
+        reasons += [
+            f"{name} {now} instead of {there[name]}"
+            for name, now in self._settings.items()
+            if name not in WITHOUT_WEIGHT and name in there and now != there[name]
+        ]
+        if not reasons:
+            return "the settings are the same, so look at the labels: vitkit check DATA"
+        more = len(reasons) - NAMED
+        return "likely: " + ", ".join(reasons[:NAMED]) + (f" and {more} more" if more > 0 else "")

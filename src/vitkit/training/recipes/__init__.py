@@ -1,0 +1,60 @@
+"""Recipes: functions that give the settings for a purpose, each headed by what it is worth.
+
+A recipe sets what differs from the defaults; YAML and flags override it. What was measured here has
+a receipt (`training/receipt.py`); the others quote their paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vitkit.errors import SettingError, did_you_mean
+from vitkit.training.config import Settings, layered, read_yaml
+from vitkit.training.recipes.imagenet import augreg, deit, deit3, plain_vit_s16_90ep, vit_paper
+from vitkit.training.recipes.small import cifar10, cifar10_small, digits, fashion_mnist, mnist
+from vitkit.training.recipes.transfer import distil, finetune, finetune_sgd, linear_probe
+
+RECIPES: dict[str, Callable[[], Settings]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "fashion-mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar10-small": cifar10_small,
+    "vit-paper": vit_paper,
+    "deit": deit,
+    "deit3": deit3,
+    "plain-vit-s16-90ep": plain_vit_s16_90ep,
+    "augreg": augreg,
+    "finetune": finetune,
+    "finetune-sgd": finetune_sgd,
+    "linear-probe": linear_probe,
+    "distil": distil,
+}
+
+
+def recipe_settings(name: str | None) -> Settings:
+    """The settings of a recipe by name, or of a YAML file by path; none for `None`.
+
+    A YAML file may name the recipe that it changes: `recipe: digits`.
+
+    Raises:
+        SettingError: neither a recipe nor a YAML file, or a YAML file that cannot be used.
+    """
+    if name is None:
+        return {}
+    if Path(name).suffix in (".yaml", ".yml"):
+        settings = read_yaml(name)
+        return layered(_named(settings.pop("recipe", None)), settings)
+    return _named(name)
+
+
+def _named(name: str | None) -> Settings:
+    if name is None:
+        return {}
+    if name in RECIPES:
+        return RECIPES[name]()
+    raise SettingError(
+        f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; "
+        f"recipes are {', '.join(RECIPES)}, or give a .yaml file"
+    )

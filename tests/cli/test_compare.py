@@ -1,0 +1,201 @@
+"""`vitkit compare` and what `vitkit eval` says beyond top-1, on models made in a moment."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.stats import binomtest
+from sklearn.metrics import balanced_accuracy_score, confusion_matrix
+
+import vitkit
+from vitkit import cli
+from vitkit.errors import DataError, SettingError
+from vitkit.training.comparing import mcnemar
+
+CLASSES = ("ant", "bee", "cat")
+GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.25,), fit="squash")
+
+
+def write_pictures(folder: Path, each: int, seed: int) -> None:
+    """Noise, `each` pictures a class, and in the last class one more."""
+    generator = np.random.default_rng(seed)
+    for number, name in enumerate(CLASSES):
+        (folder / name).mkdir(parents=True)
+        for i in range(each + (number == 2)):
+            pixels = generator.integers(0, 256, (8, 8), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """With a test split of its own: 37 pictures."""
+    root = tmp_path_factory.mktemp("pictures")
+    for seed, (split, each) in enumerate([("train", 2), ("test", 12)]):
+        write_pictures(root / split, each, seed)
+    return root
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, pictures):
+    """Models of random weights; `saved(seed, classes=..., ...)` gives a path."""
+    root = tmp_path_factory.mktemp("models")
+
+    def make(seed: int, classes: tuple[str, ...] = CLASSES, **metadata) -> str:
+        torch.manual_seed(seed)
+        model = vitkit.create_model(
+            "vit_tiny_patch16_224", image_size=8, patch_size=4, width=32, num_heads=2, depth=1,
+            num_classes=len(classes), in_channels=1,
+        )  # fmt: skip
+        torch.nn.init.normal_(model.head.weight)
+        place = root / f"{len(list(root.iterdir()))}.safetensors"
+        recipe = {"data": str(pictures), "seed": seed, "lr": 0.1}
+        metadata = {"recipe": recipe} | metadata
+        return str(vitkit.save(place, model, preprocess=GREY, classes=classes, **metadata))
+
+    return make
+
+
+def said(path: str, pictures: Path) -> tuple[list[str], list[str], list[float]]:
+    """Of the test pictures in their order: true class, predicted class, probability."""
+    files = sorted((pictures / "test").glob("*/*.png"))
+    found = vitkit.Predictor.from_checkpoint(path, device="cpu")(files)
+    return [f.parent.name for f in files], [p.label for p in found], [p.probability for p in found]
+
+
+def test_two_checkpoints_against_a_count_by_hand(saved, pictures, capsys):
+    first, second = saved(0), saved(1)
+    labels, one, _ = said(first, pictures)
+    other = said(second, pictures)[1]
+    right = [[a == b for a, b in zip(labels, guess, strict=True)] for guess in (one, other)]
+    only_first = sum(a and not b for a, b in zip(*right, strict=True))
+    only_second = sum(b and not a for a, b in zip(*right, strict=True))
+    assert min(only_first, only_second) > 0
+    assert cli.run(["compare", first, second, "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (pair,) = found["pairs"]
+    assert (pair["only_first"], pair["only_second"]) == (only_first, only_second)
+    assert pair["both"] == sum(right[0]) - only_first
+    assert pair["both"] + pair["neither"] + only_first + only_second == len(labels) == 37
+    p = binomtest(only_first, only_first + only_second).pvalue
+    assert pair["p"] == pytest.approx(p, rel=1e-9)
+    assert found["scores"][first]["top1"] == pytest.approx(np.mean(right[0]))
+    top1 = [np.mean(each) for each in right]
+    (group,) = found["repeats"]
+    assert group["names"] == [first, second]
+    assert (group["low"], group["high"]) == (min(top1), max(top1))
+    assert (group["mean"], group["spread"]) == pytest.approx((np.mean(top1), np.std(top1, ddof=1)))
+    assert cli.run(["compare", first, second, "--device", "cpu", "--data", str(pictures)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == pair["verdict"]
+    assert lines[2].split()[:2] == [second, f"{top1[1]:.4f}"]
+
+
+def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, pictures):
+    """The same model with its head's rows in another order is the same model."""
+    path = saved(3)
+    held = vitkit.load(path)
+    state = held.model.state_dict()
+    for name in ("head.weight", "head.bias"):
+        state[name].copy_(state[name].flip(0))
+    turned = Path(path).with_name("turned.safetensors")
+    vitkit.save(turned, held.model, preprocess=GREY, classes=CLASSES[::-1],
+                recipe=held.metadata["recipe"])  # fmt: skip
+    pair = vitkit.compare(path, turned, device="cpu").pairs[0]
+    assert (pair.only_first, pair.only_second, pair.p) == (0, 0, 1.0)
+    assert pair.both == round(vitkit.evaluate(path, pictures, device="cpu")["top1"] * 37)
+    assert pair.verdict.startswith("no difference to be told")
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (1, 0), (8, 5), (3, 20), (15, 0), (300, 220)])
+def test_mcnemar_is_the_exact_binomial_test(counts):
+    n = sum(counts)
+    expected = binomtest(counts[0], n).pvalue if n else 1.0
+    assert mcnemar(*counts) == pytest.approx(expected, rel=1e-9)
+    assert mcnemar(*counts) == mcnemar(*counts[::-1])
+
+
+def test_a_run_far_better_than_another_is_called_better(saved, pictures):
+    """A checkpoint against one that predicts the other way round."""
+    path = saved(4)
+    held = vitkit.load(path)
+    for parameter in (held.model.head.weight, held.model.head.bias):
+        parameter.data.neg_()
+    turned = Path(path).with_name("negative.safetensors")
+    vitkit.save(turned, held.model, preprocess=GREY, classes=CLASSES, recipe={"data": "x"})
+    found = vitkit.compare(path, turned, data=pictures, device="cpu")
+    (pair,) = found.pairs
+    assert pair.both == 0
+    assert (pair.p < 0.05) == (" is better than " in pair.verdict or " is worse " in pair.verdict)
+    assert found.repeats == ()
+
+
+def test_what_cannot_be_compared_is_named(saved, pictures, tmp_path):
+    first, second = saved(0), saved(1)
+    with pytest.raises(SettingError, match="two or more different"):
+        vitkit.compare(first, first)
+    with pytest.raises(SettingError, match="two or more different"):
+        vitkit.compare(first)
+    with pytest.raises(SettingError, match="name one with --data"):
+        vitkit.compare(first, saved(0, recipe={"data": "digits"}))
+    four = saved(0, classes=(*CLASSES, "dog"))
+    with pytest.raises(DataError, match="different classes: only one of them has dog"):
+        vitkit.compare(first, four, device="cpu")
+    write_pictures(tmp_path / "flat", 10, 3)
+    changed = saved(0, data={"fingerprint": "0" * 64})
+    with pytest.raises(DataError, match="not those the checkpoint was trained on"):
+        vitkit.compare(second, changed, data=tmp_path / "flat", device="cpu")
+
+
+def test_eval_says_everything_as_json(saved, pictures, capsys):
+    path = saved(5, temperature=2.0)
+    labels, predicted, _ = said(path, pictures)
+    assert cli.run(["eval", path, str(pictures), "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"top1", "top3", "loss", "pictures", "brier", "ece", "top1_low", "top1_high",
+            "temperature", "calibrated_loss", "calibrated_ece"} <= found.keys()  # fmt: skip
+    assert found["confusion"] == confusion_matrix(labels, predicted, labels=CLASSES).tolist()
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
+    assert [(one["class"], one["pictures"]) for one in found["per_class"]] == [
+        ("ant", 12), ("bee", 12), ("cat", 13),
+    ]  # fmt: skip
+    accuracies = [one["accuracy"] for one in found["per_class"]]
+    rights = [found["confusion"][i][i] for i in range(3)]
+    assert accuracies == pytest.approx([rights[0] / 12, rights[1] / 12, rights[2] / 13])
+    assert found["top1_low"] < found["top1"] < found["top1_high"]
+    assert found["temperature"] == 2.0
+    assert found["calibrated_loss"] != found["loss"]
+
+
+def test_eval_prints_a_table_and_writes_files(saved, pictures, tmp_path, capsys):
+    path = saved(5, temperature=2.0)
+    labels, predicted, probabilities = said(path, pictures)
+    files = {end: tmp_path / f"confusion.{end}" for end in ("png", "csv")}
+    rows = tmp_path / "rows.csv"
+    words = ["eval", path, str(pictures), "--device", "cpu", "--predictions", str(rows)]
+    for file in files.values():
+        assert cli.run([*words, "--confusion", str(file)]) == 0
+    table = capsys.readouterr().out
+    for line in ("top1", "95 %:", "balanced_accuracy", "with the temperature:", "worst classes"):
+        assert line in table
+    with Image.open(files["png"]) as image:
+        assert image.width >= 3 * 40
+    with files["csv"].open() as file:
+        header, *body = csv.reader(file)
+    assert header == ["", *CLASSES]
+    assert [[int(n) for n in row[1:]] for row in body] == confusion_matrix(
+        labels, predicted, labels=CLASSES
+    ).tolist()
+    with rows.open() as file:
+        written = list(csv.DictReader(file))
+    assert [row["label"] for row in written] == labels
+    assert [row["predicted"] for row in written] == predicted
+    assert [float(r["probability"]) for r in written] == pytest.approx(probabilities, abs=2e-6)
+    assert len({row["picture"] for row in written}) == 37
+    assert cli.run(["eval", path, str(pictures), "--confusion", "matrix.pdf"]) == 2
+    assert "name it .png or .csv" in capsys.readouterr().err

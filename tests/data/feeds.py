@@ -1,0 +1,42 @@
+"""Batches made of nothing but pixels, and what becomes of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vitkit.data.augment import Augmentation
+from vitkit.data.feeding import Feed
+from vitkit.data.loader import Batch
+from vitkit.spec import Preprocess
+
+CPU = torch.device("cpu")
+
+
+def preprocess(channels: int, size: tuple[int, int] = (28, 28)) -> Preprocess:
+    return Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.25,) * channels)
+
+
+def pictures(count: int, channels: int = 3, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
+    """Smooth ones with noise, so that no two have a pixel in common."""
+    draw = np.random.default_rng(count)
+    height, width = size
+    slope = np.linspace(60, 180, width) + np.linspace(-20, 20, height)[:, None]
+    made = slope[None, :, :, None] + draw.normal(0, 12, (count, height, width, channels))
+    return torch.from_numpy(made.clip(0, 255).astype(np.uint8))
+
+
+def batch(pixels: torch.Tensor, indices: list[int] | None = None, epoch: int = 0, view: int = 0):
+    numbers = torch.arange(len(pixels)) if indices is None else torch.tensor(indices)
+    views = torch.full_like(numbers, view)
+    return Batch(pixels, numbers % 10, numbers, epoch, views)
+
+
+def fed(
+    pixels: torch.Tensor, indices: list[int] | None = None, *, epoch: int = 0, view: int = 0,
+    seed: int = 0, **settings: object,
+) -> torch.Tensor:  # fmt: skip
+    """What the model is given for some pixels, on the scale [0, 1] but for what is erased."""
+    shown = preprocess(pixels.shape[-1], (pixels.shape[1], pixels.shape[2]))
+    feed = Feed(shown, CPU, Augmentation(**settings), seed=seed)
+    return feed(batch(pixels, indices, epoch, view), step=0).images * 0.25 + 0.5

@@ -1,0 +1,160 @@
+"""What is drawn for a picture: from (seed, epoch, index, view), as often as the papers say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from data.feeds import fed, pictures
+
+from vitkit.data.operations import IDENTITY
+from vitkit.data.policies import (
+    RANDAUGMENT_INCREASING,
+    TRIVIALAUGMENT_WIDE,
+    colour_jitter,
+    policy,
+)
+from vitkit.data.randomness import occasion
+from vitkit.errors import SettingError
+
+MANY = np.arange(6000)
+
+
+def drawn(text: str, seed: int = 0, epoch: int = 0, view: int = 0):
+    when = occasion(epoch, np.full(len(MANY), view))
+    return policy(text).draw(seed, when, MANY, 4)
+
+
+def test_randaugment_draws_every_operation_as_often_and_half_of_the_time():
+    names, _ = drawn("rand-m9-mstd0.5-inc1")
+    assert names.shape == (2, 6000)
+    assert abs((names == IDENTITY).mean() - 0.5) < 0.02
+    for choice in RANDAUGMENT_INCREASING:
+        for layer in names:
+            assert abs((layer == choice.operation).mean() * 2 * 15 - 1) < 0.35
+    second = names[1][names[0] == "rotate"]
+    assert len(set(second)) == 16  # whatever the first layer was: fifteen operations, or none
+
+
+def test_a_draw_for_the_whole_batch_would_be_seen():
+    """Control: kornia's own RandAugment has one operation for a batch."""
+    for start in range(0, 600, 60):
+        names, values = drawn("rand-m9-mstd0.5-inc1")
+        assert len(set(names[0, start : start + 60])) > 8
+        turned = values[0, start : start + 600][names[0, start : start + 600] == "rotate"]
+        assert len(set(turned.tolist())) == len(turned) > 5
+
+
+def test_levels_are_normal_about_the_one_asked_for_and_end_at_ten():
+    names, values = drawn("rand-m9-mstd0.5-inc1")
+    angles = values[names == "rotate"]
+    assert abs((angles > 0).mean() - 0.5) < 0.1
+    levels = np.abs(angles) / 3
+    assert abs(np.median(levels) - 9) < 0.1
+    assert abs(levels.std() - 0.5) < 0.1
+    assert levels.max() <= 10 + 1e-9
+    fixed = drawn("rand-m6-p1")
+    assert np.allclose(np.abs(fixed[1][fixed[0] == "rotate"]), 18)
+    below = drawn("rand-m8-p1-mstd101")
+    levels = np.abs(below[1][below[0] == "rotate"]) / 3
+    assert abs(levels.mean() - 4) < 0.3
+    assert levels.max() < 8
+
+
+def test_the_values_are_timms():
+    """At level 9 with `inc1`: bits 4 - int(3.6), threshold 256 - int(230.4), factors 1 +- 0.81."""
+    names, values = drawn("rand-m9-p1-inc1")
+    expected = {
+        "posterize": {1.0}, "solarize": {25.6 / 255}, "solarize_add": {99 / 255},
+        "brightness": {0.19, 1.81}, "shear_x": {-0.27, 0.27}, "translate_y": {-0.405, 0.405},
+    }  # fmt: skip
+    for name, numbers in expected.items():
+        assert {round(v, 9) for v in values[names == name]} == {round(n, 9) for n in numbers}
+    names, values = drawn("rand-m9-p1")
+    assert set(values[names == "posterize"]) == {3.0}
+    assert np.allclose(values[names == "brightness"], 1.72)
+
+
+def test_trivialaugment_has_one_operation_and_31_levels():
+    names, values = drawn("trivial")
+    assert names.shape == (1, 6000)
+    for choice in TRIVIALAUGMENT_WIDE:
+        assert abs((names == choice.operation).mean() * 14 - 1) < 0.25
+    angles = np.abs(values[names == "rotate"])
+    assert len(set(angles.round(6))) == 31
+    assert angles.max() == pytest.approx(135)
+    assert set(values[names == "posterize"]) <= {2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0}
+
+
+def test_3_augment_has_one_of_three():
+    names, values = drawn("3")
+    for name in ("grey", "solarize", "blur"):
+        assert abs((names == name).mean() * 3 - 1) < 0.1
+    sigmas = values[names == "blur"]
+    assert 0.1 <= sigmas.min() < 0.2 < 1.9 < sigmas.max() <= 2.0
+
+
+def test_jitter_changes_all_three_in_any_order():
+    names, values = colour_jitter(0.3).draw(0, 0, MANY, 5)
+    orders = {tuple(names[:, i]) for i in range(200)}
+    assert len(orders) == 6
+    assert all(set(order) == {"brightness", "contrast", "saturation"} for order in orders)
+    assert 0.7 <= values.min() < 0.71 < 1.29 < values.max() <= 1.3
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"epoch": 1}, {"view": 1}])
+def test_seed_epoch_and_view_each_draw_anew(other):
+    base, again, changed = drawn("trivial"), drawn("trivial"), drawn("trivial", **other)
+    assert (base[0] == again[0]).all()
+    assert (base[1] == again[1]).all()
+    assert abs((base[0] == changed[0]).mean() * 14 - 1) < 0.25  # no more alike than by chance
+
+
+@pytest.mark.parametrize(
+    "settings", [{"aa": "rand-m9-mstd0.5-inc1"}, {"color_jitter": 0.3}, {"reprob": 0.5}], ids=str
+)
+def test_views_change_what_is_fed_and_the_same_draws_do_not(settings):
+    pixels = pictures(32)
+    first, again = fed(pixels, **settings), fed(pixels, **settings)
+    assert torch.equal(first, again)
+    for other in ({"view": 1}, {"epoch": 1}, {"seed": 1}):
+        changed = fed(pixels, **settings, **other)
+        assert (changed - first).abs().amax((1, 2, 3)).gt(0.01).float().mean() > 0.3
+
+
+def test_erasing_puts_noise_into_one_box_of_some_pictures():
+    pixels = torch.full((800, 20, 24, 3), 128, dtype=torch.uint8)
+    plain, out = fed(pixels), fed(pixels, reprob=0.25)
+    changed = (out != plain).all(dim=1)
+    erased = changed.any(dim=(1, 2))
+    assert abs(erased.float().mean() - 0.25) < 0.05
+    noise = []
+    for picture, where in zip(out[erased], changed[erased], strict=True):
+        rows, columns = where.any(1).nonzero(), where.any(0).nonzero()
+        box = where[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+        assert box.all()  # a box it is
+        assert 0.01 < box.float().sum() / (20 * 24) < 0.36
+        noise.append((picture[:, where] - 0.5) / 0.25)
+    values = torch.cat([one.flatten() for one in noise])
+    assert abs(float(values.mean())) < 0.02  # standard normal, after normalisation
+    assert abs(float(values.std()) - 1) < 0.02
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rand-m9-mstd0.5-incl1", r"'incl1' is no part of it; did you mean 'inc'\?"),
+        ("rand-m11", "m11 is above the highest level 10; lower it, or add -mmax11"),
+        ("rand-m40", "m40 must have a number from 0 to 30"),
+        ("rand-n0", "n0 must have a whole number from 1 to 15"),
+        ("rand-p1.5", "p1.5 must have a number from 0 to 1"),
+        ("rand-m15-mmax15-inc1", "the operations of inc1 end at level 10"),
+        ("randaugment", r"is no policy; did you mean 'rand-m9-mstd0.5-inc1'|did you mean 'rand'"),
+        ("trivail", r"is no policy; did you mean 'trivial'\?"),
+        ("3-augment", "is no policy.*take one of"),
+        ("", "is no policy"),
+    ],
+)
+def test_a_policy_that_means_nothing_is_refused(text, said):
+    with pytest.raises(SettingError, match=said):
+        policy(text)

@@ -1,0 +1,66 @@
+"""Runs whose pictures are changed, repeated and mixed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from training.tiny_runs import end_of, run
+
+import vitkit
+from vitkit.errors import SettingError
+from vitkit.training.config import TrainConfig, read_yaml
+from vitkit.training.plan import make_plan
+
+EVERYTHING = {
+    "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "reprob": 0.25, "mixup": 0.8, "cutmix": 1.0,
+    "repeated_aug": 3, "save_every": 4, "batch_size": 128,
+}  # fmt: skip
+
+
+def test_a_stopped_run_ends_with_the_same_bits_and_nothing_touches_evaluation(tmp_path: Path):
+    straight = run(tmp_path / "straight", epochs=2, max_steps=12, **EVERYTHING)
+    run(tmp_path / "stopped", epochs=2, max_steps=7, **EVERYTHING)
+    resumed = {"resume": str(tmp_path / "stopped"), "workers": 1}
+    run(tmp_path / "stopped", epochs=2, max_steps=12, **EVERYTHING, **resumed)
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+    told = vitkit.evaluate(straight.best, "digits", split="val")
+    for name in ("top1", "loss"):
+        assert told[name] == pytest.approx(straight.metrics["val"][name], abs=1e-6)
+
+
+def test_the_grid_shows_what_is_fed(tmp_path: Path):
+    settings = EVERYTHING | {"aa": 3, "save_augmented_grid": True, "max_steps": 1}
+    made = run(tmp_path / "run", grad_accum_steps=1, **settings)
+    assert read_yaml(made.run / "config.yaml")["aa"] == "3"
+    sheet = np.asarray(Image.open(made.run / "augmented.png"))
+    assert sheet.ndim == 3
+    assert sheet.shape[1] > 8 * 112
+    assert sheet[6:118, 6:118].std() > 10  # a picture ...
+    assert (sheet[119:148, 6:118] < 100).any()  # ... over its label
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"aa": "trivail"}, r"did you mean 'trivial'\?"),
+        ({"aa": "rand-m99"}, "m99 must have a number from 0 to 30"),
+        ({"mixup": 0.8, "batch_size": 4, "grad_accum_steps": 4}, "together, and that is 1; raise"),
+        ({"cutmix": 1.0, "batch_size": 1}, "together, and that is 1; raise --batch-size"),
+        ({"repeated_aug": 8, "batch_size": 8}, "repeated_aug 8 fills a batch of 8"),
+        ({"repeated_aug": 2, "distill_views": 2, "teacher": "x"}, "pass one of them"),
+    ],
+)
+def test_nonsense_is_refused_before_the_start(settings, said):
+    with pytest.raises(SettingError, match=said):
+        make_plan(TrainConfig(data="digits", device="cpu", **settings))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"reprob": 1.5}, {"mixup": -0.1}, {"repeated_aug": 0}, {"color_jitter": 2.0}]
+)
+def test_a_setting_out_of_range_is_named(settings):
+    with pytest.raises(SettingError, match=next(iter(settings))):
+        TrainConfig(data="digits", **settings)

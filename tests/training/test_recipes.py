@@ -1,0 +1,159 @@
+"""Every recipe runs on a folder of pictures; a receipt says whether a run keeps up with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.receipt import EARLY, SLACK, Receipt, Watch, receipt_of
+from vitkit.training.recipes import RECIPES, recipe_settings
+
+SMALL = {"width": 48, "depth": 1, "num_heads": 3, "mlp_width": 48}
+"""Fields that make any of the models quick."""
+LATE = ("finetune-sgd",)
+"""Recipes whose warm-up is shorter than an epoch."""
+STARTS = ("finetune", "finetune-sgd", "linear-probe")
+QUICK = {
+    "batch_size": 16, "epochs": 1, "amp": "off", "device": "cpu", "workers": 0,
+    "quiet": True, "log_examples": False, "log_histograms": False,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 pictures of four colours, 40 x 36 pixels."""
+    root, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for number in range(200):
+        folder = root / "pictures" / ["red", "green", "blue", "grey"][number % 4]
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = draw.integers(0, 80, (36, 40, 3), dtype=np.uint8)
+        pixels[..., [number % 4] if number % 4 < 3 else slice(None)] += np.uint8(150)
+        Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root / "pictures"
+
+
+@pytest.fixture(scope="module")
+def weights(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of these four classes, to start or to learn from."""
+    spec = SMALL | {"image_size": 32, "patch_size": 8}
+    output = str(tmp_path_factory.mktemp("weights") / "run")
+    return vitkit.train(str(pictures), **QUICK | {"spec": spec, "output": output}).best
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_runs_on_a_folder_of_pictures(recipe, pictures, weights, tmp_path):
+    settings: dict[str, object] = {"output": str(tmp_path / "run")}
+    if recipe in STARTS:
+        settings |= {"pretrained": str(weights)}
+    else:
+        settings |= {"spec": SMALL | {"image_size": 32, "patch_size": 8}, "max_steps": 3}
+    if recipe == "distil":
+        settings |= {"teacher": str(weights)}
+    if recipe == "plain-vit-s16-90ep":
+        settings["spec"] |= {"positions": "sincos_2d"}
+    result = vitkit.train(str(pictures), recipe=recipe, **QUICK | settings)
+    stored = vitkit.load(result.last).metadata["recipe"]
+    asked = layered(recipe_settings(recipe), QUICK)
+    assert {name: stored[name] for name in QUICK} == QUICK
+    assert stored["warmup_epochs"] == (asked.get("warmup_epochs", 1.0) if recipe in LATE else 0.1)
+    for name in asked.keys() - {"spec", "model", "mean", "std", "warmup_epochs"}:
+        expected = TrainConfig(**{"data": "-", name: asked[name]}).to_json()[name]
+        assert stored[name] == expected, name
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("recipe", ["vit-paper", "deit", "deit3", "plain-vit-s16-90ep", "augreg"])
+def test_recipes_for_a_million_pictures_take_twenty_steps_at_full_size(recipe, pictures, tmp_path):
+    settings = {"batch_size": 4, "max_steps": 20, "output": str(tmp_path / "run")}
+    result = vitkit.train(str(pictures), recipe=recipe, **QUICK | settings)
+    said = (result.run / "train.log").read_text()
+    assert f"recipe {recipe}" in said
+    assert result.stopped == "20 steps"
+
+
+def test_a_recipe_of_a_paper_says_where_its_score_comes_from():
+    for name, recipe in RECIPES.items():
+        text = recipe.__doc__ or ""
+        assert "Command:" in text, name
+        assert "Expected:" in text or receipt_of(name) is not None, name
+        if recipe.__module__.endswith((".imagenet", ".transfer")):
+            assert "Paper:" in text, name
+
+
+@pytest.fixture
+def receipt() -> Receipt:
+    curve = tuple((0.5 + 0.04 * n, 0.52 + 0.04 * n) for n in range(10))
+    return Receipt(
+        recipe="digits", command="vitkit train digits --recipe digits", hardware="two cores",
+        date="2026-11-21", seconds=(50.0, 60.0), pictures=1000, test=(0.9, 0.92),
+        curve=curve, settings=TrainConfig(data="digits", epochs=10).to_json(),
+    )  # fmt: skip
+
+
+def watched(receipt: Receipt, scores: list[float], pictures: int = 1000, **settings: object):
+    asked = TrainConfig(data="digits", **{"epochs": 10} | settings).to_json()
+    watch = Watch(receipt, asked, pictures)
+    return [watch.after_epoch(n, {"top1": s}, 0) for n, s in enumerate(scores, 1)]
+
+
+def test_a_run_is_behind_when_it_is_below_the_worst_seed_and_its_slack(receipt: Receipt):
+    low = [low for low, _ in receipt.curve]
+    assert watched(receipt, low) == [None] * 10
+    assert watched(receipt, [x - 0.9 * SLACK for x in low]) == [None] * 10
+    said = watched(receipt, [x - 1.1 * SLACK for x in low])
+    assert "behind the receipt of digits: validation top-1 0.4890 after epoch 1" in (said[0] or "")
+    assert said[1:] == [None] * 9, "it is said once"
+
+
+def test_it_is_said_when_a_run_has_caught_up(receipt: Receipt):
+    assert (
+        watched(receipt, [0.3, 0.3, 0.9])[2] == "caught up with the receipt of digits after epoch 3"
+    )
+
+
+def test_the_likely_cause_is_data_then_settings_then_labels(receipt: Receipt):
+    (few,) = watched(receipt, [0.1], pictures=100)
+    assert "100 training pictures instead of 1,000" in (few or "")
+    (other,) = watched(receipt, [0.1], lr=0.5, workers=2, seed=3)
+    assert (other or "").endswith("likely: lr 0.5 instead of 0.001")
+    (same,) = watched(receipt, [0.1])
+    assert "vitkit check DATA" in (same or "")
+
+
+def test_a_longer_run_is_compared_at_the_same_share_of_its_epochs(receipt: Receipt):
+    scores = [receipt.curve[max(1, round(n / 2)) - 1][0] for n in range(1, 21)]
+    assert watched(receipt, scores, epochs=20) == [None] * 20
+    assert EARLY > 1 / 20, "the first epoch of twenty says nothing yet"
+
+
+def test_receipts_belong_to_recipes_and_have_their_settings():
+    """A recipe that was changed needs a new receipt: `benchmarks/recipes.py NAME`."""
+    place = Path(vitkit.__file__).parent / "training" / "receipts"
+    for file in place.glob("*.json"):
+        stored, recipe = json.loads(file.read_text()), file.stem
+        found = receipt_of(recipe)
+        assert found is not None
+        assert stored["recipe"] == recipe
+        assert len(found.curve) == found.settings["epochs"]
+        config = TrainConfig(**layered({"data": "-"}, recipe_settings(recipe))).to_json()
+        given = layered({"data": "-"}, recipe_settings(recipe))
+        for name in given.keys() - {"data", "recipe"}:
+            if name != "amp":
+                assert found.settings[name] == config[name], (recipe, name)
+
+
+def test_a_run_with_a_receipt_says_what_to_expect(tmp_path):
+    if receipt_of("digits") is None:
+        pytest.skip("no receipt of digits")
+    run = vitkit.train("digits", recipe="digits", epochs=6, warmup_epochs=1.0, lr=1e-6,
+                       output=str(tmp_path / "run"), quiet=True, device="cpu").run  # fmt: skip
+    said = (run / "train.log").read_text()
+    assert "receipt of digits: test top-1" in said
+    assert "behind the receipt of digits" in said
+    assert "lr 1e-06 instead of 0.004" in said

@@ -1,0 +1,42 @@
+"""The rate as a function of the step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from vitkit.errors import SettingError
+from vitkit.training.config import TrainConfig
+from vitkit.training.plan import make_plan
+from vitkit.training.schedule import learning_rate
+
+PEAK, LOW, WARMUP, TOTAL = 0.4, 0.1, 4, 16
+
+
+def rates(schedule: str, low: float = LOW) -> list[float]:
+    return [learning_rate(s, schedule, peak=PEAK, low=low, warmup=WARMUP, total=TOTAL)
+            for s in range(TOTAL)]  # fmt: skip
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "rsqrt"])
+def test_every_schedule_rises_linearly_to_its_peak(schedule):
+    assert rates(schedule)[:WARMUP] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_what_comes_after_the_peak():
+    t = [n / 12 for n in range(1, 13)]
+    assert rates("cosine")[WARMUP:] == pytest.approx(
+        [LOW + (PEAK - LOW) * 0.5 * (1 + math.cos(math.pi * x)) for x in t]
+    )
+    assert rates("linear")[WARMUP:] == pytest.approx([PEAK - 0.3 * x for x in t])
+    assert rates("constant")[WARMUP:] == [PEAK] * 12
+    assert rates("rsqrt")[WARMUP:] == pytest.approx([PEAK * 2 / n**0.5 for n in range(5, 17)])
+    assert rates("rsqrt", low=0.3)[-1] == 0.3
+
+
+def test_the_reciprocal_root_does_not_look_at_the_end_and_needs_a_warm_up():
+    short = learning_rate(9, "rsqrt", peak=PEAK, low=0.0, warmup=4, total=10)
+    assert short == learning_rate(9, "rsqrt", peak=PEAK, low=0.0, warmup=4, total=1000)
+    with pytest.raises(SettingError, match="pass --warmup-epochs above 0"):
+        make_plan(TrainConfig(data="digits", sched="rsqrt", warmup_epochs=0.0))
