@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -75,8 +76,10 @@ def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
     assert rows[3]["label"] == parsed[1]["label"]
 
 
-def test_predict_takes_a_folder(run, best, capsys):
-    assert cli.run(["predict", best, str(run)]) == 0
+def test_predict_takes_a_folder(run, best, tmp_path, capsys):
+    for picture in run.glob("picture-*.png"):
+        shutil.copy(picture, tmp_path)
+    assert cli.run(["predict", best, str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 

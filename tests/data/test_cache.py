@@ -263,7 +263,7 @@ def test_evaluation_takes_the_cache_of_training(
     seen = decodes(monkeypatch)
     assert vitkit.evaluate(best, data, cache=tmp_path / "c") == plain
     assert cli.run(["eval", str(best), str(data), "--cache", str(tmp_path / "c"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == plain
+    assert json.loads(capsys.readouterr().out).items() >= plain.items()
     assert seen == []
     assert cli.run(["eval", str(best), str(data), "--cache", "--split", "val"]) == 0
     assert len(seen) == 30  # the user's own is another one

@@ -179,7 +179,6 @@ def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
     assert len(table(run)) > 3
 
 
-@pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
 def killed_behind_a_state(output: Path) -> None:
     """A run that is killed as soon as the state of step 45 lies there; its event writer is slow."""
     written, before = RecordWriter.write, output / "state" / "step-00000040"
@@ -212,6 +211,7 @@ def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
     assert without_times(lines(run)) == without_times(lines(result.run))
 
 
+@pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
 def test_a_header_that_was_cut_short_is_written_again(tmp_path, left):
     run = session.RunFolder(tmp_path)
     run.metrics.write_text(left)

@@ -131,17 +131,17 @@ def limited(room: int, words: list[str], said: Path) -> int:
 def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
     """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""
     words = ["train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1",
-             "--quiet", "--batch-size=256", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
+             "--quiet", "--batch-size=1024", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
              "--spec.patch-size=1"]  # fmt: skip
     assert limited(ROOM, [*words, f"--output={tmp_path / 'whole'}"], tmp_path / "said") == 2
     (line,) = (tmp_path / "said").read_text().splitlines()
     found = re.fullmatch(
-        r"vitkit: cpu is out of memory at 256 pictures at once; (\d+) fitted; pass "
+        r"vitkit: cpu is out of memory at 1024 pictures at once; (\d+) fitted; pass "
         r"--grad-accum-steps (\d+), or lower --batch-size, --img-size or the model", line,
     )  # fmt: skip
     assert found, line
     fitted, parts = map(int, found.groups())
-    assert fitted * parts == 256
+    assert fitted * parts == 1024
     assert fitted >= 32  # what the failed attempts held is free again
     # The trial leaves out summed gradients and the optimizer's state: half as many fit for certain.
     words += [f"--grad-accum-steps={2 * parts}", f"--output={tmp_path / 'parts'}"]
