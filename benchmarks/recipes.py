@@ -29,6 +29,9 @@ PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
 """Settings that say nothing of a recipe."""
 
 
+SHOWN = ("seed", "test", "seconds", "peak_mb")
+
+
 def measured(recipe: str, seed: int, flags: list[str]) -> dict[str, object]:
     """One run: its scores, its curve, its settings, time and memory."""
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +66,7 @@ def receipt(recipe: str, runs: list[dict[str, object]], pictures: int) -> dict[s
         "seconds": [round(min(seconds), 1), round(max(seconds), 1)],
         "pictures": pictures,
         "test": [made["test"] for made in runs],
-        "curve": [[min(column), max(column)] for column in curves],
+        "curve": [[round(min(column), 4), round(max(column), 4)] for column in curves],
         "settings": runs[0]["settings"],
     }
 
@@ -85,15 +88,17 @@ def main() -> None:
         runs = []
         for seed in asked.seeds:
             runs.append(measured(recipe, seed, [*where, *flags]))
-            shown = {key: runs[-1][key] for key in ("seed", "test", "seconds", "peak_mb")}
+            shown = {key: runs[-1][key] for key in SHOWN}
             print(f"  {recipe}: {shown}", flush=True)
         scores = [float(str(made["test"])) for made in runs]
         print(f"{recipe}: mean {mean(scores):.4f}, {min(scores):.4f} to {max(scores):.4f}")
-        write_results("recipes-", {recipe: runs})
+        told = [{key: made[key] for key in SHOWN} for made in runs]
+        write_results("recipes-", {recipe: told})
         if not flags:
             kept = receipt(recipe, runs, pictures=_pictures(recipe, asked.data_root))
             RECEIPTS.mkdir(exist_ok=True)
-            (RECEIPTS / f"{recipe}.json").write_text(json.dumps(kept, indent=2) + "\n")
+            lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(kept[key])}" for key in kept)
+            (RECEIPTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def _pictures(recipe: str, root: str | None) -> int:

@@ -151,9 +151,9 @@ def test_receipts_belong_to_recipes_and_have_their_settings():
 def test_a_run_with_a_receipt_says_what_to_expect(tmp_path):
     if receipt_of("digits") is None:
         pytest.skip("no receipt of digits")
-    run = vitkit.train("digits", recipe="digits", epochs=6, warmup_epochs=1.0, lr=1e-6,
+    run = vitkit.train("digits", recipe="digits", epochs=6, warmup_epochs=1.0, lr=2e-5,
                        output=str(tmp_path / "run"), quiet=True, device="cpu").run  # fmt: skip
     said = (run / "train.log").read_text()
     assert "receipt of digits: test top-1" in said
     assert "behind the receipt of digits" in said
-    assert "lr 1e-06 instead of 0.004" in said
+    assert "lr 2e-05 instead of 0.004" in said

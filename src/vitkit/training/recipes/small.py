@@ -78,9 +78,10 @@ def fashion_mnist() -> Settings:
 
 
 def mnist() -> Settings:
-    """A 0.23 M-parameter ViT on MNIST, in under five minutes on two cores.
+    """A 0.23 M-parameter ViT on MNIST, in five to eight minutes on two cores.
 
     Command: `vitkit train mnist --recipe mnist`
+    Expected: 99.0 % on the validation pictures (one seed); the test split was not read.
     """
     return fashion_mnist() | {
         "epochs": 12,
@@ -92,9 +93,10 @@ def mnist() -> Settings:
 
 
 def cifar10_small() -> Settings:
-    """A plain ViT under a million parameters on CIFAR-10, in under an hour on two cores.
+    """A plain ViT under a million parameters on CIFAR-10, for two cores.
 
     Command: `vitkit train cifar10 --recipe cifar10-small`
+    Expected: not measured yet.
     """
     return UNCHANGED_PICTURES | {
         "model": "vit_tiny_patch16_224",
