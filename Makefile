@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types floors pytest soak bench-demo bench-train format clean help
+.PHONY: demo test lint types floors pytest soak bench-demo bench-recipes bench-train format clean help
 
 help:
 	@echo "make demo        train a ViT on real digits, then show what it looks at"
 	@echo "make test        lint, types, import floors and tests"
 	@echo "make soak        the long tests"
-	@echo "make bench-demo  the figures of docs/benchmarks.md (about 40 minutes)"
+	@echo "make bench-demo  the demo's figures, and import times"
+	@echo "make bench-recipes  digits and fashion-mnist over three seeds, their receipts (half an hour)"
 	@echo "make bench-train what training costs besides the arithmetic"
 	@echo "make format      format the code"
 	@echo "make clean       remove .venv and caches; runs/ stays"
@@ -55,6 +56,9 @@ soak: .venv/.develop
 
 bench-demo: .venv/.develop
 	$(BIN)/python benchmarks/demo.py
+
+bench-recipes: .venv/.develop
+	$(BIN)/python benchmarks/recipes.py digits fashion-mnist
 
 bench-train: .venv/.develop
 	$(BIN)/python benchmarks/train.py

@@ -1,6 +1,6 @@
-"""The figures of docs/benchmarks.md: the demo, Fashion-MNIST over seeds, import times.
+"""The figures of docs/benchmarks.md for the demo and for import times.
 
-    python benchmarks/demo.py [--only demo imports fashion-mnist] [--seeds 0 1 2]
+    python benchmarks/demo.py [--only demo imports]
 
 Every measurement is a process of its own, one after the other. The results are printed and written
 to benchmarks/results/<processor>-<date>.json. Nothing here is a pass or a fail.
@@ -19,7 +19,7 @@ import tempfile
 import time
 from datetime import date
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 HERE = Path(__file__).parent
 REPEATS = 7
@@ -49,22 +49,6 @@ def demo() -> dict[str, float]:
         )
     (accuracy,) = re.findall(r"test accuracy\s+([\d.]+)%", text)
     return {"test_top1": float(accuracy) / 100, "seconds": seconds, "peak_mb": memory}
-
-
-def fashion_mnist(seeds: list[int]) -> dict[str, object]:
-    """`vitkit train fashion-mnist --recipe fashion-mnist`, once a seed."""
-    runs = []
-    for seed in seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            seconds, memory, text = run(
-                sys.executable, "-m", "vitkit", "train", "fashion-mnist",
-                "--recipe", "fashion-mnist", "--seed", str(seed), "--output", f"{folder}/run",
-            )  # fmt: skip
-        (top1,) = re.findall(r"test, .* top1 ([\d.]+)", text)
-        runs.append({"seed": seed, "test_top1": float(top1), "seconds": seconds, "peak_mb": memory})
-        print(f"  {runs[-1]}", flush=True)
-    scores = [float(r["test_top1"]) for r in runs]
-    return {"runs": runs, "mean": mean(scores), "low": min(scores), "high": max(scores)}
 
 
 def imports() -> dict[str, float]:
@@ -113,9 +97,8 @@ def processor() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    names = ("demo", "imports", "fashion-mnist")
-    parser.add_argument("--only", nargs="+", choices=names, default=list(names))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    measures = {"demo": demo, "imports": imports}
+    parser.add_argument("--only", nargs="+", choices=list(measures), default=list(measures))
     asked = parser.parse_args()
     import torch
 
@@ -124,11 +107,6 @@ def main() -> None:
         "processor": processor(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-    }
-    measures = {
-        "demo": demo,
-        "imports": imports,
-        "fashion-mnist": lambda: fashion_mnist(asked.seeds),
     }
     for name in asked.only:
         results[name] = measures[name]()
