@@ -138,6 +138,7 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     ("settings", "words"),
     [
         ({"mixup": 0.8}, "mixup cannot be had with probe: features are computed once"),
+        ({"aa": "3", "max_steps": 3}, "aa and max_steps cannot be had with probe"),
         ({"cutmix": 1.0, "model_ema": True}, "cutmix and model_ema cannot be had with probe"),
         ({"pretrained": None}, "name them: --pretrained"),
         ({"val_fraction": 0.0}, "a probe is judged on validation, and there is none"),

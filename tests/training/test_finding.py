@@ -222,3 +222,10 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path):
     said = child(tmp_path, "run", "--max-steps", "1", PATH="/nowhere", CXX="/nowhere/c++")
     assert "compile: there is no C++ compiler here; the training step stays as it is" in said
     assert read_yaml(tmp_path / "run" / "config.yaml")["compile"] is False
+
+
+def test_where_not_even_the_smallest_batch_fits_it_says_so(plan, monkeypatch):
+    """Of sizes that all fail none is found."""
+    monkeypatch.setattr("vitkit.training.finding._pictures_per_second", lambda *asked: 0.0)
+    with pytest.raises(SettingError, match="out of memory at 8 pictures at once; lower --img-size"):
+        find_batch_size(plan, fresh(plan))

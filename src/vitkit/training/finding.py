@@ -10,11 +10,13 @@ import copy
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import torch
 
 from vitkit.data.loader import Batch
+from vitkit.errors import SettingError
 from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
@@ -109,7 +111,7 @@ def find_lr(plan: Plan, model: ViT) -> tuple[float, str]:
     """
     start, (low, high) = time.monotonic(), RATES
     mean, best, at, reached, first = 0.0, math.inf, low, low, math.nan
-    with torch.random.fork_rng():
+    with _generators_kept(plan.device):
         step = trial(plan, model)
         for number in range(TRIED):
             reached = low * (high / low) ** (number / (TRIED - 1))
@@ -128,7 +130,7 @@ def find_lr(plan: Plan, model: ViT) -> tuple[float, str]:
     lr = float(f"{at / BELOW:.1e}")
     seconds = time.monotonic() - start
     return lr, (
-        f"lr: {lr:g} (the loss fell from {first:.3g} to {best:.3g} at {at:.2g}; rates tried up to "
+        f"lr: {lr:g} (the loss fell from {first:.4g} to {best:.4g} at {at:.2g}; rates tried up to "
         f"{reached:.2g}, in {seconds:.0f} s)"
     )
 
@@ -141,17 +143,30 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
 
     Returns:
         The size, and a line with the pictures per second of each.
+
+    Raises:
+        SettingError: not even the smallest fits.
     """
     size = min(SMALLEST, len(plan.steps.split))
     chosen, best, seen = size, 0.0, []
-    with torch.random.fork_rng():
+    with _generators_kept(plan.device):
         while size <= min(LARGEST, len(plan.steps.split)):
             speed = _pictures_per_second(plan, model, size)
             seen.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
-            if speed < FASTER * best:
+            if not speed or speed < FASTER * best:
                 break
             chosen, best, size = size, speed, 2 * size
+    if not best:
+        raise SettingError(
+            f"{plan.device} is out of memory at {size} pictures at once; lower --img-size or the "
+            f"model, or pass --grad-checkpointing"
+        )
     return chosen, f"batch size: {chosen} (pictures per second at {', '.join(seen)})"
+
+
+def _generators_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Random numbers drawn in a trial are drawn again in the run."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def _pictures_per_second(plan: Plan, model: ViT, size: int) -> float:

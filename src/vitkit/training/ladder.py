@@ -186,6 +186,12 @@ class Climb:
         winner = winner_of(self.outcomes)
         assert winner is not None, "the first rung that leaves weights is always taken"
         self.say(f"stopping here: {self.stopped}")
+        ahead = [one for one in self.outcomes if one.best is None and one.errors < winner.errors]
+        if ahead:
+            self.say(
+                f"{ahead[0].name} had fewer wrong, but leave no weights to use; a longer --budget "
+                f"may bring {winner.name} past that"
+            )
         self.keep()
         return winner
 

@@ -204,7 +204,7 @@ class Trainer:
             progress.step -= 1
             raise NonFiniteError(
                 f"{said}; {self._last_good()}; try a lower --lr "
-                f"(--find-lr looks for one) or --amp off"
+                f"(--find-lr looks for one)" + ("" if self.precision == "off" else " or --amp off")
             )
         self.log.say(f"{said}; the step is skipped ({progress.skipped} so far)")
 
@@ -233,7 +233,10 @@ class Trainer:
             config.sched,
             peak=config.lr,
             low=config.min_lr,
-            warmup=round(config.warmup_epochs * self.plan.steps.steps_per_epoch),
+            warmup=max(
+                round(config.warmup_epochs * self.plan.steps.steps_per_epoch),
+                int(config.sched == "rsqrt"),  # its scale: without it the rate falls at once
+            ),
             total=self.plan.total_steps,
         )
 

@@ -14,7 +14,6 @@ from vitkit.data.augment import Augmentation
 from vitkit.data.doctor import sound
 from vitkit.data.loader import TrainingSteps, sizes_of_epochs
 from vitkit.data.order import class_counts
-from vitkit.data.policies import policy
 from vitkit.data.sources import (
     ArraySplit,
     Dataset,
@@ -29,17 +28,15 @@ from vitkit.frozen import replace as replaced
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Preprocess, ViTSpec
+from vitkit.training.checks import check_settings
 from vitkit.training.config import DEFAULT_MODEL, Settings, TrainConfig
 from vitkit.training.distributed import World
-from vitkit.training.losses import check_loss, make_loss
-from vitkit.training.optimizer import check_optimizer
+from vitkit.training.losses import check_loss
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.starting import PICTURES, Start, begin, begun, freeze_parts, opened
-from vitkit.training.teachers import Teacher, check_teaching, opened_teacher
+from vitkit.training.teachers import Teacher, opened_teacher
 
 MOST_WORKERS = 8
-SHARDED = ("adamw", "adam", "sgd")
-"""Optimizers that look at every number alone, so that a part of a weight is enough for them."""
 
 
 @dataclass(frozen=True)
@@ -105,10 +102,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
     """
     world = world or World()
     config, shortened = _in_time(config)
-    _check_settings(config)
-    _check_shares(config, world.size)
-    _check_augmentation(config, world.size)
-    _check_probe(config, world.size)
+    check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
     dataset, notes = _opened_data(config)
@@ -130,6 +124,11 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         sizes=sizes_of_epochs(config.progressive, config.epochs), cycle=config.distill_views,
         repeats=config.repeated_aug,
     )  # fmt: skip
+    idle = [name for name in ("freeze", "freeze_blocks") if getattr(config, name)]
+    if config.layer_decay != TrainConfig.layer_decay:
+        idle.append("layer_decay")
+    if idle and config.pretrained is None:
+        notes.append(f"{' and '.join(idle)} without --pretrained: the model starts from noise")
     if config.balance:
         notes.append(class_counts(train.labels, dataset.classes))
     if config.recipe is None and config.pretrained is None and config.data in RECIPES:
@@ -174,111 +173,6 @@ def _opened_data(config: TrainConfig) -> tuple[Dataset, list[str]]:
         notes += [f"skipped {len(problems)} pictures of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
     return dataset, notes
-
-
-def _check_settings(config: TrainConfig) -> None:
-    if config.min_lr > config.lr:
-        raise SettingError(f"min_lr {config.min_lr:g} is above lr {config.lr:g}; lower it")
-    if config.warmup_epochs >= config.epochs:
-        raise SettingError(
-            f"warmup_epochs {config.warmup_epochs:g} leaves nothing of {config.epochs} epochs; "
-            f"lower it below {config.epochs}"
-        )
-    if config.sched == "rsqrt" and not config.warmup_epochs:
-        raise SettingError(
-            "sched rsqrt falls as the root of warm-up over step; pass --warmup-epochs above 0"
-        )
-    check_optimizer(config.opt)
-    make_loss(config.loss)
-    check_teaching(config)
-    if config.budget is not None:
-        raise SettingError(f"budget {config.budget} is for --auto; pass both, or --epochs")
-    if config.resume is not None and config.overwrite:
-        raise SettingError("--resume goes on with a run and --overwrite starts afresh; pass one")
-
-
-def _check_augmentation(config: TrainConfig, processes: int) -> None:
-    if config.aa is not None:
-        policy(config.aa)
-    together = config.batch_size // (config.grad_accum_steps * processes)
-    if (config.mixup > 0 or config.cutmix > 0) and together < 2:
-        raise SettingError(
-            f"mixup and cutmix mix the pictures that go through the model together, and that is "
-            f"{together}; raise --batch-size, or lower --grad-accum-steps {config.grad_accum_steps}"
-        )
-    if config.repeated_aug > 1 and config.repeated_aug >= config.batch_size:
-        raise SettingError(
-            f"repeated_aug {config.repeated_aug} fills a batch of {config.batch_size} with one "
-            f"picture; lower it, or raise --batch-size"
-        )
-    if config.repeated_aug > 1 and config.distill_views > 0:
-        raise SettingError(
-            f"distill_views {config.distill_views} has one view of a picture in an epoch and "
-            f"repeated_aug {config.repeated_aug}; pass one of them"
-        )
-
-
-def _check_shares(config: TrainConfig, processes: int) -> None:
-    """Every process and accumulation step must have as many pictures as any other."""
-    batch, parts = config.batch_size, config.grad_accum_steps
-    if batch % parts:
-        allowed = [n for n in range(1, batch + 1) if batch % n == 0]
-        raise SettingError(
-            f"grad_accum_steps {parts} does not divide batch_size {batch}; take one of "
-            f"{', '.join(map(str, allowed))}"
-        )
-    if batch % (parts * processes):
-        allowed = [n for n in range(1, batch // parts + 1) if batch % (parts * n) == 0]
-        below = batch // (parts * processes) * parts * processes
-        sizes = [size for size in (below, below + parts * processes) if size]
-        raise SettingError(
-            f"batch_size {batch} does not divide by {processes} processes x {parts} accumulation "
-            f"steps; take {' or '.join(map(str, sizes))}, or one of "
-            f"{', '.join(map(str, allowed))} processes"
-        )
-    split = config.parallel == "fsdp" and processes > 1
-    if split and config.opt not in SHARDED:
-        raise SettingError(
-            f"opt {config.opt} needs whole matrices and parallel fsdp splits them; pass --parallel "
-            f"ddp or --opt adamw"
-        )
-    _check_finding(config, processes)
-
-
-def _check_finding(config: TrainConfig, processes: int) -> None:
-    """What is looked for is looked for by one process, which has the whole batch at once."""
-    asked = [name for name in ("find_lr", "find_batch_size") if getattr(config, name)]
-    if not asked:
-        return
-    if processes > 1:
-        raise SettingError(
-            f"{asked[0]} needs one process; find it with --devices 1, then pass what it found"
-        )
-    if config.find_batch_size and config.grad_accum_steps > 1:
-        raise SettingError(
-            "find_batch_size finds what goes through the model at once; leave out "
-            "--grad-accum-steps"
-        )
-    if config.probe is not None:
-        raise SettingError(f"a probe takes no steps; leave out --{asked[0].replace('_', '-')}")
-
-
-def _check_probe(config: TrainConfig, processes: int) -> None:
-    """A probe needs weights, and looks at every picture once, as it is in evaluation."""
-    if config.probe is None:
-        return
-    if config.pretrained is None:
-        raise SettingError("probe looks at features of trained weights; name them: --pretrained")
-    idle = [name for name in ("mixup", "cutmix", "progressive", "balance", "model_ema", "freeze",
-                              "teacher")
-            if getattr(config, name)]  # fmt: skip
-    if idle:
-        raise SettingError(
-            f"{' and '.join(idle)} cannot be had with probe: features are computed once, of every "
-            f"picture as it is in evaluation; leave {' and '.join(idle)} out"
-        )
-    if processes > 1:
-        raise SettingError(f"a probe runs in one process, not in {processes}; leave out --devices")
 
 
 def _beginning(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], Start]:

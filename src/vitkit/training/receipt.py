@@ -22,7 +22,8 @@ EARLY = 0.1
 WITHOUT_WEIGHT = frozenset({
     "data", "recipe", "data_root", "cache", "output", "overwrite", "resume", "seed", "device",
     "devices", "parallel", "timeout", "threads", "workers", "log_interval", "log_histograms",
-    "log_examples", "logger", "quiet", "save_every",
+    "log_examples", "logger", "quiet", "save_every", "save_augmented_grid", "grad_checkpointing",
+    "test",
 })  # fmt: skip
 """Settings that do not change where a curve goes, beyond a seed's spread."""
 NAMED = 3
@@ -126,13 +127,19 @@ class Watch:
             reasons.append(
                 f"{self._pictures:,} training pictures instead of {self.receipt.pictures:,}"
             )
-        there = self.receipt.settings
+        here, there = _flat(self._settings), _flat(self.receipt.settings)
         reasons += [
             f"{name} {now} instead of {there[name]}"
-            for name, now in self._settings.items()
+            for name, now in here.items()
             if name not in WITHOUT_WEIGHT and name in there and now != there[name]
         ]
         if not reasons:
             return "the settings are the same, so look at the labels: vitkit check DATA"
         more = len(reasons) - NAMED
         return "likely: " + ", ".join(reasons[:NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, each field of the spec one of them."""
+    spec = {f"spec.{name}": value for name, value in settings.get("spec", {}).items()}
+    return spec | {name: value for name, value in settings.items() if name != "spec"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -22,7 +22,7 @@ from vitkit.training.config import Settings, TrainConfig, read_yaml, to_yaml
 from vitkit.training.confusion import LARGEST, confusion_matrix, png
 from vitkit.training.distributed import World, in_world, joined
 from vitkit.training.evaluation import Output, examine, tallied
-from vitkit.training.finding import try_out
+from vitkit.training.finding import no_compiler, try_out
 from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
@@ -30,10 +30,10 @@ from vitkit.training.metrics import Metrics, headline
 from vitkit.training.plan import Plan, make_plan
 from vitkit.training.precision import Precision
 from vitkit.training.probing import PROBES, NeighbourProbe
-from vitkit.training.receipt import receipt_of
+from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
 from vitkit.training.records import drop_rows_after
 from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
-from vitkit.training.signals import stop_flag
+from vitkit.training.signals import left_at_once, stop_flag
 from vitkit.training.starting import make_model
 from vitkit.training.trackers import check_trackers
 from vitkit.weights.files import write_bytes
@@ -47,11 +47,11 @@ FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img
          "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
          "interpolation", "crop_ratio", "distill", "distill_alpha", "distill_temperature",
          "distill_views", "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix",
-         "mixup_prob", "mixup_switch_prob", "mixup_off_epoch")  # fmt: skip
+         "mixup_prob", "mixup_switch_prob", "mixup_off_epoch", "flip", "shift", "crop_scale",
+         "label_smoothing")  # fmt: skip
 """Settings that a resumed run cannot change without being another run."""
 WHEREABOUTS = ("data", "data_root", "cache", "follow_links", "recipe", "output", "overwrite",
-               "teacher", "resume", "device", "devices", "parallel", "timeout", "workers",
-               "quiet", "test")  # fmt: skip
+               "teacher", "resume", "device", "timeout", "workers", "quiet", "test")  # fmt: skip
 """Settings that say where things are, not what the run is."""
 MOST_LOGITS = 2**28
 """Validation logits that the temperature is fitted on at most, 1 GB; of more, every n-th batch."""
@@ -153,7 +153,10 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         stop = stack.enter_context(stop_flag())
         for line in (*plan.notes, *notes):
             log.say(line)
-        plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
+        if state is not None and config.compile and (missing := no_compiler(plan.device)):
+            raise SettingError(f"the run is compiled and {missing}; go on where there is one")
+        with left_at_once():
+            plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
         log.lasts(plan.last_step)
         precision = cast(Precision, plan.config.amp)
         kind = PROBES[config.probe] if config.probe else trainer
@@ -168,7 +171,8 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         world.decided(lambda: log.track(config.logger, kept.to_json()))
         if config.save_augmented_grid and state is None:
             world.decided(lambda: save_augmented_grid(run.augmented, plan))
-        loop.train()
+        with left_at_once() if config.probe else nullcontext():
+            loop.train()
         metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
 
@@ -180,7 +184,7 @@ def _beginning(
     found = world.decided(lambda: _stopped_run(config))
     if found is None:
         return config, None, None, []
-    before = TrainConfig(**found["config"])
+    before, asked = TrainConfig(**found["config"]), config.compile
     # What was tried or found out when the run began stays as it was found.
     config = replaced(
         config,
@@ -197,6 +201,8 @@ def _beginning(
     )
     run = RunFolder(Path(found["run"]))
     notes = [*_changes(run, before, config), *found["passed_over"]]
+    if asked and not config.compile:
+        notes.append("compile: the run began without it, and goes on so")
     return config, run, Path(found["state"]), notes
 
 
@@ -268,7 +274,7 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World)
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
     log.say(f"settings: {_settings_shown(config)}")
-    if (receipt := receipt_of(config.recipe)) is not None:
+    if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
         log.say(receipt.says())
     log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, pictures: {parts}")
     log.say(
@@ -326,8 +332,11 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
 
 def kind_of_run(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     """Of a checkpoint's stored settings, those that make it a run of another kind; not the seed."""
-    elsewhere = {*WHEREABOUTS, "seed"} - {"data", "teacher"}
-    return {name: value for name, value in recipe.items() if name not in elsewhere} or None
+    elsewhere = {*WHEREABOUTS, *WITHOUT_WEIGHT} - {"data", "teacher"}
+    kept = {name: value for name, value in recipe.items() if name not in elsewhere}
+    if isinstance(start := kept.get("start"), Mapping):
+        kept["start"] = start.get("sha256")  # the same weights from another place
+    return kept or None
 
 
 def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) -> float | None:

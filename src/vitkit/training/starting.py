@@ -91,7 +91,8 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         )
     earlier = len(stored.metadata.get("adapted", ()))
     spec = stored.model.spec
-    wanted = preset(config.model, **asked) if config.model else spec.replace(**asked)
+    name = config.model.partition(".")[0] if config.model else None
+    wanted = preset(name, **asked) if name else spec.replace(**asked)
     try:
         stored = brought(stored, wanted, asked, place)
     except CheckpointError as error:

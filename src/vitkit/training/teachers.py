@@ -161,10 +161,18 @@ TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
 """What a teacher is made of."""
 
 
+HOW = ("distill", "distill_alpha", "distill_temperature", "distill_views")
+"""Settings that mean nothing without a teacher."""
+
+
 def check_teaching(config: TrainConfig) -> None:
     """What a teacher says once must be of the same pictures ever after. Raises `SettingError`."""
-    if config.distill_views and config.teacher is None:
-        raise SettingError("distill_views are for a teacher to look at; name one with --teacher")
+    asked = [name for name in HOW if getattr(config, name) != getattr(TrainConfig, name)]
+    if asked and config.teacher is None:
+        raise SettingError(
+            f"{asked[0]} {getattr(config, asked[0])} says how to learn from a teacher; name one "
+            f"with --teacher"
+        )
     if config.distill_views and config.progressive:
         raise SettingError(
             f"the teacher looks at each of {config.distill_views} distill_views once, and "
@@ -209,7 +217,7 @@ def _imported(name: str) -> Teacher | Checkpoint | nn.Module:
     """What the function of that name returns."""
     try:
         made = resolve_name(name)()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         raise SettingError(
             f"the teacher {name} cannot be made: {error}; give a checkpoint, or the "
             f"package.module:function of a function without arguments that returns a module"
