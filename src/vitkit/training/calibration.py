@@ -17,7 +17,7 @@ HALVINGS = 40
 
 
 def fit_temperature(
-    outputs: Iterable[tuple[Float[Tensor, "B K"], Int64[Tensor, "B"]]], world: World | None = None
+    outputs: Iterable[tuple[Float[Tensor, "_ K"], Int64[Tensor, "_"]]], world: World | None = None
 ) -> float | None:
     """The T whose softmax(z / T) has the least negative log-likelihood of the labels.
 
