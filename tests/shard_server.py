@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import http.server
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from local_server import listening
 
 
 class ShardServer:
@@ -69,20 +70,6 @@ class ShardServer:
 def serving() -> Iterator[ShardServer]:
     """A server that runs inside."""
     state = ShardServer()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        state.address = f"http://127.0.0.1:{running.server_port}/set"
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield state
-        finally:
-            running.shutdown()
-            thread.join()
+    with listening(state.answer) as address:
+        state.address = f"{address}/set"
+        yield state

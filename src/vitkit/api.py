@@ -113,7 +113,8 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
     winner is `.best`, and `ladder.json` in the folder has them all.
 
     Args:
-        data: a folder of pictures, or `digits`, `mnist`, `fashion-mnist`.
+        data: a folder of pictures, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or
+            `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`.
         recipe: a recipe's name or a YAML file to start from.
         **settings: any field of `TrainConfig`, such as `epochs=10`, `output="runs/cats"`, or
             `spec={"patch_size": 4}`.

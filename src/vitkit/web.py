@@ -17,10 +17,12 @@ import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
+
+from vitkit.errors import OutputError
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0
@@ -111,6 +113,24 @@ def request(address: str, part: Path, bar: Bar = lambda *about: nullcontext(_unh
                 advance(len(chunk))
     if length is not None and size_of(part) < length:
         raise WebError("the server closed the connection", broken=True)
+
+
+@contextmanager
+def writing(place: Path, mend: str) -> Iterator[None]:
+    """The folder of a place in the cache, and every trouble with writing there in one line.
+
+    Args:
+        place: of a file that is written in the block.
+        mend: what to do about it.
+
+    Raises:
+        OutputError: the disk is full, read-only, or otherwise refuses.
+    """
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {place}: {error.strerror or error}; {mend}") from None
 
 
 def state_of(part: Path) -> dict[str, Any]:

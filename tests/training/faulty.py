@@ -1,4 +1,4 @@
-"""A loop to which something happens in one process: VITKIT_TEST_FAULT is `KIND RANK STEP`."""
+"""Loops to which something happens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from vitkit.training.loop import Trainer
 
 
 class Faulty(Trainer):
+    """In one process of several: VITKIT_TEST_FAULT is `KIND RANK STEP`."""
+
     def _step(self, engine, batch):
         kind, rank, step = os.environ["VITKIT_TEST_FAULT"].split()
         if self.progress.step == int(step) and self.world.rank == int(rank):
@@ -19,3 +21,16 @@ class Faulty(Trainer):
                 raise ValueError("something unforeseen")
             os.kill(os.getpid(), signal.Signals[kind])
         return super()._step(engine, batch)
+
+
+def stopping_at(step: int) -> type[Trainer]:
+    """A loop that a SIGTERM reaches in the middle of a step."""
+
+    class Stopping(Trainer):
+        def _step(self, engine, batch):
+            loss = super()._step(engine, batch)
+            if self.progress.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return loss
+
+    return Stopping

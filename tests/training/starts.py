@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -63,16 +61,3 @@ def bits(path: Path) -> str:
     for name, value in sorted(vitkit.load(path).model.state_dict().items()):
         total.update(name.encode() + value.numpy().tobytes())
     return total.hexdigest()
-
-
-def stopping_at(step: int) -> type[Trainer]:
-    """A loop that a SIGTERM reaches in the middle of a step."""
-
-    class Stopping(Trainer):
-        def _step(self, engine, batch):
-            loss = super()._step(engine, batch)
-            if self.progress.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
-
-    return Stopping

@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
+from training.faulty import stopping_at
 
 import vitkit
 from vitkit.data.sources import open_dataset, with_validation
@@ -136,17 +137,6 @@ def test_both_can_be_left_out(tmp_path):
     run = train(tmp_path / "run", log_histograms=False, log_examples=False, epochs=2).run
     tags = curves(run).Tags()
     assert (tags["histograms"], tags["images"]) == ([], [])
-
-
-def stopping_at(step: int) -> type[Trainer]:
-    class Stopping(Trainer):
-        def _step(self, engine, batch):
-            loss = super()._step(engine, batch)
-            if self.progress.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
-
-    return Stopping
 
 
 def stopped_and_torn(run: Path) -> Path:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training.faulty import stopping_at
 
 import vitkit
 from vitkit.data.sources import open_dataset
@@ -142,19 +141,6 @@ def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(result, tmp
 
 def test_loader_workers_do_not_change_a_bit(result, tmp_path):
     assert fingerprint(train(tmp_path / "two", workers=2).last) == fingerprint(result.last)
-
-
-def stopping_at(step: int) -> type[Trainer]:
-    """A loop that a SIGTERM reaches in the middle of a step."""
-
-    class Stopping(Trainer):
-        def _step(self, engine, batch):
-            loss = super()._step(engine, batch)
-            if self.progress.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
-
-    return Stopping
 
 
 @pytest.mark.parametrize("step", [1, 20, 59])

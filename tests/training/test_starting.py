@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from training.starts import DIGITS, SHORT, a_checkpoint, bits, only_begun, said, stopping_at, train
+from training.faulty import stopping_at
+from training.starts import DIGITS, SHORT, a_checkpoint, bits, only_begun, said, train
 
 import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError, SpecError

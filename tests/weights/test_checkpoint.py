@@ -95,7 +95,7 @@ def test_files_that_are_no_checkpoints_are_named_for_what_they_are(tmp_path: Pat
     safetensors.torch.save_file({"conv.weight": torch.zeros(2)}, plain)
     cases = {
         "no such file; the nearest folder": tmp_path / "none" / "x.safetensors",
-        "a folder without weights": tmp_path,
+        "or name a file, such as": tmp_path,
         "the file is empty": write(tmp_path / "empty.safetensors", b""),
         "not a whole safetensors file": write(tmp_path / "cut.safetensors", whole[:-100]),
         "not a whole safetensors": write(tmp_path / "cut2.safetensors", whole[:50]),

@@ -10,12 +10,12 @@ import resource
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from local_server import listening
 
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.places import cache_folder
@@ -81,24 +81,12 @@ class Server:
 def server(tmp_path, monkeypatch):
     """A server at `server.address`, an empty cache, and no proxy between them."""
     state = Server()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            state.answer(self)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
-        state.address = f"http://127.0.0.1:{running.server_port}/models/vit.npz"
-        thread = threading.Thread(target=running.serve_forever, args=(0.02,))
-        thread.start()
+    with listening(state.answer) as address:
+        state.address = f"{address}/models/vit.npz"
         monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("no_proxy", "*")
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
         yield state
-        running.shutdown()
-        thread.join()
 
 
 def left_over(address: str) -> set[str]:

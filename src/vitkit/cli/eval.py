@@ -44,7 +44,7 @@ def evaluate(
     """How good a checkpoint is: top-1, top-k, per class, loss, calibration; intervals of 95 %.
 
     Args:
-        checkpoint: a .safetensors file that vitkit wrote.
+        checkpoint: a run folder (its best weights) or a checkpoint.
         data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
         data_root: where to look for named data sets.

@@ -14,7 +14,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -27,9 +27,9 @@ from jaxtyping import Int64, UInt8, UInt64
 
 from vitkit.data.images import printable
 from vitkit.data.indexes import forget_index
-from vitkit.errors import DataError, ImageError, OutputError, SettingError, VitkitError
+from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.places import cache_folder
-from vitkit.web import WebError, discard, keep, offline, request, size_of, stamp
+from vitkit.web import WebError, discard, keep, offline, request, size_of, stamp, writing
 
 KIND = "remote webdataset"
 ROOM, ROOM_SETTING = 20.0, "VITKIT_SHARDS_GB"
@@ -37,6 +37,7 @@ KEPT = 4
 """Shards that stay in any case: those that are read, and those that are fetched ahead."""
 ATTEMPTS = 6
 """How often in a row a server may fail without a byte more having come."""
+MEND = f"free some space, lower {ROOM_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
 FIRST_WAIT = 1.0
 """Seconds before the second attempt; each later one waits twice as long as the one before."""
 Answer = TypeVar("Answer")
@@ -90,7 +91,7 @@ class RemoteShard:
             return self.place.open("rb", buffering=0)
         except FileNotFoundError:
             pass
-        with _writing(self.place), FileLock(self.place.with_suffix(".lock")):
+        with writing(self.place, MEND), FileLock(self.place.with_suffix(".lock")):
             try:  # another process may have fetched it meanwhile
                 return self.place.open("rb", buffering=0)
             except FileNotFoundError:
@@ -229,16 +230,3 @@ def _make_room(folder: Path) -> None:
             return
         path.unlink(missing_ok=True)
         over -= size
-
-
-@contextlib.contextmanager
-def _writing(place: Path) -> Iterator[None]:
-    """The cache's folder, and every trouble with writing there in one line."""
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {place}: {error.strerror or error}; free some space, lower "
-            f"{ROOM_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
-        ) from None

@@ -71,6 +71,8 @@ def try_out(plan: Plan, model: ViT, say: Say) -> Settings:
     if config.compile and (missing := no_compiler(plan.device)) is not None:
         found["compile"] = False
         say(f"compile: {missing}; the training step stays as it is")
+    if config.compile and "compile" not in found:
+        say("compile: the first steps take long, as they are compiled")
     if config.find_batch_size:
         plan = plan.settled(found)
         found["batch_size"], said = find_batch_size(plan, model)
@@ -161,7 +163,9 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
             f"{plan.device} is out of memory at {size} pictures at once; lower --img-size or the "
             f"model, or pass --grad-checkpointing"
         )
-    return chosen, f"batch size: {chosen} (pictures per second at {', '.join(seen)})"
+    shown, config = ", ".join(seen), plan.config
+    left = "" if chosen == config.batch_size else f"; lr {config.lr:g} is left as it is"
+    return chosen, f"batch size: {chosen} (pictures per second at {shown}){left}"
 
 
 def _generators_kept(device: torch.device) -> AbstractContextManager[None]:

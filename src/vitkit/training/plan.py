@@ -101,7 +101,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         DeviceError: a device that is not there.
     """
     world = world or World()
-    config, shortened = _in_time(config)
+    config, shortened = in_time(config)
     check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
@@ -144,7 +144,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
                 start.weights, teacher)  # fmt: skip
 
 
-def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+def in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """A warm-up that nobody asked for fits into the epochs that somebody asked for."""
     usual = recipe_settings(config.recipe).get("warmup_epochs", TrainConfig.warmup_epochs)
     if config.warmup_epochs < config.epochs or config.warmup_epochs != usual:

@@ -27,7 +27,7 @@ from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
 from vitkit.training.metrics import Metrics, headline
-from vitkit.training.plan import Plan, make_plan
+from vitkit.training.plan import Plan, in_time, make_plan
 from vitkit.training.precision import Precision
 from vitkit.training.probing import PROBES, NeighbourProbe
 from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
@@ -185,6 +185,7 @@ def _beginning(
     if found is None:
         return config, None, None, []
     before, asked = TrainConfig(**found["config"]), config.compile
+    config, _ = in_time(config)
     # What was tried or found out when the run began stays as it was found.
     config = replaced(
         config,

@@ -17,11 +17,25 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from vitkit.errors import CheckpointError, OutputError
+from vitkit.errors import CheckpointError
 from vitkit.places import cache_folder
-from vitkit.web import WebError, allowed, discard, keep, offline, request, size_of, state_of
+from vitkit.web import (
+    WebError,
+    allowed,
+    discard,
+    keep,
+    offline,
+    request,
+    size_of,
+    state_of,
+    writing,
+)
 from vitkit.weights.files import sync, sync_folder
 
+MEND = (
+    "free some space or set VITKIT_CACHE to a folder elsewhere; what was fetched stays and is "
+    "continued"
+)
 ATTEMPTS = 4
 """How often one call takes a broken download up again."""
 
@@ -58,7 +72,7 @@ def download(address: str, *, sha256: str = "") -> Path:
     if offline():
         raise CheckpointError(f"{address}: not in the cache, and HF_HUB_OFFLINE forbids to fetch")
     part = place.with_name(f"{place.name}.part")
-    with _writing(part), _alone(place):
+    with writing(part, MEND), _alone(place):
         if not place.is_file():  # another process may have fetched it meanwhile
             with _fetching():
                 _complete(address, part)
@@ -115,19 +129,6 @@ def _check(address: str, part: Path, sha256: str) -> None:
             f"{address}: expected SHA-256 {sha256}, got {digest[: max(len(sha256), 16)]}; "
             f"the file is deleted"
         )
-
-
-@contextmanager
-def _writing(part: Path) -> Iterator[None]:
-    """The cache's folder, and every trouble with writing there in one line."""
-    try:
-        part.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {part}: {error.strerror or error}; free some space or set VITKIT_CACHE "
-            f"to a folder elsewhere; what was fetched stays and is continued"
-        ) from None
 
 
 @contextmanager

@@ -141,7 +141,8 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
         found = next((path / name for name in WHOLE if (path / name).is_file()), None)
         if found is None:
             raise CheckpointError(
-                f"{path}: a folder without weights; expected one of {', '.join(WHOLE)} in it"
+                f"{path}: expected one of {', '.join(WHOLE)} in it; or name a file, such as the "
+                f"weights/last.safetensors of a run that ended before its first epoch did"
             )
         path = found
     check_file(path)
@@ -253,7 +254,9 @@ def _open_safetensors(path: Path, documents: dict[str, dict[str, Any]]) -> Sourc
             file = files.enter_context(safe_open(path, framework="pt"))  # which checks all of it
     except DAMAGE as error:
         files.close()
-        raise CheckpointError(f"{path}: not a whole safetensors file: {error}") from None
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file: {error}; get it again"
+        ) from None
     metadata = said.pop("__metadata__", None) or {}
     shapes = {name: tuple(entry["shape"]) for name, entry in said.items()}
     dtypes = {name: entry["dtype"] for name, entry in said.items()}
