@@ -9,7 +9,7 @@ from torch import nn
 
 import vitkit
 from vitkit.errors import SpecError
-from vitkit.models.attention import Context
+from vitkit.models.attention import Context, plain_attention, use_attention
 
 
 def copy_block(ours: vitkit.EncoderBlock, theirs: nn.TransformerEncoderLayer) -> None:
@@ -99,6 +99,33 @@ def test_fused_and_explicit_attention_agree_with_and_without_a_mask():
         torch.testing.assert_close(vitkit.scaled_dot_product_attention(q, k, v, mask=mask), mixed)
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 5))
     assert (weights[..., ~causal] == 0).all()
+
+
+@pytest.mark.parametrize("heads_differ", [False, True])
+def test_both_kernels_have_the_same_outputs_and_gradients(tokens, heads_differ):
+    """A model is told which one to use; the mask and a width of its own per head hold for both."""
+    torch.manual_seed(0)
+    width = 20 if heads_differ else None
+    attention = vitkit.MultiHeadSelfAttention(96, 3, head_width=width, attention_dropout=0.0)
+    causal = torch.ones(197, 197, dtype=torch.bool).tril()
+    given = tokens[..., :96].clone().requires_grad_()
+    made = {}
+    for kernel in ("fused", "plain"):
+        use_attention(attention, kernel)
+        out = attention(given, Context(mask=causal))
+        made[kernel] = out, *torch.autograd.grad(out.square().sum(), [given, attention.qkv.weight])
+    assert attention.attend is plain_attention
+    for fused, plain in zip(made["fused"], made["plain"], strict=True):
+        torch.testing.assert_close(plain, fused, rtol=1e-4, atol=1e-5)
+
+
+def test_the_plain_kernel_drops_weights_and_keeps_their_mean():
+    torch.manual_seed(0)
+    q, k = torch.zeros(1, 1, 400, 100), torch.zeros(1, 1, 100, 100)
+    weights = plain_attention(q, k, torch.eye(100)[None, None], None, 0.25)
+    kept = weights[weights > 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 0.01 / 0.75))
+    assert (weights == 0).float().mean() == pytest.approx(0.25, abs=0.01)
 
 
 def test_the_encoder_alone_has_the_notebook_s_size():

@@ -177,6 +177,7 @@ FLOAT16 = {"amp": "float16", "model_ema": False}
     [
         {"opt": "lamb", "sched": "linear", "layer_decay": 0.7, "loss": "bce"},
         FLOAT16,
+        {"attention_kernel": "plain", "amp": "bfloat16"},
         pytest.param({"opt": "sgd", "lr": 0.05, "sched": "constant"}, marks=pytest.mark.soak),
         pytest.param({"opt": "adam", "sched": "rsqrt", "warmup_epochs": 0.1},
                      marks=pytest.mark.soak),
@@ -190,6 +191,25 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
     run(tmp_path / "stopped", **SHORT | settings | {"max_steps": 3})
     run(tmp_path / "stopped", **SHORT | settings | {"resume": str(tmp_path / "stopped")})
     assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+
+
+def test_the_kernel_that_was_tried_is_kept(tmp_path):
+    """A run that is asked to try finds one for good; a run that names its precision tries none."""
+    asked = SHORT | {"amp": "auto", "spec": SPEC, "max_steps": 2}
+    run(tmp_path / "tried", **asked)
+    before = read_yaml(tmp_path / "tried" / "config.yaml")
+    assert before["attention_kernel"] in ("fused", "plain")
+    log = (tmp_path / "tried" / "train.log").read_text()
+    assert f", {before['attention_kernel']} attention (a step of" in log
+    run(tmp_path / "tried", **asked | {"max_steps": 3, "resume": str(tmp_path / "tried")})
+    assert read_yaml(tmp_path / "tried" / "config.yaml") == before | {"max_steps": 3}
+    other = "fused" if before["attention_kernel"] == "plain" else "plain"
+    asked |= {"resume": str(tmp_path / "tried"), "attention_kernel": other}
+    with pytest.raises(SettingError, match="differ from the run's: attention_kernel"):
+        run(tmp_path / "tried", **asked)
+    asked |= {"resume": None, "attention_kernel": "auto"}
+    run(tmp_path / "named", **asked | {"amp": "off"})
+    assert read_yaml(tmp_path / "named" / "config.yaml")["attention_kernel"] == "fused"
 
 
 def test_checkpointed_gradients_are_the_same_to_the_bit(tmp_path):

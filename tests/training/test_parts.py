@@ -16,7 +16,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.evaluation import evaluate
 from vitkit.training.optimizer import make_optimizer
 from vitkit.training.parameters import parameter_groups
-from vitkit.training.precision import faster_precision
+from vitkit.training.precision import fastest_arithmetic
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.schedule import learning_rate
 
@@ -87,9 +87,15 @@ def test_the_precision_trial_leaves_the_model_as_it_was():
     model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     images, labels = torch.randn(4, 3, 224, 224), torch.tensor([0, 1, 2, 0])
-    chosen, said = faster_precision(model, images, labels, torch.device("cpu"))
-    assert chosen in ("off", "bfloat16")
-    assert "a bfloat16 step takes" in said
+    amp, kernel, said = fastest_arithmetic(
+        model, images, labels, torch.device("cpu"), ("fused", "plain")
+    )
+    assert amp in ("off", "bfloat16")
+    assert kernel in ("fused", "plain")
+    assert said.startswith(
+        f"precision: {'float32' if amp == 'off' else 'bfloat16 autocast'}, {kernel}"
+    )
+    assert "x one of float32, fused attention here" in said
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 

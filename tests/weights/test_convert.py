@@ -30,7 +30,8 @@ def test_there_and_back_through_another_format_keeps_the_bits(tmp_path):
     assert there.proved_by.startswith("torchvision 0.")
     assert (there.folded, there.approximated, there.lost) == ((), (), ())
     back = vitkit.convert(tmp_path / "torchvision", tmp_path / "back.safetensors", to="vitkit")
-    assert (back.source, back.proved_by, back.max_difference) == ("torchvision", "vitkit", 0.0)
+    assert (back.source, back.proved_by) == ("torchvision", "vitkit")
+    assert back.max_difference <= 1e-6  # of logits; the weights themselves have the same bits
     same_bits(model.state_dict(), vitkit.load(tmp_path / "back.safetensors").model.state_dict())
 
 

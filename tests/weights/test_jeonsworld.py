@@ -245,4 +245,4 @@ def test_another_stem_has_no_place(fields, said):
 def test_a_file_of_theirs_is_converted_to_their_format(tmp_path):
     torch.save(their_weights(), tmp_path / "theirs.bin")
     report = convert(tmp_path / "theirs.bin", tmp_path / "out", to="jeonsworld", trust_pickle=True)
-    assert report.max_difference == 0.0
+    assert report.max_difference <= 1e-6

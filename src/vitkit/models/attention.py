@@ -82,8 +82,20 @@ def fused_attention(
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
+def plain_attention(
+    q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
+) -> Heads:
+    """The same by two products with the (N, M) weights between them, which are kept for gradients.
+
+    More memory; on a processor, and in bfloat16 above all, a training step may be much faster.
+    """
+    return F.dropout(attention_weights(q, k, mask), dropout) @ v
+
+
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""`fused_attention`, or what a `Record` hands in to run in its place."""
+"""`fused_attention`, `plain_attention`, or what a `Record` hands in to run in their place."""
+AttentionKernel = Literal["fused", "plain"]
+KERNELS: dict[AttentionKernel, Attend] = {"fused": fused_attention, "plain": plain_attention}
 
 
 class Context(NamedTuple):
@@ -93,8 +105,8 @@ class Context(NamedTuple):
     """What rotary positions turn queries and keys by."""
     mask: Mask | None = None
     """(..., T, T), True where a token may look at another."""
-    attend: Attend = fused_attention
-    """How heads attend; a `Record` puts its own here."""
+    attend: Attend | None = None
+    """What a `Record` puts in place of the module's own kernel."""
 
 
 PLAIN = Context()
@@ -120,6 +132,7 @@ class MultiHeadAttention(nn.Module):
         self.head_width = resolve_head_width(width, num_heads, head_width)
         self.inner = num_heads * self.head_width
         self.attention_dropout = attention_dropout
+        self.attend: Attend = fused_attention
 
     def make_output(self, width: int, dropout: float) -> None:
         """U_msa and the dropout after it; made last, so that modules stand in the data's order."""
@@ -134,7 +147,7 @@ class MultiHeadAttention(nn.Module):
     def mix(self, q: Heads, k: Heads, v: Heads, context: Context) -> Float[Tensor, "B _ D"]:
         """Attend in every head, then mix the heads: [SA_1; ...; SA_k] U_msa, Eq. 7 and 8."""
         dropout = self.attention_dropout if self.training else 0.0
-        mixed = context.attend(q, k, v, context.mask, dropout)
+        mixed = (context.attend or self.attend)(q, k, v, context.mask, dropout)
         return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))  # B k N h -> B N (k h)
 
 
@@ -225,6 +238,13 @@ class KeylessBiasLinear(nn.Linear):
         """(..., D) -> (..., 3 k h)."""
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         return F.linear(input, self.weight, bias)
+
+
+def use_attention(model: nn.Module, kernel: AttentionKernel) -> None:
+    """Choose how every head of a model attends; its outputs stay the same but for rounding."""
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.attend = KERNELS[kernel]
 
 
 def rotate(x: Heads, rotation: Rotation) -> Heads:

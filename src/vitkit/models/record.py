@@ -78,18 +78,18 @@ class Record:
         """Whether anything of this layer was asked for."""
         return any(layer in layers for layers in self._layers)
 
-    def attend(self, layer: int) -> Attend:
-        """How this layer's self-attention runs: fused, and its maps kept where asked for."""
-        return self._listen(layer, self.attention) if layer in self._layers[0] else fused_attention
+    def attend(self, layer: int) -> Attend | None:
+        """How this layer's self-attention runs, where its maps were asked for."""
+        return self._listen(layer, self.attention) if layer in self._layers[0] else None
 
-    def attend_across(self, layer: int) -> Attend:
+    def attend_across(self, layer: int) -> Attend | None:
         """The same for the layer's attention to the memory."""
         wanted = layer in self._layers[1]
-        return self._listen(layer, self.cross_attention) if wanted else fused_attention
+        return self._listen(layer, self.cross_attention) if wanted else None
 
-    def attend_pool(self) -> Attend:
+    def attend_pool(self) -> Attend | None:
         """The same for the query of a MAP head."""
-        return self._listen(0, self.pooling) if self._asked_pooling else fused_attention
+        return self._listen(0, self.pooling) if self._asked_pooling else None
 
     def keep(self, layer: int, tokens: Float[Tensor, "B T D"]) -> None:
         """Keep the layer's output tokens if they were asked for."""

@@ -28,7 +28,8 @@ from vitkit.weights.own import DESCRIBED, save
 BUDGET = "10m"
 YOURS = ("data", "data_root", "cache", "follow_links", "ignore_extra_classes", "bad_images",
          "val_fraction", "balance", "pretrained", "trust_pickle", "model", "seed", "device",
-         "threads", "workers", "amp", "compile", "logger", "quiet")  # fmt: skip
+         "threads", "workers", "amp",
+         "attention_kernel", "compile", "logger", "quiet")  # fmt: skip
 """Settings that `--auto` leaves to the user, besides `OWN`."""
 BY_PIXELS = {"image_size": 16, "patch_size": 16}
 """Pictures whose pixels are compared, where there are no weights, are brought to this size."""

@@ -222,6 +222,9 @@ class TrainConfig:
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
     """Mixed precision; auto tries bfloat16, or float16 on a GPU without it, and keeps it where it
     is faster."""
+    attention_kernel: Literal["auto", "fused", "plain"] = "auto"
+    """How heads attend: by one kernel, or by two products with the weights between them, which is
+    faster on some processors; auto tries both there, along with `amp auto`, else it is fused."""
     compile: bool = False
     """Compile the training step (torch.compile); without a compiler it stays as it is."""
     grad_checkpointing: Literal["block", "norm_and_activation"] | None = None

@@ -1,4 +1,4 @@
-"""What is tried before the first step: precision, a compiler, the batch size, the learning rate.
+"""What is tried before the first step: arithmetic, a compiler, the batch size, the learning rate.
 
 Each is tried once, on the machine and the training pictures of the run, with a copy of the model.
 What was found is a setting like any other: it is written to config.yaml and kept on resume.
@@ -18,13 +18,14 @@ import torch
 from vitkit.data.loader import Batch
 from vitkit.errors import SettingError
 from vitkit.frozen import replace as replaced
+from vitkit.models.attention import AttentionKernel, use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
 from vitkit.training.config import Settings, TrainConfig
 from vitkit.training.memory import checkpoint_gradients
 from vitkit.training.optimizer import configured_optimizer
 from vitkit.training.plan import Plan
-from vitkit.training.precision import faster_precision, wait_for
+from vitkit.training.precision import fastest_arithmetic, wait_for
 from vitkit.training.starting import train_mode
 from vitkit.training.step import TrainingStep, is_out_of_memory
 
@@ -60,13 +61,23 @@ def try_out(plan: Plan, model: ViT, say: Say) -> Settings:
     """
     config = plan.config
     found: Settings = {"find_lr": False, "find_batch_size": False}
+    kernels: tuple[AttentionKernel, ...] = ("fused", "plain")
+    if config.attention_kernel != "auto":
+        kernels = (config.attention_kernel,)
+    found["attention_kernel"] = kernels[0]
     if config.amp == "auto" and config.probe is not None:
         found["amp"] = "off"
     elif config.amp == "auto":
         batch = plan.steps[0]
         images = batch.images(plan.preprocess, plan.device)
         labels = batch.labels.to(plan.device)
-        found["amp"], said = faster_precision(model, images, labels, plan.device)
+        found["amp"], found["attention_kernel"], said = fastest_arithmetic(
+            model,
+            images,
+            labels,
+            plan.device,
+            kernels if plan.device.type == "cpu" else kernels[:1],
+        )
         say(said)
     if config.compile and (missing := no_compiler(plan.device)) is not None:
         found["compile"] = False
@@ -198,5 +209,7 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
     train_mode(copied)
     checkpoint_gradients(copied, config.grad_checkpointing)
     assert config.amp != "auto", "decided before"
+    if config.attention_kernel != "auto":
+        use_attention(copied, config.attention_kernel)
     optimizer, feed = configured_optimizer(copied, config), make_feed(plan)
     return TrainingStep(copied, optimizer, config, feed, config.amp, plan.device)

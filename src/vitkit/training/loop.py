@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitkit.data.loader import Batch, batches
 from vitkit.errors import DataError, Interrupted, NonFiniteError, SettingError
+from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
 from vitkit.training.checkpointing import load_state, save_state
@@ -73,6 +74,8 @@ class Trainer:
         self.world = world or World()
         self.plan, self.run_folder, self.log, self.stop = plan, run, log, stop
         self.model, self.precision = model, precision
+        if config.attention_kernel != "auto":
+            use_attention(model, config.attention_kernel)
         self.ema = EMA(model, config.model_ema_decay) if config.model_ema else None
         checkpoint_gradients(model, config.grad_checkpointing)
         if config.parallel == "fsdp" and self.world.size > 1:

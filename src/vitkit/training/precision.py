@@ -1,10 +1,15 @@
-"""Half precision: whether it pays on this machine (a short trial), and float16's loss scale."""
+"""What a short trial decides on this machine: half precision, and how heads attend.
+
+And float16's loss scale.
+"""
 
 from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import product
 from statistics import median
 from typing import Literal
 
@@ -13,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.errors import CheckpointError
+from vitkit.models.attention import AttentionKernel, use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.state import Tensors, Values
 
 Precision = Literal["off", "bfloat16", "float16"]
 ROUNDS = 3
 WORTH_IT = 0.95
-"""Half precision must take at most this part of float32's time."""
+"""Another way must take at most this part of the time of the usual one."""
 TRIAL_FLOPS = 2e10
 """Work of one trial step; keeps the trial short on slow machines."""
 
@@ -38,19 +44,25 @@ def half_precision(device: torch.device) -> Precision:
     return "bfloat16"
 
 
-def faster_precision(
-    model: ViT, images: Tensor, labels: Tensor, device: torch.device
-) -> tuple[Precision, str]:
-    """Time a few training steps of a copy in float32 and in the device's half precision, in turn.
+def fastest_arithmetic(
+    model: ViT,
+    images: Tensor,
+    labels: Tensor,
+    device: torch.device,
+    kernels: Sequence[AttentionKernel],
+) -> tuple[Precision, AttentionKernel, str]:
+    """Time a few training steps of a copy, in float32 and in the device's half precision, in turn.
 
     Args:
         model: left as it is.
         images: a batch (B, C, H, W) on the device.
         labels: class numbers (B,).
         device: where both are.
+        kernels: the ways to attend that are tried, each in both precisions.
 
     Returns:
-        The faster one, and a line that says what was measured.
+        The fastest way, float32 with the first kernel unless another is clearly faster; and a line
+        that says what was measured.
     """
     trial = copy.deepcopy(model).train()
     tokens = model.spec.num_patches + model.spec.num_prefix_tokens
@@ -58,9 +70,11 @@ def faster_precision(
     pictures = max(1, min(len(images), int(TRIAL_FLOPS / flops)))
     images, labels = images[:pictures], labels[:pictures]
     half = half_precision(device)
-    times: dict[Precision, list[float]] = {"off": [], half: []}
+    ways: list[tuple[Precision, AttentionKernel]] = list(product(("off", half), kernels))
+    times: list[list[float]] = [[] for _ in ways]
     for round_number in range(ROUNDS + 1):
-        for precision, taken in times.items():
+        for (precision, kernel), taken in zip(ways, times, strict=True):
+            use_attention(trial, kernel)
             start = time.perf_counter()
             with autocast(precision, device):
                 loss = F.cross_entropy(trial(images).float(), labels)
@@ -68,10 +82,15 @@ def faster_precision(
             wait_for(device)
             if round_number:  # the first round warms up
                 taken.append(time.perf_counter() - start)
-    ratio = median(times[half]) / median(times["off"])
-    chosen: Precision = half if ratio <= WORTH_IT else "off"
-    said = f"{half} autocast" if chosen == half else "float32"
-    return chosen, f"precision: {said} (a {half} step takes {ratio:.2f}x a float32 step here)"
+    ratios = [median(taken) / median(times[0]) for taken in times]
+    fastest = min(range(1, len(ways)), key=ratios.__getitem__)
+    chosen = fastest if ratios[fastest] <= WORTH_IT else 0
+    names = [f"{'float32' if amp == 'off' else f'{amp} autocast'}, {kernel} attention"
+             for amp, kernel in ways]  # fmt: skip
+    return *ways[chosen], (
+        f"precision: {names[chosen]} (a step of {names[fastest]} takes {ratios[fastest]:.2f}x one "
+        f"of {names[0]} here)"
+    )
 
 
 class LossScale:

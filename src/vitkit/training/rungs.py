@@ -192,13 +192,13 @@ class Pace:
         epoch: seconds of an epoch, with its validation and what it writes.
         rest: seconds before the first and after the last.
         images_per_s: in its steps.
-        amp: the precision that was measured with.
+        arithmetic: the settings that were measured with.
     """
 
     epoch: float
     rest: float
     images_per_s: float
-    amp: str
+    arithmetic: Settings
 
     def epochs(self, seconds: float) -> int:
         """How many fit, with what a schedule must leave free."""
@@ -235,7 +235,8 @@ def pace_of(plan: Plan, ground: Ground) -> Pace:
     sizes = {name: len(split) for name, split in plan.dataset.splits.items()}
     epoch = plan.steps.steps_per_epoch * each + sizes["val"] * look + written
     rest = ground.opening + (3 * sizes["val"] + sizes.get("test", 0)) * look + written
-    return Pace(epoch, rest, plan.config.batch_size / each, plan.config.amp)
+    arithmetic = {name: getattr(plan.config, name) for name in ("amp", "attention_kernel")}
+    return Pace(epoch, rest, plan.config.batch_size / each, arithmetic)
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,7 @@ class Steps:
             f"{epochs} epochs {'are worth it' if epochs == most else 'fill the time'}"
         )
         config = ground.config(settings, lasting(settings, epochs),
-                               {"amp": pace.amp, "output": str(folder)})  # fmt: skip
+                               pace.arithmetic | {"output": str(folder)})  # fmt: skip
         done = session.train(config, within(ground.clock() + left, ground.clock))
         spec = plan.spec
         what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {epochs} epochs"

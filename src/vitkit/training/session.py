@@ -42,8 +42,8 @@ from vitkit.weights.own import DESCRIBED, save
 
 FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img_size",
          "progressive", "balance", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
-         "threads", "opt", "momentum", "layer_decay", "loss", "bce_threshold", "compile",
-         "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
+         "attention_kernel", "threads", "opt", "momentum", "layer_decay", "loss", "bce_threshold",
+         "compile", "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
          "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
          "interpolation", "crop_ratio", "distill", "distill_alpha", "distill_temperature",
          "distill_views", "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix",
@@ -192,6 +192,9 @@ def _beginning(
         model=config.model or before.model,
         start=before.start,
         amp=before.amp if config.amp == "auto" else config.amp,
+        attention_kernel=before.attention_kernel
+        if config.attention_kernel == "auto"
+        else config.attention_kernel,
         compile=config.compile and before.compile,
         lr=before.lr if config.find_lr else config.lr,
         min_lr=before.min_lr if config.find_lr else config.min_lr,
