@@ -1,16 +1,19 @@
 """A training step of vitkit against timm's, with the same weights, pictures and optimizer.
 
     python benchmarks/step.py [--model vit_small_patch16_224] [--batch 8] [--blocks 7] [--steps 2]
-                              [--threads 2] [--device cpu] [--eager]
+                              [--threads 2] [--device cpu] [--eager] [--curve STEPS]
 
-A step is forward, cross-entropy, backward, clipping at norm 1, fused AdamW and zeroed gradients, in
-float32 on random pictures, without drop-path. Four rows: timm and vitkit, eager and compiled
-(`--eager` leaves the compiled ones out). First the logits of the same weights are compared; then
-blocks of `--steps` steps are timed in turn, forwards and backwards (A B B A), after a warm-up that
-ends compilation. Shown: median seconds of a step with its quartiles, timm's eager time over it with
-a 95 % bootstrap interval, and how far apart the losses of the same steps are. The last row is timm
-against itself, the noise. A row that compiles again while it is timed ends the run. Nothing here is
-a pass or a fail.
+A step is forward, cross-entropy, backward, clipping at norm 1, fused AdamW and zeroed gradients, on
+random pictures, without drop-path. Rows: timm and vitkit, in float32 and under bfloat16 autocast,
+and in float32 compiled (`--eager` leaves those out). On a processor vitkit attends in bfloat16 by
+its plain kernel, which is what a run's trial finds there. First the logits of the same weights are
+compared; then blocks of `--steps` steps are timed in turn, forwards and backwards (A B B A), after
+a warm-up that ends compilation. Shown: median seconds of a step with its quartiles, timm's eager
+float32 time over it with a 95 % bootstrap interval, and how far apart the losses of the same steps
+are. The last row is timm against itself, the noise. A row that compiles again while it is timed
+ends the run. With `--curve`, vitkit then trains so many steps on digits enlarged to the model's
+size from three seeds, in float32 and in bfloat16: shown is how far apart the two curves of a seed
+are, and how far apart the seeds are. Nothing here is a pass or a fail.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import date
-from itertools import count
+from itertools import combinations, count, product
 from statistics import median, quantiles
 
 import numpy as np
@@ -36,6 +39,8 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import conftest  # noqa: F401 - lets timm be imported beside a CPU-only torch
 
 import vitkit
+from vitkit.data.sources import open_dataset
+from vitkit.models.attention import use_attention
 
 CLASSES = 1000
 WARM = 3
@@ -51,13 +56,15 @@ class Row:
     Attributes:
         model: its own copy of the weights.
         compiled: by torch.compile.
+        half: under bfloat16 autocast.
         seconds: of a step, a number for each timed block.
         losses: of every step.
         compiling: seconds of the warm-up.
     """
 
     model: nn.Module
-    compiled: bool
+    compiled: bool = False
+    half: bool = False
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     compiling: float = 0.0
@@ -69,7 +76,9 @@ class Row:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
 
     def step(self, images: Tensor, labels: Tensor) -> None:
-        loss = F.cross_entropy(self.model(images), labels)
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.half):
+            logits = self.model(images)
+        loss = F.cross_entropy(logits.float(), labels)
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -88,7 +97,8 @@ def pictures(number: int, batch: int, size: int, device: torch.device) -> tuple[
 def same_logits(rows: dict[str, Row], images: Tensor) -> float:
     """The largest difference between any row's logits and the first one's."""
     with torch.no_grad():
-        made = [row.model.eval()(images).cpu() for row in rows.values() if not row.compiled]
+        plain = [row for row in rows.values() if not row.compiled and not row.half]
+        made = [row.model.eval()(images).cpu() for row in plain]
     for row in rows.values():
         row.model.train()
     apart = max((one - made[0]).abs().max().item() for one in made)
@@ -134,16 +144,48 @@ def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:
     theirs = timm.create_model(name, num_classes=CLASSES)
     weights = theirs.state_dict()
 
-    def row(peer: bool, compiled: bool = False) -> Row:
+    def row(peer: bool, **how: bool) -> Row:
         make = timm.create_model if peer else vitkit.create_model
         model = make(name, num_classes=CLASSES)
         model.load_state_dict(weights)
-        return Row(model.to(device), compiled)
+        if not peer and how.get("half") and device.type == "cpu":
+            use_attention(model, "plain")
+        return Row(model.to(device), **how)
 
     rows = {"timm eager": row(True), "vitkit eager": row(False)}
+    rows |= {"timm bfloat16": row(True, half=True), "vitkit bfloat16": row(False, half=True)}
     if not eager:
-        rows |= {"timm compiled": row(True, True), "vitkit compiled": row(False, True)}
+        rows |= {"timm compiled": row(True, compiled=True),
+                 "vitkit compiled": row(False, compiled=True)}  # fmt: skip
     return rows | {"timm eager, again": row(True)}
+
+
+def curves(name: str, steps: int, batch: int, device: torch.device) -> dict[str, float]:
+    """Losses of three seeds on real digits in float32 and bfloat16, each the mean of five steps."""
+    split = open_dataset("digits").splits["train"]
+    digits = torch.from_numpy(np.stack([split.read(place) for place in range(len(split))]))
+    labels = torch.as_tensor(np.asarray(split.labels))
+    made: dict[bool, list[list[float]]] = {False: [], True: []}
+    for seed, half in product(range(3), made):
+        torch.manual_seed(seed)
+        model = vitkit.create_model(name, num_classes=10)
+        if half and device.type == "cpu":
+            use_attention(model, "plain")
+        row, size = Row(model.to(device), half=half), model.spec.image_size[0]
+        for _ in range(steps):
+            places = torch.randint(len(digits), (batch,))
+            small = digits[places].permute(0, 3, 1, 2).float() / 127.5 - 1
+            images = F.interpolate(small, size=size, mode="bilinear").expand(-1, 3, -1, -1)
+            row.step(images.to(device), labels[places].to(device))
+        made[half].append(np.reshape(row.losses[: steps // 5 * 5], (-1, 5)).mean(1).tolist())
+    full, half = np.array(made[False]), np.array(made[True])
+    return {
+        "steps": steps,
+        "apart": float(np.abs(full - half).mean()),
+        "seeds_apart": float(np.mean([np.abs(a - b).mean() for a, b in combinations(full, 2)])),
+        "last_float32": float(full[:, -1].mean()),
+        "last_bfloat16": float(half[:, -1].mean()),
+    }
 
 
 def main() -> None:
@@ -155,6 +197,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--eager", action="store_true", help="without the compiled rows")
+    parser.add_argument("--curve", type=int, default=0, help="steps of the two curves")
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     torch.set_flush_denormal(True)
@@ -177,8 +220,12 @@ def main() -> None:
         print(f"  {name:<18} {median(row.seconds):.3f} s [{low:.3f}, {high:.3f}]  "
               f"{faster[0]:.2f} x [{faster[1]:.2f}, {faster[2]:.2f}]  losses differ by "
               f"{differ:.1g}; warm-up {row.compiling:.0f} s")  # fmt: skip
+    compared = curves(asked.model, asked.curve, asked.batch, device) if asked.curve else None
+    if compared:
+        print("  losses on digits: " + ", ".join(f"{k} {v:.3g}" for k, v in compared.items()))
     about = {"processor": processor(), "date": str(date.today()), "torch": torch.__version__}
-    write_results("step-", {**about, "asked": vars(asked), "rows": results})
+    write_results("step-", {**about, "asked": vars(asked), "rows": results,
+                            "curves": compared})  # fmt: skip
 
 
 if __name__ == "__main__":

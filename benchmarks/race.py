@@ -1,0 +1,151 @@
+"""Time to an accuracy on Fashion-MNIST: a recipe against vit-pytorch's SimpleViT in a plain loop.
+
+    python benchmarks/race.py [--goal 0.91] [--seeds 0 1 2] [--epochs 12] [--patience 4]
+                              [--threads 2] [--rates 1e-3 2e-3]
+
+Both have width 96, 3 blocks, 3 heads of 32 and patches of 7 x 7. Ours is `vitkit train
+fashion-mnist --recipe fashion-mnist --epochs E` in a process of its own: its clock starts after the
+first trial of arithmetic and counts all else, validation included. The plain loop is float32, AdamW
+at a constant rate, shuffled batches of 256, cross-entropy and the recipe's flips and shifts; its
+clock counts nothing but its steps, and it may take `--patience` times our time. Both are scored on
+the same 6,000 pictures held out of train; the test split is not read. The loop runs at each of
+`--rates`, and the fastest counts. Seeds are run in turn. Nothing here is a pass or a fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import torch
+from demo import HERE, processor, run, write_results
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+sys.path.insert(0, str(HERE.parent / "tests"))
+import conftest  # noqa: F401 - lets torchvision be imported beside a CPU-only torch
+
+from vitkit.data.sources import open_dataset, with_validation
+
+BATCH = 256
+MEAN, STD = 0.2860, 0.3530
+
+
+def ours(goal: float, seed: int, asked: argparse.Namespace) -> dict[str, object]:
+    """Seconds of training to the first epoch at the goal, and the best of all."""
+    with tempfile.TemporaryDirectory() as folder:
+        left = Path(folder) / "run"
+        run(sys.executable, "-m", "vitkit", "train", "fashion-mnist", "--recipe", "fashion-mnist",
+            "--epochs", str(asked.epochs), "--seed", str(seed), "--threads", str(asked.threads),
+            "--no-test", "--quiet", "--output", str(left))  # fmt: skip
+        rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+    epochs = [row for row in rows if row["kind"] == "epoch"]
+    reached = [row["seconds"] for row in epochs if row["val_top1"] >= goal]
+    return {
+        "seconds": reached[0] if reached else None,
+        "in_all": epochs[-1]["seconds"],
+        "best": max(row["val_top1"] for row in epochs),
+        "images_per_s": float(np.median([row["images_per_s"] for row in epochs])),
+    }
+
+
+def pictures(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """The same splits that a run makes, as floats."""
+    splits = with_validation(open_dataset("fashion-mnist"), 0.1, seed).splits
+    made = {}
+    for name in ("train", "val"):
+        split = splits[name]
+        pixels = np.stack([split.read(place) for place in range(len(split))])
+        images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
+        made[name] = images, torch.as_tensor(np.asarray(split.labels))
+    return made
+
+
+def varied(images: Tensor) -> Tensor:
+    """Flipped half of the time, and shifted by at most a pixel, each picture by itself."""
+    flipped = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(3), images)
+    padded = F.pad(flipped, (1, 1, 1, 1), value=-MEAN / STD)
+    windows = padded.unfold(2, 28, 1).unfold(3, 28, 1)  # B C 3 3 28 28
+    down, right = torch.randint(3, (2, len(images)))
+    return windows[torch.arange(len(images)), :, down, right]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Part that is right."""
+    chosen = torch.cat([model(part).argmax(1) for part in images.split(1000)])
+    return float((chosen == labels).double().mean())
+
+
+def plain_loop(
+    goal: float, seed: int, rate: float, most: float, data: dict[str, tuple[Tensor, Tensor]]
+) -> dict[str, object]:
+    """The same of the peer; it ends at the goal, or when its time is over."""
+    from vit_pytorch import SimpleViT
+
+    torch.manual_seed(seed)
+    model = SimpleViT(image_size=28, patch_size=7, num_classes=10, dim=96, depth=3, heads=3,
+                      mlp_dim=192, channels=1, dim_head=32)  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    (images, labels), held_out = data["train"], data["val"]
+    taken, best, seen = 0.0, 0.0, 0
+    while taken < most:
+        model.train()
+        start = time.perf_counter()
+        for places in torch.randperm(len(images)).split(BATCH):
+            loss = F.cross_entropy(model(varied(images[places])), labels[places])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        taken, seen = taken + time.perf_counter() - start, seen + len(images)
+        best = max(best, accuracy(model.eval(), *held_out))
+        if best >= goal:
+            break
+    return {"rate": rate, "seconds": taken if best >= goal else None, "in_all": taken,
+            "best": best, "images_per_s": seen / taken}  # fmt: skip
+
+
+def told(made: dict[str, object], goal: float) -> str:
+    seconds = made["seconds"]
+    when = f"{seconds:.0f} s" if seconds is not None else f"not in {made['in_all']:.0f} s"
+    return f"{goal:.0%} {when}, best {made['best']:.4f}, {made['images_per_s']:,.0f} images/s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--goal", type=float, default=0.91)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--patience", type=float, default=4.0)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3])
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    torch.set_flush_denormal(True)
+    data, results = pictures(0), []
+    for seed in asked.seeds:
+        mine = ours(asked.goal, seed, asked)
+        print(f"seed {seed}: vitkit {told(mine, asked.goal)}", flush=True)
+        most = asked.patience * float(mine["seconds"] or mine["in_all"])
+        peers = [plain_loop(asked.goal, seed, rate, most, data) for rate in asked.rates]
+        for peer in peers:
+            print(f"  SimpleViT at {peer['rate']:g}: {told(peer, asked.goal)}", flush=True)
+        fastest = min(peers, key=lambda peer: peer["seconds"] or peer["in_all"] * 1e3)
+        ratio = float(fastest["seconds"] or fastest["in_all"]) / float(mine["seconds"] or np.inf)
+        at_least = "" if fastest["seconds"] else "at least "
+        print(f"  {at_least}{ratio:.2f} times shorter")
+        results.append({"seed": seed, "vitkit": mine, "peers": peers, "ratio": ratio,
+                        "reached": fastest["seconds"] is not None})  # fmt: skip
+    about = {"processor": processor(), "date": str(date.today()), "torch": torch.__version__}
+    write_results("race-", {**about, "asked": vars(asked), "runs": results})
+
+
+if __name__ == "__main__":
+    main()

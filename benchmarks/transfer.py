@@ -1,0 +1,97 @@
+"""What pre-training is worth: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
+
+    python benchmarks/transfer.py --data-root DIR [--seeds 0 1 2] [--test] [--img-size 42]
+
+For each seed a model is trained on Fashion-MNIST at 28 x 28, then fine-tuned on 1,000 digits of
+MNIST, a hundred of each class, at a higher resolution; and the same model is trained on the same
+digits at the same resolution from fresh weights, for as many epochs as were best for it. Both keep
+the epoch that a tenth of those digits likes best. Without `--test`, which was for choosing the
+settings below, the score is of 10,000 other training digits; with it, of the test split. Results go
+to benchmarks/results; nothing here is a pass or a fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+from demo import processor, run, write_results
+
+import vitkit
+from vitkit.data.idx import write_idx
+from vitkit.data.sources import open_dataset
+
+EACH = 100
+"""Labelled digits of a class."""
+TRAIN = [sys.executable, "-m", "vitkit", "train"]
+PRETRAIN = ["fashion-mnist", "--recipe", "fashion-mnist", "--epochs", "12", "--no-test"]
+FINETUNE = ["--recipe", "mnist", "--epochs", "60", "--batch-size", "50", "--lr", "1e-3",
+            "--warmup-epochs", "3"]  # fmt: skip
+ALONE = ["--recipe", "mnist", "--epochs", "120", "--batch-size", "50", "--lr", "2e-3",
+         "--warmup-epochs", "3"]  # fmt: skip
+
+
+def few_digits(root: str, seed: int, test: bool, into: Path) -> None:
+    """A data root whose MNIST has 1,000 training digits, and what they are scored on."""
+    splits = open_dataset("mnist", data_root=root).splits
+    train, scored = splits["train"], splits["test"]
+    order = np.random.default_rng(seed).permutation(len(train))
+    if not test:
+        scored, order = train.subset(order[:10_000]), order[10_000:]
+    labels = np.asarray(train.labels)[order]
+    few = np.concatenate([order[labels == digit][:EACH] for digit in range(10)])
+    (into / "mnist").mkdir(parents=True)
+    for prefix, split in (("train", train.subset(few)), ("t10k", scored)):
+        pixels = np.stack([split.read(place)[..., 0] for place in range(len(split))])
+        write_idx(into / "mnist" / f"{prefix}-images-idx3-ubyte", pixels)
+        write_idx(into / "mnist" / f"{prefix}-labels-idx1-ubyte", split.labels.astype(np.uint8))
+
+
+def trained(output: Path, *flags: str) -> tuple[Path, float]:
+    """The best weights of a run, and its seconds."""
+    seconds, _, _ = run(*TRAIN, *flags, "--quiet", "--output", str(output))
+    return output / "weights" / "best.safetensors", seconds
+
+
+def score(path: Path) -> float:
+    top1: float = vitkit.load(path).metadata["metrics"]["test"]["top1"]
+    return top1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--img-size", default="42")
+    parser.add_argument("--test", action="store_true")
+    asked, flags = parser.parse_known_args()
+    rows = []
+    for seed in asked.seeds:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            few_digits(asked.data_root, seed, asked.test, folder / "few")
+            small = ["mnist", "--data-root", str(folder / "few"), "--img-size", asked.img_size,
+                     "--seed", str(seed), *flags]  # fmt: skip
+            first, before = trained(folder / "first", *PRETRAIN, "--seed", str(seed), *flags)
+            tuned, tuning = trained(folder / "tuned", *small, *FINETUNE, "--pretrained", str(first))
+            alone, taken = trained(folder / "alone", *small, *ALONE)
+            rows.append({"seed": seed, "pretrained": score(tuned), "alone": score(alone),
+                         "seconds": [before, tuning, taken]})  # fmt: skip
+        last = rows[-1]
+        print(f"seed {seed}: alone {last['alone']:.4f} in {taken:.0f} s, pre-trained "
+              f"{last['pretrained']:.4f} in {before:.0f} + {tuning:.0f} s", flush=True)  # fmt: skip
+    gains = [100 * (row["pretrained"] - row["alone"]) for row in rows]
+    print(f"{mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})")
+    write_results("transfer-", {
+        "processor": processor(), "scored on": "test" if asked.test else "other training digits",
+        "img_size": asked.img_size, "runs": rows, "finetune": FINETUNE, "alone": ALONE,
+        "pretrain": PRETRAIN, "flags": flags,
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
