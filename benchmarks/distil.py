@@ -54,7 +54,8 @@ def main() -> None:
             top1, seconds = trained(folder / "teacher", *TEACHER)
             teacher = str(folder / "teacher" / "weights" / "best.safetensors")
             print(f"teacher: {top1:.4f} in {seconds:.0f} s")
-        known = vitkit.load(teacher).metadata["metrics"]["test"]["top1"]
+        scores = vitkit.load(teacher).metadata["metrics"]
+        known = scores.get("test", scores["val"])["top1"]
         runs = []
         for seed in asked.seeds:
             flags = [*STUDENT, "--seed", str(seed), *asked.flags]

@@ -117,7 +117,7 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
             `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`.
         recipe: a recipe's name or a YAML file to start from.
         **settings: any field of `TrainConfig`, such as `epochs=10`, `output="runs/cats"`, or
-            `spec={"patch_size": 4}`.
+            `spec={"patch_size": 4}`; a path may be a `Path`.
 
     Returns:
         The run folder, the paths of the best and the last weights, the metrics, why it ended.
@@ -127,6 +127,7 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT or SIGTERM came; everything is saved.
     """
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
     stored = session.resumed_settings(settings.get("resume"), settings.get("output"))
     asked = {"data": str(data)} | ({} if recipe is None else {"recipe": recipe})
     config = TrainConfig(**layered(stored, recipe_settings(recipe), asked, settings))

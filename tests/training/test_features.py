@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -132,6 +133,9 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     assert result.metrics["test"]["top1"] > 0.5
     assert not result.best.exists()
     assert "20 nearest neighbours, val: top1" in said(result.run)
+    rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+    kept = {row["kind"]: row[f"{row['kind']}_top1"] for row in rows}
+    assert kept == {split: result.metrics[split]["top1"] for split in ("val", "test")}
 
 
 @pytest.mark.parametrize(

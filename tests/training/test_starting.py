@@ -116,7 +116,7 @@ def test_settings_with_a_start_want_the_very_same_weights_afresh(tmp_path):
     a_checkpoint(place, classes=DIGITS)
     run = train(tmp_path / "run", pretrained=str(place), max_steps=1)
     again = {"recipe": str(run.run / "config.yaml"), "overwrite": True}
-    vitkit.train("digits", output=str(tmp_path / "again"), **again)
+    vitkit.train("digits", output=tmp_path / "again", **again)
     a_checkpoint(place, classes=DIGITS, seed=8)
     with pytest.raises(CheckpointError, match=r"those that `start` in the settings names"):
         vitkit.train("digits", output=str(tmp_path / "third"), **again)

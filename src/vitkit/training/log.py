@@ -104,10 +104,10 @@ class RunLog:
         drawn = {name: v for name, v in values.items() if name.startswith("val_")}
         self._curve(drawn, int(place["step"]))
 
-    def test(self, step: int, values: Numbers) -> None:
-        """The scores of the test split, once."""
-        named = {f"test_{name}": value for name, value in values.items()}
-        add_line(self._run, "test", {"step": step, **named})
+    def scored(self, split: str, step: int, values: Numbers) -> None:
+        """The scores of a split that is looked at once: the test split, or any by a probe."""
+        named = {f"{split}_{name}": value for name, value in values.items()}
+        add_line(self._run, split, {"step": step, **named})
         self._curve(named, step)
 
     def weights(self, model: nn.Module, step: int) -> None:

@@ -75,7 +75,8 @@ class Trainer:
         self.plan, self.run_folder, self.log, self.stop = plan, run, log, stop
         self.model, self.precision = model, precision
         if config.attention_kernel != "auto":
-            use_attention(model, config.attention_kernel)
+            for one in (model, *([plan.teacher.model] if plan.teacher else [])):
+                use_attention(one, config.attention_kernel)
         self.ema = EMA(model, config.model_ema_decay) if config.model_ema else None
         checkpoint_gradients(model, config.grad_checkpointing)
         if config.parallel == "fsdp" and self.world.size > 1:

@@ -100,7 +100,8 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
         fits = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")}
         if not fits:
             near = did_you_mean(pattern, {n.rpartition(".")[0] or n for n in names})
-            raise SettingError(f"no parameter is named {pattern!r}{near}")
+            parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
+            raise SettingError(f"no parameter is named {pattern!r}{near}; there are {parts}")
         found |= fits
     for name, parameter in model.named_parameters():
         if name in found:

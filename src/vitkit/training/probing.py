@@ -51,7 +51,7 @@ class LinearProbe(Trainer):
 
 
 class NeighbourProbe(LinearProbe):
-    """Says how good the nearest neighbours are, and leaves no weights.
+    """Says how good the nearest neighbours are, in metrics.jsonl too, and leaves no weights.
 
     Attributes:
         scores: of each split but train.
@@ -72,6 +72,7 @@ class NeighbourProbe(LinearProbe):
             self.scores[split] = kept
             said = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
             self.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {said}")
+            self.log.scored(split, self.progress.step, kept)
         self.stopped = "a look at the nearest neighbours"
 
 

@@ -1,8 +1,9 @@
 """The numbers of a run in files: `metrics.csv`, a row an epoch, and `metrics.jsonl`.
 
 `metrics.jsonl` has one JSON object a line, by its `kind`: `step` at every logged step, `epoch` with
-what metrics.csv has, `test` at the end. A number that is not finite is null. A line is written at
-once; one that a dying process or disk left half written is dropped when the run goes on.
+what metrics.csv has, `test` at the end, and `val` where a probe looks at it once. A number that is
+not finite is null. A line is written at once; one that a dying process or disk left half written is
+dropped when the run goes on.
 """
 
 from __future__ import annotations

@@ -323,7 +323,7 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
         metrics["test"] = test
         shown = "  ".join(headline(test))
         log.say(f"test, {test['pictures']:.0f} pictures, read once, best weights: {shown}")
-        log.test(loop.progress.step, test)
+        log.scored("test", loop.progress.step, test)
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
     described = {"preprocess": best.preprocess, "classes": best.classes, **rest}

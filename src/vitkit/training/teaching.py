@@ -154,7 +154,7 @@ class Teaching:
         plan = self._plan
         known = [self._digest, plan.dataset.fingerprint, len(plan.steps.split), plan.steps.seed,
                  to_json(plan.preprocess), to_json(plan.steps.augmentation),
-                 self._precision, view]  # fmt: skip
+                 self._precision, plan.config.attention_kernel, view]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         return self._folder / f"view-{view}-{digest[:16]}.npy"
 

@@ -15,7 +15,7 @@ def vit_paper() -> Settings:
     """ViT-B/16 on ImageNet-1k by the first paper's own settings.
 
     Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Table 3: 300 epochs, batch 4096,
-    Adam 3e-3, decay 0.3, 10,000 steps of warm-up, dropout 0.1, linear decay of the rate.
+    Adam 3e-3, decay 0.3, 10,000 steps of warm-up, dropout 0.1, cosine decay of the rate.
     Command: `vitkit train imagenet/ --recipe vit-paper`
     Expected: 77.9 % top-1, fine-tuned at 384 px (its Table 5).
     """
@@ -30,7 +30,6 @@ def vit_paper() -> Settings:
         "batch_size": 4096,
         "lr": 3e-3,
         "min_lr": 0.0,
-        "sched": "linear",
         "warmup_epochs": 32.0,
         "opt": "adam",
         "weight_decay": 0.3,
