@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types floors pytest soak bench-demo bench-recipes bench-train format clean help
+.PHONY: demo test lint types floors pytest soak docs tutorial bench-demo bench-recipes bench-train format clean help
 
 help:
 	@echo "make demo        train a ViT on real digits, then show what it looks at"
 	@echo "make test        lint, types, import floors and tests"
 	@echo "make soak        the long tests"
+	@echo "make docs        run the tutorial's chapters and build the site, build/docs"
+	@echo "make tutorial    measure again what the tutorial shows of long trainings (hours), then make docs"
 	@echo "make bench-demo  the demo's figures, and import times"
 	@echo "make bench-recipes  digits and fashion-mnist over three seeds, their receipts (half an hour)"
 	@echo "make bench-train what training costs besides the arithmetic"
@@ -30,7 +32,11 @@ help:
 		--target $@ vit-pytorch==0.40.2 || { rm -rf $@; exit 2; }
 
 .venv/.develop: .venv/bin/python pyproject.toml constraints.txt | .venv/apart/vit-pytorch-0.40.2
-	$(PIP) -e '.[dev,parity]'
+	$(PIP) -e '.[dev,docs,parity]'
+	@touch $@ .venv/.use .venv/.docs
+
+.venv/.docs: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) -e '.[docs]'
 	@touch $@ .venv/.use
 
 demo: .venv/.use
@@ -53,6 +59,18 @@ pytest: .venv/.develop
 
 soak: .venv/.develop
 	$(BIN)/python -m pytest -m soak
+
+# All pages are read afresh, so that no warning is missed; cells that ran are kept in build/cells.
+docs: .venv/.docs
+	rm -rf build/docs
+	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees -b html docs build/docs
+	$(BIN)/python scripts/check_site.py build/docs
+
+# MNIST and the like are looked for in DATA_ROOT, and fetched where it is not given.
+tutorial: .venv/.develop
+	names=$$(cd docs/tutorial && ../../$(BIN)/python -c 'import measure; print(*measure.experiments())') && \
+		$(BIN)/python docs/tutorial/measure.py $$names $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
+	$(MAKE) docs
 
 bench-demo: .venv/.develop
 	$(BIN)/python benchmarks/demo.py

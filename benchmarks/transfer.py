@@ -29,10 +29,10 @@ EACH = 100
 """Labelled digits of a class."""
 TRAIN = [sys.executable, "-m", "vitkit", "train"]
 PRETRAIN = ["fashion-mnist", "--recipe", "fashion-mnist", "--epochs", "12", "--no-test"]
-FINETUNE = ["--recipe", "mnist", "--epochs", "60", "--batch-size", "50", "--lr", "1e-3",
-            "--warmup-epochs", "3"]  # fmt: skip
-ALONE = ["--recipe", "mnist", "--epochs", "120", "--batch-size", "50", "--lr", "2e-3",
-         "--warmup-epochs", "3"]  # fmt: skip
+BOTH = ["--opt", "muon", "--beta2", "0.95", "--batch-size", "50", "--warmup-epochs", "3",
+        "--crop-scale", "1", "--flip", "0", "--shift", "3", "--fit", "squash"]  # fmt: skip
+FINETUNE = ["--epochs", "60", "--lr", "1e-3"]
+ALONE = ["--recipe", "mnist", "--epochs", "120", "--lr", "2e-3"]
 
 
 def few_digits(root: str, seed: int, test: bool, into: Path) -> None:
@@ -74,11 +74,13 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             few_digits(asked.data_root, seed, asked.test, folder / "few")
-            small = ["mnist", "--data-root", str(folder / "few"), "--img-size", asked.img_size,
-                     "--seed", str(seed), *flags]  # fmt: skip
+            small = ["mnist", "--data-root", str(folder / "few"), "--seed", str(seed), *BOTH,
+                     *flags]  # fmt: skip
             first, before = trained(folder / "first", *PRETRAIN, "--seed", str(seed), *flags)
-            tuned, tuning = trained(folder / "tuned", *small, *FINETUNE, "--pretrained", str(first))
-            alone, taken = trained(folder / "alone", *small, *ALONE)
+            tuned, tuning = trained(folder / "tuned", *small, *FINETUNE, "--pretrained",
+                                    str(first), "--img-size", asked.img_size)  # fmt: skip
+            alone, taken = trained(folder / "alone", *small, *ALONE, "--spec.image-size",
+                                   asked.img_size)  # fmt: skip
             rows.append({"seed": seed, "pretrained": score(tuned), "alone": score(alone),
                          "seconds": [before, tuning, taken]})  # fmt: skip
         last = rows[-1]
@@ -88,8 +90,8 @@ def main() -> None:
     print(f"{mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})")
     write_results("transfer-", {
         "processor": processor(), "scored on": "test" if asked.test else "other training digits",
-        "img_size": asked.img_size, "runs": rows, "finetune": FINETUNE, "alone": ALONE,
-        "pretrain": PRETRAIN, "flags": flags,
+        "img_size": asked.img_size, "runs": rows, "both": BOTH, "finetune": FINETUNE,
+        "alone": ALONE, "pretrain": PRETRAIN, "flags": flags,
     })  # fmt: skip
 
 

@@ -1,0 +1,68 @@
+"""Chapters: scripts in jupytext's percent format, read as notebooks; names that lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+import jupytext
+import myst_nb.core.execute.cache
+from docutils import nodes
+from jupyter_cache.executors.utils import single_nb_execution
+from nbformat import NotebookNode
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+import vitkit
+
+CELL = re.compile(r"^# %%", flags=re.MULTILINE)
+FOR_TOOLS = re.compile(r"[ \t]*#[ \t]*(?:fmt: skip|noqa\b[^\n]*)$", flags=re.MULTILINE)
+
+
+def read(text: str) -> NotebookNode:
+    """A chapter as a notebook that knows its lines, without the comments that are for ruff."""
+    notebook: Any = jupytext.reads(text, fmt="py:percent")
+    starts = [text.count("\n", 0, found.start()) + 1 for found in CELL.finditer(text)]
+    if len(starts) == len(notebook.cells):
+        notebook.metadata["source_map"] = starts
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.source = FOR_TOOLS.sub("", cell.source)
+    return notebook
+
+
+def name_pictures(app: Sphinx, document: nodes.document) -> None:
+    """A drawn picture is told, to those who do not see it, as its caption tells it."""
+    for figure in document.findall(nodes.figure):
+        captions = list(figure.findall(nodes.caption))
+        for image in figure.findall(nodes.image):
+            if captions and not image.get("alt"):
+                image["alt"] = captions[0].astext()
+
+
+def link_names(app: Sphinx, document: nodes.document) -> None:
+    """`vitkit.ViT` in a text leads to that name in the reference."""
+    public = {f"vitkit.{name}" for name in vitkit.__all__}
+    for literal in list(document.findall(nodes.literal)):
+        inside = literal.parent
+        if literal.astext() in public and not isinstance(inside, (nodes.title, nodes.reference)):
+            link = addnodes.pending_xref(
+                "", refdomain="py", reftype="obj", reftarget=literal.astext(), refwarn=True
+            )
+            literal.replace_self(link)
+            link += literal
+
+
+EXECUTE = partial(
+    single_nb_execution, startup_timeout=300, iopub_timeout=120, raise_on_iopub_timeout=True
+)
+"""On a busy machine output comes late; by default it would be left out in silence."""
+
+
+def setup(app: Sphinx) -> dict[str, object]:
+    """Both when a page is read; `read` is given to myst-nb by conf.py."""
+    myst_nb.core.execute.cache.single_nb_execution = EXECUTE
+    app.connect("doctree-read", name_pictures)
+    app.connect("doctree-read", link_names)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

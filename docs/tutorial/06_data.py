@@ -1,0 +1,248 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # 6. How much data a ViT wants
+#
+# A convolution is built on two beliefs about pictures: that neighbouring pixels belong together,
+# and that a thing is the same thing wherever it stands. The ViT paper calls them inductive biases
+# (its Sec. 3.1). A ViT has them only in the cutting: inside a patch pixels are together, and one
+# matrix serves all patches. Everything else it has to learn from pictures.
+#
+# So the question of this chapter is not which of the two is better, but from how many pictures on.
+# A plain CNN and a ViT of one size are trained by one loop, on more and more of Fashion-MNIST.
+# After that the ViT alone is trained with four kinds of positions.
+
+# %%
+from itertools import pairwise
+from statistics import mean
+
+import torch
+from drawing import grid_of
+from matplotlib import pyplot as plt
+from measured import measured, not_measured, with_spread
+from skimage import data
+from small_cnn import SmallCNN
+from torch import nn
+
+import vitkit
+from vitkit.data.sources import open_dataset
+from vitkit.models.embedding import patchify
+from vitkit.training.recipes import recipe_settings
+
+torch.manual_seed(0)
+plt.rcParams["figure.dpi"] = 80
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+# %% [markdown]
+# ## Two networks of one size
+#
+# The ViT is that of the recipe `fashion-mnist`: 16 patches of 7 x 7, width 96, three blocks. The
+# CNN is four 3 x 3 convolutions from `torch.nn`, each with a BatchNorm, and the mean of the last
+# map.
+
+# %%
+recipe = recipe_settings("fashion-mnist")
+vit = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"]).eval()
+cnn = SmallCNN().eval()
+for name, network in (("ViT", vit), ("CNN", cnn)):
+    table = vitkit.summary(network, input_size=(1, 1, 28, 28))
+    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds a picture")
+
+# %% [markdown]
+# The CNN has more arithmetic, because it uses every weight at many places. That is its second
+# belief in numbers: the map from 28 x 28 pixels to the first 32 maps of 14 x 14, as a matrix with
+# no such belief, against the kernel that makes it.
+
+# %%
+print(f"matrix {28 * 28 * 32 * 14 * 14:,} numbers, kernel {cnn.maps[0].weight.numel()}")
+
+# %% [markdown]
+# ## The same thing elsewhere
+#
+# Move a picture by a pixel and the maps of a convolution move by a pixel, and are otherwise as
+# before. Tokens only do so if the picture moves by whole patches. In between, every patch holds
+# other pixels and every token changes; that both mean the same picture must be learned, which is
+# what shifts are for in training.
+
+# %% mystnb={"figure": {"caption": "A photograph is moved by some pixels, and what a layer makes of it is moved back. A convolution's maps are then what they were, for any shift. Tokens of 7 x 7 patches are so at 0, 7 and 14 pixels alone; halfway between, what has changed is about half as large as the tokens themselves."}}
+photograph = torch.from_numpy(data.camera()[100:212, 180:292]).float()[None, None] / 255 - 0.5
+kernel = nn.Conv2d(1, 32, 3, padding=1, padding_mode="circular", bias=False)
+embedding = vitkit.PatchEmbedding(in_channels=1, patch_size=7, width=96)
+
+
+def map_of(picture: torch.Tensor) -> torch.Tensor:
+    return kernel(picture)
+
+
+def tokens_of(picture: torch.Tensor) -> torch.Tensor:
+    return embedding(picture).unflatten(1, (16, 16)).permute(0, 3, 1, 2)
+
+
+def change(layer, shift: int, cell: int) -> float:
+    moved = layer(photograph.roll(shift, dims=-1)).roll(-round(shift / cell), dims=-1)
+    return float((moved - layer(photograph)).norm() / layer(photograph).norm())
+
+
+shifts = range(15)
+with torch.no_grad():
+    figure, place = plt.subplots(figsize=(5.4, 2.6))
+    place.plot(shifts, [change(map_of, s, 1) for s in shifts], "o-", label="3 x 3 convolution")
+    place.plot(shifts, [change(tokens_of, s, 7) for s in shifts], "o-", label="7 x 7 patches")
+place.set(xlabel="shift in pixels", ylabel="relative change", ylim=(-0.05, 0.9))
+_ = place.legend()
+
+# %% [markdown]
+# ## Accuracy by the number of pictures
+#
+# Both networks get the same loop: AdamW, batches of 100, flips and shifts of one pixel, smoothed
+# labels, warm-up and cosine, and as many steps whatever the number of pictures; with 300 pictures
+# each of them is seen a hundred times as often as with 30,000. The rate of each network is the
+# best of three, chosen with another seed on other held-out pictures. Each seed takes other
+# training pictures. The test split is not touched.
+
+# %%
+sizes = measured("data-size")
+if sizes is not None:
+    for network, number in sizes["parameters"].items():
+        tried = {row["lr"]: row["top1"] for row in sizes["tried"] if row["network"] == network}
+        print(f"{network}: {number:,} parameters, rate {sizes['rates'][network]:g} of",
+              ", ".join(f"{rate:g} ({top1:.1%})" for rate, top1 in tried.items()))  # fmt: skip
+    at = {}
+    for row in sizes["rows"]:
+        at.setdefault(row["pictures"], {}).setdefault(row["network"], []).append(row["top1"])
+    print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} pictures")
+    print(f"{'pictures':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
+    for number, scores in at.items():
+        ahead = 100 * (mean(scores["CNN"]) - mean(scores["ViT"]))
+        print(f"{number:>9,}   {with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
+              f"{ahead:+.2f} points")  # fmt: skip
+
+# %% mystnb={"figure": {"caption": "Accuracy on held-out pictures of Fashion-MNIST by the number of training pictures, on a logarithmic axis: the mean of the seeds as a line, their span as a band. Look at the distance between the lines at the left and at the right, and whether it shrinks by more than the bands are wide."}}
+if sizes is None:
+    _ = not_measured("data-size")
+else:
+    figure, place = plt.subplots(figsize=(5.6, 3))
+    for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
+        scores = [at[number][network] for number in at]
+        place.plot(list(at), [mean(s) for s in scores], "o-", color=colour, label=network)
+        lowest, highest = [min(s) for s in scores], [max(s) for s in scores]
+        place.fill_between(list(at), lowest, highest, color=colour, alpha=0.25)
+    place.set(xscale="log", xlabel="training pictures", ylabel="accuracy")
+    _ = place.legend()
+
+# %% [markdown]
+# What this does not say: a longer training and stronger augmentation change both curves. The
+# paper's own models are hundreds of times as large. There ResNets are ahead after pre-training on
+# ImageNet's 1.3 million pictures, and ViTs after JFT's 300 million (its Fig. 3 and 4).
+#
+# ## Positions
+#
+# The other thing that a ViT is not told is where a patch stood. It learns that, too, or is given
+# it by one of the tables of chapter 1. With neither, and with the mean of the tokens as its
+# readout, it sees a picture as a bag of patches.
+
+# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are one picture."}}
+pixels = open_dataset("digits").splits["test"].read(4)
+digit = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
+digit = nn.functional.interpolate(digit, size=28, mode="bicubic").clamp(0, 1)
+patches = patchify(digit, (4, 4))[:, torch.randperm(49)]
+shuffled = patches.reshape(1, 7, 7, 4, 4).transpose(2, 3).reshape(1, 1, 28, 28)
+_ = grid_of([digit[0, 0], shuffled[0, 0]], across=2, size=1.8)
+
+# %%
+for kind in ("none", "sincos_1d", "sincos_2d", "learned"):
+    spec = recipe["spec"] | {"patch_size": 4, "positions": kind}
+    model = vitkit.create_model(recipe["model"], num_classes=0, **spec).eval()
+    with torch.no_grad():
+        one, other = model(digit), model(shuffled)
+    print(f"{kind:<10} features differ by {(one - other).norm() / one.norm():.0e} of their length")
+
+# %% [markdown]
+# A bag of patches still tells a shoe from a shirt more often than not. How much more the positions
+# give, and whether it matters which, is measured: the same model, cut in 7 x 7 patches of 4 x 4,
+# on 44,000 pictures of Fashion-MNIST for a fixed number of steps. With 1-D positions the model is
+# told the number of a patch in reading order, so that the one below is seven further; with 2-D
+# ones its row and its column.
+
+# %%
+places = measured("positions")
+if places is not None:
+    scores = {}
+    for row in places["rows"]:
+        scores.setdefault(row["positions"], []).append(row["top1"])
+    print(f"{places['pictures']:,} training pictures, {places['steps']} steps of {places['batch']}")
+    print(f"scored on {places['scored_on']:,} pictures")
+    without, known = mean(scores["none"]), []
+    for kind, values in scores.items():
+        print(f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points")
+        known += [] if kind == "none" else [mean(values)]
+    apart = 100 * (max(known) - min(known))
+    print(f"means of the three with positions: {apart:.2f} points apart")
+
+# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Compare the step from no positions to any with the differences among those three, and these with the spread of the seeds."}}
+if places is None:
+    _ = not_measured("positions")
+else:
+    figure, place = plt.subplots(figsize=(5.4, 1.9))
+    for row, values in enumerate(scores.values()):
+        place.plot(values, [row] * len(values), "o", color="#4c72b0", markersize=4)
+        place.plot([mean(values)] * 2, [row - 0.3, row + 0.3], color="#c44e52")
+    place.set_yticks(range(len(scores)), list(scores), fontsize=8)
+    place.invert_yaxis()
+    place.set_xlabel("accuracy on held-out pictures")
+    _ = figure.tight_layout()
+
+# %% [markdown]
+# The paper asks the same of ViT-B/16 (its Table 8): 61 % without positions, 64 % with any of the
+# three learned kinds it tries. With few patches it is easy to learn how they lie, in any form.
+#
+# ## Exercises
+#
+# **1.** The first convolution of `SmallCNN` has a stride of 2. By how many pixels must a picture
+# move for its maps to move without changing? Show it for 1 and 2 pixels, away from the border.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+strided = cnn.maps[0]
+
+
+def inside(maps: torch.Tensor) -> torch.Tensor:
+    return maps[..., 4:-4, 4:-4]
+
+
+with torch.no_grad():
+    still, by_one, by_two = (strided(photograph.roll(shift, dims=-1)) for shift in (0, 1, 2))
+torch.testing.assert_close(inside(by_two.roll(-1, dims=-1)), inside(still))
+for cells in (0, 1):
+    assert not torch.allclose(inside(by_one.roll(-cells, dims=-1)), inside(still), atol=1e-2)
+
+# %% [markdown]
+# **2.** Write the number of parameters of `SmallCNN` as a sum, and show that it is within one per
+# cent of the ViT's.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+widths = [1, 32, 64, 128, 120]
+by_hand = sum(9 * a * b + 2 * b for a, b in pairwise(widths)) + 120 * 10 + 10
+assert by_hand == count(cnn)
+assert abs(count(cnn) - count(vit)) / count(vit) < 0.01
+
+# %% [markdown]
+# **3.** An accuracy $p$ on $n$ pictures has a standard error of $\sqrt{p(1-p)/n}$ from the choice
+# of the pictures alone, however many seeds there are. How many pictures does it take to know 90 %
+# to half a point, with 95 % confidence? Check it by drawing.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+needed = 1.96**2 * 0.9 * 0.1 / 0.005**2
+assert 13_800 < needed < 13_900
+drawn = torch.distributions.Binomial(round(needed), torch.tensor(0.9)).sample((20_000,)) / round(
+    needed
+)
+assert 0.94 < ((drawn - 0.9).abs() <= 0.005).float().mean() < 0.96

@@ -1,0 +1,513 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # 7. Looking inside
+#
+# A ViT can be asked more than what it says. Which patches did a token take from, and in which layer?
+# What do its positions know of each other? What does its first matrix look for? This chapter draws
+# all of it, for a model whose right answers are known: it is trained here, in seconds, on a task in
+# which there is one place to look at.
+#
+# Nothing in here needs another model than that of chapters 1 to 4. Every map is a number that the
+# forward pass computes anyway, and `vitkit.Record` keeps.
+
+# %%
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from drawing import grid_of
+from matplotlib import pyplot as plt
+from skimage import data
+from torch import nn
+from torch.nn import functional as F
+
+import vitkit
+from vitkit.data.sources import open_dataset
+from vitkit.explaining.attention_maps import attention_grid
+from vitkit.explaining.overlay import Explanation, heatmap_over
+
+torch.manual_seed(0)
+plt.rcParams["figure.dpi"] = 80
+
+# %% [markdown]
+# ## Every layer and head
+#
+# What is wanted is said before the pass. Here it is everything, of a ViT-B/16 that was never trained.
+
+# %%
+photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 127.5 - 1
+image = F.interpolate(photograph[None], size=224, antialias=True, mode="bilinear")
+base = vitkit.create_model("vit_base_patch16_224").eval()
+record = vitkit.Record(attention=range(12))
+with torch.inference_mode():
+    logits = base(image, record=record)
+print(
+    f"{len(record.attention)} layers of {tuple(record.attention[0].shape)}: pictures, heads, queries, keys"
+)
+print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one picture")
+print("logits", tuple(logits.shape))
+
+# %% [markdown]
+# In one of the notebooks a flag at construction decides whether the model returns maps beside its
+# logits, so every caller has to know the flag. Here the answer is the logits, always. A record may
+# also ask for less: one layer, some heads, or the class token's row alone, which is row 0.
+
+# %%
+row = vitkit.Record(attention=[-1], heads=[0, 5], queries=[0])
+with torch.inference_mode():
+    print("the same logits:", torch.equal(logits, base(image, record=row)))
+print({layer: tuple(maps.shape) for layer, maps in row.attention.items()})
+
+# %% mystnb={"figure": {"caption": "What the class token of an untrained ViT-B/16 takes from the 14 x 14 patches of the photograph: a row is a layer, a column a head. Black is nothing, white three times an even share. There is something to see in every square, down to outlines of the picture, and it means nothing: it is what random matrices make of the pixels."}}
+of_class_token = torch.stack([record.attention[layer][0, :, 0, 1:] for layer in range(12)])
+figure, places = plt.subplots(12, 12, figsize=(7, 7))
+for place, weights in zip(places.flat, of_class_token.flatten(0, 1), strict=True):
+    place.imshow(weights.unflatten(0, (14, 14)), cmap="gray", vmin=0, vmax=3 / 197)
+    place.axis("off")
+_ = figure.subplots_adjust(wspace=0.06, hspace=0.06)
+
+# %% [markdown]
+# ## A model that has a place to look at
+#
+# Handwritten digits of 16 x 16 pixels are laid over photographs of 48 x 48. A patch has 8 x 8 pixels,
+# and digits stand at multiples of 8, so that a digit is exactly four of 36 patches. The model is to
+# say which digit it is, and where: ten classes, five rows, five columns. What is around the digit is
+# of no use. So it is known which patches matter, and maps can be judged by it.
+
+# %%
+SIDE, PATCH, DIGIT = 48, 8, 16
+
+
+def grey(photograph: np.ndarray, scale: float) -> torch.Tensor:
+    pixels = torch.from_numpy(photograph).float() / 255
+    pixels = pixels.mean(-1) if pixels.ndim == 3 else pixels
+    smaller = F.interpolate(pixels[None, None], scale_factor=scale, antialias=True, mode="bilinear")
+    return smaller[0, 0]
+
+
+def digits_of(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+    part = open_dataset("digits").splits[split]
+    pixels = np.stack([part.read(number)[..., 0] for number in range(len(part))])
+    scaled = torch.from_numpy(pixels).float()[:, None] / 255
+    enlarged = F.interpolate(scaled, size=DIGIT, mode="bilinear")
+    return enlarged[:, 0], torch.from_numpy(part.labels)
+
+
+def hidden(digits: torch.Tensor, photographs: list, side: int, generator: torch.Generator) -> tuple:
+    """Pictures (B, 1, side, side) in [-1, 1], and the digits' rows and columns (B, 2) in patches."""
+    count = len(digits)
+    which, down, across = torch.randint(999, (3, count), generator=generator).tolist()
+    places = torch.randint((side - DIGIT) // PATCH + 1, (count, 2), generator=generator)
+    pictures = torch.empty(count, side, side)
+    for n, (digit, (row, column)) in enumerate(zip(digits, (PATCH * places).tolist(), strict=True)):
+        photograph = photographs[which[n] % len(photographs)]
+        top = down[n] % (photograph.shape[0] - side + 1)
+        left = across[n] % (photograph.shape[1] - side + 1)
+        pictures[n] = 0.5 * photograph[top : top + side, left : left + side]
+        box = pictures[n, row : row + DIGIT, column : column + DIGIT]
+        torch.maximum(box, digit, out=box)
+    return 2 * pictures[:, None] - 1, places
+
+
+photographs = [
+    grey(photo, 0.4) for photo in (data.coffee(), data.rocket(), data.chelsea(), data.camera())
+]
+(digits, labels), (test_digits, test_labels) = digits_of("train"), digits_of("test")
+pictures, places = hidden(test_digits, photographs, SIDE, torch.Generator().manual_seed(1))
+
+# %% mystnb={"figure": {"caption": "Ten of the test pictures. Each has one digit on a piece of a photograph that is darkened by half; the digits were not seen in training, the photographs were."}}
+_ = grid_of(list(pictures[:10, 0]), across=5, size=1.1)
+
+# %% [markdown]
+# The model has three blocks of four heads. Its patch matrix and its positions start much smaller than
+# usual, for one reason: what is seen in them afterwards was learned then, and is not the noise they
+# started from. Training is a plain loop over freshly made pictures.
+
+# %%
+spec = vitkit.ViTSpec(
+    image_size=SIDE, patch_size=PATCH, in_channels=1, num_classes=20, width=64, depth=3, num_heads=4,
+    mlp_width=128, stem="linear",
+)  # fmt: skip
+WHAT, ROW, COLUMN = slice(0, 10), slice(10, 15), slice(15, 20)
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    wanted = ((WHAT, labels), (ROW, places[:, 0]), (COLUMN, places[:, 1]))
+    return sum(F.cross_entropy(logits[:, part], right) for part, right in wanted)
+
+
+def train(model: vitkit.ViT, steps: int, lr: float) -> None:
+    optimizer = torch.optim.AdamW(
+        vitkit.parameter_groups(model, lr=lr, weight_decay=0.05), betas=(0.9, 0.95)
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.15)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        chosen = torch.randint(len(digits), (64,), generator=generator)
+        made, where = hidden(digits[chosen], photographs, SIDE, generator)
+        optimizer.zero_grad()
+        loss_of(model(made), labels[chosen], where).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+model = vitkit.ViT(spec)
+print(f"patch matrix: usual deviation {model.patch_embed.proj.weight.std():.3f}, here 0.005")
+nn.init.normal_(model.patch_embed.proj.weight, std=0.005)
+nn.init.normal_(model.pos_embed, std=0.005)
+untrained = vitkit.ViT(spec).eval()
+untrained.load_state_dict(model.state_dict())
+train(model, steps=240, lr=3e-3)
+model.eval()
+with torch.inference_mode():
+    said = model(pictures)
+right = [
+    (said[:, part].argmax(1) == truth).float().mean()
+    for part, truth in ((WHAT, test_labels), (ROW, places[:, 0]), (COLUMN, places[:, 1]))
+]
+print(
+    f"{sum(p.numel() for p in model.parameters()):,} parameters; right in {len(said)} test pictures:"
+)
+print(f"  which digit {right[0]:.1%}   its row {right[1]:.1%}   its column {right[2]:.1%}")
+
+# %% [markdown]
+# ## Its maps
+
+
+# %%
+def maps_of(model: vitkit.ViT, pictures: torch.Tensor) -> torch.Tensor:
+    """Attention of every layer, (L, B, k, T, T)."""
+    record = vitkit.Record(attention=range(model.spec.depth))
+    with torch.inference_mode():
+        model(pictures, record=record)
+    return torch.stack(list(record.attention.values()))
+
+
+maps = maps_of(model, pictures)
+print("L x B x k x T x T:", tuple(maps.shape))
+
+# %% mystnb={"figure": {"caption": "One test picture and what the class token takes in each layer (rows) and head (columns), each map on a scale of its own. In layer 0 heads go to the digit, not all to the same of its patches. Later layers look elsewhere, or nowhere in particular: by then the class token has what it needs."}}
+shown = maps[:, 2, :, 0, 1:].unflatten(-1, (6, 6))
+squares, titles = [], []
+for layer in range(3):
+    squares += [pictures[2, 0], *shown[layer]]
+    titles += ["picture", *(f"layer {layer}, head {head}" for head in range(4))]
+_ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
+
+# %% [markdown]
+# One picture is an anecdote. The place of the digit is known in all of them, so it can be counted how
+# much of the class token's attention to patches goes to the four that matter. An even spread would
+# give 4 of 36.
+
+# %%
+inside = torch.zeros(len(pictures), 6, 6)
+for number, (row, column) in enumerate(places.tolist()):
+    inside[number, row : row + 2, column : column + 2] = 1
+inside = inside.flatten(1)
+
+
+def share(weights: torch.Tensor) -> torch.Tensor:
+    """Part of the weights (..., B, 36) that lies on the digit, mean over pictures."""
+    return ((weights * inside).sum(-1) / weights.sum(-1)).mean(-1)
+
+
+for name, looked_at in (("trained", maps), ("untrained", maps_of(untrained, pictures))):
+    for layer, heads in enumerate(share(looked_at[:, :, :, 0, 1:].transpose(1, 2))):
+        print(f"{name:<10} layer {layer}  ", "  ".join(f"{head:6.1%}" for head in heads))
+print(f"even       {4 / 36:.1%}")
+
+# %% [markdown]
+# ## Rollout
+#
+# A map of layer 2 is over the tokens of layer 2, and those are no patches any more: each has taken
+# from others. Rollout ([arXiv 2005.00928](https://arxiv.org/abs/2005.00928)) follows the paths. It
+# takes the mean over heads, $\bar A_l$, adds the residual path as an identity, and multiplies the
+# layers:
+#
+# $$ \hat A_l = \tfrac12\big(\bar A_l + I\big), \qquad R = \hat A_L \cdots \hat A_2\, \hat A_1 $$
+#
+# The first row of $R$ says how much of each patch reached the class token in the end, if attention
+# were all that happens. The ViT paper drew its Fig. 6 so.
+
+
+# %%
+def rollout(maps: torch.Tensor) -> torch.Tensor:
+    """R (B, T, T) from the maps of all layers (L, B, k, T, T)."""
+    mean = maps.mean(dim=2)
+    steps = (mean + torch.eye(mean.shape[-1])) / 2
+    together = steps[0]
+    for step in steps[1:]:
+        together = step @ together
+    return together
+
+
+rolled = rollout(maps)[:, 0, 1:]
+ways = {
+    "layer 0, mean of heads": maps[0, :, :, 0, 1:].mean(1),
+    "last layer, mean of heads": maps[-1, :, :, 0, 1:].mean(1),
+    "rollout": rolled,
+    "rollout, untrained model": rollout(maps_of(untrained, pictures))[:, 0, 1:],
+}
+for name, weights in ways.items():
+    print(f"{name:<26} {share(weights):6.1%} on the digit")
+
+# %% mystnb={"figure": {"caption": "Five test pictures; below them the mean map of layer 0, of the last layer, and rollout. Layer 0 and rollout mark the digit. The last layer, which is drawn most often, does so in some pictures and in others looks anywhere but there: the model found the digit before."}}
+squares = [*pictures[:5, 0]]
+for name in list(ways)[:3]:
+    squares += [*ways[name][:5].unflatten(1, (6, 6))]
+titles = [""] * 5 + [name.split(",")[0] for name in list(ways)[:3] for _ in range(5)]
+_ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
+
+# %% [markdown]
+# ## Over a photograph
+#
+# The model takes any multiple of its patch, as its positions are brought to another grid (chapter 8).
+# Here it gets a photograph that it has never seen, nearly three times as long and as wide as what it
+# was trained on, with a digit in it. It has 256 patches now, and 4 of them matter.
+
+# %%
+portrait = grey(data.astronaut(), 0.25)
+large, at = hidden(test_digits[:100], [portrait], 128, torch.Generator().manual_seed(3))
+with torch.inference_mode():
+    found = model(large)[:, WHAT].argmax(1) == test_labels[:100]
+print(f"{tuple(large.shape[2:])} pixels: {found.float().mean():.0%} of 100 digits are right")
+
+# %% mystnb={"figure": {"caption": "The astronaut with a digit, three times; under each, rollout over the same picture. The digit lights up wherever it stands, and hardly anything else does, neither the face nor the bright edges of the suit. The upper row is what the model saw: grey, 128 x 128 pixels."}}
+flat = ((large[:3, 0] + 1) * 127.5).byte()[..., None].expand(-1, -1, -1, 3).numpy()
+overlays = []
+for picture, map_of_patches in zip(flat, rollout(maps_of(model, large[:3]))[:, 0, 1:], strict=True):
+    heat = heatmap_over(map_of_patches.unflatten(0, (16, 16)), (128, 128), (0, 0, 128, 128))
+    overlays.append(Explanation(picture, heat, method="rollout").overlay())
+_ = grid_of([*flat, *overlays], across=3, size=2.2)
+
+# %% [markdown]
+# ## `vitkit.explain`
+#
+# What is in the library is one layer, or one head of it: `vitkit.explain(checkpoint, picture)` takes
+# a picture as it lies on the disk and lays the map over it where the model saw it. The head of our
+# model has twenty rows, of which `vitkit.adapt` keeps the ten that are digits.
+
+# %%
+names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
+preprocess = vitkit.Preprocess(image_size=SIDE, mean=(0.5,), std=(0.5,), fit="squash")
+folder = Path(tempfile.mkdtemp())
+vitkit.save(folder / "whole.safetensors", model, preprocess=preprocess, classes=names)
+checkpoint = vitkit.adapt(vitkit.load(folder / "whole.safetensors"), classes=names[:10])
+picture = ((pictures[2] + 1) * 127.5).byte().permute(1, 2, 0).numpy()
+told = vitkit.explain(checkpoint, picture, layer=0)
+print(f"it is a {test_labels[2]}, said {told.label} with {told.probability:.0%}")
+print("heat map", told.heatmap.shape, f"from {told.heatmap.min():.0f} to {told.heatmap.max():.0f}")
+saved = told.save(folder / "explained.png")
+print(saved.name, plt.imread(saved).shape, "(height, width, colours)")
+
+# %% mystnb={"figure": {"caption": "What explain saved: the picture, enlarged, beside itself under the map of layer 0."}}
+_ = grid_of([plt.imread(saved)], across=1, size=4)
+
+# %% [markdown]
+# The heat map always runs from 0 to 1, whatever was in it. So there is always something to see. Here
+# is `vitkit.explain`'s map of the last layer of the ViT-B/16 of the beginning, which knows nothing.
+
+# %% mystnb={"figure": {"caption": "The astronaut, and the mean attention of the class token in the last layer of an untrained ViT-B/16, drawn as any explanation is. It looks as if it meant something. How far the hottest and the coldest patch are from an even share is printed, and cannot be seen."}}
+grid = attention_grid(base, image)[0]
+pixels = ((image[0].permute(1, 2, 0) + 1) * 127.5).clamp(0, 255).byte().numpy()
+nothing = Explanation(pixels, heatmap_over(grid, (224, 224), (0, 0, 224, 224))).overlay()
+_ = grid_of([pixels, nothing], across=2, size=2.6)
+print(f"hottest patch {grid.max() * 196:.2f} of an even share, coldest {grid.min() * 196:.2f}")
+
+# %% [markdown]
+# ## How far a head reaches
+#
+# A convolution looks next to itself. How far a head looks can be measured: the distance between
+# query and key, in pixels, weighted by attention and averaged over queries (the paper's Fig. 7,
+# right). With $p_i$ the middle of patch $i$,
+#
+# $$ d = \frac1N \sum_{i=1}^{N} \sum_{j=1}^{N} A_{ij}\, \lVert p_i - p_j \rVert. $$
+#
+# In the paper's models some early heads look near and others far. In this one there is little to
+# expect: the class token finds the digit by itself, and patches hardly need each other.
+
+
+# %%
+def reach(maps: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor:
+    """d of every layer and head, (L, k), mean over pictures; the class token is left out."""
+    middles = patch * torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
+    among_patches = maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True)
+    return (among_patches * torch.cdist(middles, middles)).sum(-1).mean(-1).mean(1)
+
+
+# %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is that of an even spread over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training brings those of layer 0 a little nearer."}}
+middles = PATCH * torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0))
+even = torch.cdist(middles, middles).mean()
+figure, place = plt.subplots(figsize=(5, 2.8))
+for name, of, mark in (("trained", maps, "o"), ("untrained", maps_of(untrained, pictures), "x")):
+    far = reach(of, (6, 6), PATCH)
+    place.scatter(torch.arange(3).repeat_interleave(4), far.flatten(), marker=mark, label=name)
+place.axhline(even, color="0.6", linestyle=":")
+place.set(xlabel="layer", ylabel="pixels", xticks=range(3))
+_ = place.legend(fontsize=8)
+
+# %% [markdown]
+# ## What positions know of each other
+#
+# Nobody told the model that its 36 positions form a square. To say in which row and column a digit
+# stands, it had to find out. Cosine similarity of each position's vector with all others shows how
+# far it got (the paper's Fig. 7, centre).
+
+
+# %% mystnb={"figure": {"caption": "Each small square belongs to one position and shows how alike the vectors of all 36 are to its own; yellow is alike. Left, before training: only like itself. Right, after: positions are alike to those in their row and in their column, so the grid was found from pictures alone."}}
+def alike(model: vitkit.ViT) -> torch.Tensor:
+    """(36, 36) drawn as a square of squares: row of squares, row inside, and so for columns."""
+    vectors = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)
+    return (vectors @ vectors.T).reshape(6, 6, 6, 6).transpose(1, 2).reshape(36, 36)
+
+
+figure, drawn = plt.subplots(1, 2, figsize=(7, 3.5))
+for place, of, name in zip(drawn, (untrained, model), ("untrained", "trained"), strict=True):
+    place.imshow(alike(of), vmin=-1, vmax=1)
+    for line in range(6, 36, 6):
+        place.axhline(line - 0.5, color="white")
+        place.axvline(line - 0.5, color="white")
+    place.set_title(name, fontsize=9)
+    place.axis("off")
+square = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)
+square = (square @ square.T).reshape(6, 6, 6, 6)
+same_row = torch.stack(
+    [square[r, a, r, b] for r in range(6) for a in range(6) for b in range(a)]
+).mean()
+same_column = torch.stack(
+    [square[a, c, b, c] for c in range(6) for a in range(6) for b in range(a)]
+).mean()
+others = (square.sum() - 36 - 180 * (same_row + same_column)) / (36 * 35 - 360)
+print(
+    f"mean similarity: same row {same_row:.2f}, same column {same_column:.2f}, neither {others:.2f}"
+)
+
+# %% [markdown]
+# ## The first filters
+#
+# Each row of the patch matrix $E$ is a small picture: the patch to which that number of the token
+# answers most. Sixty-four of them say much the same things, so their principal components are drawn,
+# the strongest first (the paper's Fig. 7, left).
+
+
+# %% mystnb={"figure": {"caption": "The first 14 principal components of the patch matrix. Upper row, trained: bars, edges and corners of strokes at various places and angles. Lower row, untrained: noise."}}
+def components(model: vitkit.ViT) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel = model.patch_embed.proj.weight.detach().flatten(1)
+    _, strength, rows = torch.linalg.svd(kernel - kernel.mean(0))
+    return rows.unflatten(1, (PATCH, PATCH)), strength.square() / strength.square().sum()
+
+
+(trained_rows, trained_part), (noise_rows, noise_part) = components(model), components(untrained)
+_ = grid_of([*trained_rows[:14], *noise_rows[:14]], across=14, size=0.5)
+print(
+    f"the first 14 of 64 hold {trained_part[:14].sum():.0%} of the matrix, {noise_part[:14].sum():.0%} untrained"
+)
+
+# %% [markdown]
+# ## What such maps can tell, and what they cannot
+#
+# They say from which tokens a head takes in a layer. They do not say what it takes: a weight
+# multiplies a value, and the value may be near zero or be undone by the next matrix. They do not say
+# that the answer depends on it; other maps can give the same answer
+# ([arXiv 1902.10186](https://arxiv.org/abs/1902.10186)). And they say nothing of the MLPs, where most
+# parameters are. A map is a hint. Whether it holds is found out by changing the picture.
+#
+# So the four patches that a map marks most are covered with the picture's mean, and the answers
+# counted. If the map shows what matters, digits are lost.
+
+
+# %%
+def covered(pictures: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Pictures without the four patches of largest weight."""
+    mask = torch.zeros(len(pictures), 36).scatter(1, weights.topk(4, dim=1).indices, 1.0)
+    mask = mask.unflatten(1, (1, 6, 6)).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
+    return torch.where(mask > 0, pictures.mean(dim=(1, 2, 3), keepdim=True), pictures)
+
+
+def digits_right(pictures: torch.Tensor) -> float:
+    with torch.inference_mode():
+        return (model(pictures)[:, WHAT].argmax(1) == test_labels).float().mean().item()
+
+
+print(f"{'nothing covered':<26} {digits_right(pictures):6.1%}")
+for name, weights in {
+    "four at random": torch.rand(len(pictures), 36),
+    **ways,
+    "the digit": inside,
+}.items():
+    print(f"{name:<26} {digits_right(covered(pictures, weights)):6.1%}")
+
+# %% [markdown]
+# Rollout names the four patches: without them the model guesses, as it does without the digit. The
+# mean map of layer 0 has nearly all its weight on the digit, but on one or two of its patches, so
+# its first four are not all of them. The last layer's map has little weight there and still ranks
+# some of them first.
+#
+# The line of the untrained model is the warning. Its rollout is almost even, and yet the patches
+# that it ranks first matter far more than patches at random. It knows nothing; but digits are the
+# brightest thing in these pictures, and random matrices answer to bright patches. So a map may pass
+# such a test for a reason that has nothing to do with what was learned, and the comparison with an
+# untrained model belongs to every map that is shown
+# ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292) makes it for other kinds of maps).
+# Exercise 3 asks the opposite question, what the model loses without its maps.
+#
+# ## Exercises
+#
+# **1.** Rows of a map sum to 1. Show that those of a rollout do, too, and that rolling out a model
+# whose every map is even gives each patch the same, and the token itself more.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(len(pictures), 37))
+even_maps = torch.full((3, 1, 1, 37, 37), 1 / 37)
+row = rollout(even_maps)[0, 0]
+assert row[1:].max() - row[1:].min() < 1e-7
+# the token keeps a half in each of three layers, and gets an even share of the rest
+torch.testing.assert_close(row[0], torch.tensor(1 / 8 + 7 / 8 / 37))
+
+# %% [markdown]
+# **2.** The bias of the keys adds one vector to all keys. Show that it changes no map, and say why.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+changed = vitkit.ViT(spec).eval()
+changed.load_state_dict(model.state_dict())
+for block in changed.blocks:
+    nn.init.normal_(block.attn.qkv.bias.data[64:128])  # queries, keys, values: 64 each
+# q (k + c) = q k + q c: a query adds the same number to all its scores, and the softmax drops it
+torch.testing.assert_close(maps_of(changed, pictures), maps, atol=1e-4, rtol=1e-4)
+for block in changed.blocks:
+    nn.init.normal_(block.attn.qkv.bias.data[:64])
+assert not torch.allclose(maps_of(changed, pictures), maps, atol=1e-2)
+
+# %% [markdown]
+# **3.** Does the answer need the maps? An attention's kernel can be exchanged: `attn.attend` is a
+# function of queries, keys and values. Put in one that gives every token the plain mean of all
+# values, in one layer at a time. In which layer is that fatal, and in which hardly noticed?
+
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+def plain_mean(q, k, v, mask=None, dropout=0.0):
+    return v.mean(dim=2, keepdim=True).expand_as(v)
+
+
+left = []
+for block in model.blocks:
+    usual, block.attn.attend = block.attn.attend, plain_mean
+    left.append(digits_right(pictures))
+    block.attn.attend = usual
+print(
+    "digits right with even attention in layer", {n: f"{part:.0%}" for n, part in enumerate(left)}
+)
+assert left[0] < 0.5 < left[-1], "the digit is found in layer 0"
+assert digits_right(pictures) >= max(left) - 0.02
+
+# %% tags=["remove-cell"]
+shutil.rmtree(folder)

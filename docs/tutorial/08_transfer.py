@@ -1,0 +1,432 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation: {extension: .py, format_name: percent}
+#   kernelspec: {display_name: Python 3, language: python, name: python3}
+# ---
+
+# %% [markdown]
+# # 8. Pre-train, then fine-tune
+#
+# The ViT paper does not start from fresh weights for each data set. It trains once, on very many
+# pictures of other things, and then goes on from those weights: fewer pictures, fewer steps, a new
+# head and often a higher resolution (its Sec. 3.2). This chapter does so in small: from the digits 0
+# to 4 to the digits 5 to 9, of which ten each have a label.
+
+# %%
+import json
+import shutil
+import tempfile
+from math import log
+from pathlib import Path
+from statistics import mean
+
+import numpy as np
+import torch
+from drawing import grid_of
+from matplotlib import pyplot as plt
+from measured import RESULTS, not_measured
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+import vitkit
+from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.sources import open_dataset
+from vitkit.models.positions import resample_positions, sincos_2d
+
+torch.manual_seed(0)
+plt.rcParams["figure.dpi"] = 80
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## Two sets of pictures
+#
+# Both are written as folders, `train/<class>` and `test/<class>`, as your own pictures may lie on
+# your disk. The second has ten pictures of a class to learn from. All its test pictures are kept.
+
+# %%
+DIGITS = open_dataset("digits").splits
+
+
+def write(place: Path, classes: range, each: int | None) -> None:
+    for split, part in DIGITS.items():
+        for label in classes:
+            (place / split / str(label)).mkdir(parents=True)
+            numbers = np.flatnonzero(part.labels == label)
+            for number in numbers[:each] if split == "train" else numbers:
+                path = place / split / str(label) / f"{number}.png"
+                Image.fromarray(part.read(number)[..., 0]).save(path)
+
+
+write(folder / "many", range(5), None)
+write(folder / "few", range(5, 10), 10)
+for name in ("many", "few"):
+    opened = open_dataset(folder / name)
+    print(f"{name:<5} classes {' '.join(opened.classes)}:",
+          ", ".join(f"{len(part)} in {split}" for split, part in opened.splits.items()))  # fmt: skip
+
+
+# %% mystnb={"figure": {"caption": "Above, what the model is pre-trained on, at 12 x 12 pixels: 3 x 3 patches of 4 x 4. Below, what it is fine-tuned on, at 20 x 20: 5 x 5 patches of the same size. The digits were scanned at 8 x 8, so the larger pictures are smoother and hold nothing new; a camera's would."}}
+def enlarged(classes: range, size: int) -> list[np.ndarray]:
+    part = DIGITS["train"]
+    first = [int(np.flatnonzero(part.labels == label)[0]) for label in classes]
+    return [np.asarray(Image.fromarray(part.read(n)[..., 0]).resize((size, size))) for n in first]
+
+
+_ = grid_of([*enlarged(range(5), 12), *enlarged(range(5, 10), 20)], across=5, size=0.9)
+
+# %% [markdown]
+# ## Pre-training
+#
+# Nothing is special about it. It is a training run, and what it leaves is a file that describes
+# itself: weights, spec, preprocessing, class names.
+
+# %%
+SPEC = {
+    "image_size": 12, "patch_size": 4, "in_channels": 1, "width": 48, "depth": 3, "num_heads": 3,
+    "mlp_width": 96, "stem": "linear",
+}  # fmt: skip
+PICTURES = {"flip": 0.0, "shift": 1, "crop_scale": 1.0, "fit": "squash"}
+PLAIN = {
+    "warmup_epochs": 2.0, "beta2": 0.95, "amp": "off", "attention_kernel": "plain", "device": "cpu",
+    "workers": 0, "log_examples": False, "log_histograms": False, "quiet": True,
+}  # fmt: skip
+
+first = vitkit.train(
+    folder / "many", spec=SPEC, epochs=15, batch_size=64, lr=4e-3, output=str(folder / "first"),
+    **PICTURES, **PLAIN,
+)  # fmt: skip
+before = vitkit.load(first.best)
+print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
+      f"{first.metrics['test']['top1']:.1%} of {first.metrics['test']['pictures']:.0f} test digits of 0 to 4")  # fmt: skip
+
+# %% [markdown]
+# ## Positions for another resolution
+#
+# A larger picture with the same patches is a longer sequence. The blocks do not mind: none of their
+# weights knows how many tokens there are. The table of positions does. It has one row for each place
+# of a grid, so it is treated as a small picture with $D$ channels and enlarged like one:
+#
+# $$ E'_\text{pos} = \big[\,E_\text{pos}[0];\
+#    \operatorname{interpolate}(E_\text{pos}[1 \dots N],\ g \to g')\,\big] $$
+#
+# The class token's row stays as it is. `resample_positions` is this line, in seven ways by name, as
+# libraries differ. For the paper's own step, from 224 to 384 pixels:
+
+# %%
+base = vitkit.create_model("vit_base_patch16_224", depth=1).eval()
+larger = vitkit.resized(base, image_size=384)
+print("table at 224:", tuple(base.pos_embed.shape), " at 384:", tuple(larger.pos_embed.shape))
+picture = torch.randn(1, 3, 384, 384)
+with torch.inference_mode():
+    apart = (base.forward_features(picture).cls - larger.forward_features(picture).cls).abs().max()
+print(f"the model of 224 given a picture of 384 does the same by itself: difference {apart:.0e}")
+
+# %% [markdown]
+# Is a place still the same place? A table that is known to be right shows it: the fixed 2-D one of
+# chapter 1, at the size of ViT-B/16. One notebook takes `pos_embed[:, :N + 1]` for a picture of
+# another size. For a larger one that fails, as there are no such rows. For a smaller one it does not
+# fail: row 10 of a table of 14 columns is in the first row of patches, and gets used for the first
+# patch of the second.
+
+
+# %% mystnb={"figure": {"caption": "How alike all places are to one place, a quarter down and a third across. From the left: the table of 14 x 14; resampled to 24 x 24, the same place; resampled to 10 x 10; and the first hundred rows of the table taken for 10 x 10, where the neighbours are torn apart along slanted lines."}}
+def likeness(table: torch.Tensor, side: int) -> torch.Tensor:
+    """Cosine similarity of every place (side, side) to the one a quarter down, a third across."""
+    rows = F.normalize(table[0, 1:], dim=1)
+    return (rows @ rows[side // 4 * side + side // 3]).unflatten(0, (side, side))
+
+
+table = torch.cat([torch.zeros(1, 1, 768), sincos_2d((14, 14), 768)[None]], dim=1)
+views = {
+    "14 x 14": likeness(table, 14),
+    "24 x 24": likeness(resample_positions(table, (14, 14), (24, 24)), 24),
+    "10 x 10": likeness(resample_positions(table, (14, 14), (10, 10)), 10),
+    "rows 0 to 99": likeness(table[:, :101], 10),
+}
+_ = grid_of(list(views.values()), list(views), across=4, size=1.7)
+
+# %% [markdown]
+# And the table of our own model, which was learned on 3 x 3 places:
+
+
+# %% mystnb={"figure": {"caption": "The learned table, one position's likeness to all others: the upper left corner and the middle, on 3 x 3 places as pre-trained and on 5 x 5 as fine-tuning starts. What was learned of each place is spread over the places that now lie there."}}
+def likeness_to(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
+    rows = F.normalize(table[0, 1:].detach(), dim=1)
+    return (rows @ rows[row * side + column]).unflatten(0, (side, side))
+
+
+learned = before.model.pos_embed
+finer = resample_positions(learned, (3, 3), (5, 5))
+print(tuple(learned.shape), "->", tuple(finer.shape))
+squares = [
+    likeness_to(learned, 3, 0, 0), likeness_to(finer, 5, 0, 0),
+    likeness_to(learned, 3, 1, 1), likeness_to(finer, 5, 2, 2),
+]  # fmt: skip
+_ = grid_of(
+    squares,
+    ["corner, 3 x 3", "corner, 5 x 5", "middle, 3 x 3", "middle, 5 x 5"],
+    across=4,
+    size=1.7,
+)
+
+# %% [markdown]
+# ## Fine-tuning, and what it is compared with
+#
+# `pretrained` is the file, `img_size` the new size. Three ways to use fifty labels at 20 x 20 pixels:
+#
+# - **fine-tuning**: every weight goes on training, from the pre-trained ones;
+# - **a linear probe**: nothing trains but a head, fitted to features that are computed once;
+# - **alone**: the same model from fresh weights, with the same steps and the same rate; and once more
+#   with twice as many steps.
+#
+# The probe chooses how strongly to hold back its weights, and needs a fifth of the fifty for that.
+
+# %%
+few = folder / "few"
+EQUAL = {"batch_size": 25, "lr": 2e-3, "val_fraction": 0.0, "seed": 0}
+LARGER = SPEC | {"image_size": 20}
+runs = {
+    "fine-tuned": vitkit.train(
+        few, pretrained=str(first.best), img_size=20, epochs=40, output=str(folder / "tuned"),
+        **EQUAL, **PICTURES, **PLAIN,
+    ),
+    "linear probe": vitkit.train(
+        few, pretrained=str(first.best), img_size=20, probe="linear", val_fraction=0.2, seed=0,
+        output=str(folder / "probe"), **PICTURES, **PLAIN,
+    ),
+    "alone": vitkit.train(
+        few, spec=LARGER, epochs=40, output=str(folder / "alone"), **EQUAL, **PICTURES, **PLAIN
+    ),
+    "alone, twice as long": vitkit.train(
+        few, spec=LARGER, epochs=80, output=str(folder / "longer"), **EQUAL, **PICTURES, **PLAIN
+    ),
+}  # fmt: skip
+tuned = runs["fine-tuned"]
+
+# %% [markdown]
+# What was done to the weights is not left to be guessed. It stands in the run's log:
+
+# %%
+for line in (tuned.run / "train.log").read_text().splitlines():
+    if "pos_embed" in line or "the head of" in line:
+        print(line[20:])
+
+# %% [markdown]
+# The head has to go, as the classes are others. The new one is a matrix of zeros, as in the paper, so
+# that the first answer is an even one and its loss $\ln 5$. Had the class names been the same, the head
+# would have been kept, brought to the order of the data.
+
+# %% mystnb={"figure": {"caption": "Test accuracy on the digits 5 to 9 at 20 x 20 pixels after fifty labelled ones, each with its interval of 95 %. One seed, so the intervals are those of the number of test pictures alone. The dotted line is guessing."}}
+scores = {name: vitkit.evaluate(run.last, few) for name, run in runs.items()}
+figure, place = plt.subplots(figsize=(5, 1.8))
+for height, (name, score) in enumerate(scores.items()):
+    place.plot([score["top1_low"], score["top1_high"]], [height] * 2, color="0.6")
+    place.plot(score["top1"], height, "o", color="C0")
+    print(f"{name:<20} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
+          f" of {score['pictures']:.0f}")  # fmt: skip
+place.set(yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy")
+_ = place.axvline(0.2, color="0.8", linestyle=":")
+
+# %% [markdown]
+# With equal steps, going on from other digits is far ahead of starting afresh. Trained for longer, the
+# model alone comes closer: part of what pre-training gives is training. So a gain is a gain at a given
+# amount of training, and both amounts belong beside it. A probe can only use what is there, here 48
+# numbers that were made to tell five other digits apart, at another size.
+#
+# Between a probe and full fine-tuning lies every choice of what stays frozen: `freeze="backbone"` trains
+# the head alone by gradients, `freeze_blocks=2` leaves the embedding and two blocks as they are. On the
+# command line these are `--pretrained FILE`, `--img-size 20`, `--probe linear`, `--freeze backbone` and
+# `--freeze-blocks 2`. How many numbers train:
+
+# %%
+for name, patterns, blocks in (
+    ("all", (), 0),
+    ("embedding and two blocks frozen", (), 2),
+    ("all but the head frozen", ("patch_embed", "cls_token", "pos_embed", "blocks", "norm"), 0),
+):
+    model = vitkit.load(tuned.last).model.requires_grad_(True)
+    if patterns or blocks:
+        vitkit.freeze(model, *patterns, blocks=blocks)
+    print(f"{name:<33}{sum(p.numel() for p in model.parameters() if p.requires_grad):>8,}")
+
+# %% [markdown]
+# ## The same at full size
+#
+# Fifty labels of tiny digits are a sketch. The same is measured with larger sets, by a script that
+# runs for longer than a page should: pre-trained on Fashion-MNIST at 28 x 28, then fine-tuned on
+# 1,000 labelled digits of MNIST at a higher resolution, against the same model trained on those
+# digits alone, with settings chosen for it. Clothes are no digits, so whatever is gained was learned
+# below the head.
+
+
+# %% mystnb={"figure": {"caption": "A line for each seed: left, the model trained on the labelled digits alone; right, the same model pre-trained on clothes first. Higher is better, and what counts is whether all lines rise."}}
+def transfer() -> None:
+    found = RESULTS / "transfer.json"
+    if not found.exists():
+        print("not measured yet: python benchmarks/transfer.py --data-root DIR --test")
+        not_measured("transfer")
+        return
+    results = json.loads(found.read_text())
+    runs = results["runs"]
+    print(f"benchmarks/transfer.py on {results['processor']}; scored on: {results['scored on']}")
+    _, place = plt.subplots(figsize=(4, 3))
+    for run in runs:
+        place.plot(
+            [0, 1], [run["alone"], run["pretrained"]], marker="o", label=f"seed {run['seed']}"
+        )
+        print(f"seed {run['seed']}: alone {run['alone']:.2%}, pre-trained {run['pretrained']:.2%};",
+              "seconds to pre-train, to fine-tune, alone:", " ".join(f"{s:.0f}" for s in run["seconds"]))  # fmt: skip
+    gains = [100 * (run["pretrained"] - run["alone"]) for run in runs]
+    print(
+        f"{mean(gains):+.2f} points at {results['img_size']} px ({min(gains):+.2f} to {max(gains):+.2f})"
+    )
+    place.set(
+        xticks=[0, 1],
+        xticklabels=["alone", "pre-trained"],
+        xlim=(-0.4, 1.4),
+        ylabel="test accuracy",
+    )
+    place.legend(fontsize=8)
+
+
+transfer()
+
+# %% [markdown]
+# ## Other people's checkpoints
+#
+# Most weights worth starting from are not in vitkit's format. `vitkit.load` reads eight others, and
+# tells them by the names and shapes of their tensors. To have some here without a network, our own
+# model is written in three of them by `vitkit.convert`, and read back.
+
+# %%
+print("formats:", ", ".join(sorted(vitkit.formats())))
+try:
+    vitkit.convert(first.best, folder / "google", to="google")
+except vitkit.VitkitError as error:
+    print(str(error).replace(f"{folder}/", ""))
+
+# %% [markdown]
+# That was refused: Google's code computes GELU by its tanh formula, so the same numbers would give
+# slightly other answers. Who accepts that says so. The report has every such step, by kind: `folded`
+# ones are exact, `approximated` ones are not, `lost` ones have no place in the target.
+
+# %%
+reports = {
+    target: vitkit.convert(first.best, folder / target, to=target, allow_lossy=target == "google")
+    for target in ("huggingface", "torchvision", "google")
+}
+for target, report in reports.items():
+    print(
+        f"{target}: {report.kept} tensors kept; files",
+        ", ".join(file.name for file in report.files),
+    )
+    for kind in ("folded", "approximated", "lost", "notes"):
+        for line in getattr(report, kind):
+            print(f"    {kind}: {line}")
+    print(f"    run by {report.proved_by}: blocks differ by at most {max(report.differences):.1e}, "
+          f"logits by {report.max_difference:.1e}")  # fmt: skip
+
+# %% [markdown]
+# Back again, on real digits: the logits are those of the model that was written.
+
+# %%
+some = [DIGITS["test"].read(number) for number in range(64)]
+images = preprocess_pictures(some, before.preprocess)
+
+
+def logits_of(model: vitkit.ViT) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(images)
+
+
+def place_of(report: vitkit.ConversionReport) -> Path:
+    return report.files[0] if len(report.files) == 1 else report.files[0].parent
+
+
+ours = logits_of(before.model)
+for target, report in reports.items():
+    back = vitkit.load(place_of(report))
+    theirs = logits_of(back.model)
+    print(f"{target:<12} read as {back.format:<12} logits differ by {(theirs - ours).abs().max():.1e} "
+          f"of {ours.abs().max():.1f}; answers differ in "
+          f"{(theirs.argmax(1) != ours.argmax(1)).sum()} of {len(images)}")  # fmt: skip
+
+# %% [markdown]
+# What is proved by a `vitkit.ConversionReport`? `kept` tensors went over with the same bits. The files
+# as written were then run, and each block's tokens and the logits compared on one fixed picture of
+# noise. Who ran them is in `proved_by`: the class of the library whose format it is, where that can
+# be imported and has such models. Then names, transposed matrices, the order of query, key and value,
+# epsilon and activation are right. Else vitkit read them again, which proves that nothing was lost on
+# the way, and not that others read the same. Neither says anything of what stands around a model:
+# which mean and deviation pictures need, which class is which number. What a file has no place for is
+# in the notes.
+#
+# ## What a file does not say
+#
+# A stranger's file has names and shapes and often nothing else. `vitkit.inspect` says of each field how
+# it is known: `stored` in the file, forced by the `shapes`, or only `usual` for such files. Here is the
+# file for torchvision without the header that vitkit put into it.
+
+# %%
+weights = load_file(
+    next(file for file in reports["torchvision"].files if file.suffix == ".safetensors")
+)
+bare = folder / "bare.safetensors"
+save_file(weights, bare)
+print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
+
+# %% [markdown]
+# The number of heads was passed, since no shape knows it: the matrices of three heads of 16 are those
+# of four heads of 12. Exercise 3 shows what a wrong guess does. The preprocessing is only `usual`, and
+# here it is wrong: it is that of colour photographs, three means for pictures of one channel. Such a
+# line has to be checked against the page that the weights came from.
+#
+# ## Exercises
+#
+# **1.** Grids of 14 x 14 and 7 x 28 have equally many places, so a table fits both. Show that it must be
+# resampled all the same, and that the class token's row is not touched.
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+wide = resample_positions(table, (14, 14), (7, 28))
+assert wide.shape == table.shape
+assert not torch.allclose(wide[:, 1:], table[:, 1:], atol=0.1)
+torch.testing.assert_close(wide[:, :1], table[:, :1])
+# place (3, 13) of 7 x 28 lies in the middle: like (6, 6) or (7, 6), not like row 97 of 196
+middle = F.normalize(wide[0, 1 + 3 * 28 + 13], dim=0)
+nearest = (F.normalize(table[0, 1:], dim=1) @ middle).argmax().item()
+assert divmod(nearest, 14) in [(6, 6), (7, 6), (6, 7), (7, 7)]
+
+# %% [markdown]
+# **2.** The new head starts at zero. What is the loss of the first step, and which weights does that
+# step change?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+fresh = vitkit.adapt(before, num_classes=5).model
+nn.init.zeros_(fresh.head.weight)
+nn.init.zeros_(fresh.head.bias)
+loss = F.cross_entropy(fresh(images), torch.randint(5, (len(images),)))
+assert abs(loss.item() - log(5)) < 1e-5
+loss.backward()
+# the gradient reaches the backbone through the head's matrix, which is zero: only the head moves
+moved = {name.partition(".")[0] for name, p in fresh.named_parameters() if p.grad.abs().sum() > 0}
+assert moved == {"head"}
+
+# %% [markdown]
+# **3.** Read `bare` with three heads, as it was trained, and with four. Is there an error? Are the
+# logits the same? Would the accuracy have told?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+three, four = (vitkit.load(bare, num_heads=count).model for count in (3, 4))
+torch.testing.assert_close(logits_of(three), ours, atol=1e-4, rtol=1e-4)
+assert not torch.allclose(logits_of(four), ours, atol=0.1), "no error, other numbers"
+known = np.isin(DIGITS["test"].labels[:64], range(5))
+truth = torch.from_numpy(DIGITS["test"].labels[:64][known])
+for count, model in ((3, three), (4, four)):
+    correct = logits_of(model)[known].argmax(1) == truth
+    print(f"{count} heads: {correct.float().mean():.0%} of {len(truth)} digits of 0 to 4 are right")
+
+# %% tags=["remove-cell"]
+shutil.rmtree(folder)

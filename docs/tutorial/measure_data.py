@@ -1,0 +1,123 @@
+"""How much data a ViT wants, beside a CNN of its size; and which positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from experiment import Asked, Experiment, Numbers
+from plain_loop import Pictures, accuracy, make_vit, open_pictures, settings, some, train
+from small_cnn import SmallCNN
+from torch import nn
+
+from vitkit.training.config import Settings, TrainConfig
+
+SIZES = (300, 1_000, 3_000, 10_000, 30_000)
+RATES = (1e-3, 2e-3, 4e-3)
+TUNED_AT = 3_000
+"""Training pictures with which each network's rate is chosen, for all sizes."""
+BATCH, STEPS, HELD_OUT = 100, 600, 10_000
+POSITIONS = ("none", "sincos_1d", "sincos_2d", "learned")
+POSITION_STEPS, POSITION_BATCH = 250, 128
+WARM_UP: Settings = {"epochs": 10, "warmup_epochs": 1.0}
+"""A tenth of the steps, whatever the recipe has."""
+
+Maker = Callable[[TrainConfig, int, int], nn.Module]
+
+
+def make_cnn(config: TrainConfig, num_classes: int, seed: int) -> nn.Module:
+    """The CNN, as noise that the seed decides."""
+    torch.manual_seed(seed)
+    return SmallCNN(num_classes)
+
+
+NETWORKS: dict[str, Maker] = {"ViT": make_vit, "CNN": make_cnn}
+
+
+def data_size(asked: Asked) -> Numbers:
+    """Accuracy of both networks for every number of training pictures and every seed.
+
+    Both have the same loop: AdamW, the recipe's flips and shifts, warm-up and cosine, as many
+    steps whatever the number of pictures. The rate of each is the best of three, chosen with a seed
+    that is not scored, on pictures that are not scored.
+    """
+    sizes, tuned_at, steps = (SIZES, TUNED_AT, STEPS)
+    pictures = _fashion(asked)
+    if asked.quick:
+        sizes, tuned_at, steps = (100, 300), 300, 2
+    rates, tried, rows = {}, [], []
+    for network in NETWORKS:
+        for rate in RATES[:2] if asked.quick else RATES:
+            found = _one(network, rate, tuned_at, max(asked.seeds) + 1, steps, pictures, "choice")
+            tried.append(found)
+            print(f"data-size, choosing a rate: {found}", flush=True)
+        own = [row for row in tried if row["network"] == network]
+        rates[network] = max(own, key=lambda row: row["top1"])["lr"]
+    for size in sizes:
+        for network, rate in rates.items():
+            for seed in asked.seeds:
+                rows.append(_one(network, rate, size, seed, steps, pictures, "score"))
+                print(f"data-size: {rows[-1]}", flush=True)
+    return {
+        "data": "fashion-mnist",
+        "steps": steps,
+        "batch": BATCH,
+        "scored_on": len(pictures.score),
+        "parameters": {name: _parameters(make, pictures) for name, make in NETWORKS.items()},
+        "rates": rates,
+        "tried": tried,
+        "rows": rows,
+    }
+
+
+def positions(asked: Asked) -> Numbers:
+    """Accuracy of the Fashion-MNIST recipe's model, cut in 7 x 7 patches, by its positions."""
+    pictures, steps, rows = _fashion(asked), 2 if asked.quick else POSITION_STEPS, []
+    for kind in POSITIONS:
+        config = settings(
+            "fashion-mnist",
+            WARM_UP | {"batch_size": POSITION_BATCH},
+            {"spec": {"patch_size": 4, "positions": kind}},
+        )
+        for seed in asked.seeds:
+            model = make_vit(config, pictures.num_classes, seed)
+            made = train(model, config, pictures.train, steps=steps, seed=seed)
+            top1 = accuracy(model, config, pictures.score, pictures.num_classes)
+            rows.append({"positions": kind, "seed": seed, "top1": top1, **made})
+            print(f"positions: {rows[-1]}", flush=True)
+    return {
+        "data": "fashion-mnist",
+        "steps": steps,
+        "batch": POSITION_BATCH,
+        "pictures": len(pictures.train),
+        "scored_on": len(pictures.score),
+        "rows": rows,
+    }
+
+
+def _fashion(asked: Asked) -> Pictures:
+    name, held_out = ("digits", 200) if asked.quick else ("fashion-mnist", HELD_OUT)
+    return open_pictures(name, asked.data_root, held_out=held_out)
+
+
+def _one(
+    network: str, rate: float, size: int, seed: int, steps: int, pictures: Pictures, part: str
+) -> Numbers:
+    config = settings("fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH})
+    split = some(pictures.train, size, seed)
+    model = NETWORKS[network](config, pictures.num_classes, seed)
+    made = train(model, config, split, steps=steps, seed=seed)
+    scored = pictures.choice if part == "choice" else pictures.score
+    top1 = accuracy(model, config, scored, pictures.num_classes)
+    return {"network": network, "pictures": size, "lr": rate, "seed": seed, "top1": top1, **made}
+
+
+def _parameters(make: Maker, pictures: Pictures) -> int:
+    model = make(settings("fashion-mnist"), pictures.num_classes, 0)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+EXPERIMENTS = {
+    "data-size": Experiment(data_size, "a ViT and a CNN by the number of training pictures"),
+    "positions": Experiment(positions, "none, fixed 1-D, fixed 2-D, learned"),
+}

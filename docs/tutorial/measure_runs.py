@@ -1,0 +1,130 @@
+"""Whole trainings and their curves: the notebook's MNIST model, and two recipes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import notebook_mnist
+import numpy as np
+import torch
+from experiment import Asked, Experiment, Numbers
+from torch import Tensor
+
+from vitkit.data.preprocess import fit
+from vitkit.data.sources import Split, open_dataset, with_validation
+from vitkit.spec import Preprocess
+from vitkit.training.config import TrainConfig, layered, read_yaml
+from vitkit.training.recipes import recipe_settings
+
+KEPT = ("epoch", "train_loss", "val_top1", "val_loss", "seconds")
+ELSEWHERE = ("data_root", "output", "overwrite", "resume", "seed", "threads", "amp", "quiet",
+             "attention_kernel", "workers", "log_examples", "log_histograms")  # fmt: skip
+"""Settings that may differ from the recipe's: places, the seed, and what a trial decides."""
+
+
+def notebook(asked: Asked) -> Numbers:
+    """The notebook's model, scored by epoch on the pictures that the recipe validates on."""
+    name = "digits" if asked.quick else "mnist"
+    dataset = with_validation(open_dataset(name, data_root=asked.data_root), 0.1)
+    train, validation, test = (_tensors(dataset.splits[part]) for part in ("train", "val", "test"))
+    runs = []
+    for seed in asked.seeds:
+        torch.manual_seed(seed)
+        model, epochs = notebook_mnist.NotebookViT(), []
+
+        passes = 1 if asked.quick else notebook_mnist.EPOCHS
+        for row in notebook_mnist.train(model, *train, epochs=passes, seed=seed):
+            epochs.append(row | {"val_top1": notebook_mnist.accuracy(model, *validation)})
+        print(f"mnist-notebook, seed {seed}: {epochs[-1]}", flush=True)
+        runs.append({
+            "seed": seed,
+            "seconds": epochs[-1]["seconds"],
+            "test_top1": notebook_mnist.accuracy(model, *test),
+            "epochs": epochs,
+        })  # fmt: skip
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "pictures": len(train[0]),
+        "runs": runs,
+    }
+
+
+def mnist(asked: Asked) -> Numbers:
+    """`vitkit train mnist --recipe mnist`."""
+    return _recipe("mnist", "mnist", asked)
+
+
+def cifar10(asked: Asked) -> Numbers:
+    """`vitkit train cifar10 --recipe cifar10-small`."""
+    return _recipe("cifar10", "cifar10-small", asked)
+
+
+def _recipe(data: str, recipe: str, asked: Asked) -> Numbers:
+    """Curves and test scores of a recipe, a process for each seed, or of a run that is there."""
+    if asked.run is not None:
+        made = _read(Path(asked.run), data, recipe)
+        return {"recipe": recipe, "seeds": [made["seed"]], "runs": [made]}
+    runs = []
+    for seed in asked.seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            left = Path(folder) / "run"
+            _train("digits" if asked.quick else data, recipe, seed, left, asked)
+            runs.append(_read(left, None if asked.quick else data, recipe))
+        print(f"{data}, seed {seed}: {runs[-1]['epochs'][-1]}, test {runs[-1]['test_top1']:.4f}",
+              flush=True)  # fmt: skip
+    return {"recipe": recipe, "runs": runs}
+
+
+def _train(data: str, recipe: str, seed: int, left: Path, asked: Asked) -> None:
+    words = [sys.executable, "-m", "vitkit", "train", data, "--recipe", recipe, "--quiet"]
+    words += ["--seed", str(seed), "--output", str(left)]
+    words += [] if asked.data_root is None else ["--data-root", asked.data_root]
+    words += ["--epochs", "1", "--amp", "bfloat16"] if asked.quick else []
+    start = time.perf_counter()
+    if subprocess.run(words, check=False).returncode:
+        raise SystemExit(f"{' '.join(words)} failed after {time.perf_counter() - start:.0f} s")
+
+
+def _read(run: Path, data: str | None, recipe: str) -> Numbers:
+    """A finished run of a recipe, unchanged but for where it lies; with `data` this is checked."""
+    settings = read_yaml(run / "config.yaml")
+    if data is not None:
+        asked = TrainConfig(**layered(recipe_settings(recipe), {"data": data, "recipe": recipe}))
+        usual = asked.to_json()
+        now = TrainConfig(**settings).to_json()
+        other = [key for key in usual if key not in ELSEWHERE and usual[key] != now[key]]
+        if other:
+            raise SystemExit(f"{run} is not a run of {recipe} on {data}: other {', '.join(other)}")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [{key: row[key] for key in KEPT} for row in rows if row["kind"] == "epoch"]
+    (test,) = [row for row in rows if row["kind"] == "test"]
+    return {
+        "command": f"vitkit train {settings['data']} --recipe {recipe} --seed {settings['seed']}",
+        "seed": settings["seed"],
+        "threads": settings["threads"],
+        "amp": settings["amp"],
+        "attention_kernel": settings["attention_kernel"],
+        "seconds": epochs[-1]["seconds"],
+        "test_top1": test["test_top1"],
+        "epochs": epochs,
+    }
+
+
+def _tensors(split: Split) -> tuple[Tensor, Tensor]:
+    """All pictures (N, 1, 28, 28) in [0, 1], and their labels."""
+    grey = Preprocess(image_size=28, mean=(0.0,), std=(1.0,), fit="squash")
+    pixels = np.stack([fit(split.read(place), grey) for place in range(len(split))])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    return images.contiguous(), torch.from_numpy(split.labels)
+
+
+EXPERIMENTS = {
+    "mnist-notebook": Experiment(notebook, "the lab notebook's model on MNIST", seeds=(0, 1, 2)),
+    "mnist": Experiment(mnist, "the curve of --recipe mnist", seeds=(0,)),
+    "cifar10": Experiment(cifar10, "the curve of --recipe cifar10-small", seeds=(0,)),
+}

@@ -1,0 +1,146 @@
+"""Trains any module from pictures to logits for a number of steps: the loop of the measurements.
+
+Order, shifts and flips of the pictures, the arithmetic of a step and the learning rate are those of
+`vitkit train`. What is left out is all that a run writes, and the choice of its best epoch: a model
+is scored once, after its last step, on pictures that were held out of train.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+import vitkit
+from vitkit.data.augment import Augmentation
+from vitkit.data.feeding import Feed
+from vitkit.data.loader import TrainingSteps
+from vitkit.data.sources import Split, open_dataset, stratified_split, with_validation
+from vitkit.models.attention import use_attention
+from vitkit.spec import Preprocess
+from vitkit.training.config import Settings, TrainConfig, layered
+from vitkit.training.evaluation import evaluate
+from vitkit.training.optimizer import configured_optimizer
+from vitkit.training.precision import autocast
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.schedule import learning_rate
+from vitkit.training.step import TrainingStep
+
+PROCESSOR = torch.device("cpu")
+PRECISION = "bfloat16"
+"""Of every measurement here, whatever is fastest: seeds must not differ in it."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What is trained on, and what is scored on; the test split is not touched.
+
+    Attributes:
+        train: training pictures.
+        choice: held out, to choose a rate with.
+        score: held out, to score with.
+        num_classes: K.
+    """
+
+    train: Split
+    choice: Split
+    score: Split
+    num_classes: int
+
+
+def open_pictures(name: str, data_root: str | None, *, held_out: int) -> Pictures:
+    """A data set's train split in three: the recipe's validation tenth to choose with, `held_out`
+    others to score with, and the rest."""
+    dataset = with_validation(open_dataset(name, data_root=data_root), 0.1)
+    train, choice = dataset.splits["train"], dataset.splits["val"]
+    share = held_out / len(train)
+    rest, scored = stratified_split(train.labels, (1 - share, share), seed=1)
+    return Pictures(train.subset(rest), choice, train.subset(scored), len(dataset.classes))
+
+
+def some(split: Split, count: int, seed: int) -> Split:
+    """So many pictures of a split, every class in its proportion; each seed takes others."""
+    if count == len(split):
+        return split
+    share = count / len(split)
+    _, taken = stratified_split(split.labels, (1 - share, share), seed)
+    return split.subset(taken)
+
+
+def settings(recipe: str, *changes: Settings) -> TrainConfig:
+    """The settings of a recipe, with changes; the data are handed over by themselves."""
+    return TrainConfig(**layered(recipe_settings(recipe), {"data": recipe}, *changes))
+
+
+def make_vit(config: TrainConfig, num_classes: int, seed: int) -> vitkit.ViT:
+    """The model of some settings, as noise that the seed decides."""
+    torch.manual_seed(seed)
+    model = vitkit.create_model(config.model, num_classes=num_classes, **config.spec)
+    use_attention(model, "plain")
+    return model
+
+
+def pictures_become(config: TrainConfig) -> Preprocess:
+    """The transform of some settings."""
+    size = config.spec["image_size"]
+    return Preprocess(image_size=size, mean=config.mean, std=config.std, fit=config.fit)
+
+
+def train(
+    model: nn.Module, config: TrainConfig, split: Split, *, steps: int, seed: int
+) -> dict[str, float]:
+    """Train a model in place.
+
+    Args:
+        model: fresh.
+        config: optimizer, rate, batch, shifts, flips, loss; the warm-up is the same part of the
+            steps as it is of the recipe's epochs.
+        split: training pictures.
+        steps: optimizer steps.
+        seed: decides the order of the pictures and their changes.
+
+    Returns:
+        `seconds`, the mean `loss` of the last tenth of the steps, and how many steps were left out
+        as a number was `not_finite`.
+    """
+    preprocess = pictures_become(config)
+    augmentation = Augmentation(flip=config.flip, shift=config.shift)
+    arriving = TrainingSteps(
+        split, preprocess, augmentation, batch_size=config.batch_size, seed=seed
+    )
+    optimizer = configured_optimizer(model, config)
+    feed = Feed(preprocess, PROCESSOR, augmentation, seed=seed)
+    step = TrainingStep(model, optimizer, config, feed, PRECISION, PROCESSOR)
+    warmup = round(steps * config.warmup_epochs / config.epochs)
+    model.train()
+    losses, left_out, start = [], 0, time.perf_counter()
+    for number in range(steps):
+        rate = learning_rate(
+            number, config.sched, peak=config.lr, low=config.min_lr, warmup=warmup, total=steps
+        )
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        made = step(arriving[number], number)
+        left_out += made.bad is not None
+        losses.append(made.loss)
+    last = [loss for loss in losses[-max(steps // 10, 1) :] if loss == loss]
+    return {
+        "seconds": round(time.perf_counter() - start, 2),
+        "loss": sum(last) / len(last) if last else float("inf"),
+        "not_finite": left_out,
+    }
+
+
+def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: int) -> float:
+    """The part of a split's pictures that the model, in eval mode, gets right."""
+    model.eval()
+
+    def forward(images: Tensor) -> Tensor:
+        with autocast(PRECISION, PROCESSOR):
+            logits: Tensor = model(images)
+        return logits
+
+    scores = evaluate(forward, split, pictures_become(config), num_classes=num_classes)
+    return scores["top1"]

@@ -1,0 +1,277 @@
+"""The tutorial: every chapter runs from top to bottom, says its numbers, and has its exercises.
+
+A chapter is run once, in this process and from its own folder, for all the tests of its output.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import re
+import runpy
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib import pyplot as plt
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
+CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
+TEACHING = [path for path in CHAPTERS if path.stem != "11_bugs"]
+"""The chapters proper; the list of bugs has no exercises."""
+DRAWS = {"subplots", "grid_of", "heat", "not_measured"}
+"""Functions that make a picture."""
+SOLUTION = "Show the solution"
+NUMBERS = {
+    "01": [
+        "196 patches of 768 values",
+        "(1, 3, 224, 224) -> (1, 196, 768)",
+        "(5, 49, 16)",
+        "590,592",
+        "115.76 M",
+        "input 0.60 MB",
+        "activations forward and backward 1.20 MB",
+        "parameters 2.36 MB",
+        "together 4.17 MB",
+        "(4, 3, 32, 32) -> (4, 64, 48)",
+        "patches 225, positions 244",
+        "table (197, 768)",
+        "Xavier 0.003",
+    ],
+    "02": [
+        "weights row 0: 0.3726 0.2091 0.2091 0.2091",
+        "weights row 1: 0.3202 0.1798 0.3202 0.1798",
+        "output row 0: 16.9410 21.4410 25.9410",
+        "output row 1: 18.3538 22.8538 27.3538",
+        "output row 3: 20.2500 24.7500 29.2500",
+        "output row 4: 20.2500 24.7500 29.2500",
+        "z U_qkv (197, 2304)",
+        "split (197, 3, 12, 64)",
+        "A (12, 197, 197)",
+        "MSA(z) (197, 768)",
+        "2,362,368",
+        "all three at once 0.022, each by itself 0.031",
+        "510 of 512",
+    ],
+    "03": [
+        "7,087,872",
+        "1,454 M",
+        "12 blocks differ by",
+        "(16, 128, 512) -> (16, 128, 512)",
+        "18,915,328",
+    ],
+    "04": [
+        "86.6 M",
+        "306.5 M",
+        "304.3 M",
+        "632.0 M",
+        "86,567,656",
+        "86,540,008",
+        "304,330,216",
+        "8,470,026",
+        "54,630,376",
+        "17,564 M",
+        "346.27 MB",
+        "173.23 M",
+        "232 MB",
+        "class token (32, 1024)",
+        "patches (32, 196, 1024)",
+        "logits (32, 1000)",
+        "the lowest loss there is: 1.461",
+        "784 positions for 196 patches",
+        "160 px: a kernel of 0",
+        "15359 for 15360",
+    ],
+    "05": ["4,990", "(64, 49, 16)", "(64, 50, 20)"],
+    "06": [],
+    "07": [],
+    "08": [],
+    "09": ["42,047,464"],
+    "10": [
+        "(64, 32, 512), (64, 16, 512) -> (64, 16, 512)",
+        "44,140,544",
+        "44,401,152",
+        "44,327,316",
+    ],
+}
+"""Chapter -> what it prints of the figures that the notebooks and pages give."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a chapter in the percent format.
+
+    Attributes:
+        markdown: whether it is text.
+        metadata: what its first line says of it, by key.
+        source: its lines, without the first.
+    """
+
+    markdown: bool
+    metadata: dict[str, Any]
+    source: str
+
+    @property
+    def caption(self) -> str:
+        return self.metadata.get("mystnb", {}).get("figure", {}).get("caption", "")
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether the page leaves it out; it cleans up."""
+        return "remove-cell" in self.metadata.get("tags", [])
+
+    @property
+    def is_solution(self) -> bool:
+        shown = self.metadata.get("mystnb", {}).get("code_prompt_show")
+        return shown == SOLUTION and "hide-cell" in self.metadata.get("tags", [])
+
+
+def metadata_of(line: str) -> dict[str, Any]:
+    """`tags=["a"] mystnb={"b": 1}` as a dictionary."""
+    found = {}
+    for start in re.finditer(r"(?:^|\s)(\w+)=(?=[\[{])", line):
+        if not any(start.start() < end for _, end in found.values()):
+            value, length = json.JSONDecoder().raw_decode(line[start.end() :])
+            found[start[1]] = (value, start.end() + length)
+    return {key: value for key, (value, _) in found.items()}
+
+
+def cells_of(path: Path) -> list[Cell]:
+    _, *parts = re.split(r"^# %%(.*)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return [
+        Cell("[markdown]" in first, metadata_of(first), source)
+        for first, source in zip(parts[::2], parts[1::2], strict=True)
+    ]
+
+
+def calls(node: ast.AST) -> set[str]:
+    """Names of what is called in it, without what only a function in it would call."""
+    found = set()
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            found |= calls(child)
+    if isinstance(node, ast.Call):
+        called = node.func
+        found.add(called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", ""))
+    return found
+
+
+def cells_that_draw(path: Path) -> list[Cell]:
+    """Those that call one of `DRAWS`, or a function of the chapter that does."""
+    drawing, cells = set(DRAWS), []
+    for cell in cells_of(path):
+        if cell.markdown:
+            continue
+        tree = ast.parse(cell.source)
+        if calls(tree) & drawing:
+            cells.append(cell)
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        drawing |= {f.name for f in functions if calls(ast.Module(f.body, [])) & drawing}
+    return cells
+
+
+@contextlib.contextmanager
+def as_it_was() -> Iterator[None]:
+    """Puts back what a chapter may set for the whole process, and closes its pictures."""
+    threads, modules = torch.get_num_threads(), set(sys.modules)
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch._tensor_str.printoptions(),
+        np.printoptions(),
+        warnings.catch_warnings(),
+        matplotlib.rc_context(),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        # torch's tensors hand their values to matplotlib by the protocol of an older NumPy.
+        warnings.filterwarnings("ignore", "__array_", DeprecationWarning)
+        patch.syspath_prepend(TUTORIAL)
+        patch.chdir(TUTORIAL)
+        plt.switch_backend("Agg")
+        try:
+            yield
+        finally:
+            plt.close("all")
+            torch.set_num_threads(threads)
+            for name in set(sys.modules) - modules:
+                if is_of_the_tutorial(sys.modules[name]):
+                    del sys.modules[name]
+
+
+def is_of_the_tutorial(module: types.ModuleType) -> bool:
+    return Path(getattr(module, "__file__", None) or "/").parent == TUTORIAL
+
+
+def run(path: Path) -> str:
+    """What a chapter prints, every run of white space one blank."""
+    with as_it_was(), contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(str(path), run_name="__main__")
+    return " ".join(printed.getvalue().split())
+
+
+@pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
+def printed(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A chapter's name and what it prints; an assertion in a solution of it fails here."""
+    return request.param.stem, run(request.param)
+
+
+def test_a_chapter_runs_and_prints_the_notebooks_numbers(printed):
+    name, text = printed
+    assert text
+    assert [number for number in NUMBERS.get(name[:2], []) if number not in text] == []
+
+
+def test_a_long_number_belongs_to_one_chapter(printed):
+    """The list of bugs, which is in no table, may come back to what the chapters say."""
+    name, text = printed
+    mine = NUMBERS.get(name[:2])
+    listed = {number for numbers in NUMBERS.values() if numbers is not mine for number in numbers}
+    long = {number for number in listed if re.fullmatch(r"\d+(,\d{3}){2,}", number)}
+    assert mine is None or {number for number in long if number in text} == set()
+
+
+@pytest.mark.parametrize("path", TEACHING, ids=lambda path: path.stem)
+def test_a_chapter_ends_with_exercises_whose_solutions_are_tests(path):
+    cells = cells_of(path)
+    start = next(n for n, cell in enumerate(cells) if "# ## Exercises" in cell.source)
+    exercises = [cell for cell in cells[start:] if not cell.markdown and not cell.is_removed]
+    assert len(exercises) >= 2
+    assert all(cell.is_solution for cell in exercises), "nothing but solutions comes after"
+    for cell in exercises:
+        assert any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(cell.source)))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_picture_says_what_to_see_in_it(path):
+    for cell in cells_that_draw(path):
+        assert len(cell.caption) >= 40, cell.source
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_cell_opens_a_window(path):
+    assert "plt.show" not in path.read_text(encoding="utf-8")
+
+
+def test_the_checks_see_what_they_are_for(tmp_path):
+    chapter = tmp_path / "12_made.py"
+    chapter.write_text(
+        "# ---\n# ---\n# %% [markdown]\n# text\n# %%\ndef drawn():\n    heat([[1]])\n"
+        '# %% mystnb={"figure": {"caption": "a=[1] in a caption"}}\ndrawn()\n'
+        '# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}\nassert True\n'
+    )
+    text, function, picture, solution = cells_of(chapter)
+    assert text.markdown
+    assert not function.metadata
+    assert cells_that_draw(chapter) == [picture]
+    assert picture.caption == "a=[1] in a caption"
+    assert solution.is_solution
+    assert not picture.is_solution
