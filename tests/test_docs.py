@@ -98,6 +98,7 @@ def test_formulas_become_the_right_elements():
     assert number == "2"
     assert "<mi>MSA</mi>" in made
     assert "(2)" not in made
+    assert elements("a;\\\nb").count("mtext") == 1
     assert "negative" not in mathml.to_mathml(r"\sin\!\big(n\big)")[0]
 
 

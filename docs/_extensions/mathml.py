@@ -20,6 +20,7 @@ from sphinx.writers.html5 import HTML5Translator
 
 NAMESPACE = "http://www.w3.org/1998/Math/MathML"
 TAG = re.compile(r"\\tag\{([^{}]*)\}")
+SPACE_AT_LINE_END = re.compile(r"(?<!\\)\\\s*\n")
 ALIGNED = re.compile(r"\\(begin|end)\{(?:aligned|split|gathered)\}")
 SPACES = {"negativethinmathspace": "-0.167em", "negativemediummathspace": "-0.222em",
           "negativethickmathspace": "-0.278em"}  # fmt: skip
@@ -39,7 +40,8 @@ def to_mathml(latex: str, *, display: bool = False) -> tuple[str, str]:
     numbers = TAG.findall(latex)
     if len(numbers) > 1:
         raise FormulaError(f"{len(numbers)} numbers for one formula: {latex.strip()}")
-    bare = ALIGNED.sub(r"\\\1{align*}", TAG.sub("", latex)).strip()
+    spaced = SPACE_AT_LINE_END.sub(r"\\ ", TAG.sub("", latex))
+    bare = ALIGNED.sub(r"\\\1{align*}", spaced).strip()
     check_braces(bare)
     try:
         made = convert(bare, display="block" if display else "inline")

@@ -285,7 +285,7 @@ print(f"{tuple(large.shape[2:])} pixels: {found.float().mean():.0%} of 100 digit
 flat = ((large[:3, 0] + 1) * 127.5).byte()[..., None].expand(-1, -1, -1, 3).numpy()
 overlays = []
 for picture, map_of_patches in zip(flat, rollout(maps_of(model, large[:3]))[:, 0, 1:], strict=True):
-    heat = heatmap_over(map_of_patches.unflatten(0, (16, 16)), (128, 128), (0, 0, 128, 128))
+    heat = heatmap_over(map_of_patches.unflatten(0, (16, 16)), (128, 128), (0.0, 0.0, 128.0, 128.0))
     overlays.append(Explanation(picture, heat, method="rollout").overlay())
 _ = grid_of([*flat, *overlays], across=3, size=2.2)
 
@@ -319,7 +319,7 @@ _ = grid_of([plt.imread(saved)], across=1, size=4)
 # %% mystnb={"figure": {"caption": "The astronaut, and the mean attention of the class token in the last layer of an untrained ViT-B/16, drawn as any explanation is. It looks as if it meant something. How far the hottest and the coldest patch are from an even share is printed, and cannot be seen."}}
 grid = attention_grid(base, image)[0]
 pixels = ((image[0].permute(1, 2, 0) + 1) * 127.5).clamp(0, 255).byte().numpy()
-nothing = Explanation(pixels, heatmap_over(grid, (224, 224), (0, 0, 224, 224))).overlay()
+nothing = Explanation(pixels, heatmap_over(grid, (224, 224), (0.0, 0.0, 224.0, 224.0))).overlay()
 _ = grid_of([pixels, nothing], across=2, size=2.6)
 print(f"hottest patch {grid.max() * 196:.2f} of an even share, coldest {grid.min() * 196:.2f}")
 

@@ -57,7 +57,7 @@ def write(place: Path, classes: range, each: int | None) -> None:
             numbers = np.flatnonzero(part.labels == label)
             for number in numbers[:each] if split == "train" else numbers:
                 path = place / split / str(label) / f"{number}.png"
-                Image.fromarray(part.read(number)[..., 0]).save(path)
+                Image.fromarray(part.read(int(number))[..., 0]).save(path)
 
 
 write(folder / "many", range(5), None)

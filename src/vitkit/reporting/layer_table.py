@@ -116,7 +116,7 @@ class LayerTable:
 
     def __str__(self) -> str:
         """The table as plain text, three levels deep."""
-        console = Console(width=120, no_color=True, highlight=False)
+        console = Console(width=120, color_system=None, force_jupyter=False, highlight=False)
         with console.capture() as captured:
             console.print(self.render())
         return captured.get()
