@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
-import resource
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitkit
-from vitkit import cli
 from vitkit.errors import SettingError
 from vitkit.training.memory import checkpoint_gradients
 
@@ -109,32 +107,38 @@ def test_a_record_still_works_and_evaluation_is_unchanged():
     assert record.attention[1].grad is not None
 
 
-def limited(room: int, words: list[str], said: Path) -> int:
-    """The exit code of a command in a process of its own that gets `room` bytes more than now."""
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from vitkit import cli
+room, output, *words = sys.argv[1:]
+first = [*words, f"--output={output}/first", "--spec.width=16", "--spec.num-heads=1"]
+assert cli.run([*first, "--batch-size=64", "--grad-accum-steps=1"]) == 0
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(room)
+resource.setrlimit(resource.RLIMIT_AS, (held, held))
+sys.exit(cli.run([*words, f"--output={output}/limited"]))
+"""
+"""A small run imports all there is to import; then the real one gets so many bytes more."""
 
-    def work() -> None:
-        held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (held + room, held + room))
-        with said.open("w") as sys.stderr:
-            code = cli.run(words)
-        os._exit(code)
 
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
+def limited(room: int, words: list[str], output: Path) -> tuple[int, str]:
+    """Exit code and last words of a command in a fresh process with `room` bytes to spare."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(room), str(output), *words],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
     """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""
     words = ["train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1",
              "--quiet", "--batch-size=1024", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
              "--spec.patch-size=1"]  # fmt: skip
-    assert limited(ROOM, [*words, f"--output={tmp_path / 'whole'}"], tmp_path / "said") == 2
-    (line,) = (tmp_path / "said").read_text().splitlines()
+    code, said = limited(ROOM, words, tmp_path / "whole")
+    assert code == 2, said
+    line = said.splitlines()[-1]
     found = re.fullmatch(
         r"vitkit: cpu is out of memory at 1024 pictures at once; (\d+) fitted; pass "
         r"--grad-accum-steps (\d+), or lower --batch-size, --img-size or the model", line,
@@ -144,5 +148,5 @@ def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
     assert fitted * parts == 1024
     assert fitted >= 32  # what the failed attempts held is free again
     # The trial leaves out summed gradients and the optimizer's state: half as many fit for certain.
-    words += [f"--grad-accum-steps={2 * parts}", f"--output={tmp_path / 'parts'}"]
-    assert limited(ROOM, words, tmp_path / "said") == 0
+    code, said = limited(ROOM, [*words, f"--grad-accum-steps={2 * parts}"], tmp_path / "parts")
+    assert code == 0, said
