@@ -1,11 +1,12 @@
 """What the recipes are worth: each is run with several seeds, and its receipt is written.
 
-    python benchmarks/recipes.py digits fashion-mnist [--seeds 0 1 2] [--data-root DIR] [-- FLAGS]
+    python benchmarks/recipes.py digits fashion-mnist [--seeds 0 1 2] [--data-root DIR]
+                                 [--keep FOLDER] [-- FLAGS]
 
 Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
 receipt goes to src/vitkit/training/receipts/NAME.json, where a run of that recipe finds it to
-compare itself with, and what was measured to benchmarks/results. Flags after -- go to every run;
-then no receipt is written.
+compare itself with, and what was measured to benchmarks/results. The runs are removed, or kept as
+FOLDER/NAME-SEED. Flags after -- go to every run; then no receipt is written.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from statistics import mean
 
 from demo import HERE, processor, run, write_results
 
-from vitkit.training.config import read_yaml
+from vitkit.data.sources import open_dataset, with_validation
+from vitkit.training.config import TrainConfig, layered, read_yaml
+from vitkit.training.recipes import recipe_settings
 
 RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "receipts"
 DATA = {"cifar10-small": "cifar10"}
@@ -32,16 +35,14 @@ PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
 SHOWN = ("seed", "test", "seconds", "peak_mb")
 
 
-def measured(recipe: str, seed: int, flags: list[str]) -> dict[str, object]:
+def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, object]:
     """One run: its scores, its curve, its settings, time and memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        left = Path(folder) / "run"
-        seconds, memory, _ = run(
-            sys.executable, "-m", "vitkit", "train", DATA.get(recipe, recipe), "--recipe", recipe,
-            "--seed", str(seed), "--output", str(left), *flags,
-        )  # fmt: skip
-        rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
-        settings = read_yaml(left / "config.yaml")
+    seconds, memory, _ = run(
+        sys.executable, "-m", "vitkit", "train", DATA.get(recipe, recipe), "--recipe", recipe,
+        "--seed", str(seed), "--output", str(left), *flags,
+    )  # fmt: skip
+    rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
+    settings = read_yaml(left / "config.yaml")
     epochs = [row for row in rows if row["kind"] == "epoch"]
     (test,) = [row for row in rows if row["kind"] == "test"]
     return {
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("recipes", nargs="+")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--data-root")
+    parser.add_argument("--keep")
     words = sys.argv[1:]
     own, flags = (
         (words[: words.index("--")], words[words.index("--") + 1 :])
@@ -87,7 +89,9 @@ def main() -> None:
     for recipe in asked.recipes:
         runs = []
         for seed in asked.seeds:
-            runs.append(measured(recipe, seed, [*where, *flags]))
+            with tempfile.TemporaryDirectory() as folder:
+                left = Path(asked.keep or folder) / f"{recipe}-{seed}"
+                runs.append(measured(recipe, seed, left, [*where, *flags]))
             shown = {key: runs[-1][key] for key in SHOWN}
             print(f"  {recipe}: {shown}", flush=True)
         scores = [float(str(made["test"])) for made in runs]
@@ -103,10 +107,6 @@ def main() -> None:
 
 def _pictures(recipe: str, root: str | None) -> int:
     """Training pictures, as a run cuts them."""
-    from vitkit.data.sources import open_dataset, with_validation
-    from vitkit.training.config import TrainConfig, layered
-    from vitkit.training.recipes import recipe_settings
-
     config = TrainConfig(**layered({"data": DATA.get(recipe, recipe)}, recipe_settings(recipe)))
     dataset = open_dataset(config.data, data_root=root)
     return len(with_validation(dataset, config.val_fraction).splits["train"])

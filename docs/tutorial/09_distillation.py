@@ -465,7 +465,8 @@ if place.exists():
     gain = found["taught"]["mean"] - found["alone"]["mean"]
     wide = max(found[kind]["range"] for kind in ("alone", "taught"))
     print(f"taught - alone: {100 * gain:+.2f} points; seeds spread over up to {100 * wide:.2f}; "
-          f"{found['time_ratio']:.2f} times the seconds")  # fmt: skip
+          f"{found['time_ratio']:.2f} times the seconds, "
+          f"{found['time_ratio_kept']:.2f} without the teacher's looking")  # fmt: skip
 else:
     print("distillation.json is not there yet: python benchmarks/distil.py measures it")
 

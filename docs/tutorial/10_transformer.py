@@ -430,7 +430,7 @@ print(f"logits {F.cross_entropy(perfect, torch.arange(tokens)):.3f},",
 # %% [markdown]
 # **An `activation` that is ignored**: the argument is there and the code uses ReLU. Here a name is
 # looked up, and an unknown one is refused. **A query width that is not the key's** crashes there;
-# here the heads' own matrices make both as wide as a head. [Chapter 11](11_bugs.py) has the whole
+# here the heads' own matrices make both as wide as a head. [Chapter 12](12_lab_bugs.py) has the whole
 # list.
 
 # %%

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from experiment import Asked, Experiment, Numbers
-from plain_loop import Pictures, accuracy, make_vit, open_pictures, settings, some, train
+from plain_loop import Maker, Pictures, make_vit, open_pictures, settings, some, trained
 from small_cnn import SmallCNN
 from torch import nn
 
@@ -21,8 +19,6 @@ POSITIONS = ("none", "sincos_1d", "sincos_2d", "learned")
 POSITION_STEPS, POSITION_BATCH = 250, 128
 WARM_UP: Settings = {"epochs": 10, "warmup_epochs": 1.0}
 """A tenth of the steps, whatever the recipe has."""
-
-Maker = Callable[[TrainConfig, int, int], nn.Module]
 
 
 def make_cnn(config: TrainConfig, num_classes: int, seed: int) -> nn.Module:
@@ -80,10 +76,8 @@ def positions(asked: Asked) -> Numbers:
             {"spec": {"patch_size": 4, "positions": kind}},
         )
         for seed in asked.seeds:
-            model = make_vit(config, pictures.num_classes, seed)
-            made = train(model, config, pictures.train, steps=steps, seed=seed)
-            top1 = accuracy(model, config, pictures.score, pictures.num_classes)
-            rows.append({"positions": kind, "seed": seed, "top1": top1, **made})
+            found = trained(config, pictures, pictures.train, steps=steps, seed=seed)
+            rows.append({"positions": kind, **found})
             print(f"positions: {rows[-1]}", flush=True)
     return {
         "data": "fashion-mnist",
@@ -104,12 +98,16 @@ def _one(
     network: str, rate: float, size: int, seed: int, steps: int, pictures: Pictures, part: str
 ) -> Numbers:
     config = settings("fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH})
-    split = some(pictures.train, size, seed)
-    model = NETWORKS[network](config, pictures.num_classes, seed)
-    made = train(model, config, split, steps=steps, seed=seed)
-    scored = pictures.choice if part == "choice" else pictures.score
-    top1 = accuracy(model, config, scored, pictures.num_classes)
-    return {"network": network, "pictures": size, "lr": rate, "seed": seed, "top1": top1, **made}
+    found = trained(
+        config,
+        pictures,
+        some(pictures.train, size, seed),
+        steps=steps,
+        seed=seed,
+        part=part,
+        make=NETWORKS[network],
+    )
+    return {"network": network, "pictures": size, "lr": rate, **found}
 
 
 def _parameters(make: Maker, pictures: Pictures) -> int:

@@ -8,7 +8,7 @@ its last step, on pictures held out of train.
 from __future__ import annotations
 
 from experiment import Asked, Experiment, Numbers
-from plain_loop import accuracy, make_vit, open_pictures, settings, some, train
+from plain_loop import open_pictures, settings, some, trained
 
 from vitkit.training.config import Settings
 
@@ -39,10 +39,8 @@ def ingredients(asked: Asked) -> Numbers:
         config = settings("mnist", COPY, change)
         steps = 2 if asked.quick else PASSES * (count // BATCH)
         for seed in asked.seeds:
-            model = make_vit(config, pictures.num_classes, seed)
-            made = train(model, config, split, steps=steps, seed=seed)
-            top1 = accuracy(model, config, pictures.score, pictures.num_classes)
-            rows.append({"variant": variant, "seed": seed, "top1": top1, **made})
+            found = trained(config, pictures, split, steps=steps, seed=seed)
+            rows.append({"variant": variant, **found})
             print(f"ingredients: {rows[-1]}", flush=True)
     return {
         "data": name,

@@ -8,6 +8,7 @@ is scored once, after its last step, on pictures that were held out of train.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -31,6 +32,10 @@ from vitkit.training.step import TrainingStep
 PROCESSOR = torch.device("cpu")
 PRECISION = "bfloat16"
 """Of every measurement here, whatever is fastest: seeds must not differ in it."""
+
+
+Maker = Callable[[TrainConfig, int, int], nn.Module]
+"""A network from settings, number of classes and seed."""
 
 
 @dataclass(frozen=True)
@@ -144,3 +149,21 @@ def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: i
 
     scores = evaluate(forward, split, pictures_become(config), num_classes=num_classes)
     return scores["top1"]
+
+
+def trained(
+    config: TrainConfig,
+    pictures: Pictures,
+    split: Split,
+    *,
+    steps: int,
+    seed: int,
+    part: str = "score",
+    make: Maker = make_vit,
+) -> dict[str, float]:
+    """One training of what `make` gives, on `split`: `seed`, what `train` says, and `top1` on the
+    pictures that are there to score with, or on the `part` that is there to choose with."""
+    model = make(config, pictures.num_classes, seed)
+    made = train(model, config, split, steps=steps, seed=seed)
+    scored = pictures.choice if part == "choice" else pictures.score
+    return {"seed": seed, "top1": accuracy(model, config, scored, pictures.num_classes), **made}

@@ -157,6 +157,11 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 
+def counted(number: int, what: str) -> str:
+    """`1 epoch`, `1,000 epochs`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def nearest_parent(path: Path) -> str:
     """`"the nearest folder that exists is /a/b, with: c, d"`, for messages about a missing path."""
     parent = next((p for p in path.absolute().parents if _is_folder(p)), Path("/"))

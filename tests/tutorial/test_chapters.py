@@ -27,8 +27,8 @@ from matplotlib import pyplot as plt
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
-TEACHING = [path for path in CHAPTERS if path.stem != "11_bugs"]
-"""The chapters proper; the list of bugs has no exercises."""
+TEACHING = [path for path in CHAPTERS if "bugs" not in path.stem]
+"""The chapters proper; the lists of bugs have no exercises."""
 DRAWS = {"subplots", "grid_of", "heat", "not_measured"}
 """Functions that make a picture."""
 SOLUTION = "Show the solution"
@@ -231,7 +231,7 @@ def test_a_chapter_runs_and_prints_the_notebooks_numbers(printed):
 
 
 def test_a_long_number_belongs_to_one_chapter(printed):
-    """The list of bugs, which is in no table, may come back to what the chapters say."""
+    """The lists of bugs, which are in no table, may come back to what the chapters say."""
     name, text = printed
     mine = NUMBERS.get(name[:2])
     listed = {number for numbers in NUMBERS.values() if numbers is not mine for number in numbers}
@@ -262,7 +262,7 @@ def test_no_cell_opens_a_window(path):
 
 
 def test_the_checks_see_what_they_are_for(tmp_path):
-    chapter = tmp_path / "12_made.py"
+    chapter = tmp_path / "13_made.py"
     chapter.write_text(
         "# ---\n# ---\n# %% [markdown]\n# text\n# %%\ndef drawn():\n    heat([[1]])\n"
         '# %% mystnb={"figure": {"caption": "a=[1] in a caption"}}\ndrawn()\n'

@@ -17,6 +17,7 @@ from vitkit.data.classes import listed, notes_on_classes
 from vitkit.data.duplicates import near_pairs, same_pixels
 from vitkit.data.look import TRAITS, Looks
 from vitkit.data.splits import Split
+from vitkit.errors import counted
 
 Severity = Literal["error", "warning", "note"]
 
@@ -153,7 +154,7 @@ def _finding(
 def _unreadable(looks: Mapping[str, Looks]) -> Iterator[Finding]:
     for split, look in looks.items():
         if look.problems:
-            message = f"{_count(len(look.problems), 'picture')} of {split} that cannot be decoded"
+            message = f"{counted(len(look.problems), 'picture')} of {split} that cannot be decoded"
             names = ((problem.name,) for problem in look.problems)
             yield _finding("unreadable", message, names, len(look.problems), split)
 
@@ -199,7 +200,7 @@ def _leak(
     count: int,
 ) -> Finding:
     text = LEAKS[how].format(split=here, other=other)
-    message = f"{_count(count, 'picture')} {text}"
+    message = f"{counted(count, 'picture')} {text}"
     return _finding(kind, message, names, count, here)
 
 
@@ -210,7 +211,7 @@ def _two_labels(pictures: Pictures, classes: Sequence[str]) -> Iterator[Finding]
         names = (tuple(pictures.name(int(place)) for place in group) for group in torn)
         labels = {classes[label] for group in torn for label in every[group]}
         message = (
-            f"{_count(len(torn), 'picture')} under more than one class, of "
+            f"{counted(len(torn), 'picture')} under more than one class, of "
             f"{listed(sorted(labels))}; one of the labels is wrong"
         )
         yield _finding("two labels", message, names, len(torn))
@@ -223,7 +224,7 @@ def _duplicates(pictures: Pictures) -> Iterator[Finding]:
         if groups:
             extra = sum(len(group) - 1 for group in groups)
             names = (tuple(pictures.name(int(place)) for place in group) for group in groups)
-            message = f"{_count(extra, 'picture')} of {split} repeating others"
+            message = f"{counted(extra, 'picture')} of {split} repeating others"
             yield _finding("duplicate", message, names, extra, split)
 
 
@@ -283,12 +284,8 @@ def _marked(
     count = int(marked.sum())
     if count:
         names = ((pictures.name(int(place)),) for place in np.flatnonzero(marked))
-        yield _finding(kind, f"{_count(count, 'picture')} {text}", names, count)
+        yield _finding(kind, f"{counted(count, 'picture')} {text}", names, count)
 
 
 def _of_classes(names: Sequence[str]) -> str:
     return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -41,7 +41,7 @@ from vitkit.data.splits import (
     cut_pool,
     fingerprint,
 )
-from vitkit.errors import DataError
+from vitkit.errors import DataError, counted
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 # Links to folders are followed at most so deep: folders full of links to each other would
@@ -197,23 +197,19 @@ def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[
 def _notes_on_listing(root: Path, listing: _Listing) -> list[str]:
     notes = []
     if listing.hidden_folders:
-        notes.append(f"{_count(listing.hidden_folders, 'hidden folder')} skipped")
+        notes.append(f"{counted(listing.hidden_folders, 'hidden folder')} skipped")
     if listing.looping_links:
-        notes.append(f"{_count(listing.looping_links, 'link')} that loop or nest deeply skipped")
+        notes.append(f"{counted(listing.looping_links, 'link')} that loop or nest deeply skipped")
     return notes
 
 
 def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
     stray = sum(outside)
-    return [f"{_count(stray, 'picture')} outside class folders not read"] if stray else []
+    return [f"{counted(stray, 'picture')} outside class folders not read"] if stray else []
 
 
 def _name(root: Path) -> str:
     return printable(root.resolve().name) or "data"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _open_split_folders(

@@ -23,7 +23,7 @@ from vitkit.data.sources import (
     with_validation,
 )
 from vitkit.devices import resolve_device
-from vitkit.errors import SettingError, SpecError
+from vitkit.errors import SettingError, SpecError, counted
 from vitkit.frozen import replace as replaced
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
@@ -150,7 +150,9 @@ def in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     if config.warmup_epochs < config.epochs or config.warmup_epochs != usual:
         return config, []
     shorter = config.epochs / 10
-    said = f"warmup_epochs {usual:g} is shortened to {shorter:g}: there are {config.epochs} epochs"
+    said = (
+        f"warmup_epochs {usual:g} is shortened to {shorter:g} of {counted(config.epochs, 'epoch')}"
+    )
     return replaced(config, warmup_epochs=shorter), [said]
 
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vitkit.data.sources import Split
 from vitkit.devices import on_device
+from vitkit.errors import counted
 from vitkit.models.vit import ViT
 from vitkit.training import session
 from vitkit.training.config import Settings, TrainConfig, layered
@@ -284,15 +285,16 @@ class Steps:
         left = seconds - (ground.clock() - started)
         most = self.most(plan.steps.steps_per_epoch)
         epochs = max(1, min(most, pace.epochs(left)))
+        why = "as many as pay" if epochs == most else "to fill the time"
         ground.say(
             f"{self.name}: {pace.images_per_s:,.0f} images/s, {pace.epoch:.2g} s an epoch; "
-            f"{epochs} epochs {'are worth it' if epochs == most else 'fill the time'}"
+            f"{counted(epochs, 'epoch')}, {why}"
         )
         config = ground.config(settings, lasting(settings, epochs),
                                pace.arithmetic | {"output": str(folder)})  # fmt: skip
         done = session.train(config, within(ground.clock() + left, ground.clock))
         spec = plan.spec
-        what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {epochs} epochs"
+        what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {counted(epochs, 'epoch')}"
         return ground.outcome(self.name, what, done.best, started)
 
     def _fitting(self, seconds: float) -> int:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 
 from vitkit.devices import resolve_device
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, counted
 from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import save_augmented_grid
@@ -287,8 +287,8 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World)
     )
     if config.probe is None:
         log.say(
-            f"training: {config.epochs} epochs of {plan.steps.steps_per_epoch} steps, batch "
-            f"{config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
+            f"training: {counted(config.epochs, 'epoch')} of {plan.steps.steps_per_epoch} steps, "
+            f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
         )
     if world.size > 1:
         each = config.batch_size // world.size
