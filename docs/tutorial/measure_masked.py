@@ -42,7 +42,7 @@ def masked(asked: Asked) -> Numbers:
     name, steps, hidden_steps = "fashion-mnist", STEPS, HIDDEN_STEPS
     sizes, tuned_at, held_out = LABELLED, TUNED_AT, HELD_OUT
     if asked.quick:
-        name, steps, hidden_steps, sizes, tuned_at, held_out = "digits", 2, 2, (50,), 50, 200
+        name, steps, hidden_steps, sizes, tuned_at, held_out = "digits", 2, 2, (150,), 150, 200
     pictures = open_pictures(name, asked.data_root, held_out=held_out)
     choosing = max(asked.seeds) + 1
     begun, seconds = _pretrained((*asked.seeds, choosing), pictures, hidden_steps)

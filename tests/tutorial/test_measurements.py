@@ -1,0 +1,34 @@
+"""The tutorial's long trainings, made tiny: they run, and leave the committed numbers alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
+QUICK = ("mnist-notebook", "ingredients", "data-size", "positions", "masked")
+
+
+def contents() -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (TUTORIAL / "results").glob("*")}
+
+
+def test_every_experiment_runs():
+    before = contents()
+    words = [sys.executable, TUTORIAL / "measure.py", *QUICK, "--quick"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for name in QUICK:
+        assert f"\n{name}: " in f"\n{ended.stdout}"
+    assert ended.stdout.count("nothing is written") == len(QUICK)
+    assert contents() == before
+
+
+def test_committed_numbers_say_where_they_come_from():
+    assert contents()
+    for name, text in contents().items():
+        found = json.loads(text)
+        assert found["processor"], name
+        assert found["command"].startswith("python "), name
