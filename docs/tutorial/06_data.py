@@ -153,7 +153,7 @@ else:
 # learned vector, and the model is to say their pixels. With $M$ the hidden patches,
 #
 # $$ L = \frac{1}{|M|} \sum_{i \in M} \frac{1}{P^2 C}
-#    \big\lVert \mathrm{LN}(z_L^i)\,W + b - x_p^i \big\rVert^2. $$
+#    \lVert \mathrm{LN}(z_L^i)\,W + b - x_p^i \rVert^2. $$
 #
 # The ViT paper tries this with the mean colour of a patch, and is two points ahead of training from
 # scratch (its Sec. 4.6); [SimMIM](https://arxiv.org/abs/2111.09886) has all pixels, as here, and
