@@ -70,6 +70,9 @@ docs: .venv/.docs
 tutorial: .venv/.develop
 	names=$$(cd docs/tutorial && ../../$(BIN)/python -c 'import measure; print(*measure.experiments())') && \
 		$(BIN)/python docs/tutorial/measure.py $$names $(if $(DATA_ROOT),--data-root $(DATA_ROOT))
+	$(BIN)/python benchmarks/distil.py --output docs/tutorial/results/distillation.json
+	$(BIN)/python benchmarks/transfer.py $(if $(DATA_ROOT),--data-root $(DATA_ROOT)) --test \
+		--output docs/tutorial/results/transfer.json
 	$(MAKE) docs
 
 bench-demo: .venv/.develop

@@ -76,9 +76,9 @@ def results_file(prefix: str = "") -> Path:
     return HERE / "results" / f"{prefix}{slug}-{date.today().isoformat()}.json"
 
 
-def write_results(prefix: str, results: dict[str, object]) -> None:
-    """Put results beside what the same day's file has already."""
-    place = results_file(prefix)
+def write_results(prefix: str, results: dict[str, object], output: Path | None = None) -> None:
+    """Put results beside what the file has already: the same day's, where none is named."""
+    place = output or results_file(prefix)
     place.parent.mkdir(exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
     place.write_text(json.dumps(before | results, indent=2) + "\n")

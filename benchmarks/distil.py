@@ -1,18 +1,20 @@
 """What a teacher is worth: a small student alone, and the same student with a teacher.
 
-    python benchmarks/distil.py [--seeds 0 1 2] [--teacher WEIGHTS] [-- FLAGS]
+    python benchmarks/distil.py [--seeds 0 1 2] [--teacher WEIGHTS] [--output FILE]
+                                [-- FLAGS]
 
-Fashion-MNIST. The teacher, where none is given, is the recipe's model, wider, trained longer; its
-own time is told and not counted. Every seed is trained alone and then taught, by the same command
-but for the teacher. Seconds are those of the whole command. With a teacher they hold its looking
-at every view, which is done once and kept in the run folder; the ratio is told with it and without.
-Flags after -- go to every student; with --no-test among them the scores are of validation, to
-choose settings by. Results go to benchmarks/results; nothing here is a pass or a fail.
+Fashion-MNIST. The teacher is the convolutional network of teacher.py, trained there or now; its own
+time is not counted. Every seed is trained alone and then taught, by the same command but for the
+teacher. Seconds are those of the whole command. With a teacher they hold its looking at every view,
+which is done once and kept in the run folder; the ratio is told with it and without. Flags after --
+go to every student; with --no-test among them the scores are of validation, to choose settings by.
+Results go to FILE, or to benchmarks/results; nothing here is a pass or a fail.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -21,14 +23,13 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, median
 
-from demo import processor, run, write_results
+import teacher as convolutional
+from demo import HERE, processor, run, write_results
 
 import vitkit
 
 TRAIN = [sys.executable, "-m", "vitkit", "train", "fashion-mnist", "--recipe", "fashion-mnist",
          "--quiet"]  # fmt: skip
-TEACHER = ["--epochs", "40", "--spec.width", "192", "--spec.num-heads", "6", "--spec.mlp-width",
-           "384"]  # fmt: skip
 STUDENT = ["--spec.width", "64", "--spec.depth", "2", "--spec.num-heads", "4", "--spec.mlp-width",
            "128"]  # fmt: skip
 TAUGHT = ["--distill-views", "2", "--distill-temperature", "2", "--distill-alpha", "0.9"]
@@ -46,7 +47,7 @@ class Trained:
     looking: float
 
 
-def score(weights: str | Path) -> float:
+def score(weights: Path) -> float:
     """Test top-1, or that of validation where test was not read."""
     scores = vitkit.load(weights).metadata["metrics"]
     top1: float = scores.get("test", scores["val"])["top1"]
@@ -70,20 +71,24 @@ def spread(values: list[float]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--teacher")
+    parser.add_argument("--teacher", type=Path)
+    parser.add_argument("--output", type=Path)
     parser.add_argument("flags", nargs="*")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        folder, teacher = Path(name), asked.teacher
-        if teacher is None:
-            made = trained(folder / "teacher", *TEACHER)
-            teacher = str(folder / "teacher" / "weights" / "best.safetensors")
-            print(f"teacher: {made.top1:.4f} in {made.seconds:.0f} s")
-        known, runs = score(teacher), []
+        folder, weights = Path(name), asked.teacher
+        if weights is None:
+            weights = folder / "teacher.pt"
+            convolutional.train(weights, convolutional.EPOCHS)
+        known = convolutional.score(weights, "val" if "--no-test" in asked.flags else "test")
+        os.environ |= {convolutional.WEIGHTS: str(weights.resolve()), "PYTHONPATH": str(HERE)}
+        runs = []
         for seed in asked.seeds:
             flags = [*STUDENT, "--seed", str(seed), *asked.flags]
             one = trained(folder / f"alone-{seed}", *flags)
-            two = trained(folder / f"taught-{seed}", *flags, "--teacher", teacher, *TAUGHT)
+            two = trained(
+                folder / f"taught-{seed}", *flags, "--teacher", "teacher:trained", *TAUGHT
+            )
             print(f"seed {seed}: alone {one.top1:.4f} in {one.seconds:.0f} s, taught "
                   f"{two.top1:.4f} in {two.seconds:.0f} s, looking {two.looking:.0f}",
                   flush=True)  # fmt: skip
@@ -94,12 +99,12 @@ def main() -> None:
     print(f"teacher {known:.4f}, alone {mean(alone):.4f}, taught {mean(taught):.4f} "
           f"({100 * (mean(taught) - mean(alone)):+.2f} points), {with_looks:.2f}x the time, "
           f"{without:.2f}x with the teacher's looks kept")  # fmt: skip
+    words = ["python benchmarks/distil.py", *["--"] * bool(asked.flags), *asked.flags]
     write_results("distil-", {
-        "processor": processor(), "date": str(date.today()), "teacher": known,
-        "alone": spread(alone), "taught": spread(taught), "time_ratio": with_looks,
+        "command": " ".join(words), "processor": processor(), "date": str(date.today()),
+        "teacher": known, "alone": spread(alone), "taught": spread(taught), "time_ratio": with_looks,
         "time_ratio_kept": without, "student": STUDENT, "settings": TAUGHT, "flags": asked.flags,
-        "command": "python benchmarks/distil.py",
-    })  # fmt: skip
+    }, asked.output)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -56,11 +56,13 @@ def ours(goal: float, seed: int, asked: argparse.Namespace) -> dict[str, object]
     }
 
 
-def pictures(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+def pictures(
+    seed: int, parts: tuple[str, ...] = ("train", "val")
+) -> dict[str, tuple[Tensor, Tensor]]:
     """The same splits that a run makes, as floats."""
     splits = with_validation(open_dataset("fashion-mnist"), 0.1, seed).splits
     made = {}
-    for name in ("train", "val"):
+    for name in parts:
         split = splits[name]
         pixels = np.stack([split.read(place) for place in range(len(split))])
         images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - MEAN) / STD

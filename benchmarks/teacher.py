@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 WEIGHTS = "TEACHER_WEIGHTS"
+EPOCHS = 10
 
 
 def convolution(channels: int, maps: int, stride: int = 1) -> nn.Sequential:
@@ -89,10 +90,16 @@ def train(path: Path, epochs: int) -> None:
     torch.save(teacher.state_dict(), path)
 
 
+def score(path: Path, part: str) -> float:
+    """Top-1 of kept weights on a split."""
+    os.environ[WEIGHTS] = str(path)
+    return accuracy(trained().eval(), *pictures(0, (part,))[part])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("weights", type=Path)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)

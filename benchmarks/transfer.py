@@ -1,7 +1,8 @@
 """What pre-training is worth: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
 
-    python benchmarks/transfer.py --data-root DIR [--seeds 0 1 2] [--test] [--img-size 42]
+    python benchmarks/transfer.py [--data-root DIR] [--seeds 0 1 2] [--test] [--img-size 42]
                                   [--first 'runs/{seed}/weights/best.safetensors']
+                                  [--output FILE]
 
 For each seed a model is trained on Fashion-MNIST at 28 x 28 by its recipe (or `--first` names its
 weights), then fine-tuned on 1,000 digits of MNIST, a hundred of each class, at a higher resolution.
@@ -9,7 +10,7 @@ The same model is trained from fresh weights on the same digits at the same reso
 with the rate that suits it: for as many epochs, and once more for twice as many. All keep the epoch
 that a tenth of those digits likes best. Without `--test`, which was for choosing the settings
 below, the score is of 10,000 other training digits; with it, of the test split. Results go to
-benchmarks/results; nothing here is a pass or a fail.
+FILE, or to benchmarks/results; nothing here is a pass or a fail.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from datetime import date
 from pathlib import Path
 from statistics import mean
 
@@ -40,7 +42,7 @@ FRESH = {
 }
 
 
-def few_digits(root: str, seed: int, test: bool, into: Path) -> None:
+def few_digits(root: str | None, seed: int, test: bool, into: Path) -> None:
     """A data root whose MNIST has 1,000 training digits, and what they are scored on."""
     splits = open_dataset("mnist", data_root=root).splits
     train, scored = splits["train"], splits["test"]
@@ -69,11 +71,12 @@ def score(path: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--data-root", required=True)
+    parser.add_argument("--data-root")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--img-size", default="42")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--first")
+    parser.add_argument("--output", type=Path)
     asked, flags = parser.parse_known_args()
     rows = []
     for seed in asked.seeds:
@@ -97,11 +100,14 @@ def main() -> None:
     for way in FRESH:
         gains = [100 * (row["pretrained"] - row[way]) for row in rows]
         print(f"over {way}: {mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})")
+    words = ["python benchmarks/transfer.py --data-root DIR", *["--test"] * asked.test, *flags]
+    scored_on = "test" if asked.test else "other training digits"
     write_results("transfer-", {
-        "processor": processor(), "scored on": "test" if asked.test else "other training digits",
+        "command": " ".join(words), "processor": processor(), "date": str(date.today()),
+        "scored on": scored_on,
         "img_size": asked.img_size, "runs": rows, "both": BOTH, "finetune": FINETUNE, **FRESH,
         "pretrain": PRETRAIN, "flags": flags,
-    })  # fmt: skip
+    }, asked.output)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -58,17 +58,18 @@ _ = grid_of([mosaic(squares, across=14)], across=1, size=4.2)
 # ## Why `reshape` does not cut patches
 #
 # `reshape` leaves the values in the order in which they lie in memory, and a picture lies there row
-# by row. Sixteen values in a row are a strip of 1 x 16 pixels, not a square of 4 x 4:
+# by row. Sixteen values in a row are a strip of a picture that is sixteen wide, not a square of 4 x 4:
 
 # %%
-counted = torch.arange(64.0).reshape(1, 1, 8, 8)
-print("reshape :", counted.reshape(1, 4, 16)[0, 0].int().tolist())
+counted = torch.arange(256.0).reshape(1, 1, 16, 16)
+print("reshape :", counted.reshape(1, 16, 16)[0, 0].int().tolist())
 print("patchify:", patchify(counted, (4, 4))[0, 0].int().tolist())
 
 # %% [markdown]
-# One of the notebooks that this tutorial grew from cuts its digits so. None of its 49 "patches" is
-# a patch, and nothing complains, as the shapes are the same. It still learns something, since every
-# way to cut keeps the values; what is lost is that neighbours stay together.
+# One of the notebooks that this tutorial grew from cuts its digits in this way. None of its 49
+# "patches" is a patch, and nothing complains, as the shapes are the same. It still learns something,
+# since every way to cut keeps the values; what is lost is that neighbours above and below stay
+# together.
 
 # %%
 digits = torch.rand(5, 1, 28, 28)

@@ -177,13 +177,15 @@ theirs.load_state_dict({
     "out_proj.weight": ours.proj.weight, "out_proj.bias": ours.proj.bias,
 })  # fmt: skip
 expected, their_maps = theirs(normed, normed, normed, average_attn_weights=False)
-print(f"outputs differ by {(expected - ours(normed)).abs().max():.0e}")
+apart = (expected - ours(normed)).abs().max()
+print(f"outputs differ by {apart:.0e}")
+assert apart < 1e-5
 
 # %% [markdown]
 # ## Asking for the weights
 #
 # The module does not keep $A$: torch's fused kernel never makes the table, which would grow with
-# the square of the tokens. Who wants to see it hands a `Record` to an encoder or a model. It gets
+# the square of the tokens. Whoever wants to see it hands a `Record` to an encoder or a model. It gets
 # what was asked for; the forward pass stays the same. Chapter 7 draws it for a trained model.
 
 # %%

@@ -90,10 +90,16 @@ for name, (parameters, mult_adds) in parts.items():
 # %% [markdown]
 # ## Where dropout goes
 #
-# The paper drops after every dense layer except the qkv projection, and once after adding the
-# positions (App. B.1); it does not drop attention weights. Each place has a rate of its own, so
-# that none can take another's, as happens in one notebook. Another leaves out the first of these
-# three:
+# Dropout sets random numbers to zero in training and makes the others larger for it, so that no
+# unit can rely on one other; that holds off learning pictures by heart. The paper drops after every
+# dense layer except the qkv projection, and once after adding the positions (App. B.1); it does not
+# drop attention weights. Each place has a rate of its own, so that none can take another's, as
+# happens in one notebook. Another leaves out that of `attn.proj_drop`.
+
+# %%
+spec = vitkit.ViTSpec()
+for field in ("position_dropout", "projection_dropout", "mlp_dropout", "attention_dropout"):
+    print(f"{field:<19} {getattr(spec, field)} unless it is set")
 
 # %%
 block = vitkit.EncoderBlock(
@@ -120,7 +126,8 @@ print(f"zeros: {(careless == 0).float().mean():.2f}")
 #
 # With the same weights a block gives what `torch.nn.TransformerEncoderLayer` gives. Two things must
 # be known. Torch's epsilon in LayerNorm is 1e-5, the ViT's 1e-6. And torch's layer has one rate for
-# all its dropouts, that of the attention weights included, so the two agree in eval mode only.
+# all its dropouts, that of the attention weights included, so with dropout the two agree in eval
+# mode only.
 
 # %%
 LEAVES = {"norm1.": "norm1.", "attn.qkv.": "self_attn.in_proj_", "mlp.fc1.": "linear1.",
@@ -147,6 +154,7 @@ for eps in (1e-6, 1e-5):
     copy(block, layer)
     with torch.no_grad():
         apart = [(layer(given) - block(given)).abs().max() for given in (z, 0.02 * z)]
+    assert (max(apart) < 1e-5) == (eps == 1e-6)
     print(f"eps {eps:g}: differ by {apart[0]:.0e}, and by {apart[1]:.0e} on inputs of scale 0.02")
 print("as many parameters:", sum(p.numel() for p in layer.parameters()) == table.parameters)
 print("torch's dropout of attention weights:", layer.self_attn.dropout)
@@ -170,8 +178,10 @@ for ours, theirs in zip(encoder.blocks, stack.layers, strict=True):
     copy(ours, theirs)
 alone = vitkit.Encoder(width=512, depth=6, num_heads=8, mlp_width=2048)
 with torch.no_grad():
-    print(f"12 blocks differ by {(stack.eval()(z) - encoder(z)).abs().max():.0e}")
+    apart = (stack.eval()(z) - encoder(z)).abs().max()
+    print(f"12 blocks differ by {apart:.0e}")
     print("(16, 128, 512) ->", tuple(alone(torch.randn(16, 128, 512)).shape))
+assert apart < 1e-5
 print(f"{sum(p.numel() for p in alone.parameters()):,} parameters")
 
 # %% [markdown]

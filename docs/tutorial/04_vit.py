@@ -19,6 +19,7 @@
 import torch
 from drawing import grid_of
 from matplotlib import pyplot as plt
+from rich.console import Console
 from torch import nn
 
 import vitkit
@@ -54,8 +55,9 @@ for name, model in models.items():
           f"{s.num_patches + 1:>8}{count(model) / 1e6:>10.1f} M")  # fmt: skip
 
 # %% [markdown]
-# Table 1 of the paper says 86M, 307M and 632M for Base, Large and Huge. Its Large is L/32: L/16 has
-# fewer parameters, as its patch matrix is smaller, and its more positions do not make up for it.
+# Table 1 of the paper says 86M, 307M and 632M for Base, Large and Huge. 307M is what L/32 has: L/16
+# has fewer parameters, as its patch matrix is smaller, and its larger number of positions does not
+# make up for it.
 #
 # Some notebooks leave out the bias of the qkv projection. Others norm the patches before and after
 # the matrix. All are words of a spec; so are the small model for CIFAR, which has 8 heads where its
@@ -81,10 +83,16 @@ for name, model in others.items():
 # ## What it costs
 #
 # The layer table counts fused attention as the two products it is, and a linear layer once for each
-# token. Here are the parts of B/16 that have weights.
+# token. Here is that of B/16, without what lies inside its blocks.
 
 # %%
 table = vitkit.summary(models["B/16"])
+Console(width=110, color_system=None).print(table.render(depth=2))
+
+# %% [markdown]
+# Nearly all of it is in the blocks:
+
+# %%
 blocks = [row.mult_adds for row in table.rows if row.kind == "EncoderBlock"]
 for row in table.rows:
     if row.name in ("patch_embed", "head"):
@@ -186,7 +194,7 @@ except vitkit.VitkitError as error:
     print(error)
 
 # %% [markdown]
-# The paper's own hybrids have a ResNet whose cells are 16 pixels. The code behind one of the pages
+# The hybrid whose weights are used most, R50+ViT-B/16, has a ResNet whose cells are 16 pixels. The code behind one of the pages
 # is told a grid of 14 x 14 and makes patches of as many cells as fit. But it counts a position for
 # every cell; and at 160 pixels there are fewer cells than the grid has places.
 
@@ -233,8 +241,8 @@ patch_matrix, positions = (32**2 - 16**2) * 3 * 768, (196 - 49) * 768
 assert coarse.parameters - fine.parameters == patch_matrix - positions
 
 # %% [markdown]
-# **3.** `int(D * (M / D))` looks like $M$. Pair every published width with every published width
-# of an MLP: where is it wrong?
+# **3.** `int(D * (M / D))` looks like $M$. Pair the widths of Ti to e with each width of an MLP among
+# them: where is it wrong?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 widths = (192, 384, 768, 1024, 1280, 1408, 1664, 1792)  # Ti, S, B, L, H, g, G and e

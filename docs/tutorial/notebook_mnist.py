@@ -9,12 +9,13 @@ double loop in every forward pass.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import vitkit
 from vitkit.models.positions import sincos_1d
 
 SIDE, GRID, WIDTH, HEADS, CLASSES = 28, 7, 20, 2, 10
@@ -48,13 +49,9 @@ class NotebookAttention(nn.Module):
 
 
 class NotebookViT(nn.Module):
-    """(B, 1, 28, 28) -> "probabilities" (B, 10). 4,990 registered parameters.
+    """(B, 1, 28, 28) -> "probabilities" (B, 10). 4,990 registered parameters."""
 
-    Args:
-        attention: what mixes the tokens.
-    """
-
-    def __init__(self, attention: nn.Module | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
         tokens = GRID * GRID + 1
         self.linear = nn.Linear(SIDE * SIDE // GRID**2, WIDTH)
@@ -63,7 +60,7 @@ class NotebookViT(nn.Module):
         # tie the model to 50 tokens and let every token change every other one.
         self.norm1 = nn.LayerNorm((tokens, WIDTH))
         self.norm2 = nn.LayerNorm((tokens, WIDTH))
-        self.attention = attention or NotebookAttention()
+        self.attention = NotebookAttention()
         self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
         # Mistake: a softmax here, and another one inside the loss: it cannot fall below 1.461.
         # There is no norm before the head, either.
@@ -92,11 +89,22 @@ def loss_of(said: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(said, labels) / len(labels)
 
 
+def mended() -> vitkit.ViT:
+    """The nearest model without the mistakes, of 3,210 parameters: patches for strips, heads that
+    share an output matrix, norms over the width, a norm before the head, and logits."""
+    return vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=SIDE, patch_size=SIDE // GRID, in_channels=1,
+        num_classes=CLASSES, width=WIDTH, depth=1, num_heads=HEADS, mlp_width=WIDTH,
+        positions="sincos_1d", activation="relu",
+    )  # fmt: skip
+
+
 def train(
     model: nn.Module,
     images: Tensor,
     labels: Tensor,
     *,
+    loss: Callable[[Tensor, Tensor], Tensor] = loss_of,
     epochs: int = EPOCHS,
     seed: int = 0,
 ) -> Iterator[dict[str, float]]:
@@ -106,11 +114,12 @@ def train(
         model: trained in place.
         images: (N, 1, 28, 28) in [0, 1], not normalised otherwise.
         labels: class numbers (N,).
+        loss: of what the model says and the labels.
         epochs: passes.
         seed: decides the order.
 
     Yields:
-        After every epoch: its number, `train_loss` and the `seconds` of training so far.
+        After every epoch: its number, `train_loss` (the mean of `loss`) and the `seconds` so far.
     """
     # Only the registered parameters are handed over: the heads are not among them.
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
@@ -118,11 +127,11 @@ def train(
     for epoch in range(epochs):
         start, total, seen = time.perf_counter(), 0.0, 0
         for places in _batches(len(images), seed, epoch):
-            loss = loss_of(model(images[places]), labels[places])
+            value = loss(model(images[places]), labels[places])
             optimizer.zero_grad()
-            loss.backward()
+            value.backward()
             optimizer.step()
-            total += loss.item() * len(places) ** 2
+            total += value.item() * len(places)
             seen += len(places)
         seconds += time.perf_counter() - start
         yield {"epoch": epoch + 1, "train_loss": total / seen, "seconds": seconds}

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
-QUICK = ("mnist-notebook", "ingredients", "data-size", "positions", "masked")
+QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked")
 
 
 def contents() -> dict[str, bytes]:
