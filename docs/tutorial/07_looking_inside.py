@@ -13,24 +13,24 @@
 # all of it, for a model whose right answers are known: it is trained here, in seconds, on a task in
 # which there is one place to look at.
 #
-# Nothing in here needs another model than that of chapters 1 to 4. Every map is a number that the
-# forward pass computes anyway, and `vitkit.Record` keeps.
+# Nothing in here needs another model than that of chapters 1 to 4. Every map follows from queries and
+# keys that the forward pass computes anyway, and `vitkit.Record` keeps those that are asked for.
 
 # %%
 import shutil
 import tempfile
 from pathlib import Path
 
-import numpy as np
 import torch
 from drawing import grid_of
+from einops import rearrange
+from hidden_digits import COLUMN, PATCH, ROW, SIDE, WHAT, digits_of, grey, hidden, on_digit, train
 from matplotlib import pyplot as plt
 from skimage import data
 from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.data.sources import open_dataset
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
 
@@ -80,46 +80,12 @@ _ = figure.subplots_adjust(wspace=0.06, hspace=0.06)
 # Handwritten digits of 16 x 16 pixels are laid over photographs of 48 x 48. A patch has 8 x 8 pixels,
 # and digits stand at multiples of 8, so that a digit is exactly four of 36 patches. The model is to
 # say which digit it is, and where: ten classes, five rows, five columns. What is around the digit is
-# of no use. So it is known which patches matter, and maps can be judged by it.
+# of no use. So it is known which patches matter, and maps can be judged by it. `hidden_digits.py`,
+# beside this chapter, makes the pictures and has the training.
 
 # %%
-SIDE, PATCH, DIGIT = 48, 8, 16
-
-
-def grey(photograph: np.ndarray, scale: float) -> torch.Tensor:
-    pixels = torch.from_numpy(photograph).float() / 255
-    pixels = pixels.mean(-1) if pixels.ndim == 3 else pixels
-    smaller = F.interpolate(pixels[None, None], scale_factor=scale, antialias=True, mode="bilinear")
-    return smaller[0, 0]
-
-
-def digits_of(split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    part = open_dataset("digits").splits[split]
-    pixels = np.stack([part.read(number)[..., 0] for number in range(len(part))])
-    scaled = torch.from_numpy(pixels).float()[:, None] / 255
-    enlarged = F.interpolate(scaled, size=DIGIT, mode="bilinear")
-    return enlarged[:, 0], torch.from_numpy(part.labels)
-
-
-def hidden(digits: torch.Tensor, photographs: list, side: int, generator: torch.Generator) -> tuple:
-    """Pictures (B, 1, side, side) in [-1, 1], and the digits' rows and columns (B, 2) in patches."""
-    count = len(digits)
-    which, down, across = torch.randint(999, (3, count), generator=generator).tolist()
-    places = torch.randint((side - DIGIT) // PATCH + 1, (count, 2), generator=generator)
-    pictures = torch.empty(count, side, side)
-    for n, (digit, (row, column)) in enumerate(zip(digits, (PATCH * places).tolist(), strict=True)):
-        photograph = photographs[which[n] % len(photographs)]
-        top = down[n] % (photograph.shape[0] - side + 1)
-        left = across[n] % (photograph.shape[1] - side + 1)
-        pictures[n] = 0.5 * photograph[top : top + side, left : left + side]
-        box = pictures[n, row : row + DIGIT, column : column + DIGIT]
-        torch.maximum(box, digit, out=box)
-    return 2 * pictures[:, None] - 1, places
-
-
-photographs = [
-    grey(photo, 0.4) for photo in (data.coffee(), data.rocket(), data.chelsea(), data.camera())
-]
+taken = (data.coffee(), data.rocket(), data.chelsea(), data.camera())
+photographs = [grey(photograph, 0.4) for photograph in taken]
 (digits, labels), (test_digits, test_labels) = digits_of("train"), digits_of("test")
 pictures, places = hidden(test_digits, photographs, SIDE, torch.Generator().manual_seed(1))
 
@@ -129,55 +95,28 @@ _ = grid_of(list(pictures[:10, 0]), across=5, size=1.1)
 # %% [markdown]
 # The model has three blocks of four heads. Its patch matrix and its positions start much smaller than
 # usual, for one reason: what is seen in them afterwards was learned then, and is not the noise they
-# started from. Training is a plain loop over freshly made pictures.
+# started from. Training is a plain loop over freshly made pictures; its loss is the sum of three
+# cross-entropies, for the digit, the row and the column.
 
 # %%
 spec = vitkit.ViTSpec(
     image_size=SIDE, patch_size=PATCH, in_channels=1, num_classes=20, width=64, depth=3, num_heads=4,
     mlp_width=128, stem="linear",
 )  # fmt: skip
-WHAT, ROW, COLUMN = slice(0, 10), slice(10, 15), slice(15, 20)
-
-
-def loss_of(logits: torch.Tensor, labels: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    wanted = ((WHAT, labels), (ROW, places[:, 0]), (COLUMN, places[:, 1]))
-    return sum(F.cross_entropy(logits[:, part], right) for part, right in wanted)
-
-
-def train(model: vitkit.ViT, steps: int, lr: float) -> None:
-    optimizer = torch.optim.AdamW(
-        vitkit.parameter_groups(model, lr=lr, weight_decay=0.05), betas=(0.9, 0.95)
-    )
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.15)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(steps):
-        chosen = torch.randint(len(digits), (64,), generator=generator)
-        made, where = hidden(digits[chosen], photographs, SIDE, generator)
-        optimizer.zero_grad()
-        loss_of(model(made), labels[chosen], where).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-
-
 model = vitkit.ViT(spec)
 print(f"patch matrix: usual deviation {model.patch_embed.proj.weight.std():.3f}, here 0.005")
 nn.init.normal_(model.patch_embed.proj.weight, std=0.005)
 nn.init.normal_(model.pos_embed, std=0.005)
 untrained = vitkit.ViT(spec).eval()
 untrained.load_state_dict(model.state_dict())
-train(model, steps=240, lr=3e-3)
+train(model, digits, labels, photographs, steps=240, lr=3e-3)
 model.eval()
 with torch.inference_mode():
     said = model(pictures)
-right = [
-    (said[:, part].argmax(1) == truth).float().mean()
-    for part, truth in ((WHAT, test_labels), (ROW, places[:, 0]), (COLUMN, places[:, 1]))
-]
-print(
-    f"{sum(p.numel() for p in model.parameters()):,} parameters; right in {len(said)} test pictures:"
-)
-print(f"  which digit {right[0]:.1%}   its row {right[1]:.1%}   its column {right[2]:.1%}")
+truth = {"digit": (WHAT, test_labels), "row": (ROW, places[:, 0]), "column": (COLUMN, places[:, 1])}
+print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(said)} test pictures")
+for name, (part, expected) in truth.items():
+    print(f"  {name:<6} right in {(said[:, part].argmax(1) == expected).float().mean():.1%}")
 
 # %% [markdown]
 # ## Its maps
@@ -195,7 +134,7 @@ def maps_of(model: vitkit.ViT, pictures: torch.Tensor) -> torch.Tensor:
 maps = maps_of(model, pictures)
 print("L x B x k x T x T:", tuple(maps.shape))
 
-# %% mystnb={"figure": {"caption": "One test picture and what the class token takes in each layer (rows) and head (columns), each map on a scale of its own. In layer 0 heads go to the digit, not all to the same of its patches. Later layers look elsewhere, or nowhere in particular: by then the class token has what it needs."}}
+# %% mystnb={"figure": {"caption": "One test picture and what the class token takes in each layer (rows) and head (columns), each map on a scale of its own. In layer 0 heads go to the digit, not all to the same of its patches. Head 0 of layer 1 still does. Later maps are mostly spread over the whole picture, some with one of the digit's patches first and others with none: by then the class token has what it needs."}}
 shown = maps[:, 2, :, 0, 1:].unflatten(-1, (6, 6))
 squares, titles = [], []
 for layer in range(3):
@@ -208,11 +147,9 @@ _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 # much of the class token's attention to patches goes to the four that matter. An even spread would
 # give 4 of 36.
 
+
 # %%
-inside = torch.zeros(len(pictures), 6, 6)
-for number, (row, column) in enumerate(places.tolist()):
-    inside[number, row : row + 2, column : column + 2] = 1
-inside = inside.flatten(1)
+inside = on_digit(places)  # (B, 36), 1 on the four
 
 
 def share(weights: torch.Tensor) -> torch.Tensor:
@@ -296,7 +233,7 @@ _ = grid_of([*flat, *overlays], across=3, size=2.2)
 # a picture as it lies on the disk and lays the map over it where the model saw it. The head of our
 # model has twenty rows, of which `vitkit.adapt` keeps the ten that are digits.
 
-# %%
+# %% mystnb={"figure": {"caption": "What explain saved: the picture, enlarged, beside itself under the map of layer 0."}}
 names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
 preprocess = vitkit.Preprocess(image_size=SIDE, mean=(0.5,), std=(0.5,), fit="squash")
 folder = Path(tempfile.mkdtemp())
@@ -308,8 +245,6 @@ print(f"it is a {test_labels[2]}, said {told.label} with {told.probability:.0%}"
 print("heat map", told.heatmap.shape, f"from {told.heatmap.min():.0f} to {told.heatmap.max():.0f}")
 saved = told.save(folder / "explained.png")
 print(saved.name, plt.imread(saved).shape, "(height, width, colours)")
-
-# %% mystnb={"figure": {"caption": "What explain saved: the picture, enlarged, beside itself under the map of layer 0."}}
 _ = grid_of([plt.imread(saved)], across=1, size=4)
 
 # %% [markdown]
@@ -345,8 +280,7 @@ def reach(maps: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor
 
 
 # %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is that of an even spread over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training brings those of layer 0 a little nearer."}}
-middles = PATCH * torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0))
-even = torch.cdist(middles, middles).mean()
+even = reach(torch.ones(1, 1, 1, 37, 37), (6, 6), PATCH).item()
 figure, place = plt.subplots(figsize=(5, 2.8))
 for name, of, mark in (("trained", maps, "o"), ("untrained", maps_of(untrained, pictures), "x")):
     far = reach(of, (6, 6), PATCH)
@@ -365,38 +299,35 @@ _ = place.legend(fontsize=8)
 
 # %% mystnb={"figure": {"caption": "Each small square belongs to one position and shows how alike the vectors of all 36 are to its own; yellow is alike. Left, before training: only like itself. Right, after: positions are alike to those in their row and in their column, so the grid was found from pictures alone."}}
 def alike(model: vitkit.ViT) -> torch.Tensor:
-    """(36, 36) drawn as a square of squares: row of squares, row inside, and so for columns."""
+    """Cosines of all positions with all others, (36, 36)."""
     vectors = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)
-    return (vectors @ vectors.T).reshape(6, 6, 6, 6).transpose(1, 2).reshape(36, 36)
+    return vectors @ vectors.T
 
 
 figure, drawn = plt.subplots(1, 2, figsize=(7, 3.5))
 for place, of, name in zip(drawn, (untrained, model), ("untrained", "trained"), strict=True):
-    place.imshow(alike(of), vmin=-1, vmax=1)
+    squares = rearrange(alike(of), "(r c) (row column) -> (r row) (c column)", r=6, row=6)
+    place.imshow(squares, vmin=-1, vmax=1)
     for line in range(6, 36, 6):
         place.axhline(line - 0.5, color="white")
         place.axvline(line - 0.5, color="white")
     place.set_title(name, fontsize=9)
     place.axis("off")
-square = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)
-square = (square @ square.T).reshape(6, 6, 6, 6)
-same_row = torch.stack(
-    [square[r, a, r, b] for r in range(6) for a in range(6) for b in range(a)]
-).mean()
-same_column = torch.stack(
-    [square[a, c, b, c] for c in range(6) for a in range(6) for b in range(a)]
-).mean()
-others = (square.sum() - 36 - 180 * (same_row + same_column)) / (36 * 35 - 360)
-print(
-    f"mean similarity: same row {same_row:.2f}, same column {same_column:.2f}, neither {others:.2f}"
-)
+row, column = torch.arange(36) // 6, torch.arange(36) % 6
+same_row, same_column = row[:, None] == row, column[:, None] == column
+for name, pairs in (
+    ("same row", same_row & ~same_column),
+    ("same column", same_column & ~same_row),
+    ("neither", ~same_row & ~same_column),
+):
+    print(f"mean similarity, {name:<11} {alike(model)[pairs].mean():5.2f}")
 
 # %% [markdown]
 # ## The first filters
 #
-# Each row of the patch matrix $E$ is a small picture: the patch to which that number of the token
-# answers most. Sixty-four of them say much the same things, so their principal components are drawn,
-# the strongest first (the paper's Fig. 7, left).
+# Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, is a small picture: the patch to
+# which that number of the token answers most. Sixty-four of them say much the same things, so their
+# principal components are drawn, the strongest first (the paper's Fig. 7, left).
 
 
 # %% mystnb={"figure": {"caption": "The first 14 principal components of the patch matrix. Upper row, trained: bars, edges and corners of strokes at various places and angles. Lower row, untrained: noise."}}
@@ -408,9 +339,8 @@ def components(model: vitkit.ViT) -> tuple[torch.Tensor, torch.Tensor]:
 
 (trained_rows, trained_part), (noise_rows, noise_part) = components(model), components(untrained)
 _ = grid_of([*trained_rows[:14], *noise_rows[:14]], across=14, size=0.5)
-print(
-    f"the first 14 of 64 hold {trained_part[:14].sum():.0%} of the matrix, {noise_part[:14].sum():.0%} untrained"
-)
+parts = f"{trained_part[:14].sum():.0%} of the matrix, {noise_part[:14].sum():.0%} untrained"
+print("the first 14 of 64 hold", parts)
 
 # %% [markdown]
 # ## What such maps can tell, and what they cannot
@@ -439,11 +369,8 @@ def digits_right(pictures: torch.Tensor) -> float:
 
 
 print(f"{'nothing covered':<26} {digits_right(pictures):6.1%}")
-for name, weights in {
-    "four at random": torch.rand(len(pictures), 36),
-    **ways,
-    "the digit": inside,
-}.items():
+ways = {"four at random": torch.rand(len(pictures), 36)} | ways | {"the digit": inside}
+for name, weights in ways.items():
     print(f"{name:<26} {digits_right(covered(pictures, weights)):6.1%}")
 
 # %% [markdown]

@@ -125,35 +125,17 @@ with torch.inference_mode():
 print(f"the model of 224 given a picture of 384 does the same by itself: difference {apart:.0e}")
 
 # %% [markdown]
-# Is a place still the same place? A table that is known to be right shows it: the fixed 2-D one of
-# chapter 1, at the size of ViT-B/16. One notebook takes `pos_embed[:, :N + 1]` for a picture of
-# another size. For a larger one that fails, as there are no such rows. For a smaller one it does not
-# fail: row 10 of a table of 14 columns is in the first row of patches, and gets used for the first
-# patch of the second.
-
-
-# %% mystnb={"figure": {"caption": "How alike all places are to one place, a quarter down and a third across. From the left: the table of 14 x 14; resampled to 24 x 24, the same place; resampled to 10 x 10; and the first hundred rows of the table taken for 10 x 10, where the neighbours are torn apart along slanted lines."}}
-def likeness(table: torch.Tensor, side: int) -> torch.Tensor:
-    """Cosine similarity of every place (side, side) to the one a quarter down, a third across."""
-    rows = F.normalize(table[0, 1:], dim=1)
-    return (rows @ rows[side // 4 * side + side // 3]).unflatten(0, (side, side))
-
-
-table = torch.cat([torch.zeros(1, 1, 768), sincos_2d((14, 14), 768)[None]], dim=1)
-views = {
-    "14 x 14": likeness(table, 14),
-    "24 x 24": likeness(resample_positions(table, (14, 14), (24, 24)), 24),
-    "10 x 10": likeness(resample_positions(table, (14, 14), (10, 10)), 10),
-    "rows 0 to 99": likeness(table[:, :101], 10),
-}
-_ = grid_of(list(views.values()), list(views), across=4, size=1.7)
-
-# %% [markdown]
-# And the table of our own model, which was learned on 3 x 3 places:
+# One notebook takes `pos_embed[:, :N + 1]` for a picture of another size. For a larger one that fails,
+# as there are no such rows. For a smaller one it does not fail. In a picture of ten columns, row 10 of
+# the table of 14 x 14, still in the table's first row of patches, is used for the first patch of the
+# second row ([chapter 11](11_bugs.py#the-first-rows-of-pos_embed) draws it).
+#
+# Is a resampled place still the same place? The table of our own model was learned on 3 x 3 places:
 
 
 # %% mystnb={"figure": {"caption": "The learned table, one position's likeness to all others: the upper left corner and the middle, on 3 x 3 places as pre-trained and on 5 x 5 as fine-tuning starts. What was learned of each place is spread over the places that now lie there."}}
-def likeness_to(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
+def likeness(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
+    """Cosine similarity of every place of (side, side) to the one at (row, column)."""
     rows = F.normalize(table[0, 1:].detach(), dim=1)
     return (rows @ rows[row * side + column]).unflatten(0, (side, side))
 
@@ -161,16 +143,11 @@ def likeness_to(table: torch.Tensor, side: int, row: int, column: int) -> torch.
 learned = before.model.pos_embed
 finer = resample_positions(learned, (3, 3), (5, 5))
 print(tuple(learned.shape), "->", tuple(finer.shape))
-squares = [
-    likeness_to(learned, 3, 0, 0), likeness_to(finer, 5, 0, 0),
-    likeness_to(learned, 3, 1, 1), likeness_to(finer, 5, 2, 2),
-]  # fmt: skip
-_ = grid_of(
-    squares,
-    ["corner, 3 x 3", "corner, 5 x 5", "middle, 3 x 3", "middle, 5 x 5"],
-    across=4,
-    size=1.7,
-)
+views = {
+    "corner, 3 x 3": likeness(learned, 3, 0, 0), "corner, 5 x 5": likeness(finer, 5, 0, 0),
+    "middle, 3 x 3": likeness(learned, 3, 1, 1), "middle, 5 x 5": likeness(finer, 5, 2, 2),
+}  # fmt: skip
+_ = grid_of(list(views.values()), list(views), across=4, size=1.7)
 
 # %% [markdown]
 # ## Fine-tuning, and what it is compared with
@@ -261,34 +238,29 @@ for name, patterns, blocks in (
 # digits alone, for as many epochs and for twice as many. Clothes are no digits, so whatever is
 # gained was learned below the head.
 
-
-# %% mystnb={"figure": {"caption": "A line for each seed: the model trained on the labelled digits alone, the same for twice as long, and the same model pre-trained on clothes first and fine-tuned for the shorter time. What counts is whether all lines rise to the right, and how much of the first rise a longer training gives without any clothes."}}
+# %% mystnb={"figure": {"caption": "Accuracy on the test digits, a line for each seed. Left: the model trained on the labelled digits alone. Middle: the same for twice as long. Right: the same model pre-trained on clothes, and fine-tuned for as long as the first. What a line rises from left to middle is the gain of a longer training; what it rises from middle to right is the gain of the clothes."}}
 WAYS = {"alone": "alone", "longer": "alone, twice as long", "pretrained": "pre-trained"}
-
-
-def transfer() -> None:
-    found = RESULTS / "transfer.json"
-    if not found.exists():
-        print("not measured yet: python benchmarks/transfer.py --data-root DIR --test")
-        not_measured("transfer")
-        return
+found = RESULTS / "transfer.json"
+if not found.exists():
+    print("not measured yet: python benchmarks/transfer.py --test")
+    _ = not_measured("transfer")
+else:
     results = json.loads(found.read_text())
-    runs = results["runs"]
-    print(f"benchmarks/transfer.py on {results['processor']}; scored on: {results['scored on']}")
-    _, place = plt.subplots(figsize=(4.6, 3))
-    for run in runs:
+    print(f"{results['command']}\n{results['processor']}, {results['date']};",
+          f"scored on: {results['scored on']}, {results['img_size']} px")  # fmt: skip
+    figure, place = plt.subplots(figsize=(4.6, 3))
+    for run in results["runs"]:
         place.plot([run[way] for way in WAYS], marker="o", label=f"seed {run['seed']}")
-        print(f"seed {run['seed']}:", ", ".join(f"{name} {run[way]:.2%} in {run['seconds'][way]:.0f} s"
-                                                for way, name in WAYS.items()))  # fmt: skip
+        each = [
+            f"{name} {run[way]:.2%} in {run['seconds'][way]:.0f} s" for way, name in WAYS.items()
+        ]
+        print(f"seed {run['seed']}:", ", ".join(each))
     for way in ("alone", "longer"):
-        gains = [100 * (run["pretrained"] - run[way]) for run in runs]
-        print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points "
-              f"({min(gains):+.2f} to {max(gains):+.2f}) at {results['img_size']} px")  # fmt: skip
+        gains = [100 * (run["pretrained"] - run[way]) for run in results["runs"]]
+        print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points",
+              f"({min(gains):+.2f} to {max(gains):+.2f})")  # fmt: skip
     place.set(xticks=range(3), xticklabels=WAYS.values(), xlim=(-0.3, 2.3), ylabel="test accuracy")
-    place.legend(fontsize=8)
-
-
-transfer()
+    _ = place.legend(fontsize=8)
 
 # %% [markdown]
 # ## Other people's checkpoints
@@ -306,8 +278,11 @@ except vitkit.VitkitError as error:
 
 # %% [markdown]
 # That was refused: Google's code computes GELU by its tanh formula, so the same numbers would give
-# slightly other answers. Who accepts that says so. The report has every such step, by kind: `folded`
-# ones are exact, `approximated` ones are not, `lost` ones have no place in the target.
+# slightly other answers. Whoever accepts that says so. The report has every such step, by kind:
+# `folded` ones are exact, `approximated` ones are not, `lost` ones have no place in the target. Notes
+# say what the file has no place for beside the weights. One is of the temperature: at its end a run
+# looks for the number by which logits are to be divided, so that probabilities fit its validation
+# pictures (calibration). It changes no answer, and only vitkit's own format has it.
 
 # %%
 reports = {
@@ -338,13 +313,9 @@ def logits_of(model: vitkit.ViT) -> torch.Tensor:
         return model(images)
 
 
-def place_of(report: vitkit.ConversionReport) -> Path:
-    return report.files[0] if len(report.files) == 1 else report.files[0].parent
-
-
 ours = logits_of(before.model)
-for target, report in reports.items():
-    back = vitkit.load(place_of(report))
+for target in reports:
+    back = vitkit.load(folder / target)
     theirs = logits_of(back.model)
     print(f"{target:<12} read as {back.format:<12} logits differ by {(theirs - ours).abs().max():.1e} "
           f"of {ours.abs().max():.1f}; answers differ in "
@@ -363,8 +334,8 @@ for target, report in reports.items():
 # ## What a file does not say
 #
 # A stranger's file has names and shapes and often nothing else. `vitkit.inspect` says of each field how
-# it is known: `stored` in the file, forced by the `shapes`, or only `usual` for such files. Here is the
-# file for torchvision without the header that vitkit put into it.
+# it is known: `stored` in the file or told by whoever reads it, forced by the `shapes`, or only `usual`
+# for such files. Here is the file for torchvision without the header that vitkit put into it.
 
 # %%
 weights = load_file(
@@ -375,17 +346,20 @@ save_file(weights, bare)
 print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
 
 # %% [markdown]
-# The number of heads was passed, since no shape knows it: the matrices of three heads of 16 are those
-# of four heads of 12. Exercise 3 shows what a wrong guess does. The preprocessing is only `usual`, and
+# The number of heads is listed as `stored`, but the file does not have it: it was passed, and what is
+# passed counts as stored. No shape knows it, as the matrices of three heads of 16 are those of four
+# heads of 12. Exercise 3 shows what a wrong guess does. The preprocessing is only `usual`, and
 # here it is wrong: it is that of colour photographs, three means for pictures of one channel. Such a
 # line has to be checked against the page that the weights came from.
 #
 # ## Exercises
 #
 # **1.** Grids of 14 x 14 and 7 x 28 have equally many places, so a table fits both. Show that it must be
-# resampled all the same, and that the class token's row is not touched.
+# resampled all the same, and that the class token's row is not touched. (A table that is known to be
+# right is the fixed 2-D one, `sincos_2d((14, 14), 768)`.)
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+table = torch.cat([torch.zeros(1, 1, 768), sincos_2d((14, 14), 768)[None]], dim=1)
 wide = resample_positions(table, (14, 14), (7, 28))
 assert wide.shape == table.shape
 assert not torch.allclose(wide[:, 1:], table[:, 1:], atol=0.1)

@@ -26,26 +26,25 @@
 # $$ L = (1-\lambda)\,\operatorname{CE}(\psi(Z_s), y) + \lambda\,\operatorname{CE}(\psi(Z_s), y_t)
 #    \tag{DeiT 3} $$
 #
-# with $\lambda = 1/2$ in the paper. Both are `vitkit.DistillWrapper(student, teacher)`, which takes
-# pictures and labels and returns the loss. It is `Distillation` in `vitkit.training.distill`.
+# with $\lambda = 1/2$ in the paper, which takes $\lambda = 0.1$ and $\tau = 3$ for soft ones. Both are
+# `vitkit.DistillWrapper(student, teacher)`, which takes pictures and labels and returns the loss. It is
+# `Distillation` in `vitkit.training.distill`.
 
 # %%
 import copy
 import json
 import tempfile
-from collections.abc import Callable, Iterable
 from statistics import mean
 
-import numpy as np
 import torch
 from matplotlib import pyplot as plt
 from measured import RESULTS, with_spread
+from shifted_digits import fit, pictures, shifted
 from small_cnn import layer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.data.sources import open_dataset
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # models as small as these gain nothing from more
@@ -61,48 +60,11 @@ def count(model: nn.Module) -> int:
 #
 # DeiT's teacher is a convolutional network, and so is this one: three convolutions, written with
 # `torch.nn` alone. It learns the 8 x 8 digits from all of the training split. Pictures are shifted
-# by up to one pixel, anew in every step.
+# by up to one pixel, anew in every step; `fit` is a plain loop with AdamW, a warm-up and a linear
+# decay (`shifted_digits.py`, beside this chapter).
+
 
 # %%
-Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-def pictures(part: str) -> tuple[Tensor, Tensor]:
-    """Images (N, 1, 8, 8) in [-1, 1] and labels (N,)."""
-    split = open_dataset("digits").splits[part]
-    pixels = np.stack([split.read(number) for number in range(len(split))])
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2) / 127.5 - 1, torch.from_numpy(split.labels)
-
-
-def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each picture moved by -1, 0 or 1 pixels in both directions; white paper comes in."""
-    rows, columns = torch.randint(3, (2, len(images), 1), generator=generator) + torch.arange(8)
-    number = torch.arange(len(images))[:, None, None]
-    return F.pad(images, (1, 1, 1, 1), value=-1.0)[
-        number, :, rows[:, :, None], columns[:, None]
-    ].permute(0, 3, 1, 2)
-
-
-def fit(
-    loss: Loss, parameters: Iterable[Tensor], seen: tuple[Tensor, Tensor], *, steps: int, lr: float,
-    seed: int,
-) -> None:  # fmt: skip
-    """AdamW with a short warm-up and a linear decay, on batches of 64 drawn from `seen`."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.05, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / 20, 1 - step / steps)
-    )
-    images, labels = seen
-    for _ in range(steps):
-        chosen = torch.randint(len(labels), (64,), generator=generator)
-        value = loss(shifted(images[chosen], generator), labels[chosen])
-        optimizer.zero_grad()
-        value.backward()
-        optimizer.step()
-        schedule.step()
-
-
 def right(logits: Tensor) -> float:
     """The share of the test pictures whose largest logit is the right one."""
     return (logits.argmax(1) == test[1]).float().mean().item()
@@ -185,21 +147,18 @@ print(f"{count(plain):,} parameters, with token and second head {count(distilled
 # %%
 images, labels = test[0][:32], test[1][:32]
 T, share = 3.0, 0.5
-for model in (plain, distilled):
-    for head in (model.head, model.head_dist):
-        if isinstance(head, nn.Linear):  # heads start at zero
-            nn.init.normal_(head.weight, std=0.3)
-    two = model is distilled
-    z_s, z_d = model.forward_heads(model.forward_features(images)) if two else 2 * (model(images),)
-    z_t = teacher(images)
+for head in (plain.head, distilled.head, distilled.head_dist):  # heads start at zero
+    nn.init.normal_(head.weight, std=0.3)
+z_t = teacher(images)
+one, two = plain(images), distilled.forward_heads(distilled.forward_features(images))
+for heads, model, (z_s, z_d) in (("one head", plain, (one, one)), ("two heads", distilled, two)):
     of_labels = -z_s.log_softmax(1)[range(32), labels].mean()
     p, q = (z_t / T).log_softmax(1), (z_d / T).log_softmax(1)
     soft = (1 - share) * of_labels + share * T**2 * (p.exp() * (p - q)).sum(1).mean()
     hard = (1 - share) * of_labels - share * z_d.log_softmax(1)[range(32), z_t.argmax(1)].mean()
     for name, by_hand in (("soft", soft), ("hard", hard)):
         wrapper = vitkit.DistillWrapper(model, teacher, T, share, hard=name == "hard")
-        print(f"{'two heads' if two else 'one head':<10}{name}: {wrapper(images, labels):.5f}, "
-              f"by hand {by_hand:.5f}")  # fmt: skip
+        print(f"{heads:<10}{name}: {wrapper(images, labels):.5f}, by hand {by_hand:.5f}")
         assert torch.allclose(wrapper(images, labels), by_hand, rtol=1e-4)
 
 # %% [markdown]
@@ -255,9 +214,7 @@ _ = place.set_xticklabels(scores)
 spread = max(scores["alone"]) - min(scores["alone"])
 middle = mean(scores["alone"])
 error = (middle * (1 - middle) / len(test[1])) ** 0.5
-print(
-    f"alone: seeds spread over {100 * spread:.1f} points, standard error of one {100 * error:.1f}"
-)
+print(f"alone: spread of seeds {100 * spread:.1f} points, standard error of one {100 * error:.1f}")
 for kind in TAUGHT:
     gains = [100 * (a - b) for a, b in zip(scores[kind], scores["alone"], strict=True)]
     verdict = "no gain is shown"
@@ -287,11 +244,12 @@ print(f"the teacher's first choice is the label for {agree:.1%} of the views; "
 # ## Two heads, one answer
 #
 # A student with the token has two answers. `forward_heads` gives both. What a plain call returns is a
-# field of the spec: `distilled_readout="mean"`, the mean of the logits as in DeiT, or `"cls"`, the
-# class head alone as in lucidrains' wrapper. The weights are the same.
+# field of the spec: `distilled_readout="mean"`, the mean of the logits as in DeiT's code (the paper
+# adds the softmaxes), or `"cls"`, the class head alone as in lucidrains' wrapper. The weights are the
+# same.
 
 # %%
-print("seed   class head   distillation head   mean of both")
+print("seed  class head  distillation head  mean of both")
 for seed, made in zip(SEEDS, students["token, hard"], strict=True):
     with torch.no_grad():
         heads = made.forward_heads(made.forward_features(test[0]))
@@ -302,9 +260,8 @@ for seed, made in zip(SEEDS, students["token, hard"], strict=True):
             answers[readout] = model(test[0])
     torch.testing.assert_close(answers["mean"], (heads[0] + heads[1]) / 2)
     torch.testing.assert_close(answers["cls"], heads[0])
-    print(
-        f"{seed:>4}{right(heads[0]):>13.1%}{right(heads[1]):>20.1%}{right(answers['mean']):>15.1%}"
-    )
+    by_class, by_teacher, by_both = (right(each) for each in (*heads, answers["mean"]))
+    print(f"{seed:>4}{by_class:>12.1%}{by_teacher:>19.1%}{by_both:>14.1%}")
 
 # %% [markdown]
 # ## Two slips, and what they cost
@@ -318,13 +275,14 @@ for seed, made in zip(SEEDS, students["token, hard"], strict=True):
 careless, asked = copy.deepcopy(teacher).train(), copy.deepcopy(teacher).train()
 wrapper = vitkit.DistillWrapper(student(0), asked)
 half = seen[0][seen[1] < 5], seen[1][seen[1] < 5]
-moved = {"never in eval": [], "DistillWrapper": []}
+models = {"never in eval": careless, "DistillWrapper": asked}
+moved = {name: [] for name in models}
 for _ in range(40):
     chosen = torch.randint(len(half[1]), (64,))
     with torch.no_grad():
         careless(half[0][chosen])
     wrapper(half[0][chosen], half[1][chosen])
-    for name, model in (("never in eval", careless), ("DistillWrapper", asked)):
+    for name, model in models.items():
         moved[name].append((model[1].running_mean - teacher[1].running_mean).norm().item())
 figure, place = plt.subplots(figsize=(5, 2.4))
 for name, values in moved.items():
@@ -333,14 +291,9 @@ place.set(xlabel="batch", ylabel="distance")
 _ = place.legend()
 with torch.no_grad():
     one, among = careless(test[0][:2])[0], careless(test[0][:64])[0]
-    print(
-        f"training mode: a picture's logits differ by {(one - among).abs().max():.1f} by its batch"
-    )
-    for name, model in (
-        ("before", teacher),
-        ("never in eval", careless),
-        ("DistillWrapper", asked),
-    ):
+    apart = (one - among).abs().max()
+    print(f"training mode: a picture's logits differ by {apart:.1f} by its batch")
+    for name, model in {"before": teacher, **models}.items():
         print(f"{name:<15} {right(model.eval()(test[0])):.1%} of the test pictures right")
 assert moved["DistillWrapper"][-1] == 0
 
@@ -352,45 +305,23 @@ assert moved["DistillWrapper"][-1] == 0
 
 # %%
 class Careless(nn.Module):
-    """The student knows nothing of the token and the head that are to learn from the teacher."""
+    """Token and head, which are to learn from the teacher, are the wrapper's own."""
 
     def __init__(self, student: vitkit.ViT) -> None:
         super().__init__()
         self.student = student
-        self.token = nn.Parameter(torch.randn(1, 1, student.spec.width))
+        self.dist_token = nn.Parameter(torch.randn(1, 1, student.spec.width))
         self.head_dist = nn.Linear(student.spec.width, student.spec.num_classes)
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        z = self.student.patch_embed(images)
-        z = torch.cat([self.student.cls_token.expand(len(z), -1, -1), z], dim=1)
-        z = torch.cat([z + self.student.pos_embed, self.token.expand(len(z), -1, -1)], dim=1)
-        for block in self.student.blocks:
-            z = block(z)
-        z = self.student.norm(z)
-        return self.student.head(z[:, 0]), self.head_dist(z[:, -1])
-
-
-def one_step(loss: Tensor, student: nn.Module) -> None:
-    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-2)
-    loss.backward()
-    optimizer.step()
 
 
 theirs, ours = Careless(student(0)), student(0, distillation_token=True)
-wrapper = vitkit.DistillWrapper(ours, teacher, hard=True)
-places = {"theirs": (theirs, "token"), "vitkit": (ours, "dist_token")}
-before = {name: getattr(*found).detach().clone() for name, found in places.items()}
-of_labels, of_teacher = theirs(seen[0])
-chosen = teacher(seen[0]).argmax(1)
-loss = F.cross_entropy(of_labels, seen[1]) + F.cross_entropy(of_teacher, chosen)
-one_step(loss, theirs.student)
-for _ in range(2):  # heads start at zero, so nothing reaches the token in the first step
-    one_step(wrapper(*seen), ours)
-for name, found in places.items():
-    trained_now = not torch.equal(getattr(*found), before[name])
-    state = (theirs.student if name == "theirs" else ours).state_dict()
-    stored = any("dist" in key for key in state)
-    print(f"{name}: token trained: {trained_now}; in the student's state: {stored}")
+for name, owner, learner in (("theirs", theirs, theirs.student), ("vitkit", ours, ours)):
+    optimizer = torch.optim.AdamW(learner.parameters())
+    trained_by_it = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    for part, parameter in (("token", owner.dist_token), ("head", owner.head_dist.weight)):
+        print(f"{name}: the optimizer has the {part}: {id(parameter) in trained_by_it}")
+    stored = [key for key in learner.state_dict() if "dist" in key]
+    print(f"{name}: stored with the student: {', '.join(stored) or 'neither'}")
 
 # %% [markdown]
 # That is also why lucidrains' `DistillableViT` has no token in its count. With 8 heads of 64 at
@@ -438,10 +369,8 @@ with tempfile.TemporaryDirectory() as folder:
     )  # fmt: skip
     log = (result.run / "train.log").read_text()
     made = vitkit.load(result.best).model
-for line in log.splitlines():
-    said_then = line.split(" ", maxsplit=1)[1]
-    if said_then.startswith(("teacher", "the teacher")):
-        print(said_then)
+lines = [line.split(" ", maxsplit=1)[1] for line in log.splitlines()]
+print(*(line for line in lines if line.startswith(("teacher", "the teacher"))), sep="\n")
 print("in the checkpoint:", [name for name in made.state_dict() if "dist" in name])
 
 # %% [markdown]
@@ -455,8 +384,7 @@ print("in the checkpoint:", [name for name in made.state_dict() if "dist" in nam
 place = RESULTS / "distillation.json"
 if place.exists():
     found = json.loads(place.read_text())
-    print(found.get("command", "python benchmarks/distil.py"))
-    print(", ".join(found[key] for key in ("processor", "date") if key in found))
+    print(f"{found['command']}\n{found['processor']}, {found['date']}")
     print("student ", *found["student"], *found["flags"])
     print("teaching", *found["settings"])
     print(f"teacher {found['teacher']:.2%}")
@@ -473,9 +401,10 @@ else:
 # %% [markdown]
 # ## Exercises
 #
-# **1.** At a high temperature, soft targets become a comparison of logits (Sec. 2.1 of the first
-# paper). Show that $\tau^2 \operatorname{KL}$ goes to $\frac{1}{2K} \sum_k (\tilde z_t - \tilde
-# z_s)_k^2$, where $\tilde z$ is $z$ less its mean and $K$ the number of classes.
+# **1.** At a high temperature, soft targets become a comparison of logits
+# ([arXiv 1503.02531](https://arxiv.org/abs/1503.02531), Sec. 2.1). Show that
+# $\tau^2 \operatorname{KL}$ goes to $\frac{1}{2K} \sum_k (\tilde z_t - \tilde z_s)_k^2$, where
+# $\tilde z$ is $z$ less its mean and $K$ the number of classes.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 z_s, z_t = torch.randn(2, 6, 10, dtype=torch.float64)

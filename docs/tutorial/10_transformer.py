@@ -35,6 +35,18 @@ from drawing import grid_of
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 from torch.nn import functional as F
+from words import (
+    END,
+    LETTERS,
+    LONGEST,
+    PADDING,
+    START,
+    as_text,
+    backwards,
+    draw,
+    in_order,
+    with_end,
+)
 
 import vitkit
 from vitkit.models.attention import Context
@@ -117,7 +129,7 @@ assert apart <= 1e-5
 # A decoder is trained on whole targets at once: at each place it is to say what comes next. So no
 # place may look at a later one. That is the causal mask, and `Transformer` always has it. Sequences
 # of different lengths are filled up with padding, which nobody is to look at. Those masks are given:
-# True at a real token. A padded token looks at itself alone, so that each row of weights has
+# True at a real token. A padded token is looked at by itself alone; so each row of weights has
 # something to sum over.
 #
 # The picture is not of masks that we wrote. It is of the weights that a model used: everything that
@@ -134,6 +146,7 @@ model(
 maps = [*record.attention[0][:, 0], record.cross_attention[0][0, 0]]
 seen = [weights > 0 for weights in maps]
 assert torch.equal(seen[0], torch.ones(6, 6, dtype=torch.bool).tril())
+assert torch.equal(seen[1], seen[0] & (real["target"][1] | torch.eye(6).bool()))
 _ = grid_of(seen, ["causal", "causal and padding", "source's padding"], across=3, size=2)
 
 # %% [markdown]
@@ -144,68 +157,18 @@ _ = grid_of(seen, ["causal", "causal and padding", "source's padding"], across=3
 #
 # $$ P[n, 2i] = \sin\!\big(n\, 10000^{-2i/D}\big),\qquad P[n, 2i+1] = \cos\!\big(n\, 10000^{-2i/D}\big) $$
 #
-# The lab notebook writes the exponent as `dim // dim_model`, a division of whole numbers. It is 0 for
-# every column, so all waves are $\sin n$ and $\cos n$. Then places that lie whole turns apart are told
-# the same: 44 is almost $7 \cdot 2\pi$.
-
-# %% mystnb={"figure": {"caption": "How alike place 0 is to the places after it. With the formula likeness falls and never comes back; with the mistaken exponent it is a cosine, and place 44 cannot be told from place 0."}}
-table = sincos_1d(100, 512)
-exponents = torch.arange(0, 512, 2) // 512
-angles = torch.arange(100.0)[:, None] * 10000.0 ** -exponents.float()
-mistaken = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
-figure, place = plt.subplots(figsize=(5, 2.6))
-for name, kind in (("-2i / D", table), ("dim // dim_model", mistaken)):
-    place.plot(kind @ kind[0] / 256, label=name)
-place.set(xlabel="place", ylabel="likeness to place 0", ylim=(-1.1, 1.7))
-_ = place.legend(loc="upper right", ncol=2)
-for name, kind in (("-2i / D", table), ("dim // dim_model", mistaken)):
-    print(f"{name:<17} places 0 and 44 differ by at most {(kind[0] - kind[44]).abs().max():.3f}")
-
-# %% [markdown]
-# The notebook's table also stays on the CPU. `sincos_1d` is brought to where the tokens are, at any
-# length.
+# `sincos_1d` is this table at any length, and is brought to where the tokens are. The lab notebook's
+# stays on the CPU, and its exponent is always 0, by a division of whole numbers: [chapter
+# 12](12_lab_bugs.py#an-exponent-that-is-always-0) shows what that does.
 #
 # ## Two things to learn
 #
 # A source is a word of 3 to 6 letters. One model is to write it backwards, another to write its
 # letters in order. The target ends with a mark of its own, as the decoder must know when to stop.
 # Words whose letters' numbers add up to a multiple of 5 are held out: no model is trained on them.
+# Letters are the ids 0 to 11, then come padding, start and end (`words.py`, beside this chapter).
 
 # %%
-LETTERS = "abcdefghijkl"
-PADDING, START, END = (len(LETTERS) + special for special in range(3))
-SHORTEST, LONGEST = 3, 6
-
-
-def draw(many: int, generator: torch.Generator, *, held_out: bool = False) -> Tensor:
-    """Sources (B, 6): letters, then padding; about a fifth of the words is held out."""
-    lengths = torch.randint(SHORTEST, LONGEST + 1, (many, 1), generator=generator)
-    letters = torch.randint(len(LETTERS), (many, LONGEST), generator=generator)
-    filled = torch.arange(LONGEST) < lengths
-    chosen = ((letters * filled).sum(1) % 5 == 0) == held_out
-    return letters.masked_fill(~filled, PADDING)[chosen]
-
-
-def backwards(source: Tensor) -> Tensor:
-    turned = source.flip(1)
-    order = (turned == PADDING).sort(dim=1, stable=True).indices  # padding goes last again
-    return turned.gather(1, order)
-
-
-def in_order(source: Tensor) -> Tensor:
-    return source.sort(dim=1).values  # padding is above every letter
-
-
-def with_end(written: Tensor) -> Tensor:
-    """Targets (B, 7): letters, the end, padding."""
-    lengths = (written != PADDING).sum(1, keepdim=True)
-    return F.pad(written, (0, 1), value=PADDING).scatter(1, lengths, END)
-
-
-def as_text(ids: Tensor) -> str:
-    return "".join(LETTERS[number] for number in ids.tolist() if number < len(LETTERS))
-
-
 examples = draw(30, torch.Generator().manual_seed(1))[:4]
 for name, task in (("backwards", backwards), ("in order", in_order)):
     print(
@@ -389,8 +352,8 @@ assert score < 0.1
 
 # %% mystnb={"figure": {"caption": "The same model learning to write backwards with and without the causal mask. Without it the loss falls sooner, as copying the next letter is easier than finding it in the source. A loss does not show this mistake; writing does."}}
 figure, place = plt.subplots(figsize=(5, 2.8))
-for name in ("backwards", "no causal mask"):
-    place.plot(losses[name], label={"backwards": "causal mask"}.get(name, name), linewidth=1)
+for name, run in (("causal mask", "backwards"), ("no causal mask", "no causal mask")):
+    place.plot(losses[run], label=name, linewidth=1)
 place.set(xlabel="step", ylabel="loss", yscale="log")
 _ = place.legend()
 for source in held_out[:3]:
@@ -398,48 +361,10 @@ for source in held_out[:3]:
     print(f"without the mask: {as_text(source)} -> {as_text(wrong) or 'no letter at all'}")
 
 # %% [markdown]
-# ## Other slips of the notebook
+# The notebook's other slips in the Transformer are in [chapter
+# 12](12_lab_bugs.py#the-original-transformer): `src +=` on the caller's tensor, a softmax at the
+# decoder's end, an activation that is ignored, queries and keys of different widths.
 #
-# **`src += ...`** adds the positions to the caller's own tensor. The second call gets them twice.
-
-
-# %%
-def careless_embedding(src: Tensor) -> Tensor:
-    src += sincos_1d(src.shape[1], src.shape[2])
-    return src
-
-
-wide = vitkit.Transformer(32, 4, encoder_depth=1, decoder_depth=1, mlp_width=64).eval()
-for name, read in (("src +=", careless_embedding), ("vitkit", wide.encode)):
-    given = torch.zeros(1, 3, 32)
-    first, second = read(given).clone(), read(given).clone()
-    print(f"{name:<7} the same call twice: differs by {(first - second).abs().max():.2f};",
-          f"the caller's tensor is {'unchanged' if given.abs().max() == 0 else 'changed'}")  # fmt: skip
-
-# %% [markdown]
-# **A softmax at the end** comes before the one that cross-entropy has ([chapter 4](04_vit.py) shows
-# the floor with 10 classes). With our 15 tokens a decoder that is right and sure has this loss:
-
-# %%
-tokens = len(LETTERS) + 3
-perfect = 50.0 * F.one_hot(torch.arange(tokens), tokens)
-print(f"logits {F.cross_entropy(perfect, torch.arange(tokens)):.3f},",
-      f"probabilities {F.cross_entropy(perfect.softmax(-1), torch.arange(tokens)):.3f},",
-      f"guessing {math.log(tokens):.3f}")  # fmt: skip
-
-# %% [markdown]
-# **An `activation` that is ignored**: the argument is there and the code uses ReLU. Here a name is
-# looked up, and an unknown one is refused. **A query width that is not the key's** crashes there;
-# here the heads' own matrices make both as wide as a head. [Chapter 12](12_lab_bugs.py) has the whole
-# list.
-
-# %%
-try:
-    vitkit.Transformer(32, 4, activation="relo")
-except vitkit.VitkitError as error:
-    print(error)
-
-# %% [markdown]
 # ## Exercises
 #
 # **1.** Padding must change nothing. Show that a word of four letters, filled up to six, gets the

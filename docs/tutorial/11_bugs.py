@@ -36,18 +36,27 @@ def zeros(tensor: torch.Tensor) -> str:
 #
 # ### The batch size in the class token
 # Class token and positions are made as `(batch, ...)` with a batch of 1, so a batch of 2 fails.
-# They also start at ones or as $N(0, 1)$, and then the place of a patch outweighs its content.
-# vitkit's are `(1, 1, D)` and `(1, T, D)`, expanded, and start as $N(0, 0.02)$ ([chapter
-# 1](01_patches.py#all-of-eq-1)).
+# vitkit's are `(1, 1, D)` and `(1, T, D)`, expanded ([chapter 1](01_patches.py#all-of-eq-1)).
 
 # %%
 two = torch.rand(2, 196, 768)
 fails(lambda: torch.cat([torch.ones(1, 1, 768), two], dim=1))
 print("expanded:", tuple(torch.cat([torch.ones(1, 1, 768).expand(2, -1, -1), two], dim=1).shape))
-content = vitkit.PatchEmbedding()(torch.rand(1, 3, 224, 224)).std()
-for std in (1.0, 0.02):
-    share = std**2 / (std**2 + content.item() ** 2)
-    print(f"positions of N(0, {std:g}): {share:.1%} of the variance of a token")
+
+# %% [markdown]
+# ### Positions that start at ones, or as $N(0, 1)$
+# Ones tell every place the same; $N(0, 1)$ outweighs the content. Both are seen in how much of what
+# differs from token to token is the place's, here over a picture of noise. vitkit's start as
+# $N(0, 0.02)$.
+
+# %%
+content = vitkit.PatchEmbedding()(torch.rand(1, 3, 224, 224))[0].var(dim=0).mean()
+noise = torch.randn(196, 768)
+starts = {"ones": torch.ones(196, 768), "N(0, 1)": noise, "N(0, 0.02)": 0.02 * noise}
+for name, positions in starts.items():
+    of_places = positions.var(dim=0).mean()
+    print(f"{name:<10} places 0 and 1 differ by {(positions[0] - positions[1]).norm():5.2f};",
+          f"of what differs, {of_places / (of_places + content):5.1%} is the place's")  # fmt: skip
 
 # %% [markdown]
 # ### A width that is written in
@@ -196,19 +205,23 @@ fails(lambda: vitkit.PatchEmbedding(width=8)(small))
 # ## C. From scratch with einops
 #
 # ### Xavier over everything
-# `xavier_normal_` on the positions, and on query, key and value as the one matrix in which they
-# lie. It counts inputs and outputs, and both counts are wrong. Here each matrix starts by itself.
+# `xavier_normal_` on the positions, on the class token, and on query, key and value as the one matrix
+# in which they lie. It counts inputs and outputs. Positions and a class token have none, and what it
+# counts there is an accident of their shapes; of the one matrix it counts the outputs of three. Here
+# each matrix starts by itself, and tokens and positions have a deviation of their own.
 
 # %%
 fused, apart = torch.empty(3 * 1024, 1024), torch.empty(1024, 1024)
-print(f"positions {nn.init.xavier_normal_(torch.empty(1, 197, 1024)).std():.4f}, meant 0.02")
+for name, tokens in (("positions", 197), ("class token", 1)):
+    made = nn.init.xavier_normal_(torch.empty(1, tokens, 1024))
+    print(f"{name} {made.std():.4f}, meant 0.02")
 print(f"qkv as one {nn.init.xavier_normal_(fused).std():.4f}, each", end=" ")
 print(f"{nn.init.xavier_normal_(apart).std():.4f}")
 
 # %% [markdown]
-# ### `pos_embed[:, :P + 1]`
-# For a smaller picture the first rows of the table are taken. They are those of the top of the
-# large picture, read in lines of 14. vitkit resamples the table.
+# ### The first rows of `pos_embed`
+# For a smaller picture `pos_embed[:, :P + 1]` is taken, the first rows of the table. They are those of
+# the top of the large picture, read in lines of 14. vitkit resamples the table.
 
 # %%
 rows, columns = torch.meshgrid(torch.arange(14.0), torch.arange(14.0), indexing="ij")
@@ -227,7 +240,7 @@ _ = both[0].set_ylabel("row of the table")
 
 # %% [markdown]
 # ### A list as size
-# A size may be one number or a tuple, the code thinks, so a list becomes `([32, 32], [32, 32])`.
+# A size may be one number or a tuple, the code assumes, so a list becomes `([32, 32], [32, 32])`.
 
 # %%
 size = [32, 32]

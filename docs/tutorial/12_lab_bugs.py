@@ -11,13 +11,14 @@
 # The fifth source is a lab notebook in three parts: the original Transformer, a ViT on MNIST, and
 # distillation. Its bugs are shown as [those of the others](11_bugs.py): each in a few lines, with its
 # symptom computed. What those of its ViT cost together is measured in [chapter
-# 5](05_training.py#mnist-the-notebooks-model).
+# 5](05_training.py#mnist-the-notebooks-model), beside the same model without the mistakes.
 
 # %%
 import math
 import time
 
 import torch
+from matplotlib import pyplot as plt
 from symptom import fails
 from torch import nn
 from torch.nn import functional as F
@@ -28,21 +29,32 @@ from vitkit.models.embedding import patchify
 from vitkit.models.positions import sincos_1d
 
 torch.manual_seed(0)
+plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## The original Transformer
 #
 # ### An exponent that is always 0
-# `dim // dim_model` is 0 for every place, so all waves have one length. The table is also made on
-# the CPU, whatever the model is on. `sincos_1d` is the formula, and goes where the tokens are.
+# `dim // dim_model` is 0 for every column, so all waves are $\sin n$ and $\cos n$. Then places that lie
+# whole turns apart are told the same: 44 is almost $7 \cdot 2\pi$. The table is also made on the CPU,
+# whatever the model is on. `sincos_1d` is the formula, and goes where the tokens are.
 
 # %%
 exponents = torch.arange(0, 128, 2) // 128
 angles = torch.arange(196.0)[:, None] * 10000.0 ** -exponents.float()
 mistaken = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
-for name, table in (("mistaken", mistaken), ("sincos_1d", sincos_1d(196, 128))):
-    print(f"{name}: {len(table.T.unique(dim=0))} different columns of 128")
+tables = {"dim // dim_model": mistaken, "sincos_1d": sincos_1d(196, 128)}
+for name, table in tables.items():
+    print(f"{name}: {len(table.T.unique(dim=0))} different columns of 128;",
+          f"places 0 and 44 differ by at most {(table[0] - table[44]).abs().max():.3f}")  # fmt: skip
 fails(lambda: torch.zeros(196, 128, device="meta") + mistaken)
+
+# %% mystnb={"figure": {"caption": "How alike place 0 is to the places after it. With the formula likeness falls and stays well below that of a place to itself; with the mistaken exponent it is a cosine, and place 44 cannot be told from place 0."}}
+figure, place = plt.subplots(figsize=(5, 2.6))
+for name, table in tables.items():
+    place.plot(table[:100] @ table[0] / 64, label=name)
+place.set(xlabel="place", ylabel="likeness to place 0", ylim=(-1.1, 1.7))
+_ = place.legend(loc="upper right", ncol=2)
 
 # %% [markdown]
 # ### No mask
@@ -58,12 +70,16 @@ theirs = nn.Transformer(32, 4, 1, 1, 64, batch_first=True).eval()  # called with
 with torch.no_grad():
     for name, model in (("no mask", theirs), ("vitkit", ours)):
         seen = (model(source, target) - model(source, longer))[:, 0].abs().max()
-        print(f"{name}: the first answer changes by {seen:.0e}")
+        print(f"{name}: another last word changes the first answer by {seen:.0e}")
+    padded, real = F.pad(source, (0, 0, 0, 3)), torch.arange(8)[None] < 5
+    unmasked = (theirs(padded, target) - theirs(source, target)).abs().max()
+    masked = (ours(padded, target, source_mask=real) - ours(source, target)).abs().max()
+print(f"three padded tokens change the answers: no mask {unmasked:.0e}, vitkit {masked:.0e}")
 
 # %% [markdown]
 # ### Softmax at the decoder's end
 # Cross-entropy takes the softmax itself. Given probabilities, it has a floor: for a perfect answer
-# among $V$ words, $\ln(e + V - 1) - 1$, hardly less than for a blind one. Logits here.
+# among $V$ words, $\ln(e + V - 1) - 1$, at most 1 less than for a blind one. Logits here.
 
 # %%
 for vocabulary in (10, 512):
@@ -73,7 +89,8 @@ for vocabulary in (10, 512):
 
 # %% [markdown]
 # ### An activation that is ignored
-# The argument is there; the code uses ReLU. Here every name is another module.
+# The argument is there; the code uses ReLU. Here every name is another module, and an unknown one is
+# refused.
 
 
 # %%
@@ -86,16 +103,18 @@ class Deaf(nn.Module):
 x = torch.linspace(-2, 2, 9)
 for kind in (lambda name: Deaf(name).activation(x), lambda name: vitkit.MLP.activations[name]()(x)):
     print("gelu and relu are the same:", torch.equal(kind("gelu"), kind("relu")))
+fails(lambda: vitkit.Transformer(32, 4, activation="relo"))
 
 # %% [markdown]
 # ### Queries and keys of different widths
-# `dim_q` and `dim_k` are two arguments, and the scalar product needs one number. Here a head has
-# one width for both; values may have another.
+# `dim_q` and `dim_k` are two arguments, and the scalar product needs one number. Here each goes
+# through its own matrix to one head width first; values may have another.
 
 # %%
 q, k, v = torch.rand(5, 32), torch.rand(7, 48), torch.rand(7, 10)
 fails(lambda: q @ k.T)
-print(tuple(vitkit.scaled_dot_product_attention(q, k[:, :32], v).shape))
+to_q, to_k = nn.Linear(32, 16), nn.Linear(48, 16)
+print(tuple(vitkit.scaled_dot_product_attention(to_q(q), to_k(k), v).shape))
 
 # %% [markdown]
 # ### `src +=`
@@ -129,7 +148,7 @@ with torch.device("meta"):
 # ## A ViT on MNIST
 #
 # ### `reshape` for patches
-# Strips of 1 x 16 pixels instead of squares of 4 x 4: none of the 49 is a patch ([chapter
+# 16 pixels in reading order instead of squares of 4 x 4: none of the 49 is a patch ([chapter
 # 1](01_patches.py#why-reshape-does-not-cut-patches)). `patchify` cuts squares.
 
 # %%
@@ -178,8 +197,8 @@ print(
 
 # %% [markdown]
 # ### A norm over tokens and width together
-# It ties the model to one number of tokens, and a change in one token changes all. There is no norm
-# after the last block either. Here a norm is over the width ([chapter 3](03_encoder.py#exercises)).
+# It ties the model to one number of tokens, and a change in one token changes all. Here a norm is over
+# the width ([chapter 3](03_encoder.py#exercises)).
 
 # %%
 both, alone = nn.LayerNorm((50, 20)), nn.LayerNorm(20)
@@ -190,6 +209,18 @@ for name, norm in (("both", both), ("width", alone)):
     numbers = sum(p.numel() for p in norm.parameters())
     print(f"{name}: token 7 changes by {moved:.0e}; {numbers:,} numbers")
 fails(lambda: both(torch.rand(1, 65, 20)))
+
+# %% [markdown]
+# ### No norm before the head
+# Blocks norm what they read and not what they add to, so nothing holds the size of what the last one
+# leaves. Without a norm after it the logits are as large as the tokens happen to be. Eq. 4 has that
+# norm, and so has `vitkit.ViT`.
+
+# %%
+block, head = vitkit.EncoderBlock(20, 2, 20).eval(), nn.Linear(20, 10)
+for name, last in (("no norm", nn.Identity()), ("a norm", nn.LayerNorm(20))):
+    sizes = [head(last(block(scale * z)))[:, 0].norm() for scale in (1, 10)]
+    print(f"{name}: logits of size {sizes[0]:.2f}, {sizes[1]:.2f} of tokens ten times as large")
 
 # %% [markdown]
 # ### Softmax before the loss
