@@ -11,7 +11,7 @@
     │   ├── OutputError                                a place that cannot be written
     │   ├── DeviceError                                a device that is not there
     │   └── MissingExtraError                          a feature whose extra is not installed
-    ├── NonFiniteError             exit 3              training met a NaN or an infinity
+    ├── NonFiniteError             exit 3              training diverged
     └── Interrupted                exit 130, 143       stopped by a signal, after saving
 
 A message is one line: the file, key or number that is wrong, what was expected, how to mend it.
@@ -124,7 +124,7 @@ class MissingExtraError(UserError):
 
 
 class NonFiniteError(VitkitError):
-    """Training met a NaN or an infinity, and stopped before the weights took it in."""
+    """Training diverged: it met a NaN or an infinity, or its loss is far above a guess's."""
 
     exit_code = 3
 

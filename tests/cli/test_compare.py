@@ -96,6 +96,19 @@ def test_two_checkpoints_against_a_count_by_hand(saved, pictures, capsys):
     assert lines[2].split()[:2] == [second, f"{top1[1]:.4f}"]
 
 
+@pytest.mark.parametrize(
+    ("differs", "together"),
+    [({"amp": "bfloat16", "attention_kernel": "plain", "compile": False}, 2), ({"lr": 0.2}, 0)],
+)
+def test_what_a_trial_decides_parts_no_seeds(saved, pictures, differs, together):
+    decided = {"amp": "off", "attention_kernel": "fused", "compile": True}
+    recipe = {"data": str(pictures), "lr": 0.1} | decided
+    paths = [saved(seed, recipe=recipe | {"seed": seed} | more) for seed, more in
+             enumerate([{}, differs])]  # fmt: skip
+    found = vitkit.compare(*paths, device="cpu").repeats
+    assert [len(group.names) for group in found] == [together] * bool(together)
+
+
 def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, pictures):
     """The same model with its head's rows in another order is the same model."""
     path = saved(3)

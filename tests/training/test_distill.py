@@ -205,6 +205,44 @@ def test_timm_says_what_its_pictures_become():
     assert teacher.preprocess.image_size == (176, 176)
 
 
+def test_timm_s_module_wants_the_size_that_it_was_built_for():
+    model = peer("timm").create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=10, depth=1
+    )
+    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+    source = Teacher.of(model)
+    assert source.preprocess.image_size == (32, 32)
+    student, digits = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,)), tuple("0123456789")
+    teacher, said = source.for_classes(digits, student, torch.device("cpu"))
+    assert teacher(torch.zeros(2, 1, 8, 8), student).shape == (2, 10)
+    assert said[0] == (
+        "the teacher sees pictures of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
+        "the student of 8 x 8 px with mean 0.5 and std 0.5"
+    )
+
+
+def test_what_a_teacher_sees_is_said_where_the_student_sees_something_else():
+    here, classes = torch.device("cpu"), tuple("0123456789")
+    seen = {mean: vitkit.Preprocess(image_size=8, mean=(mean,), std=(0.3,)) for mean in (0.4, 0.5)}
+    source = Teacher(small(**DIGITS), seen[0.4], classes)
+    assert source.for_classes(classes, seen[0.4], here)[1] == []
+    assert source.for_classes(classes, seen[0.4].replace(fit="squash"), here)[1] == []
+    (line,) = source.for_classes(classes, seen[0.5], here)[1]
+    assert line == (
+        "the teacher sees pictures of 8 x 8 px with mean 0.4 and std 0.3; the student of 8 x 8 px "
+        "with mean 0.5 and std 0.3"
+    )
+    assert Teacher(small(**DIGITS), None, classes).for_classes(classes, seen[0.5], here)[1] == []
+
+
+def test_a_teacher_that_cannot_take_the_pictures_names_those_that_it_was_fed():
+    wanted = vitkit.Preprocess(image_size=12)
+    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 3, 12, 12\)"):
+        Teacher(small(in_channels=1), wanted).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
+    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 1, 8, 8\)"):
+        Teacher(small()).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
+
+
 def test_timm_s_distilled_models_are_students_too(batch):
     images, labels = batch
     student = peer("timm.models.deit", "VisionTransformerDistilled")(

@@ -11,7 +11,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
-from training.starts import a_checkpoint, said, train
+from training.starts import DIGITS, a_checkpoint, said, train
 
 import vitkit
 from vitkit.data.sources import open_dataset
@@ -124,6 +124,16 @@ def test_a_linear_probe_leaves_a_checkpoint_like_any_other(tmp_path, fields):
     second = train(tmp_path / "second", **settings)
     assert "features of train: 1,294 x 16, from" in said(second.run)
     assert second.metrics["val"] == result.metrics["val"]
+
+
+@pytest.mark.parametrize("probe", ["linear", "knn", None])
+def test_only_a_run_that_keeps_the_head_says_so(tmp_path, probe):
+    """A probe fits one of its own, or has no use for one."""
+    a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
+    asked = {"pretrained": tmp_path / "a.safetensors", "probe": probe}
+    plan = make_plan(TrainConfig(data="digits", **asked))
+    said = [line for line in plan.notes if "head" in line]
+    assert said == ([] if probe else ["the head is kept: its 10 classes are those of the data"])
 
 
 def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):

@@ -94,6 +94,15 @@ def test_the_batch_stops_growing_where_it_is_no_faster(plan):
     assert find_batch_size(plan, model)[0] == 8
 
 
+def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan, monkeypatch):
+    """A machine that is the faster the larger the batch: of 1,294 pictures, 128 are 10 steps."""
+    monkeypatch.setattr("vitkit.training.finding._pictures_per_second", lambda *asked: asked[2])
+    size, said = find_batch_size(plan, fresh(plan))
+    assert size == 128
+    assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
+    assert "128: 128); a larger one leaves an epoch fewer than 8 steps; lr" in said
+
+
 def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
     asked = SHORT | {"find_lr": True, "find_batch_size": True, "grad_accum_steps": 1,
                      "val_fraction": 0.9, "spec": SPEC}  # fmt: skip

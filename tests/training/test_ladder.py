@@ -16,11 +16,13 @@ import vitkit
 from vitkit.cli import run as command
 from vitkit.data.sources import ArraySplit, open_dataset, with_validation
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
-from vitkit.training.auto import climb
+from vitkit.training.auto import _ground, climb
 from vitkit.training.config import TrainConfig
 from vitkit.training.ladder import Climb, Outcome, seconds_of
+from vitkit.training.plan import make_plan
+from vitkit.training.recipes.small import digits
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.rungs import within
+from vitkit.training.rungs import Candidate, Ground, Pace, Steps, lasting, within
 from vitkit.training.signals import left_at_once, stop_flag
 from vitkit.training.sizes import SIZES, Looks, batch_of, scratch_settings
 
@@ -227,6 +229,32 @@ def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
     done = train(tmp_path / "run", within(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
     assert done.stopped == "epoch 1, as the time is over"
     assert done.best.exists()
+
+
+def a_ground(tick: float, **settings: object) -> Ground:
+    usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
+    return _ground(usual | settings, lambda line: None, Ticks(tick))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
+def test_a_rung_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
+    """Told that an epoch takes no time, where it takes one look at the clock, a second."""
+    ground = a_ground(1.0, amp="off")
+    settings = digits() | {"batch_size": 256, "spec": SPEC}
+    plan = make_plan(ground.config(settings, lasting(settings, 1)))
+    pace = Pace(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
+    rung = Steps(ground, "scratch", "from noise", [Candidate(settings)], lambda steps: 3)
+    rung._paces[0] = plan, pace
+    assert rung.run(tmp_path / "run", seconds).what.endswith(f"2 blocks, {said}")
+
+
+def test_what_the_user_set_wins_over_a_recipe_and_not_over_what_a_rung_needs():
+    ground = a_ground(0.0, amp="bfloat16", balance=True)
+    assert digits()["amp"] == "off"
+    assert ground.config(digits()).amp == "bfloat16"
+    assert a_ground(0.0).config(digits()).amp == "off"
+    assert ground.config(digits()).balance
+    assert not ground.config(digits(), balance=False).balance
 
 
 def test_the_test_split_can_stay_closed(tmp_path):

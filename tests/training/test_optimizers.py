@@ -121,6 +121,7 @@ def test_a_stored_and_restored_optimizer_makes_the_same_bits(name):
         "lomo": "opt lomo cannot be used here",
         "lyon": "there is no optimizer 'lyon'; did you mean 'lion'",
         "admw": "did you mean 'adamw'",
+        "adamw2": "did you mean 'adamw' or 'adam'",
     }.items(),
 )
 def test_what_a_run_cannot_use_is_refused_by_name(name, said):

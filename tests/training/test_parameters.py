@@ -73,5 +73,28 @@ def test_freezing_takes_patterns_and_refuses_what_fits_nothing():
     ]
     with pytest.raises(SettingError, match="no parameter is named 'patch_embd'; did you mean"):
         vitkit.freeze(model, "patch_embd")
-    with pytest.raises(SettingError, match=r"blocks=4 of 3 were to be frozen; take 0\.\.3"):
+    with pytest.raises(SettingError, match=r"freeze_blocks 4: the model has 3 blocks; take 0\.\.3"):
         vitkit.freeze(model, blocks=4)
+
+
+def test_the_backbone_is_everything_but_the_head():
+    model = small(distillation_token=True)
+    frozen = vitkit.freeze(model, "backbone")
+    left = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert left == ["head.weight", "head.bias", "head_dist.weight", "head_dist.bias"]
+    assert sorted([*frozen, *left]) == sorted(name for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    {
+        "bakbone": "'bakbone'; did you mean 'backbone'\\?; there are backbone, cls_token, ",
+        "blocks.9": "'blocks.9'; there are .*, blocks.0 to blocks.2, norm, head$",
+        "block.1": "did you mean 'blocks.1'",
+        "blocks.2.atn": "did you mean 'blocks.2.attn'",
+        "blocks.*.mpl": r"did you mean 'blocks\.\*\.mlp'",
+    }.items(),
+)
+def test_a_part_that_is_not_there_is_likened_to_those_that_are(pattern, said):
+    with pytest.raises(SettingError, match=said):
+        vitkit.freeze(small(), pattern)

@@ -297,6 +297,29 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path)
         assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
 
 
+def test_a_loss_that_grows_without_end_is_a_divergence(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"epoch \d is .*nothing has 2.3.*--lr below 3"):
+        train(tmp_path / "run", lr=3.0, opt="adam", warmup_epochs=0.1, clip_grad=None)
+
+
+def test_test_is_read_once_for_the_same_weights(tmp_path):
+    first = train(tmp_path / "run", test=True)
+    again = vitkit.train("digits", resume=str(first.run), quiet=True)
+    assert again.metrics["test"] == first.metrics["test"]
+    log = (first.run / "train.log").read_text()
+    assert log.count("read once") == 1
+    assert log.count("test was read before, with these weights") == 1
+
+
+def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("recipe: digits\nlr: 0.002\n")
+    first = train(tmp_path / "run", recipe=str(recipe), max_steps=2)
+    recipe.unlink()
+    again = vitkit.train("digits", resume=str(first.run), max_steps=4, quiet=True)
+    assert again.stopped == "4 steps"
+
+
 def test_contradictions_are_refused_before_the_start(tmp_path):
     cases = [
         (
@@ -305,6 +328,7 @@ def test_contradictions_are_refused_before_the_start(tmp_path):
         ),
         ({"spec": {"num_classes": 3}}, "num_classes 3 contradicts the data, which has 10"),
         ({"min_lr": 1.0}, "min_lr 1 is above lr"),
+        ({"val_fraction": 0.0, "patience": 2}, "patience 2 waits for validation"),
         ({"warmup_epochs": 3.0}, "warmup_epochs 3 leaves nothing of 3 epochs"),
         ({"mean": (0.1, 0.2, 0.3)}, "must have 1 values"),
         ({"batch_size": 5000}, "1294 training pictures do not fill one batch of 5000"),

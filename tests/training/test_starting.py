@@ -133,7 +133,7 @@ def test_settings_with_a_start_want_the_very_same_weights_afresh(tmp_path):
         ({"spec": {"num_classes": 3}}, SettingError, r"num_classes 3 contradicts the data"),
         ({"freeze": ("backbone", "head")}, SettingError, r"everything is frozen: .*freeze backb"),
         ({"freeze": ("blocks.9",)}, SettingError, r"no parameter is named 'blocks.9'"),
-        ({"freeze_blocks": 3}, SettingError, r"blocks=3 of 2 were to be frozen; take 0..2"),
+        ({"freeze_blocks": 3}, SettingError, r"freeze_blocks 3: the model has 2 blocks; take 0..2"),
         ({"freeze": ("backbone",), "opt": "muon"}, SettingError, r"opt muon is for the matrices"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ What contradicts the data or the model is for `plan` to say.
 from __future__ import annotations
 
 from vitkit.data.policies import policy
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, counted
 from vitkit.training.config import TrainConfig
 from vitkit.training.losses import make_loss
 from vitkit.training.optimizer import check_optimizer
@@ -44,8 +44,8 @@ def _check_alone(config: TrainConfig) -> None:
         raise SettingError(f"min_lr {config.min_lr:g} is above lr {config.lr:g}; lower it")
     if config.warmup_epochs >= config.epochs:
         raise SettingError(
-            f"warmup_epochs {config.warmup_epochs:g} leaves nothing of {config.epochs} epochs; "
-            f"lower it below {config.epochs}"
+            f"warmup_epochs {config.warmup_epochs:g} leaves nothing of "
+            f"{counted(config.epochs, 'epoch')}; lower it below {config.epochs}"
         )
     if config.sched == "rsqrt" and not config.warmup_epochs:
         raise SettingError(

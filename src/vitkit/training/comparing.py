@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from vitkit.training.evaluation import Evaluation
 
 LEVEL = 0.05
 """A p-value below this is taken for a difference."""
+TRIED = frozenset({"amp", "attention_kernel", "compile"})
+"""Settings that a trial may decide, and with the next seed otherwise: times are noisy."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +104,14 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def compare(
-    scores: Mapping[str, Evaluation], settings: Sequence[object] | None = None
+    scores: Mapping[str, Evaluation], settings: Sequence[Mapping[str, Any] | None] | None = None
 ) -> Comparison:
     """Compare the first evaluation with each of the others.
 
     Args:
         scores: name -> evaluation, two or more.
-        settings: of each, what it was trained with apart from the seed; equal ones are repeats,
-            and None is like no other.
+        settings: of each, what it was trained with apart from the seed; those that are equal but
+            for `TRIED` are repeats, and None is like no other.
 
     Raises:
         DataError: they were not evaluated on the same pictures with the same classes.
@@ -143,10 +146,13 @@ def _pair(first: str, one: Evaluation, second: str, other: Evaluation) -> Pair:
     return Pair(first, second, both, only_first, only_second, neither, p)
 
 
-def _repeats(scores: Mapping[str, Evaluation], settings: Sequence[object]) -> tuple[Repeats, ...]:
+def _repeats(
+    scores: Mapping[str, Evaluation], settings: Sequence[Mapping[str, Any] | None]
+) -> tuple[Repeats, ...]:
     groups: dict[str, list[str]] = {}
-    for name, key in zip(scores, settings, strict=True):
-        if key is not None:
+    for name, given in zip(scores, settings, strict=True):
+        if given is not None:
+            key = {setting: value for setting, value in given.items() if setting not in TRIED}
             groups.setdefault(repr(key), []).append(name)
     found = []
     for names in groups.values():

@@ -53,7 +53,7 @@ class TrainConfig:
     Default: that of the pretrained weights, else vit_tiny_patch16_224."""
     spec: Annotated[Settings, tyro.conf.Suppress] = Field(default_factory=dict)
     """`ViTSpec` fields that differ from the model's preset."""
-    recipe: str | None = None
+    recipe: Annotated[str | None, tyro.conf.arg(aliases=("-c", "--config"))] = None
     """Settings to start from: a recipe's name or a YAML file; flags override them."""
     pretrained: Annotated[
         str | None, BeforeValidator(_place), tyro.conf.arg(aliases=("--finetune",))
@@ -83,11 +83,11 @@ class TrainConfig:
     progressive: tuple[AtLeastOne, ...] = ()
     """Progressive resizing: picture sizes over equal parts of the epochs, such as `128 160 192`;
     the last one is that of evaluation."""
-    data_root: str | None = None
+    data_root: Annotated[str | None, tyro.conf.arg(aliases=("--data-dir",))] = None
     """Where to look for named data sets such as `mnist`."""
     cache: str | None = None
     """Keep the decoded pictures in this folder, for this run and others; `auto`: the user's own."""
-    output: str | None = None
+    output: Annotated[str | None, tyro.conf.arg(aliases=("--output-dir",))] = None
     """The run folder; by default runs/DATA-MODEL-N."""
     overwrite: bool = False
     """Put an existing run folder aside (it is renamed, not deleted) and start afresh."""
@@ -95,7 +95,7 @@ class TrainConfig:
     """Go on with a stopped run: its folder, or `auto` for the one at --output, if there is one."""
     epochs: AtLeastOne = 10
     """Passes over the training split."""
-    batch_size: AtLeastOne = 128
+    batch_size: Annotated[AtLeastOne, tyro.conf.arg(aliases=("-b",))] = 128
     """Pictures of one optimizer step, over all processes and accumulation steps."""
     grad_accum_steps: AtLeastOne = 1
     """Parts in which a batch goes through the model, where it does not fit into memory whole."""
@@ -119,12 +119,13 @@ class TrainConfig:
     """Epochs of linear warm-up from zero; fractions are fine."""
     opt: str = "adamw"
     """The optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for
-    the rest; or any of the pytorch-optimizer library by name, such as `lamb`, `lion`, `adan`."""
+    the rest; or one of pytorch-optimizer whose state can be kept, by name, such as `lamb`, `lion`,
+    `adan`."""
     momentum: Fraction = 0.9
     """SGD's momentum."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Factor on the rate from each block to the one before it; 0.75 is usual in fine-tuning."""
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.05
+    weight_decay: Annotated[float, Field(ge=0.0), tyro.conf.arg(aliases=("--wd",))] = 0.05
     """Decay of matrices, decoupled but for SGD; biases, norms, tokens and positions have none."""
     beta1: Fraction = 0.9
     """Decay of the mean gradient, of adamw, adam and the AdamW beside muon."""
@@ -143,7 +144,7 @@ class TrainConfig:
     logits (B, K) and targets."""
     bce_threshold: Fraction | None = None
     """With `bce`, classes of a mixture above this probability count in full; DeiT III has 0."""
-    label_smoothing: Fraction = 0.1
+    label_smoothing: Annotated[Fraction, tyro.conf.arg(aliases=("--smoothing",))] = 0.1
     """Probability mass spread over all classes."""
     teacher: Annotated[str | None, tyro.conf.arg(aliases=("--teacher-path",))] = None
     """A model to learn from as well: a checkpoint, or `package.module:function` that makes one."""
@@ -225,7 +226,7 @@ class TrainConfig:
     attention_kernel: Literal["auto", "fused", "plain"] = "auto"
     """How heads attend: by one kernel, or by two products with the weights between them, which is
     faster on some processors; auto tries both there, along with `amp auto`, else it is fused."""
-    compile: bool = False
+    compile: Annotated[bool, tyro.conf.arg(aliases=("--torchcompile",))] = False
     """Compile the training step (torch.compile); without a compiler it stays as it is."""
     grad_checkpointing: Literal["block", "norm_and_activation"] | None = None
     """Less memory for more time: compute again in the backward pass the insides of each block (also
@@ -238,7 +239,9 @@ class TrainConfig:
     """Seconds that one process waits for another in a step before it takes it for dead."""
     threads: AtLeastOne | None = None
     """Threads of torch's own on the CPU; decided at the start and kept, as sums depend on it."""
-    workers: Annotated[int, Field(ge=0, strict=True)] | None = None
+    workers: Annotated[
+        Annotated[int, Field(ge=0, strict=True)] | None, tyro.conf.arg(aliases=("-j",))
+    ] = None
     """Loader processes of each process; default 0 for data in memory, else one per core up to 8."""
     log_interval: AtLeastOne = 50
     """Steps between two points of the TensorBoard curves and two lines of metrics.jsonl."""
@@ -256,11 +259,16 @@ class TrainConfig:
         return to_json(self)
 
 
+SAME = (("img_size", "progressive", "spec.image_size"), ("drop_path", "spec.drop_path"))
+"""Names under which one thing can be set."""
+
+
 def layered(*layers: Mapping[str, Any]) -> Settings:
     """Later settings over earlier ones; `spec` is merged field by field.
 
     A `spec` belongs to the `model` it was written for: a later layer that names another model drops
-    the earlier layers' `spec`.
+    the earlier layers' `spec`. What several names say, such as `img_size` and `spec.image_size`, is
+    said by the latest layer that has any of them; in one layer they must agree.
 
     Raises:
         SettingError: a key that is no setting (the nearest one is named), or a spec that is none.
@@ -271,10 +279,29 @@ def layered(*layers: Mapping[str, Any]) -> Settings:
         spec = layer.get("spec") or {}
         if not isinstance(spec, Mapping):
             raise SettingError(f"spec = {spec!r}: expected fields of ViTSpec, such as width: 64")
+        for names in SAME:
+            if any(_named(layer, name) for name in names):
+                for name in names:
+                    _forget(merged, name)
         if layer.get("model", merged["model"]) == merged["model"]:
             spec = {**merged["spec"], **spec}
         merged |= {**layer, "spec": dict(spec)}
     return merged
+
+
+def _named(layer: Mapping[str, Any], name: str) -> bool:
+    """Whether a layer sets what is called `name`, or `spec.name`."""
+    owner, _, field = name.rpartition(".")
+    holder = (layer.get(owner) or {}) if owner else layer
+    return holder.get(field) not in (None, (), [])
+
+
+def _forget(merged: Settings, name: str) -> None:
+    owner, _, field = name.rpartition(".")
+    if owner:
+        merged[owner] = {key: value for key, value in merged[owner].items() if key != field}
+    else:
+        merged.pop(field, None)
 
 
 def check_names(keys: Iterable[str], where: str = "") -> None:

@@ -26,6 +26,7 @@ from vitkit.training.memory import checkpoint_gradients
 from vitkit.training.optimizer import configured_optimizer
 from vitkit.training.plan import Plan
 from vitkit.training.precision import fastest_arithmetic, wait_for
+from vitkit.training.sizes import LEAST_STEPS, batch_of
 from vitkit.training.starting import train_mode
 from vitkit.training.step import TrainingStep, is_out_of_memory
 
@@ -151,8 +152,9 @@ def find_lr(plan: Plan, model: ViT) -> tuple[float, str]:
 def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     """The batch after which doubling gains no more speed, or does not fit into memory.
 
-    Every trial is a whole step of a copy, its optimizer's state included. The rate is left as it
-    is: a larger batch may want another one.
+    It leaves an epoch `LEAST_STEPS` steps, as `batch_of` has it. Every trial is a whole step of a
+    copy, its optimizer's state included. The rate is left as it is: a larger batch may want
+    another one.
 
     Returns:
         The size, and a line with the pictures per second of each.
@@ -160,10 +162,11 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     Raises:
         SettingError: not even the smallest fits.
     """
-    size = min(SMALLEST, len(plan.steps.split))
+    most = batch_of(len(plan.steps.split), LARGEST)
+    size = min(SMALLEST, most)
     chosen, best, seen = size, 0.0, []
     with _generators_kept(plan.device):
-        while size <= min(LARGEST, len(plan.steps.split)):
+        while size <= most:
             speed = _pictures_per_second(plan, model, size)
             seen.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
             if not speed or speed < FASTER * best:
@@ -175,8 +178,10 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
             f"model, or pass --grad-checkpointing"
         )
     shown, config = ", ".join(seen), plan.config
+    end = f"; a larger one leaves an epoch fewer than {LEAST_STEPS} steps"
+    steps = end if most < size <= LARGEST else ""
     left = "" if chosen == config.batch_size else f"; lr {config.lr:g} is left as it is"
-    return chosen, f"batch size: {chosen} (pictures per second at {shown}){left}"
+    return chosen, f"batch size: {chosen} (pictures per second at {shown}){steps}{left}"
 
 
 def _generators_kept(device: torch.device) -> AbstractContextManager[None]:

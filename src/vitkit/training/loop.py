@@ -104,7 +104,7 @@ class Trainer:
         if self.step.scale is not None:
             self.registry.register("loss_scale", self.step.scale)
         self._agreed = 0  # the signal that any of several processes has had
-        self.stopped = f"all {config.epochs} epochs"
+        self.stopped = "the epoch" if config.epochs == 1 else f"all {config.epochs} epochs"
         if plan.last_step < plan.total_steps:
             self.stopped = f"{plan.last_step} steps"
         self._started = time.monotonic()
@@ -130,7 +130,7 @@ class Trainer:
 
         Raises:
             Interrupted: a signal came; the state is saved.
-            NonFiniteError: the loss or the gradient is not a finite number.
+            NonFiniteError: the loss or the gradient is not a finite number, or the loss diverges.
             OutputError: the run folder cannot be written.
         """
         self.registry.refuse_strangers(self)
@@ -265,6 +265,7 @@ class Trainer:
         step, epoch = self.progress.step, engine.state.epoch
         train_loss = self.progress.loss_sum / max(self.progress.losses, 1)
         self.progress.loss_sum, self.progress.losses = 0.0, 0
+        self._refuse_divergence(epoch, train_loss)
         validation = self.evaluate("val") if "val" in self.plan.dataset.splits else {}
         if not math.isfinite(validation.get("loss", 0.0)):
             raise NonFiniteError(
@@ -292,6 +293,21 @@ class Trainer:
             engine.terminate()
         train_mode(self.model)
         self.reporter.next_epoch()
+
+    def _refuse_divergence(self, epoch: int, train_loss: float) -> None:
+        """An epoch that ends far above what knowing nothing costs, ln K, is not learning.
+
+        Raises:
+            NonFiniteError: cross-entropy of labels alone, above twice that and two above it.
+        """
+        config, blind = self.plan.config, math.log(self.plan.spec.num_classes)
+        labels_alone = config.loss == "cross-entropy" and config.teacher is None
+        if labels_alone and train_loss > max(2 * blind, blind + 2):
+            raise NonFiniteError(
+                f"the training loss of epoch {epoch} is {train_loss:.3g}, and a model that knows "
+                f"nothing has {blind:.3g}: it diverges; {self._last_good()}; try a --lr below "
+                f"{config.lr:g} (--find-lr looks for one)"
+            )
 
     def evaluate(self, split: str) -> Metrics:
         """Metrics of the model as it stands on a split of the data."""

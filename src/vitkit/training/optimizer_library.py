@@ -59,7 +59,7 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> Make:
         ) from None
     known = library.get_supported_optimizers()
     if name not in known:
-        near = did_you_mean(name, [*others, *known], count=2)
+        near = did_you_mean(name, dict.fromkeys([*others, *known]), count=2)
         raise SettingError(
             f"there is no optimizer {name!r}{near}; take {', '.join(others)} or one of "
             f"pytorch_optimizer.get_supported_optimizers()"

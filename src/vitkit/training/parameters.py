@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.errors import SettingError, did_you_mean
+from vitkit.errors import SettingError, counted, did_you_mean
+from vitkit.models.initialisation import HEADS
 
+BACKBONE = "backbone"
+"""What `freeze` calls everything but the head."""
 EMBEDDING = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
 NOT_DECAYED = ("cls_token", "dist_token", "reg_token", "pos_embed", "latent")
 
@@ -76,7 +79,7 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     Args:
         model: changed in place; `requires_grad` becomes False for what is named.
         patterns: shell-style, for whole names or for what they begin with: `"patch_embed"`,
-            `"blocks.*.attn"`, `"*.bias"`.
+            `"blocks.*.attn"`, `"*.bias"`; `"backbone"` is everything but the head.
         blocks: also the embedding and the first so many blocks.
 
     Returns:
@@ -91,19 +94,43 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     """
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
-        raise SettingError(f"blocks={blocks} of {depth} were to be frozen; take 0..{depth}")
+        raise SettingError(
+            f"freeze_blocks {blocks}: the model has {counted(depth, 'block')}; take 0..{depth}"
+        )
     names = [name for name, _ in model.named_parameters()]
     found: set[str] = set()
     if blocks:
         found |= {name for name in names if layer_number(name, depth) <= blocks}
     for pattern in patterns:
-        fits = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")}
-        if not fits:
-            near = did_you_mean(pattern, {n.rpartition(".")[0] or n for n in names})
-            parts = ", ".join(dict.fromkeys(name.partition(".")[0] for name in names))
-            raise SettingError(f"no parameter is named {pattern!r}{near}; there are {parts}")
-        found |= fits
+        found |= _fitting(pattern, names, depth)
     for name, parameter in model.named_parameters():
         if name in found:
             parameter.requires_grad_(False)
     return [name for name in names if name in found]
+
+
+def _fitting(pattern: str, names: list[str], depth: int) -> set[str]:
+    """The names that a pattern means. Raises `SettingError` where there is none."""
+    fits = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")}
+    if not fits and pattern == BACKBONE:
+        fits = {n for n in names if n.partition(".")[0] not in HEADS}
+    if not fits:
+        near = did_you_mean(pattern, _alike(pattern, names))
+        blocks = "blocks.0" if depth == 1 else f"blocks.0 to blocks.{depth - 1}"
+        parts = [BACKBONE, *dict.fromkeys(name.partition(".")[0] for name in names)]
+        listed = ", ".join(blocks if part == "blocks" else part for part in parts)
+        raise SettingError(f"no parameter is named {pattern!r}{near}; there are {listed}")
+    return fits
+
+
+def _alike(pattern: str, names: list[str]) -> set[str]:
+    """Parts of a model as deep as a pattern, in the same block or, as it may be, in every one."""
+    deep = pattern.count(".") + 1
+    parts = [BACKBONE.split("."), *(n.split(".")[:deep] for n in names if n.count(".") + 1 >= deep)]
+    parts += [["*" if one.isdigit() else one for one in part] for part in parts]
+    wanted = _numbers(pattern.split("."))
+    return {".".join(part) for part in parts if _numbers(part) == wanted}
+
+
+def _numbers(parts: list[str]) -> list[str]:
+    return [part for part in parts if part.isdigit()]

@@ -146,8 +146,10 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
 
 def in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """A warm-up that nobody asked for fits into the epochs that somebody asked for."""
+    if config.warmup_epochs < config.epochs:
+        return config, []
     usual = recipe_settings(config.recipe).get("warmup_epochs", TrainConfig.warmup_epochs)
-    if config.warmup_epochs < config.epochs or config.warmup_epochs != usual:
+    if config.warmup_epochs != usual:
         return config, []
     shorter = config.epochs / 10
     said = (
@@ -207,8 +209,8 @@ def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
             raise SettingError(f"progressive: {error}") from None
     if len(config.progressive) > config.epochs:
         raise SettingError(
-            f"progressive names {len(config.progressive)} sizes for {config.epochs} epochs; "
-            f"name fewer, or raise --epochs"
+            f"progressive names {len(config.progressive)} sizes for "
+            f"{counted(config.epochs, 'epoch')}; name fewer, or raise --epochs"
         )
 
 
@@ -223,6 +225,11 @@ def _check_against(config: TrainConfig, dataset: Dataset) -> None:
         )
     if config.probe and "val" not in dataset.splits:
         raise SettingError("a probe is judged on validation, and there is none; set val_fraction")
+    if config.patience is not None and "val" not in dataset.splits:
+        raise SettingError(
+            f"patience {config.patience} waits for validation, and there is none; set "
+            f"val_fraction, or leave patience out"
+        )
     mixed = [f"{name} {getattr(config, name):g}" for name in ("mixup", "cutmix")
              if getattr(config, name)]  # fmt: skip
     check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)

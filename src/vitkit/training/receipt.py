@@ -23,7 +23,7 @@ WITHOUT_WEIGHT = frozenset({
     "data", "recipe", "data_root", "cache", "output", "overwrite", "resume", "seed", "device",
     "devices", "parallel", "timeout", "threads", "workers", "log_interval", "log_histograms",
     "log_examples", "logger", "quiet", "save_every", "save_augmented_grid", "grad_checkpointing",
-    "test",
+    "test", "attention_kernel",
 })  # fmt: skip
 """Settings that do not change where a curve goes, beyond a seed's spread."""
 NAMED = 3

@@ -79,10 +79,15 @@ class Ground:
         """The validation pictures."""
         return self.plan.dataset.splits["val"]
 
-    def config(self, *layers: Settings) -> TrainConfig:
-        """The settings of a rung. The test split stays closed, and seconds are not for pictures."""
+    def config(self, *layers: Settings, **needed: object) -> TrainConfig:
+        """The settings of a rung. The test split stays closed, and seconds are not for pictures.
+
+        Args:
+            *layers: of the rung, such as a recipe; what the user set wins over them.
+            **needed: what the rung cannot do without, whatever the user set.
+        """
         kept = {"test": False, "log_examples": False, "log_histograms": False}
-        return TrainConfig(**layered(self.settings, *layers, kept))
+        return TrainConfig(**layered(*layers, self.settings, kept | needed))
 
     def outcome(
         self, name: str, what: str, best: Path, started: float, trained: int | None = None
@@ -178,7 +183,7 @@ class LinearHead:
         """Fit it, as `--probe linear` does."""
         ground, started = self.ground, self.ground.clock()
         config = ground.config({"pretrained": ground.pretrained, "probe": "linear",
-                                "balance": False, "output": str(folder)})  # fmt: skip
+                                "output": str(folder)}, balance=False)  # fmt: skip
         done = session.train(config)
         spec = ground.plan.spec
         trained = spec.num_classes * (spec.width + 1)
@@ -294,7 +299,9 @@ class Steps:
                                pace.arithmetic | {"output": str(folder)})  # fmt: skip
         done = session.train(config, within(ground.clock() + left, ground.clock))
         spec = plan.spec
-        what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {counted(epochs, 'epoch')}"
+        ran = round(load(done.last).metadata["epoch"])
+        lasted = ("" if ran == epochs else f"{ran} of ") + counted(epochs, "epoch")
+        what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {lasted}"
         return ground.outcome(self.name, what, done.best, started)
 
     def _fitting(self, seconds: float) -> int:

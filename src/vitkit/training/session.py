@@ -153,8 +153,11 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         stop = stack.enter_context(stop_flag())
         for line in (*plan.notes, *notes):
             log.say(line)
+        _say_model(plan, log, model)
         if state is not None and config.compile and (missing := no_compiler(plan.device)):
             raise SettingError(f"the run is compiled and {missing}; go on where there is one")
+        if config.probe is None and "auto" in (config.amp, config.attention_kernel):
+            log.say("trying which arithmetic is fastest ...")
         with left_at_once():
             plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
         log.lasts(plan.last_step)
@@ -167,7 +170,7 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
             log.say(f"nothing to resume in {run.root}; starting afresh")
         kept = replaced(plan.config, output=str(run.root), resume=None, overwrite=False)
         world.decided(lambda: _prepare(run, done, kept))
-        _say_plan(plan, run, log, model, world)
+        _say_plan(plan, run, log, world)
         world.decided(lambda: log.track(config.logger, kept.to_json()))
         if config.save_augmented_grid and state is None:
             world.decided(lambda: save_augmented_grid(run.augmented, plan))
@@ -271,20 +274,26 @@ def _changes(run: RunFolder, earlier: TrainConfig, config: TrainConfig) -> list[
     return [f"changed since the start: {key} {before[key]} -> {now[key]}" for key in free]
 
 
-def _say_plan(plan: Plan, run: RunFolder, log: RunLog, model: ViT, world: World) -> None:
-    config, spec = plan.config, plan.spec
+def _say_model(plan: Plan, log: RunLog, model: ViT) -> None:
+    """Data and model, which nothing that is tried out changes."""
+    spec = plan.spec
     parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
+    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, pictures: {parts}")
     parameters = sum(p.numel() for p in model.parameters())
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
-    log.say(f"settings: {_settings_shown(config)}")
-    if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
-        log.say(receipt.says())
-    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, pictures: {parts}")
     log.say(
         f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
         f"{spec.patch_size[1]}, width {spec.width}, {spec.depth} blocks, {spec.num_heads} heads"
     )
+
+
+def _say_plan(plan: Plan, run: RunFolder, log: RunLog, world: World) -> None:
+    """All settings, with what was found out, and how the steps go."""
+    config = plan.config
+    log.say(f"settings: {_settings_shown(config)}")
+    if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
+        log.say(receipt.says())
     if config.probe is None:
         log.say(
             f"training: {counted(config.epochs, 'epoch')} of {plan.steps.steps_per_epoch} steps, "
@@ -308,7 +317,10 @@ def _settings_shown(config: TrainConfig) -> str:
 
 
 def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
-    """Read the best weights back, look at the test split once, and write its score beside them."""
+    """Read the best weights back, look at the test split once, and write its score beside them.
+
+    A finished run that is resumed has looked already; only other weights are looked at again.
+    """
     world = loop.world
     if not world.decided(run.best.exists):  # stopped before the first epoch ended
         log.say(f"ended after {loop.stopped}; weights: {run.last}")
@@ -317,7 +329,9 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
     model, splits = best.model.to(loop.plan.device), loop.plan.dataset.splits
     temperature = _look_at_validation(loop, model, run, log) if "val" in splits else None
-    if "test" in splits and loop.plan.config.test:
+    if "test" in metrics:
+        log.say(f"test was read before, with these weights: {'  '.join(headline(metrics['test']))}")
+    elif "test" in splits and loop.plan.config.test:
         made = loop.outputs("test", model)
         test, _ = examine(made, loop.plan.spec.num_classes, temperature or 1.0, world)
         metrics["test"] = test

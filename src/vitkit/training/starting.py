@@ -34,8 +34,6 @@ from vitkit.weights.pretrained import brought
 CATALOGUE = "auto"
 """`pretrained` without a value: what the catalogue has for the model."""
 HEADS = ("head", "head_dist")
-BACKBONE = "backbone"
-"""What `freeze` calls everything but the head."""
 PICTURES = ("interpolation", "fit", "crop_ratio")
 """Settings of pictures that weights know nothing of."""
 SAID = ("place", "format", "sha256", "licence")
@@ -70,8 +68,8 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         asked: the fields of `ViTSpec` that the settings name.
 
     Returns:
-        The checkpoint with the head that it has. `.metadata` has `place`, and `sha256` over the
-        weights as they were found.
+        The checkpoint with the head that it has. `.metadata` has `place`, `sha256` over the weights
+        as they were found, and `probe` as the settings have it.
 
     Raises:
         CheckpointError: it cannot be read, is of another model than `config.model`, or is not what
@@ -101,20 +99,23 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         )
         raise CheckpointError(f"{error}; {mend}") from None
     stored = _with_pictures(stored, config)
-    about: dict[str, Any] = {"place": _lasting(place), "sha256": sha256}
+    about: dict[str, Any] = {"place": _lasting(place), "sha256": sha256, "probe": config.probe}
     about["adapted"] = list(stored.metadata.get("adapted", ()))[earlier:]
     return replace(stored, metadata={**stored.metadata, **about})
 
 
 def begin(stored: Checkpoint, classes: Sequence[str]) -> Start:
-    """The start from an opened checkpoint, for data with these classes."""
+    """The start from an opened checkpoint, for data with these classes.
+
+    A probe has no use for a head, or fits one of its own: of that one nothing is said.
+    """
     kept, note = _with_head(stored, tuple(classes))
     model, about = kept.model, kept.metadata
     found = {"place": about["place"], "format": stored.format, "sha256": about["sha256"],
              "licence": about.get("licence", "")}  # fmt: skip
     facts = found | {"spec": model.spec.to_json(), "preprocess": kept.preprocess.to_json()}
     first = f"weights: {about['place']} ({stored.format}, sha256 {about['sha256'][:16]})"
-    notes = (first, *about["adapted"], note)
+    notes = (first, *about["adapted"], *([] if about["probe"] else [note]))
     return Start(model.spec, kept.preprocess, model.state_dict(), facts, notes)
 
 
@@ -154,12 +155,9 @@ def freeze_parts(model: ViT, config: TrainConfig) -> list[str]:
     Raises:
         SettingError: a pattern that fits nothing, more blocks than there are, or nothing is left.
     """
-    patterns = [pattern for pattern in config.freeze if pattern != BACKBONE]
-    if BACKBONE in config.freeze:
-        patterns += [name for name, _ in model.named_parameters() if not _of_head(name)]
-    if not patterns and not config.freeze_blocks:
+    if not config.freeze and not config.freeze_blocks:
         return []
-    names = freeze(model, *patterns, blocks=config.freeze_blocks)
+    names = freeze(model, *config.freeze, blocks=config.freeze_blocks)
     left = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not left:
         raise SettingError(

@@ -52,7 +52,10 @@ class Teacher:
         Args:
             source: a teacher; a checkpoint; what `vitkit.load` takes; `package.module:function`,
                 which is called and returns a teacher, a checkpoint or a module; a module. Of timm's
-                modules mean, std and size are known (`pretrained_cfg`).
+                modules the size is that which they were built for, where they say so, and mean, std
+                and else the size are those of `pretrained_cfg`. A module that was built without
+                pretrained weights has one, too: that is right only where nothing else is known, so
+                give `Teacher(module, Preprocess(...))` for one that was trained on other pictures.
             trust_pickle: as for `vitkit.load`.
 
         Raises:
@@ -120,6 +123,7 @@ class Teacher:
         model = self.model.to(device).eval().requires_grad_(False)
         teacher = replace(self, model=model, columns=None)
         found = teacher._tried(seen, device)
+        sight = teacher._sight(seen)
         if not self.classes:
             if found != len(classes):
                 raise SettingError(
@@ -127,8 +131,9 @@ class Teacher:
                     f"train it on these classes first, or take another"
                 )
             return teacher, [
+                *sight,
                 f"the teacher names no classes; its {found} logits are taken for the data's: "
-                f"{listed(classes)}"
+                f"{listed(classes)}",
             ]
         unknown = [name for name in classes if name not in self.classes]
         if unknown or found != len(self.classes):
@@ -139,14 +144,22 @@ class Teacher:
                 else f"the teacher has {found} logits and {len(self.classes)} class names; name all"
             )
         more = found - len(classes)
-        notes = [f"the teacher knows {more} classes more; they are left out"] if more else []
+        left = f"the teacher knows {more} classes more; they are left out"
+        notes = [*sight, left] if more else sight
         return replace(teacher, columns=tuple(self.classes.index(n) for n in classes)), notes
+
+    def _sight(self, seen: Preprocess) -> list[str]:
+        """A line where it sees the pictures otherwise than the student."""
+        mine, its = (_described_pictures(one) for one in (self.preprocess or seen, seen))
+        return [] if mine == its else [f"the teacher sees pictures of {mine}; the student of {its}"]
 
     def _tried(self, seen: Preprocess, device: torch.device) -> int:
         """How many logits it gives, by one grey picture."""
         picture = torch.zeros(1, seen.channels, *seen.image_size, device=device)
+        if self.preprocess is not None:
+            picture = brought(picture, seen, self.preprocess)
         try:
-            return self(picture, seen).shape[1]
+            return self(picture).shape[1]
         except (RuntimeError, TypeError, ValueError, LookupError, AssertionError, UserError) as why:
             if isinstance(why, SettingError):
                 raise
@@ -232,14 +245,22 @@ def _timm_preprocess(model: nn.Module) -> Preprocess | None:
     said = getattr(model, "pretrained_cfg", None)
     if not isinstance(said, dict) or not {"mean", "std", "input_size"} <= said.keys():
         return None
+    built = getattr(getattr(model, "patch_embed", None), "img_size", None)
     filters = ("nearest", "bilinear", "bicubic")
     named = said.get("interpolation")
     return Preprocess(
-        image_size=tuple(said["input_size"][1:]),
+        image_size=built if isinstance(built, tuple) else tuple(said["input_size"][1:]),
         mean=tuple(said["mean"]),
         std=tuple(said["std"]),
         interpolation=named if named in filters else "bicubic",
     )
+
+
+def _described_pictures(preprocess: Preprocess) -> str:
+    """Their size, mean and std; what else there is, the student's transform has decided."""
+    height, width = preprocess.image_size
+    mean, std = (", ".join(f"{v:g}" for v in part) for part in (preprocess.mean, preprocess.std))
+    return f"{height} x {width} px with mean {mean} and std {std}"
 
 
 def _described(value: object) -> str:
