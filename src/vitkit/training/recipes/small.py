@@ -11,7 +11,7 @@ deviations of single pictures."""
 
 
 def digits() -> Settings:
-    """A 0.14 M-parameter ViT on the embedded 8 x 8 digits, in under a minute on two cores.
+    """A 0.14 M-parameter ViT on the embedded 8 x 8 digits, in a minute and a half on two cores.
 
     Command: `vitkit train digits --recipe digits`
     Expected: 98.4 % on folds held out of train; docs/benchmarks.md has the test scores.
