@@ -30,10 +30,10 @@ import vitkit
 
 TRAIN = [sys.executable, "-m", "vitkit", "train", "fashion-mnist", "--recipe", "fashion-mnist",
          "--quiet"]  # fmt: skip
-STUDENT = ["--spec.width", "64", "--spec.depth", "2", "--spec.num-heads", "4", "--spec.mlp-width",
-           "128"]  # fmt: skip
-TAUGHT = ["--distill-views", "2", "--distill-temperature", "2", "--distill-alpha", "0.9"]
-
+STUDENT = ["--spec.width", "32", "--spec.depth", "2", "--spec.num-heads", "2", "--spec.mlp-width",
+           "64"]  # fmt: skip
+TAUGHT = ["--distill-views", "4", "--distill-temperature", "1", "--distill-alpha", "1"]
+"""Chosen on validation with seed 0 among temperatures 1, 2 and 4; labels are left to the teacher."""
 
 LOOKED = re.compile(r"teacher: view .* in (\d+) s$", re.MULTILINE)
 
@@ -102,8 +102,8 @@ def main() -> None:
     words = ["python benchmarks/distil.py", *["--"] * bool(asked.flags), *asked.flags]
     write_results("distil-", {
         "command": " ".join(words), "processor": processor(), "date": str(date.today()),
-        "teacher": known, "alone": spread(alone), "taught": spread(taught), "time_ratio": with_looks,
-        "time_ratio_kept": without, "student": STUDENT, "settings": TAUGHT, "flags": asked.flags,
+        "teacher": known, "alone": spread(alone), "taught": spread(taught),
+        "time_ratio": with_looks, "time_ratio_kept": without, "student": STUDENT, "settings": TAUGHT, "flags": asked.flags,
     }, asked.output)  # fmt: skip
 
 

@@ -109,8 +109,8 @@ class TrainConfig:
     """Before the start, try rates on training pictures with a copy of the model, and take a tenth
     of the one where the loss is lowest, instead of `lr`."""
     find_batch_size: bool = False
-    """Before the start, double the batch until memory ends or it is no faster, instead of
-    `batch_size`."""
+    """Before the start, double the batch until memory ends, it is no faster or an epoch has fewer
+    than 8 steps, instead of `batch_size`."""
     min_lr: Annotated[float, Field(ge=0.0)] = 1e-5
     """Learning rate at the end of the schedule; the constant one stays at its peak."""
     sched: Schedule = "cosine"

@@ -295,18 +295,13 @@ class Trainer:
         self.reporter.next_epoch()
 
     def _refuse_divergence(self, epoch: int, train_loss: float) -> None:
-        """An epoch that ends far above what knowing nothing costs, ln K, is not learning.
-
-        Raises:
-            NonFiniteError: cross-entropy of labels alone, above twice that and two above it.
-        """
+        """Raises `NonFiniteError` far above ln K, the cross-entropy of knowing nothing."""
         config, blind = self.plan.config, math.log(self.plan.spec.num_classes)
         labels_alone = config.loss == "cross-entropy" and config.teacher is None
         if labels_alone and train_loss > max(2 * blind, blind + 2):
             raise NonFiniteError(
-                f"the training loss of epoch {epoch} is {train_loss:.3g}, and a model that knows "
-                f"nothing has {blind:.3g}: it diverges; {self._last_good()}; try a --lr below "
-                f"{config.lr:g} (--find-lr looks for one)"
+                f"epoch {epoch} has a training loss of {train_loss:.3g}, a guess {blind:.3g}; "
+                f"{self._last_good()}; try a --lr below {config.lr:g} (--find-lr looks for one)"
             )
 
     def evaluate(self, split: str) -> Metrics:
