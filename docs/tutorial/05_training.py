@@ -228,7 +228,7 @@ for name, made in found.items():
     scores = with_spread([run["test_top1"] for run in runs])
     seconds = mean(run["seconds"] for run in runs)
     threads = runs[0].get("threads", made["threads"])
-    print(f"{name:<15} test {scores}, {seconds:.0f} s on {threads} threads")
+    print(f"{name:<15} test {scores}, {seconds:.0f} s, threads: {threads}")
 print(found["mnist"]["runs"][0]["command"])
 
 # %% mystnb={"figure": {"caption": "Accuracy on MNIST's validation pictures after each epoch, by the seconds of training so far: the notebook's model and the same model without its mistakes, one line a seed, and the recipe's, on two threads instead of one. The dotted line is 99 %."}}

@@ -447,6 +447,8 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
             taught(tmp_path / "run", source)
     with pytest.raises(SettingError, match="name one with --teacher"):
         run(tmp_path / "run", distill_views=2)
+    with pytest.raises(SettingError, match=r"distill_temperature 9 softens .* leave one of them"):
+        taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)
     assert not (tmp_path / "run").exists()
 
 

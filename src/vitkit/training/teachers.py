@@ -186,6 +186,11 @@ def check_teaching(config: TrainConfig) -> None:
             f"{asked[0]} {getattr(config, asked[0])} says how to learn from a teacher; name one "
             f"with --teacher"
         )
+    if config.distill == "hard" and "distill_temperature" in asked:
+        raise SettingError(
+            f"distill_temperature {config.distill_temperature:g} softens probabilities, and "
+            f"distill hard learns the teacher's first choice; leave one of them out"
+        )
     if config.distill_views and config.progressive:
         raise SettingError(
             f"the teacher looks at each of {config.distill_views} distill_views once, and "
