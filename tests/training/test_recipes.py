@@ -149,9 +149,11 @@ def test_receipts_belong_to_recipes_and_have_their_settings():
 
 
 def test_a_run_with_a_receipt_says_what_to_expect(tmp_path):
-    if receipt_of("digits") is None:
-        pytest.skip("no receipt of digits")
-    run = vitkit.train("digits", recipe="digits", epochs=6, warmup_epochs=1.0, lr=2e-5,
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("recipe: digits\nepochs: 6\nwarmup_epochs: 1.0\n")
+    assert receipt_of(str(mine)) == receipt_of("digits") is not None
+    assert receipt_of(str(tmp_path / "gone.yaml")) is None
+    run = vitkit.train("digits", recipe=str(mine), lr=2e-5,
                        output=str(tmp_path / "run"), quiet=True, device="cpu").run  # fmt: skip
     said = (run / "train.log").read_text()
     assert "receipt of digits: test top-1" in said

@@ -14,6 +14,7 @@ from typing import Any
 
 from vitkit.training.config import Settings
 from vitkit.training.metrics import Metrics
+from vitkit.training.recipes import underlying
 
 SLACK = 0.01
 """Top-1 by which a run may be below the worst seed before it counts as behind."""
@@ -72,7 +73,8 @@ class Receipt:
 
 
 def receipt_of(recipe: str | None) -> Receipt | None:
-    """The receipt of a recipe by name; `None` where there is none."""
+    """The receipt of a recipe by name or YAML file; `None` where there is none."""
+    recipe = underlying(recipe)
     file = files("vitkit.training") / "receipts" / f"{recipe}.json"
     if recipe is None or "/" in recipe or not file.is_file():
         return None

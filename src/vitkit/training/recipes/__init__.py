@@ -49,6 +49,14 @@ def recipe_settings(name: str | None) -> Settings:
     return _named(name)
 
 
+def underlying(name: str | None) -> str | None:
+    """The recipe's name, or that of the one a YAML file changes; `None` where it can't be known."""
+    if name is None or Path(name).suffix not in (".yaml", ".yml"):
+        return name
+    base = read_yaml(name).get("recipe") if Path(name).is_file() else None
+    return base if isinstance(base, str) else None
+
+
 def _named(name: str | None) -> Settings:
     if name is None:
         return {}
