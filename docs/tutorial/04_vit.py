@@ -87,7 +87,7 @@ for name, model in others.items():
 
 # %%
 table = vitkit.summary(models["B/16"])
-Console(width=110, color_system=None).print(table.render(depth=2))
+Console(width=110, color_system=None).print(table.render(depth=1))
 
 # %% [markdown]
 # Nearly all of it is in the blocks:

@@ -308,7 +308,7 @@ def test_test_is_read_once_for_the_same_weights(tmp_path):
     assert again.metrics["test"] == first.metrics["test"]
     log = (first.run / "train.log").read_text()
     assert log.count("read once") == 1
-    assert log.count("test was read before, with these weights") == 1
+    assert log.count("pictures, read before, best weights") == 1
 
 
 def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):

@@ -329,14 +329,16 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
     model, splits = best.model.to(loop.plan.device), loop.plan.dataset.splits
     temperature = _look_at_validation(loop, model, run, log) if "val" in splits else None
-    if "test" in metrics:
-        log.say(f"test was read before, with these weights: {'  '.join(headline(metrics['test']))}")
-    elif "test" in splits and loop.plan.config.test:
-        made = loop.outputs("test", model)
-        test, _ = examine(made, loop.plan.spec.num_classes, temperature or 1.0, world)
-        metrics["test"] = test
+    if "test" in splits and loop.plan.config.test:
+        how = "read before" if "test" in metrics else "read once"
+        if "test" not in metrics:
+            made = loop.outputs("test", model)
+            metrics["test"], _ = examine(
+                made, loop.plan.spec.num_classes, temperature or 1.0, world
+            )
+        test = metrics["test"]
         shown = "  ".join(headline(test))
-        log.say(f"test, {test['pictures']:.0f} pictures, read once, best weights: {shown}")
+        log.say(f"test, {test['pictures']:.0f} pictures, {how}, best weights: {shown}")
         log.scored("test", loop.progress.step, test)
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
