@@ -35,7 +35,7 @@ from vitkit.training.recipes import recipe_settings
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
-    "quiet": True, "device": "cpu", "log_interval": 5,
+    "quiet": True, "device": "cpu", "log_interval": 5, "threads": 1,
     "spec": {"depth": 1, "width": 32, "patch_size": 2},
 }  # fmt: skip
 TIMES = {"images_per_s", "data_wait", "seconds", "memory"}
