@@ -51,6 +51,20 @@ def mosaic(pieces: ArrayLike, *, across: int, gap: int = 2) -> np.ndarray:
     return np.concatenate(rows)[:-gap, :-gap]
 
 
+def band(
+    place: Axes,
+    numbers: Sequence[float],
+    scores: Sequence[Sequence[float]],
+    label: str,
+    colour: str,
+) -> None:
+    """The mean of the scores at each number as a line, from the lowest to the highest as a band."""
+    means = [sum(some) / len(some) for some in scores]
+    place.plot(numbers, means, "o-", color=colour, label=label)
+    lowest, highest = [min(some) for some in scores], [max(some) for some in scores]
+    place.fill_between(numbers, lowest, highest, color=colour, alpha=0.25)
+
+
 def heat(
     values: ArrayLike, *, size: tuple[float, float], across: str, down: str, colours: str = "RdBu"
 ) -> Axes:

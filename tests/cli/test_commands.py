@@ -20,6 +20,7 @@ from PIL import Image
 import vitkit
 from vitkit import cli
 from vitkit.data.sources import open_dataset
+from vitkit.training.config import read_yaml
 
 TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",
          "--spec.depth", "1", "--spec.width=32", "--device", "cpu"]  # fmt: skip
@@ -227,3 +228,25 @@ def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
             assert path.read_bytes() == content, path
     assert not [path for path in output.rglob("*") if "tmp" in path.name]
     assert cli.run(["train", "--resume", str(output), "--epochs", "3"]) == 0
+
+
+def test_flags_win_over_what_a_recipe_has_in_its_spec(tmp_path):
+    words = ["train", "digits", "--recipe", "digits", "--img-size", "16", "--drop-path", "0.2"]
+    words += ["--spec.depth", "1", "--max-steps", "1", "--amp", "off", "--quiet"]
+    assert cli.run([*words, "--output", str(tmp_path / "run")]) == 0
+    spec = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors").model.spec
+    assert (spec.image_size, spec.drop_path, spec.width) == ((16, 16), 0.2, 64)
+    assert cli.run([*words, "--spec.image-size", "8", "--output", str(tmp_path / "no")]) == 2
+
+
+def test_the_usual_short_flags_mean_the_long_ones(tmp_path):
+    words = ["train", "digits", "-c", "digits", "-b", "64", "--wd", "0.2", "--smoothing", "0.0"]
+    words += ["-j", "0", "--spec.depth", "1", "--amp", "off", "--quiet"]
+    run = tmp_path / "run"
+    assert cli.run([*words, "--max-steps", "1", "--output-dir", str(run)]) == 0
+    kept = read_yaml(run / "config.yaml")
+    names = ("recipe", "epochs", "batch_size", "weight_decay", "label_smoothing", "workers")
+    assert [kept[name] for name in names] == ["digits", 160, 64, 0.2, 0.0, 0]
+    on = ["train", "digits", "--resume", "auto", "--output-dir", str(run), "--max-steps", "2"]
+    assert cli.run(on) == 0
+    assert "going on from step 1" in (run / "train.log").read_text()

@@ -8,6 +8,7 @@ import tyro
 
 from vitkit.cli.fields import filled, take_fields
 from vitkit.errors import SettingError, VitkitError
+from vitkit.frozen import field_names
 from vitkit.training import auto, session
 from vitkit.training.config import Settings, TrainConfig, layered
 from vitkit.training.proof import prove_resume
@@ -23,6 +24,14 @@ head and fine-tuning of --pretrained weights, or a model from noise that suits t
 tried from cheap to dear within --budget, as long as the next one pays. With --prove-resume nothing
 is trained: two short runs, one of them killed and resumed, show that both end in the same bits."""
 
+FIRST = {
+    "recipe": ("--recipe", "-c", "--config"),
+    "model": ("--model",),
+    "resume": ("--resume",),
+    "output": ("--output", "--output-dir"),
+}
+"""Flags that decide what the others change, by all their names."""
+
 
 def run(arguments: list[str]) -> None:
     """Read the settings in their order, then train."""
@@ -31,7 +40,7 @@ def run(arguments: list[str]) -> None:
     for flag in ("--cache", "--pretrained", "--finetune"):
         rest = filled(rest, flag, "auto")
     rest = filled(rest, "--grad-checkpointing", "block")
-    given = {name: _peek(rest, name) for name in ("recipe", "model", "resume", "output")}
+    given = {name: _peek(rest, flags) for name, flags in FIRST.items()}
     stored = session.resumed_settings(given["resume"], given["output"])
     named = bool(rest) and not rest[0].startswith("-")
     data, flags = (rest[0], rest[1:]) if named else (str(stored.get("data", "")), rest)
@@ -40,10 +49,14 @@ def run(arguments: list[str]) -> None:
     asked: Settings = {"data": data, "spec": spec}
     if given["model"] is not None:
         asked["model"] = given["model"]
-    base = TrainConfig(**layered(stored, recipe_settings(given["recipe"]), asked))
+    layers = (stored, recipe_settings(given["recipe"]))
+    base = TrainConfig(**layered(*layers, asked))
     config = tyro.cli(
         TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
     )
+    said = {name: getattr(config, name) for name in field_names(TrainConfig)}
+    asked |= {name: value for name, value in said.items() if value != getattr(base, name)}
+    config = TrainConfig(**layered(*layers, asked))
     if prove and config.auto:
         raise SettingError("--prove-resume is about one run; leave --auto out")
     if prove:
@@ -57,12 +70,12 @@ def run(arguments: list[str]) -> None:
         session.train(config)
 
 
-def _peek(arguments: list[str], name: str) -> str | None:
-    """The value of one flag, before the others are read."""
-    flag = f"--{name}"
+def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:
+    """The value of a flag by any of its names, before the others are read."""
     for place, argument in enumerate(arguments):
-        if argument.startswith(f"{flag}="):
-            return argument.partition("=")[2]
-        if argument == flag and place + 1 < len(arguments):
+        name, equals, value = argument.partition("=")
+        if name in flags and equals:
+            return value
+        if argument in flags and place + 1 < len(arguments):
             return arguments[place + 1]
     return None

@@ -23,11 +23,12 @@ from torch.nn import functional as F
 from vitkit.data.cache import DECODER
 from vitkit.data.sources import Dataset
 from vitkit.errors import DataError, OutputError
+from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.places import cache_folder
 from vitkit.spec import Preprocess
 from vitkit.training.evaluation import outputs
-from vitkit.training.starting import HEADS, fingerprint
+from vitkit.training.starting import fingerprint
 from vitkit.weights.files import replacing
 from vitkit.weights.own import safetensors_content
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SettingError
+from vitkit.models.initialisation import HEADS
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
@@ -33,7 +34,6 @@ from vitkit.weights.pretrained import brought
 
 CATALOGUE = "auto"
 """`pretrained` without a value: what the catalogue has for the model."""
-HEADS = ("head", "head_dist")
 PICTURES = ("interpolation", "fit", "crop_ratio")
 """Settings of pictures that weights know nothing of."""
 SAID = ("place", "format", "sha256", "licence")
