@@ -6,9 +6,9 @@
 
 For each seed a model is trained on Fashion-MNIST at 28 x 28 by its recipe (or `--first` names its
 weights), then fine-tuned on 1,000 digits of MNIST, a hundred of each class, at a higher resolution.
-The same model is trained from fresh weights on the same digits at the same resolution, each time
-with the rate that suits it: for as many epochs, and once more for twice as many. All keep the epoch
-that a tenth of those digits likes best. Without `--test`, which was for choosing the settings
+The same model is trained from fresh weights on the same digits at the same resolution three times:
+with the same settings, with the rate that suits it, and for twice as many epochs with the rate that
+suits those. All keep the epoch that a tenth of those digits likes best. Without `--test`, which was for choosing the settings
 below, the score is of 10,000 other training digits; with it, of the test split. Results go to
 FILE, or to benchmarks/results; nothing here is a pass or a fail.
 """
@@ -37,6 +37,7 @@ BOTH = ["--opt", "muon", "--beta2", "0.95", "--batch-size", "50", "--warmup-epoc
         "--crop-scale", "1", "--flip", "0", "--shift", "3", "--fit", "squash"]  # fmt: skip
 FINETUNE = ["--epochs", "60", "--lr", "2e-3"]
 FRESH = {
+    "same": ["--recipe", "mnist", *FINETUNE],
     "alone": ["--recipe", "mnist", "--epochs", "60", "--lr", "4e-3"],
     "longer": ["--recipe", "mnist", "--epochs", "120", "--lr", "2e-3"],
 }

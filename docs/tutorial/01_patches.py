@@ -38,7 +38,9 @@ plt.rcParams["figure.dpi"] = 80
 # %% [markdown]
 # ## Cutting
 #
-# A picture of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$. Here is a
+# A picture of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$, each as one row of
+# numbers: all of red, then green, then blue, as in the kernel of a convolution. (The third notebook has
+# the colours of a pixel side by side; its matrix has the same rows in another order.) Here is a
 # photograph at 224 x 224 and what it becomes with $P = 16$: 14 patches in a row, and 14 rows.
 
 # %%

@@ -63,9 +63,10 @@ print(f"with the root of d {first / (first + 3):.5f}, without {math.e / (math.e 
 # ## Why the root of d
 #
 # A scalar product of two vectors of $d$ independent numbers with variance 1 has variance $d$. With
-# $d = 64$ the scores lie around $\pm 8$, and $e^8$ is 3,000 times $e^0$: one key takes nearly all,
-# and the softmax has nearly no gradient. One notebook leaves the root out in its text. Here is what
-# that does to rows of weights.
+# $d = 64$ the scores lie around $\pm 8$, and $e^8$ is 3,000 times $e^0$: one key takes three
+# quarters on average, more as $d$ grows, and the softmax's slope falls to a third ([chapter
+# 11](11_bugs.py)). One notebook leaves the root out in its text. Here is what that does to rows of
+# weights.
 
 # %% mystnb={"figure": {"caption": "The largest of 196 weights of a row, by the width d of random queries and keys. Divided by the root of d it stays near 0.05, whatever d is, so a token listens to many. Without it, one key takes more and more as d grows."}}
 widths = [4, 8, 16, 32, 64, 128]
@@ -155,10 +156,13 @@ place.set(xlabel="key, by its weight", ylabel="weight", ylim=0, xticks=[1, 5, 10
 _ = place.legend()
 
 # %% [markdown]
-# One matrix for queries, keys and values is a matter of speed. At the start it is three: Xavier's
-# rule looks at a matrix's sides, and the whole of it has other sides than its parts.
+# One matrix for queries, keys and values is a matter of speed: three separate ones, as others write,
+# are its rows. At the start it is three, too: Xavier's rule looks at a matrix's sides, and the whole of it has other sides than its parts.
 
 # %%
+three = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
+separate = torch.cat([z @ matrix.T + bias for matrix, bias in three], dim=-1)
+print(f"three matrices and one differ by {(separate - attention.qkv(z)).abs().max():.0e}")
 whole = nn.init.xavier_normal_(torch.empty(3 * 1024, 1024))
 part = nn.init.xavier_normal_(torch.empty(1024, 1024))
 print(f"standard deviation: all three at once {whole.std():.3f}, each by itself {part.std():.3f}")

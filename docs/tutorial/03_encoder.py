@@ -23,6 +23,7 @@ import inspect
 
 import torch
 from matplotlib import pyplot as plt
+from rich.console import Console
 from torch import nn
 
 import vitkit
@@ -58,10 +59,20 @@ mlp = vitkit.MLP(width=768, mlp_width=3072, activation="gelu")
 print("MLP", tuple(mlp(torch.randn(1, 197, 768)).shape))
 
 # %% [markdown]
+# In a new model its matrices are Xavier's, uniform with variance $2 / (n_\text{in} + n_\text{out})$, and
+# its biases are normal with a deviation of $10^{-6}$, as in the paper's code:
+
+# %%
+fc1 = vitkit.create_model("vit_base_patch16_224", depth=1).blocks[0].mlp.fc1
+print(f"matrix: deviation {fc1.weight.std():.5f}, by the rule {(2 / (768 + 3072)) ** 0.5:.5f}; "
+      f"largest {fc1.weight.abs().max():.5f}, by the rule {(6 / (768 + 3072)) ** 0.5:.5f}")  # fmt: skip
+print(f"biases: deviation {fc1.bias.std():.1e}")
+
+# %% [markdown]
 # ## What a block costs
 #
-# The layer table of `vitkit.summary` has one row for every module, and its numbers can be used.
-# Attention's own products, $QK^\top$ and $AV$, have no parameters; they are what is left of the
+# The layer table of `vitkit.summary` has one row for every module, with what goes in and comes out,
+# and its numbers can be used. Attention's own products, $QK^\top$ and $AV$, have no parameters; they are what is left of the
 # attention's multiply-adds beside its two linear layers.
 
 # %% mystnb={"figure": {"caption": "Where the parameters and the multiply-adds of a block of ViT-B/16 are. Two thirds of both are in the MLP. The products that make tokens look at each other are a narrow strip, and have no parameters at all."}}
@@ -83,6 +94,7 @@ place.set(xlim=(0, 1), xlabel="share of the block")
 _ = place.legend(ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 # %%
+Console(width=110, color_system=None).print(table.render())
 print(f"parameters {table.parameters:,}, multiply-adds {table.mult_adds / 1e6:,.0f} M")
 for name, (parameters, mult_adds) in parts.items():
     print(f"{name:<10} {parameters / 1e6:>6.2f} M {mult_adds / 1e6:>8.2f} M")

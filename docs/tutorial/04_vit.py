@@ -83,7 +83,9 @@ for name, model in others.items():
 # ## What it costs
 #
 # The layer table counts fused attention as the two products it is, and a linear layer once for each
-# token. Here is that of B/16, without what lies inside its blocks.
+# token. Here is that of B/16, without what lies inside its blocks. The list of the blocks is not called
+# itself, so its row has no multiply-adds; `Identity` stands where this spec leaves something out, and
+# `attn_pool` is the readout of Eq. 4.
 
 # %%
 table = vitkit.summary(models["B/16"])

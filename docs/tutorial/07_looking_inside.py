@@ -279,7 +279,7 @@ def reach(maps: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor
     return (among_patches * torch.cdist(middles, middles)).sum(-1).mean(-1).mean(1)
 
 
-# %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is that of an even spread over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training brings those of layer 0 a little nearer."}}
+# %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is that of an even spread over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training shortens the reach of layer 0 a little."}}
 even = reach(torch.ones(1, 1, 1, 37, 37), (6, 6), PATCH).item()
 figure, place = plt.subplots(figsize=(5, 2.8))
 for name, of, mark in (("trained", maps, "o"), ("untrained", maps_of(untrained, pictures), "x")):
@@ -292,12 +292,12 @@ _ = place.legend(fontsize=8)
 # %% [markdown]
 # ## What positions know of each other
 #
-# Nobody told the model that its 36 positions form a square. To say in which row and column a digit
-# stands, it had to find out. Cosine similarity of each position's vector with all others shows how
+# Nobody told the model that its 36 positions form a square. It was asked in which row and column a
+# digit stands, and to answer it had to find out. Cosine similarity of each position's vector with all others shows how
 # far it got (the paper's Fig. 7, centre).
 
 
-# %% mystnb={"figure": {"caption": "Each small square belongs to one position and shows how alike the vectors of all 36 are to its own; yellow is alike. Left, before training: only like itself. Right, after: positions are alike to those in their row and in their column, so the grid was found from pictures alone."}}
+# %% mystnb={"figure": {"caption": "Each small square belongs to one position and shows how alike the vectors of all 36 are to its own; yellow is alike. Left, before training: only like itself. Right, after: positions are alike to those in their row and in their column, so the grid was learned, from being asked where the digit is; no position was told its own place."}}
 def alike(model: vitkit.ViT) -> torch.Tensor:
     """Cosines of all positions with all others, (36, 36)."""
     vectors = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)

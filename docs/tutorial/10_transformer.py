@@ -298,8 +298,8 @@ print("generate gives the same:", torch.equal(so_far[:, 1:], model.generate(ids,
 # %% [markdown]
 # ## What goes wrong without a causal mask
 #
-# The lab notebook has no masks. Its loss is splendid, and that is the trouble: the answer at each
-# place stands in the input, one place to the right. Here is the decoder by hand. With the mask it is
+# The lab notebook has no masks. A model that learns without has a splendid loss, and that is the
+# trouble: the answer at each place stands in the input, one place to the right. Here is the decoder by hand. With the mask it is
 # the library's; without it the same model learns the same task.
 
 

@@ -220,7 +220,7 @@ print(f"{nn.init.xavier_normal_(apart).std():.4f}")
 
 # %% [markdown]
 # ### The first rows of `pos_embed`
-# For a smaller picture `pos_embed[:, :P + 1]` is taken, the first rows of the table. They are those of
+# For a smaller picture `pos_embed[:, :N + 1]` is taken, the first rows of the table. They are those of
 # the top of the large picture, read in lines of 14. vitkit resamples the table.
 
 # %%

@@ -11,8 +11,8 @@
 # The fifth source is a lab notebook in three parts: the original Transformer, a ViT on MNIST, and
 # distillation. Its bugs are shown as [those of the others](11_bugs.py): each in a few lines, with its
 # symptom computed. What those of its ViT cost together is measured in [chapter
-# 5](05_training.py#mnist-the-notebooks-model), beside the same model without the mistakes: at its
-# size less than one would think.
+# 5](05_training.py#mnist-the-notebooks-model), beside the same model without the mistakes: at the
+# notebook's rate less than one would think.
 
 # %%
 import math

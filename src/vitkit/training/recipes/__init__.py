@@ -11,7 +11,14 @@ from pathlib import Path
 
 from vitkit.errors import SettingError, did_you_mean
 from vitkit.training.config import Settings, layered, read_yaml
-from vitkit.training.recipes.imagenet import augreg, deit, deit3, plain_vit_s16_90ep, vit_paper
+from vitkit.training.recipes.imagenet import (
+    augreg,
+    deit,
+    deit3,
+    plain_vit_s16_90ep,
+    vit_paper,
+    vit_paper_decay01,
+)
 from vitkit.training.recipes.small import cifar10, cifar10_small, digits, fashion_mnist, mnist
 from vitkit.training.recipes.transfer import distil, finetune, finetune_sgd, linear_probe
 
@@ -22,6 +29,7 @@ RECIPES: dict[str, Callable[[], Settings]] = {
     "cifar10": cifar10,
     "cifar10-small": cifar10_small,
     "vit-paper": vit_paper,
+    "vit-paper-decay01": vit_paper_decay01,
     "deit": deit,
     "deit3": deit3,
     "plain-vit-s16-90ep": plain_vit_s16_90ep,

@@ -81,8 +81,8 @@ def mnist() -> Settings:
     """A 0.23 M-parameter ViT on MNIST, in less than five minutes on two cores.
 
     Command: `vitkit train mnist --recipe mnist`
-    Expected: 99.2 % on the test split (99.15 to 99.25 over three seeds) in 230 to 270 s, in
-    float32, and 270 to 315 s beside other work; with `--epochs 20` 99.3 % (99.29 to 99.35).
+    Expected: 99.2 % on the test split (99.20 to 99.25 over three seeds) in 200 to 230 s, in
+    float32; with `--epochs 20` 99.3 % (99.29 to 99.35).
     """
     return fashion_mnist() | {
         "epochs": 12,
