@@ -8,9 +8,9 @@ For each seed a model is trained on Fashion-MNIST at 28 x 28 by its recipe (or `
 weights), then fine-tuned on 1,000 digits of MNIST, a hundred of each class, at a higher resolution.
 The same model is trained from fresh weights on the same digits at the same resolution three times:
 with the same settings, with the rate that suits it, and for twice as many epochs with the rate that
-suits those. All keep the epoch that a tenth of those digits likes best. Without `--test`, which was for choosing the settings
-below, the score is of 10,000 other training digits; with it, of the test split. Results go to
-FILE, or to benchmarks/results; nothing here is a pass or a fail.
+suits those. All keep the epoch that a tenth of those digits likes best. Without `--test`, which was
+for choosing the settings below, the score is of 10,000 other training digits; with it, of the test
+split. Results go to FILE, or to benchmarks/results; nothing here is a pass or a fail.
 """
 
 from __future__ import annotations

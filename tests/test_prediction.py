@@ -11,7 +11,7 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
-from vitkit.errors import DeviceError, ImageError, SettingError
+from vitkit.errors import CheckpointError, DeviceError, ImageError, SettingError
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
@@ -117,3 +117,15 @@ def test_bfloat16_is_near_float32_and_not_the_same(checkpoint, pictures):
     rough = vitkit.Predictor.from_checkpoint(checkpoint, precision="bfloat16").logits(pictures)
     assert rough.dtype == torch.float32
     assert 0 < (exact - rough).abs().max() < 0.1 * exact.abs().max()
+
+
+def test_a_model_without_a_head_predicts_nothing_and_explains_without_a_label(tmp_path):
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=16, patch_size=4, depth=1, width=24, num_heads=2,
+        mlp_width=32, num_classes=0,
+    )  # fmt: skip
+    stored = vitkit.load(vitkit.save(tmp_path / "m.safetensors", model, preprocess=PREPROCESS))
+    with pytest.raises(CheckpointError, match=r"m\.safetensors has no head, .*vitkit embed"):
+        vitkit.Predictor.from_checkpoint(stored)
+    made = vitkit.explain(stored, np.zeros((20, 30, 3), np.uint8))
+    assert (made.label, made.probability, made.heatmap.shape) == ("", 0.0, (20, 30))

@@ -235,8 +235,8 @@ for name, patterns, blocks in (
 # Fifty labels of tiny digits are a sketch. The same is measured with larger sets, by a script that
 # runs for longer than a page should: pre-trained on Fashion-MNIST at 28 x 28, then fine-tuned on
 # 1,000 labelled digits of MNIST at a higher resolution, against the same model trained on those
-# digits alone three times: with the same settings, with the rate that suits it, and with that of
-# its best for twice as many epochs. Clothes are no digits, so whatever is gained was learned below
+# digits alone three times: with the same settings, with the rate that suits it, and for twice as many
+# epochs. Clothes are no digits, so whatever is gained was learned below
 # the head.
 
 # %% mystnb={"figure": {"caption": "Accuracy on the test digits, a line for each seed. From left to right: the model trained on the labelled digits alone with the settings of the fine-tuning; with its own best rate; with that for twice as many epochs; and pre-trained on clothes, then fine-tuned for as long as the first. How much the clothes are worth depends on which of the first three they are compared with."}}

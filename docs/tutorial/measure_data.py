@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import torch
 from experiment import Asked, Experiment, Numbers
+from measured import RESULTS
 from plain_loop import Maker, Pictures, make_vit, open_pictures, settings, some, trained
 from small_cnn import SmallCNN
 from torch import nn
@@ -15,6 +18,7 @@ RATES = (1e-3, 2e-3, 4e-3)
 TUNED_AT = 3_000
 """Training pictures with which each network's rate is chosen, for all sizes."""
 BATCH, STEPS, HELD_OUT = 100, 600, 10_000
+LONG_SIZES, LONG_STEPS = (1_000, 30_000), 2_400
 POSITIONS = ("none", "sincos_1d", "sincos_2d", "learned")
 POSITION_STEPS, POSITION_BATCH = 250, 128
 WARM_UP: Settings = {"epochs": 10, "warmup_epochs": 1.0}
@@ -62,6 +66,26 @@ def data_size(asked: Asked) -> Numbers:
         "parameters": {name: _parameters(make, pictures) for name, make in NETWORKS.items()},
         "rates": rates,
         "tried": tried,
+        "rows": rows,
+    }
+
+
+def data_size_long(asked: Asked) -> Numbers:
+    """The same for two numbers of pictures and four times as many steps, at the rates found there."""
+    sizes, steps = ((100, 300), 2) if asked.quick else (LONG_SIZES, LONG_STEPS)
+    rates = json.loads((RESULTS / "data-size.json").read_text())["rates"]
+    pictures, rows = _fashion(asked), []
+    for size in sizes:
+        for network, rate in rates.items():
+            for seed in asked.seeds:
+                rows.append(_one(network, rate, size, seed, steps, pictures, "score"))
+                print(f"data-size-long: {rows[-1]}", flush=True)
+    return {
+        "data": "fashion-mnist",
+        "steps": steps,
+        "batch": BATCH,
+        "scored_on": len(pictures.score),
+        "rates": rates,
         "rows": rows,
     }
 
@@ -117,5 +141,6 @@ def _parameters(make: Maker, pictures: Pictures) -> int:
 
 EXPERIMENTS = {
     "data-size": Experiment(data_size, "a ViT and a CNN by the number of training pictures"),
+    "data-size-long": Experiment(data_size_long, "the same with four times the steps", seeds=(0,)),
     "positions": Experiment(positions, "none, fixed 1-D, fixed 2-D, learned"),
 }

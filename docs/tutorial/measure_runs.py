@@ -91,9 +91,7 @@ def _recipe(data: str, recipe: str, asked: Asked, epochs: int | None = None) -> 
     return {"recipe": recipe, "runs": runs}
 
 
-def _train(
-    data: str, recipe: str, seed: int, left: Path, asked: Asked, epochs: int | None
-) -> None:
+def _train(data: str, recipe: str, seed: int, left: Path, asked: Asked, epochs: int | None) -> None:
     words = [sys.executable, "-m", "vitkit", "train", data, "--recipe", recipe, "--quiet"]
     words += ["--seed", str(seed), "--output", str(left)]
     words += [] if asked.data_root is None else ["--data-root", asked.data_root]
@@ -122,8 +120,17 @@ def _read(run: Path, data: str | None, recipe: str, epochs: int | None) -> Numbe
     (test,) = [row for row in rows if row["kind"] == "test"]
     rows = [{key: row[key] for key in KEPT} for row in rows if row["kind"] == "epoch"]
     return {
-        "command": " ".join(["vitkit train", settings["data"], "--recipe", recipe,
-                             *_epochs(epochs), "--seed", str(settings["seed"])]),
+        "command": " ".join(
+            [
+                "vitkit train",
+                settings["data"],
+                "--recipe",
+                recipe,
+                *_epochs(epochs),
+                "--seed",
+                str(settings["seed"]),
+            ]
+        ),
         "seed": settings["seed"],
         "threads": settings["threads"],
         "amp": settings["amp"],

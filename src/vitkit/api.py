@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from vitkit.training.comparing import Comparison
 from vitkit.training.config import TrainConfig, layered
 from vitkit.training.evaluation import Evaluation
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.run_folder import RunFolder
 from vitkit.training.session import TrainResult
+from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 from vitkit.weights.pretrained import pretrained as with_weights
@@ -47,7 +48,8 @@ def create_model(
 
     Args:
         name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, one of the
-            published checkpoints: `"vit_base_patch16_224.augreg_in1k"`.
+            published checkpoints: `"vit_base_patch16_224.augreg_in1k"`, whose classes and picture
+            size the model then has.
         pretrained: False for fresh weights (torch's global generator decides them), True for the
             catalogue's (`vitkit models --pretrained` lists them), or whatever `load` takes: a file
             or folder of any known format, `hf://owner/name`.
@@ -67,8 +69,12 @@ def create_model(
     >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
     192
     """
+    if pretrained is False and "." in name:
+        spec = find(name).spec
+        return build(find(name).preset, **{"num_classes": spec.num_classes,
+                     "image_size": spec.image_size, **overrides})  # fmt: skip
     if pretrained is False:
-        return build(name.partition(".")[0], **overrides)
+        return build(name, **overrides)
     return with_weights(name, pretrained, overrides, trust_pickle=trust_pickle)
 
 
@@ -172,6 +178,8 @@ def evaluate(
     stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} must be 1 or more")
+    if workers < 0:
+        raise SettingError(f"workers {workers} must be 0 or more")
     dataset = _opened_as_in_training(stored, data, data_root, cache)
     part = _with_labels_of(stored, dataset, _choose_split(dataset, split))
     where = resolve_device(device)
@@ -223,8 +231,7 @@ def compare(
     names = [str(each) for each in checkpoints]
     if len(set(names)) != len(names) or len(names) < 2:
         raise SettingError(f"compare two or more different checkpoints, not {' and '.join(names)}")
-    runs = [RunFolder(Path(name)).best for name in names]
-    stored = [load(best if best.exists() else name) for best, name in zip(runs, names, strict=True)]
+    stored = [load(name) for name in names]
     recipes = [each.metadata.get("recipe") or {} for each in stored]
     if data is None:
         trained_on = {recipe.get("data") for recipe in recipes}
@@ -261,7 +268,8 @@ def explain(
         device: where to run.
 
     Returns:
-        `.heatmap` (H, W) in [0, 1], `.overlay()` a PIL image, `.save(path)`, and the prediction.
+        `.heatmap` (H, W) in [0, 1], `.overlay()` a PIL image, `.save(path)`, and the prediction, an
+        empty one where the model has no head.
 
     Raises:
         SettingError: a method, layer or head that does not exist.
@@ -273,14 +281,15 @@ def explain(
             f"methods are {', '.join(EXPLAIN_METHODS)}"
         )
     stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
-    pixels = read_picture(picture)
-    predictor = Predictor.from_checkpoint(stored, device=device)
-    images = preprocess_pictures([pixels], stored.preprocess).to(predictor.device)
-    model = on_device(stored.model, predictor.device)
-    (grid,) = attention_grid(model, images, layer=layer, head=head)
+    pixels, where = read_picture(picture), resolve_device(device)
+    stored = replace(stored, model=on_device(stored.model, where))
+    images = preprocess_pictures([pixels], stored.preprocess).to(where)
+    (grid,) = attention_grid(stored.model, images, layer=layer, head=head)
     size = (pixels.shape[0], pixels.shape[1])
-    (said,) = predictor([pixels], top_k=1)
     heatmap = heatmap_over(grid, size, viewport(size, stored.preprocess))
+    if stored.model.spec.num_classes == 0:
+        return Explanation(pixels, heatmap, method=method)
+    (said,) = Predictor.from_checkpoint(stored, device=device)([pixels], top_k=1)
     return Explanation(pixels, heatmap, said.label, said.probability, method)
 
 

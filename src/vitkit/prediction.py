@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
@@ -18,7 +19,7 @@ from torch import Tensor
 from vitkit.data.images import as_rgb, decode
 from vitkit.data.preprocess import preprocess_pictures
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import SettingError
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
@@ -103,7 +104,7 @@ class Predictor:
             batch_size: pictures run at once.
 
         Raises:
-            CheckpointError: a file that is no checkpoint.
+            CheckpointError: a file that is no checkpoint, or a model without a head.
             DeviceError: a device that is not there.
             SettingError: an engine or a precision that does not exist.
         """
@@ -117,6 +118,11 @@ class Predictor:
             )
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load(checkpoint)
+        if checkpoint.model.spec.num_classes == 0:
+            raise CheckpointError(
+                f"{checkpoint.path or 'this model'} has no head, so no classes to predict; vitkit "
+                f"embed gives its features, vitkit train --pretrained a head"
+            )
         where = resolve_device(device)
         model = on_device(checkpoint.model, where)
 
@@ -173,11 +179,6 @@ def read_picture(picture: Picture, name: str = "picture") -> UInt8[np.ndarray, "
 
 
 def _chunks(pictures: Iterable[Picture], size: int) -> Iterable[list[tuple[int, Picture]]]:
-    chunk: list[tuple[int, Picture]] = []
-    for number, picture in enumerate(pictures):
-        chunk.append((number, picture))
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
+    numbered = enumerate(pictures)
+    while chunk := list(islice(numbered, size)):
         yield chunk

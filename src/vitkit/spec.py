@@ -317,7 +317,7 @@ Channel = tuple[float] | tuple[float, float, float]
 class Preprocess:
     """What is done to a decoded picture, (H, W, 3) uint8 RGB, before a model sees it.
 
-    The picture is brought to `image_size`, turned to grey when one channel is asked for (Rec. 601),
+    The picture is turned to grey when one channel is asked for (Rec. 601), brought to `image_size`,
     divided by 255, and normalised: (value - mean) / std. Raises `SpecError` on impossible values.
     """
 

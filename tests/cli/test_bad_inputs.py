@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import vitkit
 from vitkit import cli
+from vitkit.errors import SettingError
 
 FAST = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "32",
         "--spec.depth", "1", "--spec.num-heads", "2", "--spec.mlp-width", "32", "--epochs", "1",
@@ -230,3 +232,82 @@ def test_eval_refuses_other_classes_and_splits(complaint, tmp_path):
 def test_debug_shows_where(tmp_path):
     with pytest.raises(vitkit.VitkitError):
         cli.run(["--debug", "eval", str(tmp_path / "none.safetensors"), "digits"])
+
+
+@pytest.fixture(scope="module")
+def headed(tmp_path_factory) -> str:
+    """A checkpoint of two classes, one of them with a name that would move a cursor."""
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=8, patch_size=4, in_channels=1, depth=1, width=24,
+        num_heads=2, mlp_width=32, num_classes=10,
+    )  # fmt: skip
+    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+    place = tmp_path_factory.mktemp("headed") / "m.safetensors"
+    classes = ("\x1b[2J", *"123456789")
+    return str(vitkit.save(place, model, preprocess=preprocess, classes=classes))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "CHECKPOINT", "digits", "--predictions", "PLACE/x.csv"],
+        ["eval", "CHECKPOINT", "digits", "--confusion", "PLACE/x.png"],
+        ["predict", "CHECKPOINT", "PICTURE", "--csv", "PLACE/x.csv"],
+        ["embed", "CHECKPOINT", "PICTURE", "--out", "PLACE/x.npz"],
+        ["check", "digits", "--output", "PLACE/x.json"],
+    ],
+)
+def test_a_place_that_cannot_be_written_is_told_before_the_work(words, headed, tmp_path, capsys):
+    (tmp_path / "file").write_text("no folder")
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    names = {"CHECKPOINT": headed, "PICTURE": str(tmp_path / "a.png")}
+    words = [names.get(w, w).replace("PLACE", str(tmp_path / "file")) for w in words]
+    assert cli.run(words) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert f"cannot write {tmp_path}/file/x" in said.err
+    assert "choose another place" in said.err
+
+
+def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, capsys):
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    assert cli.run(["predict", headed, str(tmp_path / "a.png"), "--top-k", "10"]) == 0
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    assert "\\x1b[2J 0." in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "CHECKPOINT", "digits", "--workers", "-1"], "workers -1 must be 0 or more"),
+        (["check", "PICTURES", "--workers", "-1"], "workers -1 must be 0 or more"),
+        (["predict", "CHECKPOINT", "x" * 300], "no such picture"),
+        (["summary", "y" * 300], "there is no model 'y"),
+        (["inspect", "CHECKPOINT", "--spec.num-heads", "--json"], "--spec.num-heads needs a value"),
+        (["check", "wds:PICTURES/{9..0}.tar"], "comes first: {0..9}"),
+        (["train", "digits", "--recipe", "digits", "-cmnist", "--recipe=x"], "no recipe 'x'"),
+        (["train", "digits", "-cnone"], "there is no recipe 'none'"),
+        (["train", "nowhere", "--output_dir", "PICTURES/no", "--resume", "auto"], "nowhere: no"),
+        (["train", "digits", "--recipe", "PICTURES/mine.yaml"], "mine.yaml: its recipe 5 is none"),
+        (["train", "digits", "--model-ema-decay", "0.9"], "pass --model-ema with it"),
+        (["train", "nowhere", "--prove-resume"], "nowhere: no such folder"),
+        (["train", "digits", "--probe", "linear", "--prove-resume"], "a probe takes no steps"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_ends_with_2_and_one_line(words, said, headed, tmp_path, complaint):
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / "train" / name / "a.png")
+    (tmp_path / "mine.yaml").write_text("recipe: 5\n")
+    words = [{"CHECKPOINT": headed}.get(w, w).replace("PICTURES", str(tmp_path)) for w in words]
+    assert said in complaint(*words)
+
+
+def test_a_tag_is_that_of_a_published_checkpoint():
+    with torch.device("meta"):
+        model = vitkit.create_model("vit_tiny_patch16_224.augreg_in21k")
+        assert model.spec.num_classes == 21_843
+        assert vitkit.create_model("vit_tiny_patch16_224").spec.num_classes == 1000
+    with pytest.raises(SettingError, match=r"vit_tiny_patch16_224 has no checkpoint 'nonsense'"):
+        vitkit.create_model("vit_tiny_patch16_224.nonsense")

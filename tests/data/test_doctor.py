@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.doctor import Problem, sound, unreadable
+from vitkit.data.doctor import Problem, sound
+from vitkit.data.look import look_through
 from vitkit.data.paths import Paths
 from vitkit.data.sources import FileSplit, open_dataset
 from vitkit.errors import DataError
@@ -59,12 +60,12 @@ def test_every_bad_picture_is_named_with_its_reason_and_no_good_one(root: Path) 
     expected = {f"{i:02}-{name}": reason for i, (name, (_, reason)) in enumerate(BAD.items())}
     expected["05-pipe.jpg"] = "not a file"
     for workers in (0, 1, 3):
-        problems = unreadable(dataset.splits["train"], workers=workers)
+        problems = look_through(dataset.splits["train"], workers=workers).problems
         assert {p.name.rpartition("/")[2]: p.reason for p in problems} == expected
         assert [p.index for p in problems] == sorted(p.index for p in problems)
         assert all(dataset.splits["train"].name(p.index) == p.name for p in problems)
         assert all(p.detail and "\n" not in p.detail for p in problems)
-    assert unreadable(dataset.splits["val"]) == []
+    assert look_through(dataset.splits["val"]).problems == []
 
 
 def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
@@ -109,7 +110,6 @@ def test_a_split_of_bad_pictures_only_is_refused_either_way(tmp_path: Path) -> N
 
 def test_pictures_in_memory_are_sound() -> None:
     digits = open_dataset("digits")
-    assert unreadable(digits.splits["train"]) == []
     dataset, report = sound(digits, "refuse")
     assert dataset is digits
     assert report.findings == ()
@@ -121,7 +121,7 @@ def test_a_file_that_vanishes_is_a_problem_by_name(root: Path) -> None:
     assert isinstance(split, FileSplit)
     split.paths[4].unlink()
     split.paths[7].write_bytes(b"replaced")
-    problems = unreadable(split)
+    problems = look_through(split).problems
     assert [(p.index, p.reason) for p in problems] == [(4, "missing"), (7, "not a picture")]
     assert problems[0] == Problem(4, "val/cat/04.png", "missing", "no such file")
 
@@ -134,10 +134,10 @@ def test_more_pictures_than_one_block(tmp_path: Path) -> None:
     for place in (0, 1023, 1024, 2499):
         paths[place] = bad
     split = FileSplit(Paths(paths), np.zeros(2500, np.int64), tmp_path)
-    assert [p.index for p in unreadable(split, workers=2)] == [0, 1023, 1024, 2499]
+    assert [p.index for p in look_through(split, workers=2).problems] == [0, 1023, 1024, 2499]
 
 
 def test_no_thread_is_left_behind(root: Path) -> None:
     before = threading.active_count()
-    unreadable(open_dataset(root).splits["train"], workers=4)
+    look_through(open_dataset(root).splits["train"], workers=4)
     assert threading.active_count() == before

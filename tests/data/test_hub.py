@@ -12,7 +12,7 @@ import pytest
 from picture_files import refusal
 from PIL import Image
 
-from vitkit.data import hub
+from vitkit.data import hub, sources
 from vitkit.data.sources import Dataset, open_dataset
 from vitkit.errors import ImageError
 
@@ -41,9 +41,15 @@ def picture(value: int) -> dict[str, Any]:
 
 
 def build(
-    cache: Path, splits: dict[str, list[int]], names: list[str], *, images: Any = picture
+    cache: Path,
+    splits: dict[str, list[int]],
+    names: list[str],
+    *,
+    images: Any = picture,
+    address: str = "owner/flowers",
 ) -> None:
-    """`owner/flowers` in the cache, as `datasets` leaves it after a download."""
+    """A set in the cache, as `datasets` leaves it after a download."""
+    owner, name = address.split("/")
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=names)}
     )
@@ -56,11 +62,11 @@ def build(
     from datasets.packaged_modules.parquet.parquet import Parquet
 
     files = {split: str(sources / f"{split}.parquet") for split in splits}
-    builder = Parquet(cache_dir=str(cache), dataset_name="flowers", hash=COMMIT, data_files=files)
+    builder = Parquet(cache_dir=str(cache), dataset_name=name, hash=COMMIT, data_files=files)
     builder.download_and_prepare()
     # A set of the Hub is kept under its owner's name, and that of its configuration.
-    (made,) = cache.glob(f"flowers/*/*/{COMMIT}")
-    place = cache / "owner___flowers" / "default" / "0.0.0" / COMMIT
+    (made,) = cache.glob(f"{name}/*/*/{COMMIT}")
+    place = cache / f"{owner}___{name}" / "default" / "0.0.0" / COMMIT
     place.parent.mkdir(parents=True)
     made.rename(place)
 
@@ -84,6 +90,31 @@ def test_a_set_in_the_cache(cache: Path) -> None:
     assert list(dataset.splits) == ["train", "val", "test"]
     assert open_dataset("hf://owner/flowers").fingerprint == dataset.fingerprint
     assert dataset.splits["train"].name(3) == "flowers-train.arrow row 3"
+
+
+THEIRS = ["T - shirt / top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker",
+          "Bag", "Ankle boot"]  # fmt: skip
+
+
+def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "idx_places", lambda name, root: (cache / name,))
+    splits = {"train": [9, 0, 3], "test": [0, 9]}
+    build(cache, splits, THEIRS, address="zalando-datasets/fashion_mnist")
+    dataset = open_dataset("fashion-mnist")
+    assert dataset.name == "fashion-mnist"
+    assert dataset.classes[::9] == ("T-shirt/top", "Ankle boot")
+    assert {name: split.labels.tolist() for name, split in dataset.splits.items()} == splits
+    assert "mnist not found, looked in" in refusal("mnist")
+
+
+def test_a_set_of_the_hub_with_other_classes_is_not_taken_for_mnist(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "idx_places", lambda name, root: (cache / name,))
+    build(cache, {"train": [0, 1], "test": [0, 1]}, ["0", "one"], address="ylecun/mnist")
+    assert "hf://ylecun/mnist: expected the classes 0, 1" in refusal("mnist")
 
 
 def test_splits_of_other_names_are_not_read(cache: Path) -> None:

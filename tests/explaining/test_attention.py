@@ -137,3 +137,11 @@ def test_the_overlay_is_hotter_where_the_map_is():
     mixed = np.asarray(Explanation(grey, heat).overlay()).astype(int)
     assert mixed[150, 150].sum() > 1.5 * mixed[20, 20].sum()
     assert (mixed[20, 20] > 60).all()  # cold parts stay readable
+
+
+def test_a_part_that_was_in_eval_mode_stays_so():
+    vit = model().train()
+    vit.blocks[0].eval()
+    before = [module.training for module in vit.modules()]
+    attention_grid(vit, torch.zeros(1, 3, 16, 16))
+    assert [module.training for module in vit.modules()] == before

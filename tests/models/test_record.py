@@ -162,3 +162,9 @@ def test_the_query_of_a_map_head_can_be_recorded():
     whole = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)
     torch.testing.assert_close(heat.flatten(1), whole.mean(dim=(1, 2)), rtol=0, atol=1e-6)
     assert (attention_grid(model, IMAGES, layer=0) - heat).abs().max() > 1e-3
+
+
+def test_the_map_of_a_map_head_is_not_asked_of_a_model_without_one():
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
+    with pytest.raises(SettingError, match=r"pooling was asked for; this model's is 'cls'"):
+        model(torch.zeros(1, 3, 224, 224), vitkit.Record(pooling=True))

@@ -445,7 +445,7 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
     ):
         with pytest.raises((SettingError, CheckpointError), match=said):
             taught(tmp_path / "run", source)
-    with pytest.raises(SettingError, match="name one with --teacher"):
+    with pytest.raises(SettingError, match="distill_views 2 only says how; pass --teacher with it"):
         run(tmp_path / "run", distill_views=2)
     with pytest.raises(SettingError, match=r"distill_temperature 9 softens .* leave one of them"):
         taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)

@@ -16,7 +16,7 @@ from training.worlds import Recorder, config_of, in_world, numbers, order, run, 
 
 from vitkit.data.loader import EvaluationBatches, TrainingSteps
 from vitkit.data.sources import ArraySplit
-from vitkit.errors import SettingError
+from vitkit.errors import DeviceError, SettingError
 from vitkit.spec import Preprocess
 from vitkit.training import checkpointing
 from vitkit.training.checkpointing import damage, newest_state, read_state, run_hash
@@ -320,3 +320,8 @@ def test_four_processes_make_the_same_run(alone, tmp_path):
     parts = elastic(tmp_path / "run", (4, 1, 4))
     found = {step: pictures for part in parts for step, pictures in order(part).items()}
     assert json.dumps(found) == json.dumps(order(alone))
+
+
+def test_several_processes_cannot_all_have_one_device():
+    with pytest.raises(DeviceError, match="cuda:3 is one device, and 2 processes take one each"):
+        World(0, 2, local_size=2).device(torch.device("cuda:3"))

@@ -174,7 +174,8 @@ def test_digits_from_noise(tmp_path):
 def test_two_hundred_pictures_with_weights(pictures, tmp_path):
     a_checkpoint(tmp_path / "start.safetensors", in_channels=3)
     start = tmp_path / "start.safetensors"
-    done = auto(pictures, tmp_path / "run", tick=0.001, budget="0.5s", pretrained=start)
+    how = {"tick": 0.001, "budget": "0.5s", "pretrained": start, "compile": True}
+    done = auto(pictures, tmp_path / "run", **how)
     told = json.loads((done.run / "ladder.json").read_bytes())
     assert [row["name"] for row in told["rungs"]][:2] == ["neighbours", "linear"]
     assert told["rungs"][1]["trained"] == 2 * 17

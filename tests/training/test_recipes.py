@@ -97,7 +97,7 @@ def receipt() -> Receipt:
 
 
 def watched(receipt: Receipt, scores: list[float], pictures: int = 1000, **settings: object):
-    asked = TrainConfig(data="digits", **{"epochs": 10} | settings).to_json()
+    asked = TrainConfig(**{"data": "digits", "epochs": 10} | settings).to_json()
     watch = Watch(receipt, asked, pictures)
     return [watch.after_epoch(n, {"top1": s}, 0) for n, s in enumerate(scores, 1)]
 
@@ -122,6 +122,8 @@ def test_the_likely_cause_is_data_then_settings_then_labels(receipt: Receipt):
     assert "100 training pictures instead of 1,000" in (few or "")
     (other,) = watched(receipt, [0.1], lr=0.5, workers=2, seed=3)
     assert (other or "").endswith("likely: lr 0.5 instead of 0.001")
+    (data,) = watched(receipt, [0.1], data="letters", lr=0.5)
+    assert (data or "").endswith("likely: data letters instead of digits, lr 0.5 instead of 0.001")
     (same,) = watched(receipt, [0.1])
     assert "vitkit check DATA" in (same or "")
 

@@ -97,6 +97,13 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(straight, tmp_path, place):
     assert stopped_and_resumed(place, tmp_path / "run") == end_of(straight)
 
 
+def test_a_signal_after_the_last_step_leaves_the_metrics_that_are_known(tmp_path):
+    with pytest.raises(Interrupted):
+        run(tmp_path / "run", DuringEvaluation, epochs=1, warmup_epochs=0.5)
+    last = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
+    assert 0 < last.metadata["metrics"]["val"]["top1"] < 1
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("precision", ["off", "bfloat16"])
 @pytest.mark.parametrize("workers", [0, 2])
@@ -285,6 +292,10 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
         with pytest.raises(OutputError, match=rf"in use by process {first.pid} on "):
             run(output, resume=str(output), epochs=200)
         assert time.monotonic() - began < 2
+        with pytest.raises(OutputError, match=rf"in use by process {first.pid} on "):
+            run(output, overwrite=True)
+        assert output.is_dir()
+        assert not output.with_name("run.old-1").exists()
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         first.communicate()
@@ -419,10 +430,12 @@ def test_a_disk_that_is_full_leaves_the_states_before(tmp_path, number):
 
 def test_the_proof_on_the_user_s_data(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = command(tmp_path / "unused")[3:]
+    words = command(tmp_path / "unused", epochs=1, warmup_epochs=0.5, batch_size=128)[3:]
     assert cli.run([*words, "--prove-resume"]) == 0
     first, second, verdict = capsys.readouterr().out.splitlines()
     assert first.split()[0] == second.split()[0]
+    assert "10 steps straight" in first
+    assert "killed (SIGKILL) in step 5 and resumed" in second
     assert verdict == "the same bits"
     assert list(tmp_path.iterdir()) == []
     assert run_hash

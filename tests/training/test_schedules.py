@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
@@ -40,3 +41,11 @@ def test_the_reciprocal_root_does_not_look_at_the_end_and_needs_a_warm_up():
     assert short == learning_rate(9, "rsqrt", peak=PEAK, low=0.0, warmup=4, total=1000)
     with pytest.raises(SettingError, match="pass --warmup-epochs above 0"):
         make_plan(TrainConfig(data="digits", sched="rsqrt", warmup_epochs=0.0))
+
+
+def test_without_warm_up_the_first_step_is_at_the_peak_and_the_last_at_the_lowest():
+    rates = [learning_rate(s, peak=PEAK, low=1e-5, warmup=0, total=TOTAL) for s in range(TOTAL)]
+    assert rates[0] == PEAK
+    assert rates[-1] == pytest.approx(1e-5)
+    assert all(earlier > later for earlier, later in pairwise(rates))
+    assert learning_rate(0, peak=PEAK, low=0.0, warmup=0, total=1) == PEAK

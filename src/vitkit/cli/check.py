@@ -13,7 +13,8 @@ from tyro.conf import Positional
 
 from vitkit.data.doctor import Report, check
 from vitkit.data.sources import open_dataset
-from vitkit.errors import DataError, OutputError
+from vitkit.errors import DataError
+from vitkit.weights.files import refuse_unwritable, write_bytes
 
 SHOWN = 10
 """Pictures of a finding that the table names."""
@@ -47,6 +48,8 @@ def check_data(
         follow_links: follow symbolic links that lead out of the folder.
         workers: threads; 0 means one for each core.
     """
+    if output is not None:
+        refuse_unwritable(output)
     dataset = open_dataset(
         data,
         data_root=data_root,
@@ -56,12 +59,12 @@ def check_data(
     with _bar(sum(map(len, dataset.splits.values()))) as advance:
         report = check(dataset, workers=workers, advance=advance)
     text = _json(report)
-    if output is not None:
-        _write(output, text)
     if json:
         sys.stdout.write(text)
     else:
         _print(report)
+    if output is not None:
+        write_bytes(output, text.encode())
     warned = [f for f in report.findings if f.severity == "warning"]
     if report.refused:
         bad = sum(map(len, report.problems.values()))
@@ -80,16 +83,6 @@ def run(arguments: list[str]) -> None:
 
 def _json(report: Report) -> str:
     return json.dumps(report.as_dict(), indent=1) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise OutputError(
-            f"cannot write {path}: {error.strerror}; choose another --output"
-        ) from None
 
 
 def _print(report: Report) -> None:

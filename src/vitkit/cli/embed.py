@@ -14,7 +14,7 @@ from vitkit import api
 from vitkit.cli.pictures import find_pictures
 from vitkit.data.images import printable
 from vitkit.errors import OutputError
-from vitkit.weights.files import write_bytes
+from vitkit.weights.files import refuse_unwritable, write_bytes
 from vitkit.weights.load import load
 
 
@@ -29,7 +29,7 @@ def embed(
     """The features of pictures, what the head reads: arrays `features` (N, D) and `pictures` (N,).
 
     Args:
-        checkpoint: a .safetensors file that vitkit wrote.
+        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
         pictures: files, or folders of them.
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
@@ -37,6 +37,7 @@ def embed(
     """
     if Path(out).suffix != ".npz":
         raise OutputError(f"{out}: features are written as .npz; name it so")
+    refuse_unwritable(Path(out))
     stored = load(checkpoint)
     names = find_pictures(pictures)
     features = api.embed(stored, names, device=device, batch_size=batch_size)

@@ -21,7 +21,7 @@ from vitkit.data.images import printable
 from vitkit.errors import SettingError
 from vitkit.training.confusion import LARGEST, confusion_matrix, png
 from vitkit.training.evaluation import ClassScore, Evaluation
-from vitkit.weights.files import write_bytes
+from vitkit.weights.files import refuse_unwritable, write_bytes
 
 WORST = 5
 """Classes that the table names."""
@@ -58,6 +58,9 @@ def evaluate(
     """
     if confusion is not None and confusion.suffix not in (".png", ".csv"):
         raise SettingError(f"--confusion {confusion}: name it .png or .csv")
+    for asked in (confusion, predictions):
+        if asked is not None:
+            refuse_unwritable(asked)
     found = api.evaluate(
         checkpoint,
         data,
@@ -68,16 +71,13 @@ def evaluate(
         batch_size=batch_size,
         workers=workers,
     )
+    sys.stdout.write(_json(found) + "\n" if json else _table(found))
     if confusion is not None:
         write_bytes(confusion, _confusion(found, confusion, data))
     if predictions is not None:
         rows = ([*row[:3], f"{row[3]:.6f}"] for row in found.rows())
         header = ["picture", "label", "predicted", "probability"]
         write_bytes(predictions, _csv([header, *rows]))
-    if json:
-        sys.stdout.write(_json(found) + "\n")
-    else:
-        _print(found)
 
 
 def run(arguments: list[str]) -> None:
@@ -112,7 +112,7 @@ def _confusion(found: Evaluation, path: Path, data: str) -> bytes:
     return png(confusion_matrix(found.confusion, found.classes, data))
 
 
-def _print(found: Evaluation) -> None:
+def _table(found: Evaluation) -> str:
     scores = []
     for name, value in found.items():
         if name.endswith(("_low", "_high")) or name.startswith("calibrated_"):
@@ -124,11 +124,10 @@ def _print(found: Evaluation) -> None:
             notes.append(f"with the temperature: {found[f'calibrated_{name}']:.4f}")
         shown = f"{value:.0f}" if name == "pictures" else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
-    sys.stdout.write(aligned(scores))
     worst = sorted(found.per_class, key=lambda one: one.accuracy)[:WORST]
-    if rows := [_worst(found, one) for one in worst if one.accuracy < 1]:
-        heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
-        sys.stdout.write("\n" + aligned([heading, *rows]))
+    rows = [_worst(found, one) for one in worst if one.accuracy < 1]
+    heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
+    return aligned(scores) + ("\n" + aligned([heading, *rows]) if rows else "")
 
 
 def _worst(found: Evaluation, one: ClassScore) -> list[str]:

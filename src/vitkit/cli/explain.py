@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from tyro.conf import Positional
 from vitkit import api
 from vitkit.cli.pictures import find_pictures
 from vitkit.data.images import printable
+from vitkit.devices import on_device, resolve_device
 from vitkit.weights.load import load
 
 
@@ -28,7 +30,7 @@ def explain(
     """What a checkpoint looks at: each picture beside its heat map, as a PNG.
 
     Args:
-        checkpoint: a .safetensors file that vitkit wrote.
+        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
         pictures: files, or folders of them.
         method: how the map is made.
         layer: encoder block; negative ones count from the end.
@@ -37,6 +39,7 @@ def explain(
         device: cpu, cuda, mps or auto.
     """
     stored = load(checkpoint)
+    stored = replace(stored, model=on_device(stored.model, resolve_device(device)))
     taken: set[str] = set()
     for picture in find_pictures(pictures):
         made = api.explain(stored, picture, method=method, layer=layer, head=head, device=device)
@@ -46,7 +49,8 @@ def explain(
             name = f"{picture.stem}-{count}"
         taken.add(name)
         path = made.save(Path(output) / f"{name}.png")
-        sys.stdout.write(f"{printable(picture)}: {made.label} {made.probability:.3f} -> {path}\n")
+        said = f"{printable(made.label)} {made.probability:.3f} " if made.label else ""
+        sys.stdout.write(f"{printable(picture)}: {said}-> {printable(path)}\n")
 
 
 def run(arguments: list[str]) -> None:

@@ -28,7 +28,7 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
             continue
         name, _, value = argument.removeprefix(f"--{group}.").partition("=")
         value = value or next(waiting, "")
-        if not value:
+        if not value or value.startswith("--"):
             raise SettingError(f"{argument} needs a value, such as --{group}.patch-size 4")
         try:
             value = YAML(typ="safe", pure=True).load(value)
@@ -43,6 +43,6 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
 def filled(arguments: list[str], flag: str, usual: str) -> list[str]:
     """The arguments, with its usual value after a flag that stands without one."""
     words = []
-    for word, after in zip(arguments, [*arguments[1:], "--"], strict=True):
-        words += [word, usual] if word == flag and after.startswith("--") else [word]
+    for word, after in zip(arguments, [*arguments[1:], "-"], strict=True):
+        words += [word, usual] if word == flag and after.startswith("-") else [word]
     return words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,9 +20,9 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
     found: list[Path] = []
     for argument in arguments:
         path = Path(argument)
-        if not path.exists():
+        if not os.path.exists(path):
             raise DataError(f"{path}: no such picture; {nearest_parent(path)}")
-        if not path.is_dir():
+        if not os.path.isdir(path):
             found.append(path)
             continue
         inside = sorted(p for p in path.rglob("*") if _is_picture(p, path))

@@ -14,7 +14,7 @@ from tyro.conf import Positional
 from vitkit.cli.pictures import find_pictures
 from vitkit.data.images import printable
 from vitkit.prediction import Prediction, Predictor
-from vitkit.weights.files import write_bytes
+from vitkit.weights.files import refuse_unwritable, write_bytes
 
 
 def predict(
@@ -30,7 +30,7 @@ def predict(
     """What a checkpoint says of pictures, most probable class first.
 
     Args:
-        checkpoint: a .safetensors file that vitkit wrote.
+        checkpoint: a run folder (its best weights), or a checkpoint of any known format.
         pictures: files, or folders of them.
         top_k: how many classes to show.
         device: cpu, cuda, mps or auto.
@@ -38,6 +38,8 @@ def predict(
         json: print JSON.
         csv: write a CSV file instead of printing.
     """
+    if csv is not None:
+        refuse_unwritable(Path(csv))
     predictor = Predictor.from_checkpoint(checkpoint, device=device, batch_size=batch_size)
     names = find_pictures(pictures)
     predictions = predictor(names, top_k=top_k)
@@ -47,7 +49,7 @@ def predict(
         sys.stdout.write(_json(names, predictions) + "\n")
     elif csv is None:
         for name, said in zip(names, predictions, strict=True):
-            shown = ", ".join(f"{label} {probability:.3f}" for label, probability in said.top)
+            shown = ", ".join(f"{printable(label)} {p:.3f}" for label, p in said.top)
             sys.stdout.write(f"{printable(name)}: {shown}\n")
 
 

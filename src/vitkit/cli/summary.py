@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
         depth: how many levels of modules to show.
         img_size: picture size in pixels; default the model's own.
     """
-    if Path(model).exists() or Path(model).suffix or "/" in model:
+    if os.path.exists(model) or Path(model).suffix or "/" in model:
         vit = load(model).model
     else:
         with torch.device("meta"):

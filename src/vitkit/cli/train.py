@@ -56,6 +56,10 @@ def run(arguments: list[str]) -> None:
     )
     said = {name: getattr(config, name) for name in field_names(TrainConfig)}
     asked |= {name: value for name, value in said.items() if value != getattr(base, name)}
+    late = [name for name in given if name in asked and asked[name] != given[name]]
+    if late:
+        flag, value = FIRST[late[0]][0], asked[late[0]]
+        raise SettingError(f"{flag} decides what other flags change; write it as {flag} {value}")
     config = TrainConfig(**layered(*layers, asked))
     if prove and config.auto:
         raise SettingError("--prove-resume is about one run; leave --auto out")
@@ -71,11 +75,12 @@ def run(arguments: list[str]) -> None:
 
 
 def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:
-    """The value of a flag by any of its names, before the others are read."""
-    for place, argument in enumerate(arguments):
+    """The last value of a flag by any of its names, before the others are read."""
+    found = None
+    for argument, after in zip(arguments, [*arguments[1:], None], strict=True):
         name, equals, value = argument.partition("=")
-        if name in flags and equals:
-            return value
-        if argument in flags and place + 1 < len(arguments):
-            return arguments[place + 1]
-    return None
+        if name.replace("_", "-") in flags:
+            found = value if equals else after
+        elif argument[:2] in flags:  # -cNAME
+            found = argument[2:]
+    return found

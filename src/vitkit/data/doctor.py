@@ -21,7 +21,7 @@ from vitkit.data.memory import Memory
 from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split
 from vitkit.errors import DataError
 
-__all__ = ["Problem", "Report", "check", "sound", "unreadable"]
+__all__ = ["Problem", "Report", "check", "sound"]
 
 SHOWN = 5
 
@@ -89,18 +89,6 @@ def check(
     """
     looks = _look(dataset, dataset.splits, workers, advance)
     return _report(dataset, dataset.splits, looks)
-
-
-def unreadable(split: Split, *, workers: int = 0) -> list[Problem]:
-    """Decode every picture of a split once, and list those that cannot be, in order.
-
-    Args:
-        split: an `ArraySplit`, already in memory, is sound.
-        workers: threads; 0 means one for each core.
-    """
-    if isinstance(split, ArraySplit):
-        return []
-    return look_through(split, workers=workers).problems
 
 
 def sound(

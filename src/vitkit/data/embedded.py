@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from vitkit.data.hub import open_hub
 from vitkit.data.idx import read_idx
 from vitkit.data.splits import ArraySplit, Dataset, fingerprint, stratified_split
-from vitkit.errors import DataError
+from vitkit.errors import DataError, MissingExtraError
+from vitkit.places import cache_folder
 
 DIGITS_FOLDER = Path(__file__).parent / "digits"
 TEST_FRACTION = 0.2
@@ -38,6 +41,7 @@ HOW_TO_GET = {
     "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass --data-root with "
     "the folder of train-images-idx3-ubyte.gz and its three companions",
 }
+ON_THE_HUB = {"mnist": "hf://ylecun/mnist", "fashion-mnist": "hf://zalando-datasets/fashion_mnist"}
 _IDX_PARTS = {"train": "train", "test": "t10k"}
 
 
@@ -60,12 +64,11 @@ def open_digits() -> Dataset:
 def idx_places(name: str, data_root: Path | None) -> tuple[Path, ...]:
     """The folders where the IDX files of `name` are looked for, in order."""
     given = () if data_root is None else (data_root / name, data_root)
-    home = Path("~/.cache/vitkit").expanduser()
-    return (*given, Path("/usr/share/datasets") / name, home / name)
+    return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
 
 
 def open_idx(name: str, places: Sequence[Path]) -> Dataset:
-    """MNIST or Fashion-MNIST from the first of `places` that has its training images.
+    """MNIST or Fashion-MNIST from the first of `places` that has its training images, or the Hub.
 
     Raises:
         DataError: in none of them, a companion missing, or files that do not fit together.
@@ -73,8 +76,7 @@ def open_idx(name: str, places: Sequence[Path]) -> Dataset:
     classes = IDX_CLASSES[name]
     folder = next((p for p in places if _find(p, "train-images", 3) is not None), None)
     if folder is None:
-        looked = ", ".join(map(str, places))
-        raise DataError(f"{name} not found, looked in {looked}; {HOW_TO_GET[name]}")
+        return _on_the_hub(name, places)
     splits = {}
     for split, prefix in _IDX_PARTS.items():
         images = read_idx(_require(folder, f"{prefix}-images", 3, name))
@@ -83,6 +85,30 @@ def open_idx(name: str, places: Sequence[Path]) -> Dataset:
         splits[split] = ArraySplit(images[..., None], labels, f"{name}/{split}")
     parts = {s: (part.labels, _digests(part.images)) for s, part in splits.items()}
     return Dataset(name, classes, {**splits}, fingerprint(classes, parts))
+
+
+def _on_the_hub(name: str, places: Sequence[Path]) -> Dataset:
+    """The same from the Hub; without it, where it was looked for, and how to get it."""
+    try:
+        found = open_hub(ON_THE_HUB[name])
+    except (MissingExtraError, DataError) as error:
+        looked = ", ".join(map(str, places))
+        raise DataError(
+            f"{name} not found, looked in {looked}; {HOW_TO_GET[name]}, or, online, "
+            f"pip install 'vitkit[hub]' ({error})"
+        ) from None
+    ours = IDX_CLASSES[name]
+    if list(map(_letters, found.classes)) != list(map(_letters, ours)):
+        raise DataError(
+            f"{ON_THE_HUB[name]}: expected the classes {', '.join(ours)}, got "
+            f"{', '.join(found.classes)}"
+        )
+    return replace(found, name=name, classes=ours)
+
+
+def _letters(name: str) -> str:
+    """`T - shirt / top` and `T-shirt/top` are one class."""
+    return "".join(filter(str.isalnum, name)).lower()
 
 
 def _find(folder: Path, stem: str, dimensions: int) -> Path | None:

@@ -25,7 +25,7 @@ from vitkit.data.images import ODDITIES
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
 from vitkit.data.remote_shards import RemoteTars, content_keys
 from vitkit.data.splits import FileSplit, Split, StoredSplit
-from vitkit.errors import ImageError, ImageReason
+from vitkit.errors import ImageError, ImageReason, SettingError
 
 SIDE = 12
 """Height and width of the grey thumbnails that near duplicates are told by."""
@@ -95,6 +95,8 @@ def look_through(
         workers: threads; 0 means one for each core.
         advance: is told how many pictures more are done.
     """
+    if workers < 0:
+        raise SettingError(f"workers {workers} must be 0 or more; 0 means one for each core")
     if memory:
         rows, known = memory.recall(_keys(as_stored(split)))
     else:

@@ -66,8 +66,8 @@ RANDAUGMENT = (
     Choice("brightness", 0.1, 1.9),
     Choice("sharpness", 0.1, 1.9),
 )
-"""arXiv 1909.13719 with the ranges of the authors' code, as timm has them: some of the operations
-are the weaker the higher the level."""
+"""arXiv 1909.13719 with the ranges of the authors' code, as timm has them up to level 10: some of
+the operations are the weaker the higher the level."""
 RANDAUGMENT_INCREASING = (
     *ALWAYS,
     *GEOMETRY,

@@ -297,6 +297,11 @@ def _listed(inside: str) -> Iterator[str]:
     if numbers is None:
         yield from inside.split(",")
         return
+    if int(numbers[1]) > int(numbers[2]):
+        raise DataError(
+            f"{{{inside}}} stands for no shard; the first number comes first: "
+            f"{{{numbers[2]}..{numbers[1]}}}"
+        )
     width = len(numbers[1]) if numbers[1].startswith("0") else 0
     for number in range(int(numbers[1]), int(numbers[2]) + 1):
         yield str(number).zfill(width)

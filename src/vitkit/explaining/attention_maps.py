@@ -42,7 +42,7 @@ def attention_grid(
         heads=None if head is None else [head],
         queries=[0] if by_class_token else None,
     )
-    was_training = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.inference_mode():
@@ -50,7 +50,8 @@ def attention_grid(
             if by_map_head:
                 model.forward_head(features, record)
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
     if by_map_head:
         return record.pooling[0].mean(dim=(1, 2)).unflatten(1, features.grid)  # B k 1 N
     (maps,) = record.attention.values()  # B k Q T

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitkit.errors import SettingError
 from vitkit.models.attention import PLAIN, Context, CrossAttention
 from vitkit.models.mlp import MLP
 from vitkit.models.norm import make_norm
@@ -80,7 +81,12 @@ class Readout(nn.Module):
         self.pooling = pooling
 
     def forward(self, features: Features, record: Record | None = None) -> Float[Tensor, "B E"]:
-        """y (B, D), or (B, 2 D) for `cls_mean`."""
+        """y (B, D), or (B, 2 D) for `cls_mean`. `SettingError` for a record of a MAP head's map."""
+        if record is not None and record.attend_pool() and self.pooling != "distillation":
+            raise SettingError(
+                f"pooling was asked for; this model's is {self.pooling!r}, and only a MAP head "
+                f"(pooling='map') has a query whose map could be kept"
+            )
         return POOLINGS[self.pooling](features)
 
 

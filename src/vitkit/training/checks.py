@@ -14,6 +14,12 @@ from vitkit.training.teachers import check_teaching
 
 SHARDED = ("adamw", "adam", "sgd")
 """Optimizers that look at every number alone, so that a part of a weight is enough for them."""
+SAYS_HOW = {
+    ("mixup", "cutmix"): ("mixup_prob", "mixup_switch_prob", "mixup_off_epoch"),
+    ("teacher",): ("distill", "distill_alpha", "distill_temperature", "distill_views"),
+    ("model_ema",): ("model_ema_decay",),
+}
+"""Settings that mean nothing without one of others."""
 UNPROBED = (
     "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix", "save_augmented_grid",
     "progressive", "balance", "model_ema", "freeze", "freeze_blocks", "layer_decay", "teacher",
@@ -55,13 +61,13 @@ def _check_alone(config: TrainConfig) -> None:
     make_loss(config.loss)
     if config.bce_threshold is not None and config.loss != "bce":
         raise SettingError(f"bce_threshold {config.bce_threshold:g} is for --loss bce; pass both")
-    details = ("mixup_prob", "mixup_switch_prob", "mixup_off_epoch")
-    idle = [name for name in details if getattr(config, name) != getattr(TrainConfig, name)]
-    if idle and not (config.mixup or config.cutmix):
-        raise SettingError(
-            f"{idle[0]} {getattr(config, idle[0])} says how to mix pictures; pass --mixup or "
-            f"--cutmix with it"
-        )
+    for owners, details in SAYS_HOW.items():
+        idle = [name for name in details if getattr(config, name) != getattr(TrainConfig, name)]
+        if idle and not any(getattr(config, owner) for owner in owners):
+            flags = " or ".join(f"--{owner.replace('_', '-')}" for owner in owners)
+            raise SettingError(
+                f"{idle[0]} {getattr(config, idle[0])} only says how; pass {flags} with it"
+            )
     check_teaching(config)
     if config.budget is not None:
         raise SettingError(f"budget {config.budget} is for --auto; pass both, or --epochs")

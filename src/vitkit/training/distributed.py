@@ -61,9 +61,14 @@ class World:
         return self.rank == 0
 
     def device(self, asked: torch.device) -> torch.device:
-        """This process's own among the devices of a kind. Raises `DeviceError` for too few."""
+        """This process's own of a kind. Raises `DeviceError` for too few, or where one is named."""
         if self.size == 1 or asked.type != "cuda":
             return asked
+        if asked.index is not None:
+            raise DeviceError(
+                f"{asked} is one device, and {self.local_size} processes take one each; pass "
+                f"--device cuda, with CUDA_VISIBLE_DEVICES for certain ones"
+            )
         if self.local_rank >= (there := torch.cuda.device_count()):
             raise DeviceError(
                 f"{self.local_size} processes on {there} CUDA devices; start {there}, one for each"

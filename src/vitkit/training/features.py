@@ -33,7 +33,7 @@ from vitkit.weights.files import replacing
 from vitkit.weights.own import safetensors_content
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
-"""DINO's (arXiv 2104.14294, Sec. 4.1 and its eval_knn.py)."""
+"""DINO's (arXiv 2104.14294, Sec. 3.2 and its eval_knn.py)."""
 STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))
 """Of the L2 penalty, from strong to weak."""
 ITERATIONS = 300

@@ -193,7 +193,9 @@ def _pictures_per_second(plan: Plan, model: ViT, size: int) -> float:
     """Of the fastest step with a batch of `size`; 0 where memory ends."""
     try:
         step = trial(plan, model)
-        batch: Batch = plan.steps.variants(np.arange(size), plan.config.epochs - 1)  # the largest
+        sizes = plan.steps.sizes
+        largest = sizes.index(max(sizes)) if sizes else 0  # the epoch of the largest pictures
+        batch: Batch = plan.steps.variants(np.arange(size), largest)
         times = []
         for number in range(TIMED + 1):
             start = time.perf_counter()

@@ -192,10 +192,11 @@ class Trainer:
         mine = config.batch_size // self.world.size
         parts = next((n for n in range(2, mine + 1) if mine % n == 0 and mine // n <= fits),
                      None) if fits else None  # fmt: skip
-        mend = f"pass --grad-accum-steps {parts}, or " if parts else ""
+        mend = "" if fits is None else f"{fits} fitted; "
+        mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
         return SettingError(
             f"{self.plan.device} is out of memory at {mine // config.grad_accum_steps}"
-            f" pictures at once; {fits} fitted; {mend}lower --batch-size, --img-size or the model"
+            f" pictures at once; {mend}lower --batch-size, --img-size or the model"
         )
 
     def _leave_out(self, made: Outcome) -> None:
@@ -237,10 +238,7 @@ class Trainer:
             config.sched,
             peak=config.lr,
             low=config.min_lr,
-            warmup=max(
-                round(config.warmup_epochs * self.plan.steps.steps_per_epoch),
-                int(config.sched == "rsqrt"),  # its scale: without it the rate falls at once
-            ),
+            warmup=round(config.warmup_epochs * self.plan.steps.steps_per_epoch),
             total=self.plan.total_steps,
         )
 
@@ -252,6 +250,8 @@ class Trainer:
         if step % self.plan.steps.steps_per_epoch == 0:
             return  # the end of an epoch does all of this
         if signum := self._signal():
+            self.save_weights(self.run_folder.last, {})
+            self._save_state()
             self._interrupt(signum)
         if step == self.plan.last_step:
             self.save_weights(self.run_folder.last, {})
@@ -269,8 +269,8 @@ class Trainer:
         validation = self.evaluate("val") if "val" in self.plan.dataset.splits else {}
         if not math.isfinite(validation.get("loss", 0.0)):
             raise NonFiniteError(
-                f"the validation loss is {validation['loss']} after epoch {epoch}; the state "
-                f"before it is kept in {self.run_folder.state}; try a lower --lr"
+                f"the validation loss is {validation['loss']} after epoch {epoch}; "
+                f"{self._last_good()}; try a lower --lr"
             )
         better = self._count_best(epoch, validation)
         self._count_time()
@@ -369,9 +369,7 @@ class Trainer:
         return True
 
     def _interrupt(self, signum: int) -> None:
-        """Save everything and leave."""
-        self.save_weights(self.run_folder.last, {})
-        self._save_state()
+        """Leave; everything is saved."""
         raise Interrupted(
             signum,
             f"stopped at step {self.progress.step} of {self.plan.total_steps}; all is saved, go "

@@ -18,14 +18,15 @@ from pathlib import Path
 from ignite.engine import Engine
 
 from vitkit.data.loader import Batch
-from vitkit.errors import VitkitError
+from vitkit.errors import SettingError, VitkitError
 from vitkit.training import session
 from vitkit.training.checkpointing import newest_state, run_hash
 from vitkit.training.config import TrainConfig, layered
 from vitkit.training.loop import Trainer
+from vitkit.training.plan import in_time, make_plan
 
-STEPS, SAVED_EVERY, KILLED_AT = 20, 4, 11
-"""The run's length, how often it is saved, and the step it is killed in, in optimizer steps."""
+STEPS = 20
+"""Of both runs, or fewer, where the run that is to be trusted has fewer."""
 
 
 @dataclass(frozen=True)
@@ -66,28 +67,35 @@ def prove_resume(config: TrainConfig) -> Proof:
             runs end after `STEPS` steps. Nothing is written but in a temporary folder.
 
     Raises:
+        UserError: what is wrong with the settings or the data; a run of one step, or of none.
         VitkitError: one of the processes failed; its last line.
     """
-    short = config.to_json() | {"max_steps": STEPS, "save_every": SAVED_EVERY, "resume": None,
-                                "overwrite": False, "recipe": None, "quiet": True,
+    if config.probe is not None:
+        raise SettingError("a probe takes no steps, so nothing is resumed; leave out --probe")
+    config, _ = in_time(config)
+    steps = min(STEPS, make_plan(config).total_steps)
+    if steps < 2:
+        raise SettingError("one step cannot be resumed in its middle; raise --epochs")
+    every, killed_at = max(1, steps // 5), steps * 11 // 20
+    short = config.to_json() | {"max_steps": steps, "save_every": every, "resume": None,
+                                "overwrite": False, "recipe": None, "quiet": True, "logger": [],
                                 "find_lr": False, "find_batch_size": False,
                                 "devices": 1}  # fmt: skip
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
-        _child(short | {"output": str(killed)}, kill=True)
+        _child(short | {"output": str(killed)}, killed_at)
         _child(short | {"output": str(killed), "resume": str(killed)})
         hashes = [run_hash(newest_state(run / "state")[0]) for run in (straight, killed)]
-    return Proof(hashes[0], hashes[1], STEPS, KILLED_AT)
+    return Proof(hashes[0], hashes[1], steps, killed_at)
 
 
-def _child(settings: dict[str, object], *, kill: bool = False) -> None:
-    """One run in a process of its own."""
+def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
+    """One run in a process of its own, which kills itself in a step where one is named."""
     command = [sys.executable, "-m", "vitkit.training.proof", json.dumps(settings)]
-    done = subprocess.run(
-        [*command, *(["kill"] if kill else [])], capture_output=True, text=True, check=False
-    )
-    expected = -signal.SIGKILL if kill else 0
+    command += [] if killed_at is None else [str(killed_at)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    expected = 0 if killed_at is None else -signal.SIGKILL
     if done.returncode != expected:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise VitkitError(
@@ -95,20 +103,23 @@ def _child(settings: dict[str, object], *, kill: bool = False) -> None:
         )
 
 
-class _Killed(Trainer):
-    """Ends as if the power failed."""
+def _killed_in(step: int) -> type[Trainer]:
+    """A loop that ends as if the power failed."""
 
-    def _step(self, engine: Engine, batch: Batch) -> float:
-        if self.progress.step == KILLED_AT:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super()._step(engine, batch)
+    class Killed(Trainer):
+        def _step(self, engine: Engine, batch: Batch) -> float:
+            if self.progress.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super()._step(engine, batch)
+
+    return Killed
 
 
-def _main(text: str, kill: bool) -> None:
+def _main(text: str, *killed_at: str) -> None:
     settings = json.loads(text)
     config = TrainConfig(**layered(session.resumed_settings(settings["resume"], None), settings))
-    session.train(config, trainer=_Killed if kill else Trainer)
+    session.train(config, trainer=_killed_in(int(killed_at[0])) if killed_at else Trainer)
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], "kill" in sys.argv[2:])
+    _main(*sys.argv[1:])

@@ -125,6 +125,9 @@ class Watch:
         if skipped:
             return f"{skipped} steps were skipped; try a lower --lr"
         reasons = []
+        data, trained_on = self._settings["data"], self.receipt.command.split()[2]
+        if data != trained_on:
+            reasons.append(f"data {data} instead of {trained_on}")
         if self._pictures < self.receipt.pictures:
             reasons.append(
                 f"{self._pictures:,} training pictures instead of {self.receipt.pictures:,}"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vitkit.errors import OutputError, SettingError, nearest_parent
 from vitkit.training.config import DEFAULT_MODEL, TrainConfig
+from vitkit.training.lock import locked
 from vitkit.weights.files import output_error
 
 
@@ -117,7 +118,8 @@ def new_folder(config: TrainConfig) -> RunFolder:
     """Make the folder of a new run.
 
     Raises:
-        OutputError: it exists and `overwrite` is off, or it cannot be made.
+        OutputError: it exists and `overwrite` is off, another process trains in it, or it cannot be
+            made.
     """
     try:
         if config.output is None:
@@ -133,7 +135,9 @@ def new_folder(config: TrainConfig) -> RunFolder:
                     f"or pass --overwrite to put it aside"
                 )
             whole = root.resolve()
-            whole.rename(_first_free(whole.with_name(f"{whole.name}.old-{n}") for n in count(1)))
+            with locked(whole):  # another process may be training there
+                aside = (whole.with_name(f"{whole.name}.old-{n}") for n in count(1))
+                whole.rename(_first_free(aside))
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error

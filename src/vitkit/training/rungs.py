@@ -183,7 +183,7 @@ class LinearHead:
         """Fit it, as `--probe linear` does."""
         ground, started = self.ground, self.ground.clock()
         config = ground.config({"pretrained": ground.pretrained, "probe": "linear",
-                                "output": str(folder)}, balance=False)  # fmt: skip
+                                "output": str(folder)}, balance=False, compile=False)  # fmt: skip
         done = session.train(config)
         spec = ground.plan.spec
         trained = spec.num_classes * (spec.width + 1)

@@ -13,6 +13,8 @@ def learning_rate(
 ) -> float:
     """The rate of step `step`, counted from 0: it rises linearly over `warmup` steps to `peak`.
 
+    The first step without warm-up has the peak.
+
     After that, with t from 0 at the peak to 1 at step total - 1:
 
         cosine     low + (peak - low) (1 + cos(pi t)) / 2   SGDR (arXiv 1608.03983), Eq. 5
@@ -27,6 +29,7 @@ def learning_rate(
     >>> [round(rate, 3) for rate in rates]
     [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]
     """
+    warmup = max(warmup, 1)
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup + 1) / max(total - warmup, 1), 1.0)
@@ -35,5 +38,5 @@ def learning_rate(
     if schedule == "constant":
         return peak
     if schedule == "rsqrt":
-        return max(peak * math.sqrt(max(warmup, 1) / (step + 1)), low)
+        return max(peak * math.sqrt(warmup / (step + 1)), low)
     return low + (peak - low) * (1 + math.cos(math.pi * progress)) / 2

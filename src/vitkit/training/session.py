@@ -190,21 +190,16 @@ def _beginning(
     before, asked = TrainConfig(**found["config"]), config.compile
     config, _ = in_time(config)
     # What was tried or found out when the run began stays as it was found.
+    found_out = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
+    found_out += ["lr", "min_lr"] * config.find_lr + ["batch_size"] * config.find_batch_size
+    found_out += ["threads"] * (config.threads is None)
     config = replaced(
         config,
+        **{name: getattr(before, name) for name in ("start", *found_out)},
         model=config.model or before.model,
-        start=before.start,
-        amp=before.amp if config.amp == "auto" else config.amp,
-        attention_kernel=before.attention_kernel
-        if config.attention_kernel == "auto"
-        else config.attention_kernel,
         compile=config.compile and before.compile,
-        lr=before.lr if config.find_lr else config.lr,
-        min_lr=before.min_lr if config.find_lr else config.min_lr,
-        batch_size=before.batch_size if config.find_batch_size else config.batch_size,
         find_lr=False,
         find_batch_size=False,
-        threads=before.threads if config.threads is None else config.threads,
     )
     run = RunFolder(Path(found["run"]))
     notes = [*_changes(run, before, config), *found["passed_over"]]
@@ -356,6 +351,7 @@ def kind_of_run(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
     kept = {name: value for name, value in recipe.items() if name not in elsewhere}
     if isinstance(start := kept.get("start"), Mapping):
         kept["start"] = start.get("sha256")  # the same weights from another place
+        kept.pop("pretrained", None)
     return kept or None
 
 

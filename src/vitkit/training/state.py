@@ -45,7 +45,7 @@ class Progress:
         best_top1: best validation top-1 so far; -1 before the first.
         best_loss: its validation loss.
         best_epoch: its epoch, counted from 1.
-        stale: epochs since then.
+        stale: epochs without a higher top-1.
         skipped: steps left out because a number was not finite.
         skipped_in_a_row: the same, since the last step that was made.
         seconds: time spent training, over all sessions.
@@ -133,8 +133,8 @@ class OptimizerPart:
 
     def restore(self, tensors: Tensors, values: Values) -> None:
         """Fill the optimizer in place."""
-        numbers = {"numbers": {}, **values}["numbers"]
-        _same_names("optimizer", {"groups": 0, "kinds": 0, "numbers": 0},
+        numbers = values.get("numbers", {})
+        _same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")),
                     values | {"numbers": numbers})  # fmt: skip
         kinds = values["kinds"].items()
         _same_names("optimizer", {f"{number}.{n}": 0 for number, names in kinds for n in names},

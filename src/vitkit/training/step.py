@@ -215,10 +215,13 @@ class TrainingStep:
             self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
         return nullcontext()
 
-    def largest_that_fits(self, batch: Batch) -> int:
-        """How many pictures of a batch fit into memory at once, found by halving; 0 for not one."""
+    def largest_that_fits(self, batch: Batch) -> int | None:
+        """How many pictures of a batch fit into memory at once, found by halving; 0 for not one.
+
+        `None` for a sharded model, with which no process can try it without the others.
+        """
         if any(is_sharded(p) for p in self.model.parameters()):
-            return 0  # no process can try it without the others
+            return None
         count = len(batch.labels) // self.config.grad_accum_steps
         weights = [p for p in self.model.parameters() if p.requires_grad]
         while count := count // 2:

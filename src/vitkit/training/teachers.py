@@ -174,19 +174,10 @@ TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
 """What a teacher is made of."""
 
 
-HOW = ("distill", "distill_alpha", "distill_temperature", "distill_views")
-"""Settings that mean nothing without a teacher."""
-
-
 def check_teaching(config: TrainConfig) -> None:
     """What a teacher says once must be of the same pictures ever after. Raises `SettingError`."""
-    asked = [name for name in HOW if getattr(config, name) != getattr(TrainConfig, name)]
-    if asked and config.teacher is None:
-        raise SettingError(
-            f"{asked[0]} {getattr(config, asked[0])} says how to learn from a teacher; name one "
-            f"with --teacher"
-        )
-    if config.distill == "hard" and "distill_temperature" in asked:
+    softened = config.distill_temperature != TrainConfig.distill_temperature
+    if config.distill == "hard" and softened:
         raise SettingError(
             f"distill_temperature {config.distill_temperature:g} softens probabilities, and "
             f"distill hard learns the teacher's first choice; leave one of them out"

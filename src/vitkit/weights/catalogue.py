@@ -7,6 +7,7 @@ and its own name (`google/sam/ViT-B_16`); a preset's name alone means the first 
 from __future__ import annotations
 
 import functools
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,11 @@ from vitkit.spec import Preprocess, ViTSpec
 SOURCES = ("timm", "torchvision", "google", "deit", "dinov2", "huggingface")
 """The sections of the file, in the order in which a preset's checkpoints are listed."""
 PICKLES = (".pth", ".pth.tar", ".pt", ".bin")
+TRUST = (
+    "say --trust-pickle (trust_pickle=True); a command without that flag takes what vitkit convert "
+    "FILE OUT --to vitkit --trust-pickle makes of it"
+)
+"""How somebody says that a pickle may be read."""
 DIGITS = re.compile(r"-([0-9a-f]{8,64})$")
 
 
@@ -127,7 +133,7 @@ def known(place: str | Path) -> Entry | None:
     A file or a folder of that name goes first. Nothing is fetched.
     """
     place, entries = str(place), catalogue()
-    if Path(place).exists():
+    if os.path.exists(place):
         return None
     name = place.removeprefix("timm://")
     if (name in entries or published(name)) and (name == place or "/" not in name):

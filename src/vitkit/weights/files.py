@@ -34,8 +34,24 @@ def output_error(path: Path, error: OSError, needed: int | None = None) -> Outpu
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
         f"cannot write {path}: {reason}{sizes}; what was there before is untouched; "
-        f"free some space or choose another --output"
+        f"free some space or choose another place"
     )
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise `OutputError` before the work is done whose result goes to `path`.
+
+    Its folder is made; what is at `path` stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise OutputError(f"{path} is a folder; name a file")
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise output_error(path, error) from None
 
 
 @contextmanager

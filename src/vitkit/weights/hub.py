@@ -17,7 +17,7 @@ import re
 from pathlib import Path
 
 from vitkit.errors import CheckpointError, MissingExtraError
-from vitkit.weights.catalogue import PICKLES, known
+from vitkit.weights.catalogue import PICKLES, TRUST, known
 from vitkit.weights.download import download, file_sha256
 
 REVISION, FILE = r"(?:@(?P<revision>[\w./-]+))?", r"(?::(?P<file>[\w.+/-]+))?"
@@ -89,7 +89,7 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
     if not trust_pickle:
         raise CheckpointError(
             f"{address}: holds no model.safetensors; name one of its files ({address}:FILE), "
-            f"or, if you trust its pickle, say --trust-pickle (trust_pickle=True)"
+            f"or, if you trust its pickle, {TRUST}"
         )
     return _snapshot(address, name, revision, [*SAFE, *TRUSTED])
 
@@ -129,7 +129,7 @@ def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
     if file.endswith(PICKLES) and not trust_pickle:
         raise CheckpointError(
             f"{address}: a pickle, which can run code when it is read; if you trust where it comes "
-            f"from, say --trust-pickle (trust_pickle=True)"
+            f"from, {TRUST}"
         )
 
 

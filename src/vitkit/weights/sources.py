@@ -30,6 +30,7 @@ from vitkit.weights.archives import (
     entries,
     pickle_records,
 )
+from vitkit.weights.catalogue import TRUST
 from vitkit.weights.documents import parse, read_json
 from vitkit.weights.hub import fetch, is_address
 
@@ -309,8 +310,8 @@ def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
 def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
     if not trust:
         raise CheckpointError(
-            f"{path}: a pickle, which can run code when it is read; if you trust where it comes "
-            f"from, say --trust-pickle (trust_pickle=True), else ask for a .safetensors file"
+            f"{path}: a pickle, which can run code when it is read; ask for a .safetensors file, "
+            f"or, if you trust where it comes from, {TRUST}"
         )
     records = pickle_records(path)
     try:

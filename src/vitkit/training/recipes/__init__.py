@@ -53,7 +53,13 @@ def recipe_settings(name: str | None) -> Settings:
         return {}
     if Path(name).suffix in (".yaml", ".yml"):
         settings = read_yaml(name)
-        return layered(_named(settings.pop("recipe", None)), settings)
+        base = settings.pop("recipe", None)
+        if base is not None and base not in list(RECIPES):
+            raise SettingError(
+                f"{name}: its recipe {base!r} is none{did_you_mean(str(base), RECIPES)}; there are "
+                f"{', '.join(RECIPES)}"
+            )
+        return layered(_named(base), settings)
     return _named(name)
 
 

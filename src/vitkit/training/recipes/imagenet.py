@@ -40,10 +40,10 @@ def vit_paper() -> Settings:
 
 
 def vit_paper_decay01() -> Settings:
-    """The same with the decay that the paper's text has for its pre-training, and most copies quote.
+    """The same with the decay that the paper's text has for pre-training, and most copies quote.
 
-    Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Sec. 4.1: Adam, decay 0.1; the rate is
-    that of its Table 3 for ImageNet, where it stands beside a decay of 0.3.
+    Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Sec. 4.1: Adam, decay 0.1; the rate
+    is that of its Table 3 for ImageNet, where it stands beside a decay of 0.3.
     Command: `vitkit train imagenet/ --recipe vit-paper-decay01`
     Expected: no score was published for this pair.
     """
@@ -55,7 +55,7 @@ def deit() -> Settings:
 
     Paper: "Training data-efficient image transformers" (arXiv 2012.12877), Table 9.
     Command: `vitkit train imagenet/ --recipe deit`
-    Expected: 79.9 % top-1 (Ti 72.2, B 81.8); B takes 53 hours on 8 V100 (its Sec. 5).
+    Expected: 79.9 % top-1 (Ti 72.2, B 81.8); B takes 53 hours on 8 V100 (its Sec. 6).
     """
     return {
         "model": "deit_small_patch16_224",
@@ -83,7 +83,8 @@ def deit() -> Settings:
 def deit3() -> Settings:
     """DeiT III-S on ImageNet-1k.
 
-    Paper: "DeiT III: Revenge of the ViT" (arXiv 2204.07118), Table 1.
+    Paper: "DeiT III: Revenge of the ViT" (arXiv 2204.07118), with the numbers of its repository
+    (README_revenge.md); its fused LAMB clips the gradient's norm at 1 by itself.
     Command: `vitkit train imagenet/ --recipe deit3`
     Expected: 81.4 % top-1 after 800 epochs (B 83.8, L 84.9).
     """
@@ -98,7 +99,7 @@ def deit3() -> Settings:
         "weight_decay": 0.05,
         "loss": "bce",
         "bce_threshold": 0.0,
-        "clip_grad": None,
+        "clip_grad": 1.0,
         "label_smoothing": 0.0,
         "drop_path": 0.05,
         "crop_scale": 0.08,
