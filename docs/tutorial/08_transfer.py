@@ -14,7 +14,6 @@
 # to 4 to the digits 5 to 9, of which ten each have a label.
 
 # %%
-import json
 import shutil
 import tempfile
 from math import log
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from drawing import grid_of
 from matplotlib import pyplot as plt
-from measured import RESULTS, not_measured
+from measured import measured
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -242,29 +241,21 @@ for name, patterns, blocks in (
 # %% mystnb={"figure": {"caption": "Accuracy on the test digits, a line for each seed. From left to right: the model trained on the labelled digits alone with the settings of the fine-tuning; with its own best rate; with that for twice as many epochs; and pre-trained on clothes, then fine-tuned for as long as the first. How much the clothes are worth depends on which of the first three they are compared with."}}
 WAYS = {"same": "alone, same rate", "alone": "alone, own rate", "longer": "alone, twice as long",
         "pretrained": "pre-trained"}  # fmt: skip
-found = RESULTS / "transfer.json"
-if not found.exists():
-    print("not measured yet: make tutorial")
-    _ = not_measured("transfer")
-else:
-    results = json.loads(found.read_text())
-    print(f"{results['command']}\n{results['processor']}, {results['date']};",
-          f"scored on: {results['scored on']}, {results['img_size']} px")  # fmt: skip
-    for way in ("same", "alone", "longer"):
-        print(f"{WAYS[way]}:", *results[way])
-    figure, place = plt.subplots(figsize=(6, 3))
-    for run in results["runs"]:
-        place.plot([run[way] for way in WAYS], marker="o", label=f"seed {run['seed']}")
-        each = [
-            f"{name} {run[way]:.2%} in {run['seconds'][way]:.0f} s" for way, name in WAYS.items()
-        ]
-        print(f"seed {run['seed']}:", ", ".join(each))
-    for way in ("same", "alone", "longer"):
-        gains = [100 * (run["pretrained"] - run[way]) for run in results["runs"]]
-        print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points",
-              f"({min(gains):+.2f} to {max(gains):+.2f})")  # fmt: skip
-    place.set(xticks=range(4), xticklabels=WAYS.values(), xlim=(-0.3, 3.3), ylabel="test accuracy")
-    _ = place.legend(fontsize=8)
+results = measured("transfer")
+print(f"scored on: {results['scored on']}, {results['img_size']} px")
+for way in ("same", "alone", "longer"):
+    print(f"{WAYS[way]}:", *results[way])
+figure, place = plt.subplots(figsize=(6, 3))
+for run in results["runs"]:
+    place.plot([run[way] for way in WAYS], marker="o", label=f"seed {run['seed']}")
+    each = [f"{name} {run[way]:.2%} in {run['seconds'][way]:.0f} s" for way, name in WAYS.items()]
+    print(f"seed {run['seed']}:", ", ".join(each))
+for way in ("same", "alone", "longer"):
+    gains = [100 * (run["pretrained"] - run[way]) for run in results["runs"]]
+    print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points",
+          f"({min(gains):+.2f} to {max(gains):+.2f})")  # fmt: skip
+place.set(xticks=range(4), xticklabels=WAYS.values(), xlim=(-0.3, 3.3), ylabel="test accuracy")
+_ = place.legend(fontsize=8)
 
 # %% [markdown]
 # ## Other people's checkpoints

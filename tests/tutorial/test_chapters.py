@@ -29,7 +29,7 @@ TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
 TEACHING = [path for path in CHAPTERS if "bugs" not in path.stem]
 """The chapters proper; the lists of bugs have no exercises."""
-DRAWS = {"subplots", "grid_of", "heat", "not_measured"}
+DRAWS = {"subplots", "grid_of", "heat"}
 """Functions that make a picture."""
 SOLUTION = "Show the solution"
 NUMBERS = {

@@ -98,7 +98,7 @@ def cifar10_small() -> Settings:
 
     Command: `vitkit train cifar10 --recipe cifar10-small`
     Expected: 83.5 % on the test split after 26 epochs (one seed; 24 are the recipe's), one hour on
-    one core with bfloat16.
+    one core with bfloat16; 78.8 % after 12 (one seed), 49 minutes on one core in float32.
     """
     return UNCHANGED_PICTURES | {
         "model": "vit_tiny_patch16_224",
