@@ -94,7 +94,7 @@ place.set(xlim=(0, 1), xlabel="share of the block")
 _ = place.legend(ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 # %%
-Console(width=126, color_system=None).print(table.render())
+Console(width=110, color_system=None).print(table.render(depth=0))
 print(f"parameters {table.parameters:,}, multiply-adds {table.mult_adds / 1e6:,.0f} M")
 for name, (parameters, mult_adds) in parts.items():
     print(f"{name:<10} {parameters / 1e6:>6.2f} M {mult_adds / 1e6:>8.2f} M")
