@@ -70,9 +70,9 @@ def create_model(
     192
     """
     if pretrained is False and "." in name:
-        spec = find(name).spec
-        return build(find(name).preset, **{"num_classes": spec.num_classes,
-                     "image_size": spec.image_size, **overrides})  # fmt: skip
+        published = find(name)
+        sizes = {"num_classes": published.classes, "image_size": published.image_size}
+        return build(published.preset, **sizes | overrides)
     if pretrained is False:
         return build(name, **overrides)
     return with_weights(name, pretrained, overrides, trust_pickle=trust_pickle)

@@ -121,6 +121,8 @@ def test_a_linear_probe_leaves_a_checkpoint_like_any_other(tmp_path, fields):
             assert torch.equal(probed.model.state_dict()[name], weight), name
     assert probed.metadata["started_from"]["sha256"]
     assert "features of train: 1,294 x 16, computed" in said(result.run)
+    (idle,) = [line for line in said(result.run).splitlines() if "a probe takes no steps" in line]
+    assert "batch_size" in idle
     second = train(tmp_path / "second", **settings)
     assert "features of train: 1,294 x 16, from" in said(second.run)
     assert second.metrics["val"] == result.metrics["val"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vitkit.training.config import TrainConfig
 from vitkit.training.evaluation import tallied
 from vitkit.training.features import NEIGHBOURS, features, fit_linear, knn
 from vitkit.training.loop import Trainer
@@ -11,8 +12,21 @@ from vitkit.training.metrics import Metrics
 
 NO_VOTES = 1e-9
 """The probability of a class that no neighbour is of."""
+OF_STEPS = (
+    "epochs", "lr", "min_lr", "sched", "warmup_epochs", "batch_size", "grad_accum_steps", "opt",
+    "momentum", "beta1", "beta2", "weight_decay", "clip_grad", "loss", "bce_threshold",
+    "label_smoothing", "flip", "shift", "crop_scale",
+)  # fmt: skip
+"""Settings that mean nothing to a probe, which takes no steps and changes no picture."""
 OF_VOTES = ("top1", "top", "balanced_accuracy", "pictures")
 """Scores that votes have; they are no calibrated probabilities."""
+
+
+def without_effect(config: TrainConfig) -> str | None:
+    """A line that names the settings somebody made of steps that a probe does not take."""
+    given, usual = config.to_json(), TrainConfig(data=config.data).to_json()
+    idle = [name for name in OF_STEPS if given[name] != usual[name]]
+    return f"a probe takes no steps: {', '.join(idle)} without effect" if idle else None
 
 
 class LinearProbe(Trainer):

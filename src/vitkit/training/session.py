@@ -29,7 +29,7 @@ from vitkit.training.loop import Trainer
 from vitkit.training.metrics import Metrics, headline
 from vitkit.training.plan import Plan, in_time, make_plan
 from vitkit.training.precision import Precision
-from vitkit.training.probing import PROBES, NeighbourProbe
+from vitkit.training.probing import PROBES, NeighbourProbe, without_effect
 from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
 from vitkit.training.records import drop_rows_after
 from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
@@ -287,6 +287,8 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, world: World) -> None:
     """All settings, with what was found out, and how the steps go."""
     config = plan.config
     log.say(f"settings: {_settings_shown(config)}")
+    if config.probe is not None and (said := without_effect(config)) is not None:
+        log.say(said)
     if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
         log.say(receipt.says())
     if config.probe is None:
