@@ -131,6 +131,8 @@ figure, place = plt.subplots(figsize=(5.6, 3))
 for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
     band(place, list(at), [scores[network] for scores in at.values()], network, colour)
 place.set(xscale="log", xlabel="training pictures", ylabel="accuracy")
+place.set_xticks([], minor=True)
+place.set_xticks(list(at), [f"{number:,}" for number in at])
 _ = place.legend()
 
 # %% [markdown]
@@ -230,6 +232,8 @@ figure, place = plt.subplots(figsize=(5.6, 3))
 for way, colour in (("masked", "#4c72b0"), ("alone, longer", "#55a868"), ("alone", "#dd8452")):
     band(place, list(told), [scores[way] for scores in told.values()], way, colour)
 place.set(xscale="log", xlabel="labelled pictures", ylabel="accuracy")
+place.set_xticks([], minor=True)
+place.set_xticks(list(told), [f"{number:,}" for number in told])
 _ = place.legend()
 
 # %% [markdown]
