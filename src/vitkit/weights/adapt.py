@@ -186,6 +186,8 @@ def _folded(
 
 
 def _with_rows(made: _Model, names: Sequence[str], count: int | None) -> _Model:
+    if not names:
+        raise SpecError("classes is empty; num_classes=0 takes the head off")
     if count not in (None, len(names)):
         raise SpecError(f"num_classes {count} for {len(names)} class names")
     place = {name: row for row, name in enumerate(made.classes)}

@@ -10,19 +10,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.adapt import adapt as adapted
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fitting import Step
-from vitkit.weights.formats import FORMATS
 from vitkit.weights.inspection import inspect
 from vitkit.weights.load import load
 from vitkit.weights.own import OWN
 from vitkit.weights.peers import Foreign, foreign
-from vitkit.weights.writing import written
+from vitkit.weights.writing import refuse_unknown, written
 
 KINDS = ("folded", "approximated", "lost")
 
@@ -100,9 +98,7 @@ def convert(
         OutputError: something is there already, or the place cannot be written; what was there is
             untouched.
     """
-    if to not in (OWN, *FORMATS):
-        near = did_you_mean(to, [OWN, *FORMATS])
-        raise CheckpointError(f"format {to!r} is none of {OWN}, {', '.join(FORMATS)}{near}")
+    refuse_unknown(to)
     given = load(path, trust_pickle=trust_pickle, **overrides)
     before = given.model.state_dict()
     earlier = len(given.metadata.get("adapted", ()))

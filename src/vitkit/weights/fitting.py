@@ -225,8 +225,8 @@ def _without_key_bias(spec: ViTSpec, state: State) -> Adapted:
         whole = _with_qkv_bias(spec, state)
         assert whole is not None
         state = whole[0]
-    elif spec.qk_norm:
-        return None  # after a norm, the key's bias is no constant any more
+    elif spec.qk_norm or spec.positions == "rope":
+        return None  # normed or turned, the key's bias is no constant any more
     made = dict(state)
     for layer in range(spec.depth):
         name = f"blocks.{layer}.attn.qkv"

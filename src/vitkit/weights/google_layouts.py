@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import MOST_BLOCKS, ViTSpec
+from vitkit.weights.archives import MOST
 from vitkit.weights.rules import Parts, Transform
 from vitkit.weights.sources import Header, Source
 
@@ -99,6 +100,10 @@ def unstacked(source: Source) -> Source:
     ((depth,),) = depths
     if depth > MOST_BLOCKS:
         raise CheckpointError(f"{STACK}: stacks of {depth} blocks; {MOST_BLOCKS} are the most")
+    if depth * len(stacks) > MOST:
+        raise CheckpointError(
+            f"{STACK}: {len(stacks):,} stacks of {depth} blocks; {MOST:,} tensors are the most"
+        )
 
     @lru_cache(maxsize=3)  # query, key and value of a block are asked for together
     def whole(name: str) -> Tensor:

@@ -69,7 +69,8 @@ def fetch(address: str, *, trust_pickle: bool = False) -> Path:
 def _from_hub(address: str, trust_pickle: bool) -> Path:
     """The folder of a repository, or the one file of it that the address names."""
     match = ADDRESS.fullmatch(address) or TIMM.fullmatch(address)
-    if match is None or ".." in (match["file"] or "").split("/"):
+    parts = [] if match is None else (match["file"] or ".").split("/")
+    if match is None or not parts[0] or ".." in parts:
         raise CheckpointError(
             f"{address}: expected hf://owner/name, hf://owner/name@revision, "
             f"hf://owner/name:file, timm://name or https://host/file"

@@ -78,7 +78,8 @@ def finish(
     Args:
         fields: of `ViTSpec`.
         overrides: what the user says; it counts as stored.
-        preprocess: its `image_size` becomes the spec's.
+        preprocess: its `image_size` becomes the spec's; for another number of channels, mean and
+            std become the means of theirs, as many formats state three for grey pictures too.
         stored: fields (or `preprocess`) that the file itself states.
         usual: fields (or `preprocess`) that are only what files of this format usually have.
         classes: class names, if the file has them.
@@ -88,4 +89,7 @@ def finish(
     sure: dict[str, Sure] = dict.fromkeys(fields, "shapes")
     sure |= dict.fromkeys(usual, "usual")
     sure |= dict.fromkeys((*stored, *overrides), "stored")
+    if (count := spec.in_channels) != preprocess.channels:
+        mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
+        preprocess = preprocess.replace(mean=(mean,) * count, std=(std,) * count)
     return Inferred(spec, preprocess.replace(image_size=spec.image_size), classes, sure, warnings)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights import own
 from vitkit.weights.catalogue import known
@@ -70,6 +71,8 @@ def inspect(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -
     with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
         header = source.header
         if (said := own.description(header)) is not None:
+            if overrides:
+                raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
             own.check(header, said)
             sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
             return _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())

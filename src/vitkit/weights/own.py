@@ -64,7 +64,8 @@ def save(
 
     Raises:
         CheckpointError: another ending, a `backbone` that no spec describes, class names that do
-            not fit the head, or metadata that JSON cannot hold (NaN among them).
+            not fit the head, pictures of other channels than the model's, or metadata that JSON
+            cannot hold (NaN among them).
         OutputError: the file cannot be written; what was there is untouched.
     """
     path = Path(path)
@@ -78,6 +79,11 @@ def save(
     if classes and len(classes) != model.spec.num_classes:
         raise CheckpointError(
             f"{path}: {len(classes)} class names for a head of {model.spec.num_classes}"
+        )
+    if preprocess.channels != (count := model.spec.in_channels):
+        raise CheckpointError(
+            f"{path}: its pictures become {preprocess.channels} channels, its model has {count}; "
+            f"give a Preprocess with {count} mean and std"
         )
     own = content(model, preprocess, classes, metadata)
     with replacing(path, needed=own.size) as temporary:

@@ -35,6 +35,8 @@ AS_TRAINED = (
     "position_resampling", "positions_cover_prefix",
 )  # fmt: skip
 """Fields in which the weights are right and a preset is only a default, unless they are named."""
+AS_PUBLISHED = ("image_size", "representation_width", "pooling")
+"""Fields in which a checkpoint of the catalogue may differ from its preset."""
 
 
 def pretrained(
@@ -53,11 +55,16 @@ def pretrained(
         SpecError: an unknown field, or sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    if place is True:
+    published = place is True
+    if published:
         entry = find(name)
         name, place = entry.preset, entry.name
     wanted = preset(name.partition(".")[0], **asked)
-    stored = brought(load(str(place), trust_pickle=trust_pickle), wanted, asked, str(place))
+    stored = load(str(place), trust_pickle=trust_pickle)
+    if published:
+        free = [field for field in AS_PUBLISHED if field not in asked]
+        wanted = wanted.replace(**{field: getattr(stored.model.spec, field) for field in free})
+    stored = brought(stored, wanted, asked, str(place))
     for line in stored.metadata.get("adapted", ()):
         logging.getLogger("vitkit").info("%s: %s", place, line)
     return stored.model.eval()

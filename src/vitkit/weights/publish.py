@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vitkit.errors import MissingExtraError, OutputError
-from vitkit.weights.writing import written
+from vitkit.weights.writing import refuse_unknown, written
 
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
@@ -44,6 +44,7 @@ def push_to_hub(
     hub: Hub | None,
 ) -> str:
     """Upload a checkpoint; `Checkpoint.push_to_hub` has the arguments and their defaults."""
+    refuse_unknown(to)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "repository"
         written(checkpoint, folder, to, allow_lossy, {})
@@ -54,7 +55,7 @@ def push_to_hub(
 def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: str) -> str:
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise MissingExtraError(
             f"pushing {name} needs huggingface_hub; install it: pip install 'vitkit[hub]'"
@@ -63,7 +64,7 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
     try:
         hub.create_repo(name, private=private, exist_ok=True)
         hub.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
+    except (HfHubHTTPError, ValueError, OSError) as error:  # a ValueError: a name, or the card
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OutputError(
             f"{name}: cannot be pushed: {reason}; `hf auth login` says who you are, and a name is "

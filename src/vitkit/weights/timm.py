@@ -95,7 +95,7 @@ def infer_as(
     usual = {name: value for name, value in usual.items() if name not in fields}
     named = {n: v for n, v in stated.fields.items() if n not in fields and v is not None}
     stored = named.keys() - {"position_resampling"}  # a habit of the code, not of the model
-    pictures = _channels(preprocess.replace(**stated.preprocess), fields["in_channels"])
+    pictures = preprocess.replace(**stated.preprocess)
     classes = stated.classes if len(stated.classes) == fields["num_classes"] else ()
     if stated.classes and not classes:
         warnings.append(
@@ -254,14 +254,6 @@ def _usual(shapes: Shapes, fields: Mapping[str, Any], rotary: bool) -> dict[str,
     if fields["stem"] == "resnet":
         usual["resnet_variant"] = "timm"
     return usual
-
-
-def _channels(preprocess: Preprocess, channels: int) -> Preprocess:
-    """timm states three numbers for grey pictures too."""
-    if channels == preprocess.channels:
-        return preprocess
-    mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
-    return preprocess.replace(mean=(mean,) * channels, std=(std,) * channels)
 
 
 UNFOLDED = Transform(

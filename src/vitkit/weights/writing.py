@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Content, write_new
 from vitkit.weights.fitting import Step, fit
@@ -33,6 +33,13 @@ class Made(NamedTuple):
     spec: ViTSpec
     state: Mapping[str, Tensor]
     steps: tuple[Step, ...]
+
+
+def refuse_unknown(to: str) -> None:
+    """Raise `CheckpointError` for what is no format."""
+    if to not in (OWN, *FORMATS):
+        near = did_you_mean(to, [OWN, *FORMATS])
+        raise CheckpointError(f"format {to!r} is none of {OWN}, {', '.join(FORMATS)}{near}")
 
 
 def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:

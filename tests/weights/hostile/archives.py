@@ -172,6 +172,7 @@ def mismatches() -> dict[str, Case]:
     rest = {n: a for n, a in arrays.items() if "encoderblock_" not in n}
     empty = {n: np.zeros((60_000, 0, *a.shape), np.float32) for n, a in stacks.items()}
     flat = {n: np.zeros(100_000, np.float32) for n in stacks}
+    many = {f"{STACK}x{n}": np.zeros((1000, 0), np.float32) for n in range(51)}
     fortran = npz({f"{n}.npy": npy(np.asfortranarray(a)) for n, a in arrays.items()})
     big = npz({f"{n}.npy": npy(a.astype(">f4")) for n, a in arrays.items()})
     spoilt = bytearray(npz({f"{n}.npy": npy(a) for n, a in arrays.items()}))
@@ -200,6 +201,7 @@ def mismatches() -> dict[str, Case]:
         "patch of no pixels": (with_array(KERNEL, np.zeros((0, 0, 3, 64), "f4")), "as google"),
         "stacks of nothing": (stacked(empty), "as google"),
         "stacks of 100 000": (stacked(flat), "as google"),
+        "too many stacks": (stacked(many), "51 stacks of 1000 blocks; 50,000 tensors are the most"),
         "stacks of two heights": (stacked({**stacks, STACK + "x": np.zeros((9, 9))}), "as google"),
     }  # fmt: skip
     cases = {name: Case({FILE: content}, said, unseen=True)

@@ -1,0 +1,80 @@
+"""What would be written or read wrong is refused, or brought right, in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+
+import vitkit
+from vitkit.errors import CheckpointError, SpecError
+from vitkit.weights.catalogue import find
+
+GREY = {"image_size": 16, "patch_size": 4, "in_channels": 1, "depth": 1, "width": 24,
+        "num_heads": 2, "mlp_width": 48, "num_classes": 3}  # fmt: skip
+PIXELS = vitkit.Preprocess(image_size=16, mean=(0.5,), std=(0.5,))
+
+
+def saved(place: Path, **fields: object) -> Path:
+    torch.manual_seed(0)
+    model = vitkit.create_model("vit_tiny_patch16_224", **GREY | fields)
+    fill_with_noise(model, std=0.3)
+    return vitkit.save(place, model, preprocess=PIXELS, classes=("a", "b", "c"))
+
+
+def test_a_key_s_bias_counts_where_keys_are_turned(tmp_path):
+    model = saved(tmp_path / "m.safetensors", positions="rope", pooling="mean", class_token=False)
+    with pytest.raises(CheckpointError, match=r"cannot hold|as timm"):
+        vitkit.convert(model, tmp_path / "out", to="timm")
+
+
+@pytest.mark.parametrize("to", ["google", "torchvision", "jeonsworld"])
+def test_grey_pictures_stay_grey_in_every_format(tmp_path, to):
+    """Google's .npz has no place for mean and std, and its usual ones are three numbers."""
+    stored = saved(tmp_path / "m.safetensors")
+    given = {"num_heads": 2}
+    (file, *_) = vitkit.convert(stored, tmp_path / to, to=to, allow_lossy=True).files
+    back = vitkit.load(file, trust_pickle=True, **given if to in ("google", "jeonsworld") else {})
+    assert back.model.spec.in_channels == back.preprocess.channels == 1
+    vitkit.save(tmp_path / "again.safetensors", back.model, preprocess=back.preprocess)
+    said = vitkit.Predictor.from_checkpoint(back)([np.zeros((16, 16), np.uint8)])
+    assert 0 < said[0].probability < 1
+
+
+def test_pictures_of_other_channels_than_the_model_s_are_not_written(tmp_path):
+    model = vitkit.create_model("vit_tiny_patch16_224", **GREY)
+    with pytest.raises(CheckpointError, match="become 3 channels, its model has 1"):
+        vitkit.save(tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_describes_itself_is_told_nothing(tmp_path):
+    stored = saved(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="describes itself; leave num_heads out"):
+        vitkit.inspect(stored, num_heads=3)
+
+
+def test_an_unknown_format_is_named_before_anything_is_pushed(tmp_path):
+    checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
+    with pytest.raises(CheckpointError, match=r"format .hugingface. is none of .*huggingface"):
+        checkpoint.push_to_hub("me/x", to="hugingface")
+
+
+def test_no_classes_are_no_choice_of_classes(tmp_path):
+    checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
+    with pytest.raises(SpecError, match="classes is empty; num_classes=0 takes the head off"):
+        vitkit.adapt(checkpoint, classes=[])
+
+
+def test_a_file_of_a_repository_is_not_a_path_of_this_machine(tmp_path):
+    stored = saved(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="expected hf://owner/name"):
+        vitkit.load(f"hf://owner/name:{stored}")
+
+
+def test_deit_s_pictures_keep_their_margin_at_384(tmp_path):
+    """Its datasets.py resizes to the side over 0.875, "to maintain same ratio"."""
+    assert find("deit/deit_base_patch16_384").preprocess.crop_ratio == 0.875
