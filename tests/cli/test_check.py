@@ -102,4 +102,4 @@ def test_a_list_of_pictures_is_data_too(root: Path, capsys: pytest.CaptureFixtur
 
 def test_a_report_that_cannot_be_written(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", str(root), "--output", str(root / "train")]) == 2
-    assert "choose another --output" in capsys.readouterr().err
+    assert "train is a folder; name a file" in capsys.readouterr().err

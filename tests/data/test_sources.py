@@ -10,6 +10,7 @@ from picture_files import (
     refusal,
 )
 
+from vitkit.data import embedded
 from vitkit.data.embedded import idx_places, open_idx
 from vitkit.data.idx import write_idx
 from vitkit.data.sources import (
@@ -85,7 +86,14 @@ def test_idx_sets_under_their_usual_names(tmp_path: Path, dot: str, gz: str, bel
     assert open_dataset("mnist", data_root=str(tmp_path / "fashion-mnist" if below else tmp_path))
 
 
-def test_a_set_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path) -> None:
+def test_a_set_that_is_nowhere_says_where_it_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(address: str) -> None:
+        raise DataError(f"{address}: not in the cache")
+
+    monkeypatch.setattr(embedded, "open_hub", unreachable)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     places = (tmp_path / "x", tmp_path / "y")
     with pytest.raises(DataError) as caught:
         open_idx("fashion-mnist", places)
@@ -93,9 +101,10 @@ def test_a_set_that_is_nowhere_says_where_it_was_looked_for(tmp_path: Path) -> N
     assert str(places[1]) in str(caught.value)
     assert "dataset-fashion-mnist" in str(caught.value)
     assert "--data-root" in str(caught.value)
+    assert "hf://zalando-datasets/fashion_mnist: not in the cache" in str(caught.value)
     looked = idx_places("mnist", tmp_path)
     assert looked[:3] == (tmp_path / "mnist", tmp_path, Path("/usr/share/datasets/mnist"))
-    assert looked[3].parts[-3:] == (".cache", "vitkit", "mnist")
+    assert looked[3] == tmp_path / "cache" / "mnist"
 
 
 def test_idx_sets_that_do_not_fit_together(tmp_path: Path) -> None:

@@ -22,23 +22,35 @@ def weights() -> vitkit.ViT:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch, weights) -> Path:
-    """A cache of the Hub with timm's folder of the model, and no way to the Hub itself."""
+def cache(tmp_path: Path, monkeypatch) -> Path:
+    """An empty cache of the Hub, and no way to the Hub itself."""
     import huggingface_hub.constants as constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    preprocess = vitkit.Preprocess(crop_ratio=0.9)
-    own = vitkit.save(tmp_path / "own.safetensors", weights, preprocess=preprocess)
-    vitkit.convert(own, tmp_path / "timm", to="timm")
-    place = tmp_path / "hub" / f"models--timm--{NAME}.{TAG}"
+    return tmp_path / "hub"
+
+
+def published(own: Path, cache: Path, name: str, to: str) -> None:
+    """A model of ours in the cache, as a repository in another format."""
+    made = own.parent / to
+    vitkit.convert(own, made, to=to)
+    place = cache / f"models--{name.replace('/', '--')}"
     for folder in ("refs", "blobs", f"snapshots/{REVISION}"):
         (place / folder).mkdir(parents=True)
     (place / "refs/main").write_text(REVISION)
-    for file in (tmp_path / "timm").iterdir():
+    for file in made.iterdir():
         blob = place / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
         file.rename(blob)
         (place / f"snapshots/{REVISION}" / file.name).symlink_to(blob)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, cache, weights) -> Path:
+    """A cache of the Hub with timm's folder of the model."""
+    preprocess = vitkit.Preprocess(crop_ratio=0.9)
+    own = vitkit.save(tmp_path / "own.safetensors", weights, preprocess=preprocess)
+    published(own, cache, f"timm/{NAME}.{TAG}", "timm")
     return own
 
 
@@ -51,6 +63,21 @@ def test_a_model_s_published_weights_by_its_name(hub, weights):
     assert stored.metadata["licence"] == "apache-2.0"
     assert stored.metadata["catalogue"] == f"{NAME}.{TAG}"
     assert vitkit.inspect(f"timm://{NAME}.{TAG}").spec == weights.spec
+
+
+def test_a_published_model_comes_with_its_own_size_and_readout(tmp_path, cache):
+    """Another size and readout than the preset's, which nobody asked for."""
+    preset = "vit_small_patch14_dinov2"
+    model = noisy(vitkit.create_model(
+        preset, image_size=28, pooling="cls_mean", num_classes=1000).spec)  # fmt: skip
+    own = vitkit.save(
+        tmp_path / "own.safetensors", model, preprocess=vitkit.Preprocess(image_size=28)
+    )
+    name = "facebook/dinov2-small-imagenet1k-1-layer"
+    published(own, cache, name, "huggingface")
+    made = vitkit.create_model(f"hf://{name}", pretrained=True)
+    assert (made.spec.image_size, made.spec.pooling) == ((28, 28), "cls_mean")
+    assert vitkit.create_model(f"hf://{name}", pretrained=True, image_size=56).spec.grid == (4, 4)
 
 
 def test_what_the_caller_names_is_adapted_and_logged(hub, weights, caplog):

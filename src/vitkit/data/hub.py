@@ -6,6 +6,7 @@ that a run needs neither the Hub nor the library after that. Sets that bring cod
 
 from __future__ import annotations
 
+import http.client
 import queue
 import re
 import ssl
@@ -139,7 +140,7 @@ def _answers(address: str) -> bool:
     except urllib.error.URLError as error:
         # A certificate that Python does not know is an answer; the Hub's library has its own.
         return isinstance(error.reason, ssl.SSLError)
-    except (OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         return False
 
 
