@@ -154,9 +154,9 @@ for number, top1 in by_size.items():
           f"CNN - ViT {100 * (top1['CNN'] - top1['ViT']):+.2f} points")  # fmt: skip
 
 # %% [markdown]
-# More steps with few pictures bring a point; with many they bring four. Now that the pictures are the
-# limit, thirty times as many are worth 5.8 points to the ViT and 5.2 to the CNN: it is the ViT that
-# wants them more, but at this size by half a point, with one seed, and the CNN stays ahead. The paper's
+# More steps with few pictures bring a point; with many they bring four. Thirty times as many pictures
+# are now worth 5.8 points to the ViT and 5.2 to the CNN: it is the ViT that wants them more, but at
+# this size by half a point, with one seed, and the CNN stays ahead. The paper's
 # models are hundreds of times as large. There ResNets are ahead after pre-training on ImageNet's 1.3
 # million pictures, and ViTs after JFT's 300 million (its Fig. 3 and 4). Both networks here take the
 # highest of the three rates, so a higher one might do better; with the recipe's 5,040 steps and its
