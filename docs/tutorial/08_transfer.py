@@ -254,7 +254,8 @@ for way in ("same", "alone", "longer"):
     gains = [100 * (run["pretrained"] - run[way]) for run in results["runs"]]
     print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points",
           f"({min(gains):+.2f} to {max(gains):+.2f})")  # fmt: skip
-place.set(xticks=range(4), xticklabels=WAYS.values(), xlim=(-0.3, 3.3), ylabel="test accuracy")
+place.set_xticks(range(4), [name.replace(", ", ",\n") for name in WAYS.values()])
+place.set(xlim=(-0.3, 3.3), ylabel="test accuracy")
 _ = place.legend(fontsize=8)
 
 # %% [markdown]
