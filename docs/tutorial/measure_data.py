@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 
 import torch
 from experiment import Asked, Experiment, Numbers
@@ -45,7 +46,7 @@ def data_size(asked: Asked) -> Numbers:
     pictures = _fashion(asked)
     if asked.quick:
         sizes, tuned_at, steps = (100, 300), 300, 2
-    rates, tried, rows = {}, [], []
+    rates, tried = {}, []
     for network in NETWORKS:
         for rate in RATES[:2] if asked.quick else RATES:
             found = _one(network, rate, tuned_at, max(asked.seeds) + 1, steps, pictures, "choice")
@@ -53,39 +54,38 @@ def data_size(asked: Asked) -> Numbers:
             print(f"data-size, choosing a rate: {found}", flush=True)
         own = [row for row in tried if row["network"] == network]
         rates[network] = max(own, key=lambda row: row["top1"])["lr"]
-    for size in sizes:
-        for network, rate in rates.items():
-            for seed in asked.seeds:
-                rows.append(_one(network, rate, size, seed, steps, pictures, "score"))
-                print(f"data-size: {rows[-1]}", flush=True)
-    return {
-        "data": "fashion-mnist",
-        "steps": steps,
-        "batch": BATCH,
-        "scored_on": len(pictures.score),
-        "parameters": {name: _parameters(make, pictures) for name, make in NETWORKS.items()},
-        "rates": rates,
-        "tried": tried,
-        "rows": rows,
-    }
+    parameters = {name: _parameters(make, pictures) for name, make in NETWORKS.items()}
+    scored = _scored(sizes, rates, steps, asked.seeds, pictures)
+    return {"parameters": parameters, "tried": tried, **scored}
 
 
 def data_size_long(asked: Asked) -> Numbers:
     """The same for two numbers of pictures and four times as many steps, at the rates found there."""
     sizes, steps = ((100, 300), 2) if asked.quick else (LONG_SIZES, LONG_STEPS)
     rates = json.loads((RESULTS / "data-size.json").read_text())["rates"]
-    pictures, rows = _fashion(asked), []
+    return _scored(sizes, rates, steps, asked.seeds, _fashion(asked))
+
+
+def _scored(
+    sizes: Sequence[int],
+    rates: Mapping[str, float],
+    steps: int,
+    seeds: Sequence[int],
+    pictures: Pictures,
+) -> Numbers:
+    """Every network, number of pictures and seed, each at the network's rate."""
+    rows = []
     for size in sizes:
         for network, rate in rates.items():
-            for seed in asked.seeds:
+            for seed in seeds:
                 rows.append(_one(network, rate, size, seed, steps, pictures, "score"))
-                print(f"data-size-long: {rows[-1]}", flush=True)
+                print(f"{steps} steps: {rows[-1]}", flush=True)
     return {
         "data": "fashion-mnist",
         "steps": steps,
         "batch": BATCH,
         "scored_on": len(pictures.score),
-        "rates": rates,
+        "rates": dict(rates),
         "rows": rows,
     }
 
