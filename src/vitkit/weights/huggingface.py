@@ -126,7 +126,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     if mlp == packed:
         fields["activation"] = "silu"
     size = fields["image_size"]
-    preprocess, stored, warnings = config.read_preprocess(header.documents, family, channels, size)
+    preprocess, stored, warnings = config.read_preprocess(header.documents, family, size)
     warnings += config.doubts(known, family, fields, overrides)
     sure = {*known.fields, *stored}
     classes, doubt = config.class_names(known, fields["num_classes"])

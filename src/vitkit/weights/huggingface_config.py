@@ -132,20 +132,19 @@ def doubts(
 
 
 def read_preprocess(
-    documents: Mapping[str, Mapping[str, Any]], family: str, channels: int, size: tuple[int, int]
+    documents: Mapping[str, Mapping[str, Any]], family: str, size: tuple[int, int]
 ) -> tuple[Preprocess, set[str], list[str]]:
     """What pictures become; whether the file says so; a line for what vitkit does otherwise.
 
     Args:
         documents: beside the weights; `preprocessor` may be among them.
         family: decides what is usual.
-        channels: of the model.
         size: (H, W) of the model's pictures, in pixels.
     """
     document = documents.get("preprocessor")
     usual = FAMILIES[family].preprocess
     if document is None:
-        return _in_channels(usual, channels), set(), []
+        return usual, set(), []
     lines: list[str] = []
     number = document.get("resample", 2 if family == "vit" else 3)
     if number not in FILTERS:
@@ -168,7 +167,7 @@ def read_preprocess(
         )
     lines += [f"preprocessor_config.json: {line}" for line in doubt]
     read = usual.replace(mean=mean, std=std, interpolation=FILTERS.get(number, "bicubic"), **fitted)
-    return _in_channels(read, channels), {"preprocess"}, lines
+    return read, {"preprocess"}, lines
 
 
 Sides = tuple[int, int]
@@ -217,16 +216,6 @@ def _sides(value: Any) -> Sides:
 
 def _values(value: Any) -> tuple[float, ...]:
     return tuple(value) if isinstance(value, (list, tuple)) else (value,) * 3
-
-
-def _in_channels(preprocess: Preprocess, channels: int) -> Preprocess:
-    """The mean and std of as many channels as the model has."""
-    if preprocess.channels == channels:
-        return preprocess
-    mean, std = (
-        (sum(values) / len(values),) * channels for values in (preprocess.mean, preprocess.std)
-    )
-    return preprocess.replace(mean=mean, std=std)
 
 
 def family(spec: ViTSpec) -> str:
