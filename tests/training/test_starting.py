@@ -8,6 +8,8 @@ import safetensors.torch
 import torch
 from training.faulty import stopping_at
 from training.starts import DIGITS, SHORT, a_checkpoint, bits, only_begun, said, train
+from weights.hub_cache import empty, published
+from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError, SpecError
@@ -194,3 +196,21 @@ def test_the_alias_and_the_flag_without_a_value(tmp_path, capsys):
     assert np.allclose(begun.preprocess.mean, 0.3)
     assert run([*words, "--model", "vit_cifar_patch4_32", "--pretrained", "--overwrite"]) == 2
     assert "no weights are published for vit_cifar_patch4_32" in capsys.readouterr().err
+
+
+def test_a_published_name_with_a_slash_and_its_own_size(tmp_path, monkeypatch):
+    """A checkpoint whose size and readout are not its preset's, which nobody asked for."""
+    monkeypatch.chdir(tmp_path)
+    cache, name = empty(tmp_path / "hub", monkeypatch), "facebook/dinov2-small-imagenet1k-1-layer"
+    preset = "vit_small_patch14_dinov2"
+    spec = vitkit.create_model(preset, image_size=28, pooling="cls_mean", num_classes=3).spec
+    own = vitkit.save(tmp_path / "own.safetensors", noisy(spec),
+                      preprocess=vitkit.Preprocess(image_size=28))  # fmt: skip
+    published(own, cache, name, "huggingface")
+    settings = SHORT | {"max_steps": 1, "batch_size": 2, "lr": 1e-4, "freeze": ("backbone",)}
+    run = session.train(
+        TrainConfig(data="digits", model=f"hf://{name}", pretrained="auto", **settings)
+    )
+    begun = vitkit.load(run.last).model.spec
+    assert (begun.image_size, begun.pooling) == ((28, 28), "cls_mean")
+    assert run.run.resolve().parent == tmp_path / "runs"

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from weights.hub_cache import REVISION, empty, put
+from weights.hub_cache import published as published_as
 from weights.round_trips import noisy, same_bits
 
 import vitkit
@@ -19,17 +21,11 @@ from vitkit.weights.hub import fetch, is_address, verify_hub_file
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
-REVISION = "a" * 40
 
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """A cache that holds one repository, and a Hub that must not be asked."""
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
+    return empty(tmp_path / "hub", monkeypatch)
 
 
 def published(
@@ -37,17 +33,9 @@ def published(
 ) -> vitkit.ViT:
     """A model in a repository of the cache, its file a link to a blob of that digest."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    place = cache / f"models--{owner}--{name}"
-    for folder in ("refs", "blobs", "snapshots"):
-        (place / folder).mkdir(parents=True, exist_ok=True)
-    (place / "refs" / revision).write_text(REVISION)
-    made = place / "made.safetensors"
+    made = cache.parent / "made.safetensors"
     vitkit.save(made, model, preprocess=vitkit.Preprocess(image_size=32))
-    blob = place / "blobs" / hashlib.sha256(made.read_bytes()).hexdigest()
-    made.rename(blob)
-    link = place / "snapshots" / REVISION / file
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.symlink_to(blob)
+    put(cache, f"{owner}/{name}", made, file, revision)
     return model
 
 
@@ -75,6 +63,16 @@ def test_one_file_of_a_repository(cache):
         fetch("hf://someone/many@v3:large/vit+1.safetensors")
     with pytest.raises(CheckpointError, match=r"many@v2: holds no model\.safetensors; name one of"):
         fetch("hf://someone/many@v2")
+
+
+def test_a_file_of_a_folder_comes_with_the_documents_beside_it(cache, tmp_path):
+    model = noisy(vitkit.ViTSpec(**SMALL | {"num_heads": 4, "norm_eps": 1e-5}))
+    preprocess = vitkit.Preprocess(image_size=32, mean=(0.1, 0.2, 0.3))
+    own = vitkit.save(tmp_path / "own.safetensors", model, preprocess=preprocess)
+    published_as(own, cache, "someone/many", "huggingface", folder="large/")
+    checkpoint = vitkit.load("hf://someone/many:large/model.safetensors")
+    assert checkpoint.model.spec == model.spec
+    assert checkpoint.preprocess.mean == preprocess.mean
 
 
 def test_the_catalogue_says_where_timms_names_are(cache):

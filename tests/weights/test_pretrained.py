@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from pathlib import Path
 
 import pytest
 import torch
+from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
 
 import vitkit
 from vitkit.errors import CheckpointError, SettingError, SpecError
 
-NAME, TAG, REVISION = "vit_tiny_patch16_224", "augreg_in21k_ft_in1k", "a" * 40
+NAME, TAG = "vit_tiny_patch16_224", "augreg_in21k_ft_in1k"
 
 
 @pytest.fixture(scope="module")
@@ -23,26 +23,7 @@ def weights() -> vitkit.ViT:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch) -> Path:
-    """An empty cache of the Hub, and no way to the Hub itself."""
-    import huggingface_hub.constants as constants
-
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "hub"
-
-
-def published(own: Path, cache: Path, name: str, to: str) -> None:
-    """A model of ours in the cache, as a repository in another format."""
-    made = own.parent / to
-    vitkit.convert(own, made, to=to)
-    place = cache / f"models--{name.replace('/', '--')}"
-    for folder in ("refs", "blobs", f"snapshots/{REVISION}"):
-        (place / folder).mkdir(parents=True)
-    (place / "refs/main").write_text(REVISION)
-    for file in made.iterdir():
-        blob = place / "blobs" / hashlib.sha256(file.read_bytes()).hexdigest()
-        file.rename(blob)
-        (place / f"snapshots/{REVISION}" / file.name).symlink_to(blob)
+    return empty(tmp_path / "hub", monkeypatch)
 
 
 @pytest.fixture

@@ -83,7 +83,39 @@ def test_the_card_says_what_the_checkpoint_says(tmp_path, checkpoint):
     card = ModelCard((tmp_path / "me/bare/README.md").read_text())
     assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-feature-extraction")
     assert "- lost: head: none" in card.text
+    assert "vitkit embed hf://me/bare" in card.text
+    assert "Predictor" not in card.text
     assert json.loads((tmp_path / "me/bare/config.json").read_text())["num_classes"] == 0
+
+
+def test_the_card_tells_what_the_way_into_the_files_did(tmp_path, checkpoint):
+    scaled = Checkpoint(noisy(SPEC.replace(layer_scale=0.1)), GREY, checkpoint.classes)
+    scaled.push_to_hub("me/folded", hub=LocalHub(tmp_path))
+    text = (tmp_path / "me/folded/README.md").read_text()
+    assert "- folded: layer_scale: multiplied into attn.proj and mlp.fc2" in text
+
+
+@pytest.mark.parametrize(("norm_eps", "known"), [(1e-6, True), (1e-4, False)])
+def test_the_card_shows_only_what_will_run(tmp_path, norm_eps, known):
+    """No model of timm's registry can be told an epsilon."""
+    model = noisy(SPEC.replace(norm_eps=norm_eps))
+    Checkpoint(model, GREY, ()).push_to_hub("me/x", to="timm", hub=LocalHub(tmp_path))
+    assert ("import timm" in (tmp_path / "me/x/README.md").read_text()) == known
+    document = json.loads((tmp_path / "me/x/config.json").read_text())
+    assert ("architecture" in document) == known
+
+
+@pytest.mark.parametrize(
+    ("licence", "stated"),
+    [("cc-by-nc-4.0", {"license": "cc-by-nc-4.0"}),
+     ("dinov3-license", {"license": "other", "license_name": "dinov3-license"}),
+     ("My Own Terms", {"license": "other", "license_name": "my-own-terms"})],
+)  # fmt: skip
+def test_a_licence_that_the_hub_does_not_list_has_a_name_of_its_own(tmp_path, licence, stated):
+    named = Checkpoint(noisy(SPEC), GREY, ("a", "b", "c"), metadata={"licence": licence})
+    named.push_to_hub("me/ants", hub=LocalHub(tmp_path))
+    said = ModelCard((tmp_path / "me/ants/README.md").read_text()).data.to_dict()
+    assert {key: said[key] for key in said if key.startswith("license")} == stated
 
 
 def test_our_own_format_keeps_all_of_it(tmp_path, checkpoint):
@@ -97,6 +129,6 @@ def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
     with pytest.raises(OutputError, match=r"nameless: cannot be pushed: not a name: nameless; `hf"):
         checkpoint.push_to_hub("nameless", hub=LocalHub(tmp_path))
     attention = SPEC.replace(pooling="map", class_token=False)
-    with pytest.raises(CheckpointError, match="class_token = False has no place in it"):
+    with pytest.raises(CheckpointError, match=r"^checkpoint: as huggingface: class_token = False"):
         Checkpoint(noisy(attention), GREY, ()).push_to_hub("me/x", hub=LocalHub(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -287,6 +287,14 @@ def test_the_config_gives_classes_and_pictures(tmp_path):
         assert word in said
 
 
+def test_pictures_that_the_config_says_nothing_of_are_only_usual(tmp_path):
+    saved(tmp_path)
+    for mean, known in ({}, "usual"), ({"mean": [0.5] * 3, "std": [0.2] * 3}, "stored"):
+        config = {"architecture": "mine", "pretrained_cfg": {"input_size": [3, 16, 16], **mean}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert load(tmp_path).metadata["sure"]["preprocess"] == known
+
+
 def test_a_table_that_fits_with_and_without_prefix_is_a_guess(tmp_path):
     fields = SIZES | {"patch_size": 8, "class_token": False, "num_registers": 3, "pooling": "mean"}
     spec = vitkit.ViTSpec(**fields, image_size=16, positions_cover_prefix=False)

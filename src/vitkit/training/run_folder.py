@@ -146,8 +146,9 @@ def new_folder(config: TrainConfig) -> RunFolder:
 
 def _next_numbered(config: TrainConfig) -> Path:
     """runs/DATA-MODEL-N for the first N that nobody has."""
-    data = re.sub(r"[^\w.-]+", "-", Path(config.data).name or "data").strip("-.")
     model = config.model or ("pretrained" if config.pretrained else DEFAULT_MODEL)
+    data, model = (re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
+                   for name in (config.data, model))  # fmt: skip
     for n in count(1):
         root = Path("runs") / f"{data}-{model}-{n}"
         try:

@@ -30,7 +30,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.flexible import rebuilt
 from vitkit.weights.load import load
 from vitkit.weights.own import digests
-from vitkit.weights.pretrained import brought
+from vitkit.weights.pretrained import as_published, brought
 
 CATALOGUE = "auto"
 """`pretrained` without a value: what the catalogue has for the model."""
@@ -77,9 +77,8 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         SettingError: no weights are published for the model.
         SpecError: sizes, channels or normalisation that it cannot be brought to.
     """
-    place = str(config.pretrained)
-    if place == CATALOGUE:
-        place = find(config.model or DEFAULT_MODEL).name
+    entry = find(config.model or DEFAULT_MODEL) if config.pretrained == CATALOGUE else None
+    place = entry.name if entry else str(config.pretrained)
     stored = load(place, trust_pickle=config.trust_pickle)
     sha256 = fingerprint(stored.model)
     if config.start is not None and config.start.get("sha256") != sha256:
@@ -87,10 +86,11 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
             f"{place}: its weights have the sha256 {sha256[:16]}, those that `start` in the "
             f"settings names {str(config.start.get('sha256'))[:16]}; leave `start` out to take them"
         )
-    earlier = len(stored.metadata.get("adapted", ()))
-    spec = stored.model.spec
-    name = config.model.partition(".")[0] if config.model else None
-    wanted = preset(name, **asked) if name else spec.replace(**asked)
+    spec, earlier = stored.model.spec, len(stored.metadata.get("adapted", ()))
+    wanted = spec.replace(**asked)
+    if config.model:
+        wanted = preset(entry.preset if entry else config.model.partition(".")[0], **asked)
+        wanted = as_published(wanted, spec, asked) if entry else wanted
     try:
         stored = brought(stored, wanted, asked, place)
     except CheckpointError as error:

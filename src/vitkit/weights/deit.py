@@ -67,10 +67,16 @@ def _scales(name: str) -> str:
     return name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")
 
 
-FIXED: dict[str, Any] = {
+FIRST: dict[str, Any] = {
     **PLAIN, "representation_width": (None,), "distilled_readout": ("mean",),
+    "positions_cover_prefix": (True,), "layer_scale": (None,),
 }  # fmt: skip
-"""What models.py and models_v2.py compute; any value of the other fields fits."""
+"""What models.py computes; any value of the other fields fits."""
+THIRD: dict[str, Any] = {
+    **PLAIN, "representation_width": (None,), "distillation_token": (False,),
+    "positions_cover_prefix": (False,),
+}  # fmt: skip
+"""What models_v2.py computes, with LayerScale and without."""
 
 
 def write(bundle: Bundle) -> dict[str, Content]:
@@ -78,4 +84,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
 
 
-FORMAT = Format("deit", detect, prepare, infer, table, (FIXED,), write)
+FORMAT = Format("deit", detect, prepare, infer, table, (FIRST, THIRD), write)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,36 @@ from vitkit.errors import CheckpointError
 
 LARGEST = 8_000_000
 """Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
+
+BESIDE = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
+"""JSON that lies beside weights, by the name it has in `Documents`."""
+
+
+class Documents(Mapping[str, dict[str, Any]]):
+    """The JSON files beside weights, each read when a format asks for it.
+
+    So one that is nobody's business, or broken, is in nobody's way. Reading one raises
+    `CheckpointError` as `read_json` does.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        found = {name: folder / file for name, file in BESIDE.items()}
+        self._places = {name: place for name, place in found.items() if place.is_file()}
+        self._read: dict[str, dict[str, Any]] = {}
+
+    def __getitem__(self, name: str) -> dict[str, Any]:
+        if name not in self._read:
+            self._read[name] = read_json(self._places[name])
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # a mapping's own would read the file to know
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from vitkit.errors import CheckpointError, MissingExtraError
 from vitkit.weights.catalogue import PICKLES, TRUST, known
+from vitkit.weights.documents import BESIDE
 from vitkit.weights.download import download, file_sha256
 
 REVISION, FILE = r"(?:@(?P<revision>[\w./-]+))?", r"(?::(?P<file>[\w.+/-]+))?"
 ADDRESS = re.compile(rf"hf://(?P<name>[\w.-]+/[\w.-]+){REVISION}{FILE}")
 TIMM = re.compile(rf"timm://(?P<name>[\w.-]+){REVISION}{FILE}")
 SCHEMES = ("hf://", "timm://", "https://", "http://")
-BESIDE = ["config.json", "preprocessor_config.json"]
 SAFE = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "model.npz",
-        *BESIDE]  # fmt: skip
+        *BESIDE.values()]  # fmt: skip
 """What is fetched of a repository; many hold the same weights once more under other names."""
 TRUSTED = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
 ENDINGS = (".safetensors", ".npz", *PICKLES)
@@ -80,7 +80,8 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
         name = f"timm/{name}"
     if file:
         _check_ending(address, file, trust_pickle)
-        path = _snapshot(address, name, revision, [file, *BESIDE]) / file
+        documents = [str(Path(file).parent / document) for document in BESIDE.values()]
+        path = _snapshot(address, name, revision, [file, *documents]) / file
         if not path.is_file():
             raise CheckpointError(f"{address}: no such file in the repository, or in the cache")
         return path

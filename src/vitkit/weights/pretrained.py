@@ -55,19 +55,28 @@ def pretrained(
         SpecError: an unknown field, or sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    published = place is True
-    if published:
-        entry = find(name)
-        name, place = entry.preset, entry.name
-    wanted = preset(name.partition(".")[0], **asked)
-    stored = load(str(place), trust_pickle=trust_pickle)
-    if published:
-        free = [field for field in AS_PUBLISHED if field not in asked]
-        wanted = wanted.replace(**{field: getattr(stored.model.spec, field) for field in free})
-    stored = brought(stored, wanted, asked, str(place))
+    entry = find(name) if place is True else None
+    place = entry.name if entry else str(place)
+    wanted = preset(entry.preset if entry else name.partition(".")[0], **asked)
+    stored = load(place, trust_pickle=trust_pickle)
+    if entry:
+        wanted = as_published(wanted, stored.model.spec, asked)
+    stored = brought(stored, wanted, asked, place)
     for line in stored.metadata.get("adapted", ()):
         logging.getLogger("vitkit").info("%s: %s", place, line)
     return stored.model.eval()
+
+
+def as_published(wanted: ViTSpec, found: ViTSpec, asked: Mapping[str, Any]) -> ViTSpec:
+    """The spec of a preset, where a checkpoint of the catalogue may differ from it as it does.
+
+    Args:
+        wanted: the preset with what is `asked`.
+        found: the checkpoint's.
+        asked: spec fields that the caller names.
+    """
+    free = [field for field in AS_PUBLISHED if field not in asked]
+    return wanted.replace(**{field: getattr(found, field) for field in free})
 
 
 def brought(

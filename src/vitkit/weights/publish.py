@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vitkit.errors import MissingExtraError, OutputError
+from vitkit.spec import ViTSpec
+from vitkit.weights import timm_config
 from vitkit.weights.writing import refuse_unknown, written
 
 if TYPE_CHECKING:
@@ -15,11 +17,20 @@ if TYPE_CHECKING:
 
 LIBRARIES = {"huggingface": "transformers", "timm": "timm"}
 """Format -> who else loads a repository of it by its name alone."""
-LICENCES = {
-    "apache 2.0": "apache-2.0",
-    "bsd 3-clause": "bsd-3-clause",
-    "cc by-nc 4.0": "cc-by-nc-4.0",
-}
+LICENCES = frozenset({
+    "afl-3.0", "agpl-3.0", "apache-2.0", "apple-amlr", "apple-ascl", "artistic-2.0",
+    "bigcode-openrail-m", "bigscience-bloom-rail-1.0", "bigscience-openrail-m", "bsd",
+    "bsd-2-clause", "bsd-3-clause", "bsd-3-clause-clear", "bsl-1.0", "c-uda", "cc", "cc-by-2.0",
+    "cc-by-2.5", "cc-by-3.0", "cc-by-4.0", "cc-by-nc-2.0", "cc-by-nc-3.0", "cc-by-nc-4.0",
+    "cc-by-nc-nd-3.0", "cc-by-nc-nd-4.0", "cc-by-nc-sa-2.0", "cc-by-nc-sa-3.0", "cc-by-nc-sa-4.0",
+    "cc-by-nd-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc0-1.0", "creativeml-openrail-m", "ecl-2.0",
+    "epl-1.0", "epl-2.0", "etalab-2.0", "eupl-1.1", "eupl-1.2",
+    "fair-noncommercial-research-license", "gpl", "gpl-2.0", "gpl-3.0", "intel-research", "isc",
+    "lgpl", "lgpl-2.1", "lgpl-3.0", "mit", "mpl-2.0", "ms-pl", "ncsa", "odbl", "odc-by",
+    "openmdw-1.0", "openrail", "openrail++", "osl-3.0", "unknown", "unlicense", "wtfpl", "zlib",
+})  # fmt: skip
+"""What the Hub takes as a licence; any other is `other` with a name of its own
+(https://huggingface.co/docs/hub/repositories-licenses)."""
 
 
 @runtime_checkable
@@ -47,8 +58,9 @@ def push_to_hub(
     refuse_unknown(to)
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "repository"
-        written(checkpoint, folder, to, allow_lossy, {})
-        (folder / "README.md").write_text(card(checkpoint, name, to), encoding="utf-8")
+        _, spec, steps, _ = written(checkpoint, folder, to, allow_lossy, {})
+        text = card(checkpoint, name, to, spec, [str(step) for step in steps])
+        (folder / "README.md").write_text(text, encoding="utf-8")
         return _upload(hub, name, folder, private, message)
 
 
@@ -73,16 +85,26 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
     return f"hf://{name}"
 
 
-def card(checkpoint: Checkpoint, name: str, to: str) -> str:
-    """The README: front matter for the Hub, then what the checkpoint says of itself."""
-    return "\n".join([*_front(checkpoint, to), *_body(checkpoint, name, to), ""])
+def card(checkpoint: Checkpoint, name: str, to: str, spec: ViTSpec, steps: Sequence[str]) -> str:
+    """The README: front matter for the Hub, then what the checkpoint says of itself.
+
+    Args:
+        checkpoint: what is pushed.
+        name: `owner/name`.
+        to: the format of the files.
+        spec: the model as the files hold it.
+        steps: what was done to it on the way there.
+    """
+    body = _body(checkpoint, name, to, spec, steps)
+    return "\n".join([*_front(checkpoint, to), *body, ""])
 
 
 def _front(checkpoint: Checkpoint, to: str) -> Iterator[str]:
-    licence = str(checkpoint.metadata.get("licence", ""))
     yield "---"
+    licence = "-".join(str(checkpoint.metadata.get("licence", "")).lower().split())
     if licence:
-        yield f"license: {LICENCES.get(licence.lower(), licence.lower())}"
+        listed = licence in LICENCES
+        yield f"license: {licence}" if listed else f"license: other\nlicense_name: {licence}"
     yield f"library_name: {LIBRARIES.get(to, 'vitkit')}"
     features = checkpoint.model.spec.num_classes == 0
     yield f"pipeline_tag: image-{'feature-extraction' if features else 'classification'}"
@@ -90,8 +112,10 @@ def _front(checkpoint: Checkpoint, to: str) -> Iterator[str]:
     yield "---"
 
 
-def _body(checkpoint: Checkpoint, name: str, to: str) -> Iterator[str]:
-    spec, pixels = checkpoint.model.spec, checkpoint.preprocess
+def _body(
+    checkpoint: Checkpoint, name: str, to: str, spec: ViTSpec, steps: Sequence[str]
+) -> Iterator[str]:
+    pixels = checkpoint.preprocess
     count = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     yield f"# {name}\n"
     yield (
@@ -100,31 +124,37 @@ def _body(checkpoint: Checkpoint, name: str, to: str) -> Iterator[str]:
         f"{f'{spec.num_classes} classes' if spec.num_classes else 'no head'}.\n"
     )
     yield "## Use\n"
-    yield from _snippets(name, to)
+    yield from _snippets(name, to, spec)
     yield "## Pictures\n"
     yield f"{_preprocessing(checkpoint)}\n"
     yield from _list("Classes", _classes(checkpoint))
     yield from _list("Metrics", _pairs(checkpoint.metadata.get("metrics")))
     yield from _list("Training", _pairs(checkpoint.metadata.get("recipe")))
     yield from _list("Data", _pairs(checkpoint.metadata.get("data")))
-    yield from _list("Changes", list(checkpoint.metadata.get("adapted", ())))
+    yield from _list("Changes", [*checkpoint.metadata.get("adapted", ()), *steps])
 
 
-def _snippets(name: str, to: str) -> Iterator[str]:
-    yield (
-        "```python\nimport vitkit\n\n"
-        f'predictor = vitkit.Predictor.from_checkpoint("hf://{name}")\n'
-        'predictor(["picture.jpg"])\n```\n'
-    )
+def _snippets(name: str, to: str, spec: ViTSpec) -> Iterator[str]:
+    """How it is used, here and by the library that reads its format, if that can compute it."""
+    if spec.num_classes:
+        yield _python(
+            "import vitkit",
+            f'predictor = vitkit.Predictor.from_checkpoint("hf://{name}")\n'
+            'predictor(["picture.jpg"])',
+        )
+    else:
+        yield f"```sh\nvitkit embed hf://{name} picture.jpg --out features.npz\n```\n"
+    task = "image-classification" if spec.num_classes else "image-feature-extraction"
     if to == "huggingface":
-        yield (
-            "```python\nfrom transformers import pipeline\n\n"
-            f'pipeline("image-classification", "{name}")("picture.jpg")\n```\n'
+        yield _python(
+            "from transformers import pipeline", f'pipeline("{task}", "{name}")("picture.jpg")'
         )
-    elif to == "timm":
-        yield (
-            f'```python\nimport timm\n\ntimm.create_model("hf-hub:{name}", pretrained=True)\n```\n'
-        )
+    elif to == "timm" and timm_config.architecture(spec):
+        yield _python("import timm", f'timm.create_model("hf-hub:{name}", pretrained=True)')
+
+
+def _python(imports: str, code: str) -> str:
+    return f"```python\n{imports}\n\n{code}\n```\n"
 
 
 def _preprocessing(checkpoint: Checkpoint) -> str:

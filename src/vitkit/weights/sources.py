@@ -31,7 +31,7 @@ from vitkit.weights.archives import (
     pickle_records,
 )
 from vitkit.weights.catalogue import TRUST
-from vitkit.weights.documents import parse, read_json
+from vitkit.weights.documents import Documents, parse, read_json
 from vitkit.weights.hub import fetch, is_address
 
 PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
@@ -40,8 +40,6 @@ IMPOSTORS = {
     b"<!doctype": "a web page saved as weights; download the file itself",
     b"<html": "a web page saved as weights; download the file itself",
 }
-DOCUMENTS = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
-"""JSON that lies beside weights, by the name it has in `Header.documents`."""
 WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json",
          "pytorch_model.bin", "model.npz", "weights/best.safetensors")  # fmt: skip
 """What a folder's weights may be called, best first."""
@@ -69,7 +67,7 @@ class Header:
     shapes: dict[str, tuple[int, ...]]
     dtypes: dict[str, str]
     metadata: dict[str, str] = field(default_factory=dict)
-    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    documents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -147,13 +145,13 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
             )
         path = found
     check_file(path)
-    documents = _documents(path.parent)
+    documents = Documents(path.parent)
     if path.name.endswith(".index.json"):
         return _open_shards(path, documents, trust_pickle)
     return _open_file(path, documents, trust_pickle)
 
 
-def _open_file(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
+def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """One file that is whole in itself."""
     if path.suffix in PICKLES:
         opened = _open_pickle(path, documents, trust)
@@ -233,16 +231,7 @@ def check_file(path: Path) -> None:
             raise CheckpointError(f"{path}: {what}")
 
 
-def _documents(folder: Path) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, file in DOCUMENTS.items():
-        place = folder / file
-        if place.is_file():
-            found[name] = read_json(place)
-    return found
-
-
-def _open_safetensors(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
+def _open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
     files = ExitStack()
     try:
         with path.open("rb") as start:
@@ -265,7 +254,7 @@ def _open_safetensors(path: Path, documents: dict[str, dict[str, Any]]) -> Sourc
     return Source(header, {name: partial(file.get_tensor, name) for name in shapes}, files)
 
 
-def _open_shards(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
+def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     places = read_json(path).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{path}: expected a `weight_map` from tensor to file")
@@ -290,7 +279,7 @@ def _open_shards(path: Path, documents: dict[str, dict[str, Any]], trust: bool) 
         return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
 
 
-def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
+def _open_npz(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
     shapes, dtypes, readers = {}, {}, {}
     try:
         with ExitStack() as files:
@@ -307,7 +296,7 @@ def _open_npz(path: Path, documents: dict[str, dict[str, Any]]) -> Source:
         raise CheckpointError(f"{path}: not a whole .npz file: {error}") from None
 
 
-def _open_pickle(path: Path, documents: dict[str, dict[str, Any]], trust: bool) -> Source:
+def _open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     if not trust:
         raise CheckpointError(
             f"{path}: a pickle, which can run code when it is read; ask for a .safetensors file, "

@@ -96,6 +96,7 @@ def infer_as(
     named = {n: v for n, v in stated.fields.items() if n not in fields and v is not None}
     stored = named.keys() - {"position_resampling"}  # a habit of the code, not of the model
     pictures = preprocess.replace(**stated.preprocess)
+    known = {"mean", "std"} <= stated.preprocess.keys()
     classes = stated.classes if len(stated.classes) == fields["num_classes"] else ()
     if stated.classes and not classes:
         warnings.append(
@@ -105,8 +106,8 @@ def infer_as(
         {**usual, **named, **fields},
         overrides,
         pictures,
-        stored=[*stored, *(["preprocess"] if stated.preprocess else [])],
-        usual=[*(usual.keys() - stored), *([] if stated.preprocess else ["preprocess"])],
+        stored=[*stored, *(["preprocess"] if known else [])],
+        usual=[*(usual.keys() - stored), *([] if known else ["preprocess"])],
         classes=classes,
         warnings=tuple(warnings),
     )

@@ -133,6 +133,7 @@ def _from_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pictures(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Fields of `Preprocess`, all of those that are stated; a line for what is read otherwise."""
     fields: dict[str, Any] = {}
     warnings = []
     for name in ("mean", "std"):
@@ -147,7 +148,8 @@ def _pictures(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
     if ratio := pretrained.get("crop_pct"):
         fields["crop_ratio"] = float(ratio)
     crop = pretrained.get("crop_mode") or "center"
-    fields["fit"] = "squash" if crop == "squash" else "crop"
+    if pretrained.get("crop_mode") or ratio:
+        fields["fit"] = "squash" if crop == "squash" else "crop"
     if crop not in ("center", "squash") or (crop == "squash" and fields.get("crop_ratio", 1) < 1):
         ratio = fields.get("crop_ratio")
         warnings.append(

@@ -45,7 +45,7 @@ def refuse_unknown(to: str) -> None:
 def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
     """The files of the target, what they hold, and the steps that led there."""
     spec, before = given.model.spec, given.model.state_dict()
-    stored = getattr(torch, given.dtype)
+    stored, place = getattr(torch, given.dtype), given.path or "checkpoint"
     if to == OWN:
         metadata = {**given.metadata, "source_format": given.format}
         file = content(given.model, given.preprocess, given.classes, metadata, stored)
@@ -54,10 +54,10 @@ def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
     try:
         spec, state, steps = fit(spec, before, *form.holds)
     except CheckpointError as error:
-        raise CheckpointError(f"{given.path}: as {to}: {error}") from None
+        raise CheckpointError(f"{place}: as {to}: {error}") from None
     if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
         raise CheckpointError(
-            f"{given.path}: {to} cannot hold all of it: {'; '.join(lossy)}; "
+            f"{place}: {to} cannot hold all of it: {'; '.join(lossy)}; "
             f"say --allow-lossy (allow_lossy=True) to go on without"
         )
     tensors = write_tensors(form.table(spec), spec, state)

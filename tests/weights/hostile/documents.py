@@ -37,8 +37,8 @@ def edited(files: dict[str, bytes], name: str, **changes: Any) -> dict[str, byte
 
 
 def texts() -> dict[str, Case]:
-    """Documents that are no sane JSON, beside whole weights."""
-    weights = {WEIGHTS: whole()}
+    """Documents that are no sane JSON, beside whole weights of a format that needs them."""
+    files = folder(HUGGINGFACE)
     made = {
         "deep": b'{"a":' * 100_000,
         "deep lists": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
@@ -53,8 +53,12 @@ def texts() -> dict[str, Case]:
         "cut": b'{"image_size": 3',
         "9 MB": b'{"a": "' + b"a" * 9_000_000 + b'"}',
     }
-    return {f"config.json: {name}": Case({**weights, CONFIG: text}, "config.json: ")
-            for name, text in made.items()}  # fmt: skip
+    cases = {f"config.json: {name}": Case({**files, CONFIG: text}, "config.json: ")
+             for name, text in made.items()}  # fmt: skip
+    return cases | {
+        "config.json: of somebody else": Case(
+            {WEIGHTS: whole(), CONFIG: made["cut"]}, accepted="the weights describe themselves"),
+    }  # fmt: skip
 
 
 def huggingface() -> dict[str, Case]:
