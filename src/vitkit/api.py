@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
@@ -229,7 +230,8 @@ def compare(
         CheckpointError, DeviceError: what is wrong, by name.
     """
     names = [str(each) for each in checkpoints]
-    if len(set(names)) != len(names) or len(names) < 2:
+    places = {os.path.realpath(name) for name in names}
+    if len(places) != len(names) or len(names) < 2:
         raise SettingError(f"compare two or more different checkpoints, not {' and '.join(names)}")
     stored = [load(name) for name in names]
     recipes = [each.metadata.get("recipe") or {} for each in stored]
@@ -244,7 +246,8 @@ def compare(
                        batch_size=batch_size, workers=workers)
         for name, each in zip(names, stored, strict=True)
     }  # fmt: skip
-    return comparing.compare(scores, [session.kind_of_run(recipe) for recipe in recipes])
+    kinds = [session.kind_of_run(recipe) for recipe in recipes]
+    return comparing.compare(scores, kinds, [recipe.get("seed") for recipe in recipes])
 
 
 def explain(

@@ -109,6 +109,17 @@ def test_what_a_trial_decides_parts_no_seeds(saved, pictures, differs, together)
     assert [len(group.names) for group in found] == [together] * bool(together)
 
 
+def test_one_seed_is_one_run_and_a_run_is_no_other(saved, pictures):
+    recipe = {"data": str(pictures), "lr": 0.1}
+    best, last, other = (saved(weights, recipe=recipe | {"seed": seed})
+                         for weights, seed in ((0, 0), (1, 0), (2, 1)))  # fmt: skip
+    assert vitkit.compare(best, last, device="cpu").repeats == ()
+    (group,) = vitkit.compare(best, last, other, device="cpu").repeats
+    assert group.names == (best, other)
+    with pytest.raises(SettingError, match="compare two or more different checkpoints"):
+        vitkit.compare(best, f"{Path(best).parent}/./{Path(best).name}", device="cpu")
+
+
 def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, pictures):
     """The same model with its head's rows in another order is the same model."""
     path = saved(3)

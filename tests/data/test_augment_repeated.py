@@ -70,5 +70,11 @@ def test_workers_processes_and_parts_see_the_same_pictures():
         assert torch.equal(share.views, here[1].views[rank::2])
         assert torch.equal(share.pixels, here[1].pixels[rank::2])
     parts = list(here[0].parts(2))
-    assert torch.equal(torch.cat([part.views for part in parts]), here[0].views)
+    assert torch.equal(torch.stack([part.views for part in parts], 1).flatten(), here[0].views)
     assert torch.equal(here[0].first(3).views, here[0].views[:3])
+
+
+def test_the_views_of_a_picture_go_to_different_parts():
+    """So that mixing with another of the part is mixing with another picture."""
+    for part in steps(2)[0].parts(4):
+        assert len(set(part.indices.tolist())) == len(part.indices) == 2

@@ -12,6 +12,7 @@ from training.tiny_runs import end_of, run
 import vitkit
 from vitkit.errors import SettingError
 from vitkit.training.config import TrainConfig, read_yaml
+from vitkit.training.examples import grid
 from vitkit.training.plan import make_plan
 
 EVERYTHING = {
@@ -64,3 +65,11 @@ def test_nonsense_is_refused_before_the_start(settings, said):
 def test_a_setting_out_of_range_is_named(settings):
     with pytest.raises(SettingError, match=next(iter(settings))):
         TrainConfig(data="digits", **settings)
+
+
+def test_a_picture_in_the_grid_keeps_its_shape():
+    """Twice as wide as high."""
+    pixels = np.zeros((1, 4, 8, 1), np.uint8)
+    sheet = grid(pixels, [[]], across=1)
+    rows, columns = np.nonzero((sheet == 0).all(2))
+    assert (np.ptp(rows) + 1, np.ptp(columns) + 1) == (56, 112)

@@ -47,6 +47,19 @@ class Convolutions(nn.Module):
         return self.head(self.layers(images).mean((2, 3)))
 
 
+class Bound(nn.Module):
+    """A model of one size."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__()
+        self.model = small(**fields)
+
+    def forward(self, images):
+        if images.shape[-1] != 8:
+            raise ValueError("of 8 x 8 alone")
+        return self.model(images)
+
+
 @pytest.fixture
 def batch():
     generator = torch.Generator().manual_seed(3)
@@ -135,6 +148,13 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
     with pytest.raises(CheckpointError, match=r"the teacher cannot be read: .*nowhere"):
         vitkit.DistillWrapper(small(), "nowhere.safetensors")
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, nn.Sequential])
+def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
+    with pytest.raises(SettingError, match="two heads of the student cannot be reached through"):
+        vitkit.DistillWrapper(wrap(small(distillation_token=True)), small())
+    assert vitkit.DistillWrapper(nn.Sequential(small()), small())(*batch).isfinite()
 
 
 def test_pictures_are_brought_to_what_the_teacher_wants():
@@ -241,6 +261,23 @@ def test_a_teacher_that_cannot_take_the_pictures_names_those_that_it_was_fed():
         Teacher(small(in_channels=1), wanted).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
     with pytest.raises(SettingError, match=r"cannot take pictures \(1, 1, 8, 8\)"):
         Teacher(small()).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
+
+
+def test_a_teacher_is_tried_with_every_size_that_the_student_sees():
+    source, classes, here = Teacher(small(**DIGITS)), tuple("0123456789"), torch.device("cpu")
+    source.for_classes(classes, GREY, here, sides=(4, 8))
+    bound = Bound(**DIGITS)
+    Teacher(bound).for_classes(classes, GREY, here)
+    with pytest.raises(SettingError, match=r"Bound cannot take pictures \(1, 1, 4, 4\)"):
+        Teacher(bound).for_classes(classes, GREY, here, sides=(4, 8))
+
+
+def test_timm_s_module_for_other_channels_than_its_mean_sees_what_the_student_sees():
+    settings = {"img_size": 8, "patch_size": 4, "num_classes": 10, "depth": 1}
+    model = peer("timm").create_model("vit_tiny_patch16_224", in_chans=1, **settings)
+    teacher, said = Teacher.of(model).for_classes(tuple("0123456789"), GREY, torch.device("cpu"))
+    assert teacher(torch.zeros(2, 1, 8, 8), GREY).shape == (2, 10)
+    assert not any("sees pictures of" in line for line in said)
 
 
 def test_timm_s_distilled_models_are_students_too(batch):

@@ -20,6 +20,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import World
 from vitkit.training.features import features, fit_linear, knn
 from vitkit.training.plan import make_plan
+from vitkit.training.probing import among_voted
 
 
 def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,6 +64,12 @@ def test_neighbours_vote_by_their_similarity():
             expected[labels[place]] += (similar[place] / 0.5).exp()
         torch.testing.assert_close(voted, expected / expected.sum())
     assert torch.allclose(knn(train_[:2], labels[:2], queries, 3).sum(1), torch.ones(7))
+
+
+def test_a_class_that_no_neighbour_is_of_is_not_among_the_first():
+    votes = torch.tensor([[0.7, 0.3, 0.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    for labels, share in (([1, 0], 1.0), ([1, 1], 0.5), ([2, 3], 0.0)):
+        assert among_voted(votes, torch.tensor(labels)) == {"top5": share}
 
 
 def test_one_class_cannot_be_told_apart():
@@ -144,6 +151,7 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     assert result.metrics["val"]["top1"] > 0.5
     assert result.metrics["test"]["top1"] > 0.5
     assert not result.best.exists()
+    assert set(result.metrics["val"]) >= {"top1", "top5", "balanced_accuracy", "pictures"}
     assert "20 nearest neighbours, val: top1" in said(result.run)
     rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
     kept = {row["kind"]: row[f"{row['kind']}_top1"] for row in rows}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -59,6 +61,23 @@ def test_a_loss_of_one_s_own():
         make_loss("cross_entropy")
     with pytest.raises(SettingError, match=r"loss nowhere:at_all cannot be imported"):
         make_loss("nowhere:at_all")
+
+
+def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
+    (tmp_path / "losses_of_mine.py").write_text(
+        "from torch.nn.functional import cross_entropy as mine\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
+    assert make_loss("losses_of_mine:mine")(logits(), LABELS) > 0
+    assert sys.path[-1] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["teacher", "loss"])
+def test_an_object_where_a_name_belongs_is_one_line(name):
+    with pytest.raises(SettingError, match=rf"{name} is a Linear; .* by its name") as e:
+        TrainConfig(data="digits", **{name: torch.nn.Linear(2, 2)})
+    assert len(str(e.value)) < 250
 
 
 def planned(**settings: object) -> None:

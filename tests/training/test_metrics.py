@@ -15,7 +15,7 @@ from sklearn.metrics import (
 from training.worlds import in_world, together
 
 from vitkit.training.confusion import confusion_matrix as drawn
-from vitkit.training.metrics import Tally, bootstrap_balanced, wilson
+from vitkit.training.metrics import Tally, balanced_interval, bootstrap_balanced, wilson
 
 K, N = 7, 203
 LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
@@ -119,6 +119,18 @@ def test_the_bootstrap_is_a_function_of_its_seed_and_as_wide_as_it_should_be():
     deviation = np.sqrt(0.8 * 0.2 / 100 + 0.9 * 0.1 / 10) / 2
     assert (found[1] - found[0]) / 2 == pytest.approx(1.96 * deviation, rel=0.15)
     assert found[0] < 0.85 < found[1]
+
+
+def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right():
+    n = np.array([20.0, 20.0])
+    assert bootstrap_balanced(n, n) == (1.0, 1.0)
+    assert balanced_interval(n, n) == pytest.approx(wilson(40, 40))
+    uneven = np.array([100.0, 4.0])
+    theirs = binomtest(15, 15).proportion_ci(method="wilson")  # 4 / (1/100 + 1/4) is 15.4
+    assert balanced_interval(uneven, uneven)[0] == pytest.approx(theirs.low, abs=0.01)
+    right = uneven - 1
+    wide, narrow = balanced_interval(right, uneven), bootstrap_balanced(right, uneven)
+    assert wide[0] <= narrow[0] < narrow[1] <= wide[1]
 
 
 def test_the_drawn_matrix_is_dark_where_the_pictures_are():

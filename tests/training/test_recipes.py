@@ -99,7 +99,10 @@ def receipt() -> Receipt:
 def watched(receipt: Receipt, scores: list[float], pictures: int = 1000, **settings: object):
     asked = TrainConfig(**{"data": "digits", "epochs": 10} | settings).to_json()
     watch = Watch(receipt, asked, pictures)
-    return [watch.after_epoch(n, {"top1": s}, 0) for n, s in enumerate(scores, 1)]
+    best = np.maximum.accumulate(scores).tolist()
+    validation = ({"top1": score, "pictures": 1e6} for score in scores)
+    return [watch.after_epoch(n, said, top, 0)
+            for n, (said, top) in enumerate(zip(validation, best, strict=True), 1)]  # fmt: skip
 
 
 def test_a_run_is_behind_when_it_is_below_the_worst_seed_and_its_slack(receipt: Receipt):
@@ -107,8 +110,18 @@ def test_a_run_is_behind_when_it_is_below_the_worst_seed_and_its_slack(receipt: 
     assert watched(receipt, low) == [None] * 10
     assert watched(receipt, [x - 0.9 * SLACK for x in low]) == [None] * 10
     said = watched(receipt, [x - 1.1 * SLACK for x in low])
-    assert "behind the receipt of digits: validation top-1 0.4890 after epoch 1" in (said[0] or "")
+    assert "behind the receipt of digits: best validation top-1 0.4890 by epoch 1" in said[0]
     assert said[1:] == [None] * 9, "it is said once"
+
+
+def test_one_bad_epoch_or_few_pictures_make_no_run_late(receipt: Receipt):
+    low = [low for low, _ in receipt.curve]
+    ahead = [x + 0.04 for x in low]
+    assert watched(receipt, [*ahead[:5], 0.1, *ahead[6:]]) == [None] * 10
+    watch = Watch(receipt, TrainConfig(data="digits", epochs=10).to_json(), 1000)
+    for pictures, late in ((144.0, False), (10_000.0, True)):
+        said = watch.after_epoch(1, {"top1": 0.45, "pictures": pictures}, 0.45, 0)
+        assert bool(said) is late, "2 deviations are 0.12 and 0.014"
 
 
 def test_it_is_said_when_a_run_has_caught_up(receipt: Receipt):
@@ -122,6 +135,8 @@ def test_the_likely_cause_is_data_then_settings_then_labels(receipt: Receipt):
     assert "100 training pictures instead of 1,000" in (few or "")
     (other,) = watched(receipt, [0.1], lr=0.5, workers=2, seed=3)
     assert (other or "").endswith("likely: lr 0.5 instead of 0.001")
+    (field,) = watched(receipt, [0.1], spec={"mlp_dropout": 0.9})
+    assert (field or "").endswith("likely: spec.mlp_dropout 0.9 instead of the model's own")
     (data,) = watched(receipt, [0.1], data="letters", lr=0.5)
     assert (data or "").endswith("likely: data letters instead of digits, lr 0.5 instead of 0.001")
     (same,) = watched(receipt, [0.1])

@@ -49,3 +49,14 @@ def test_without_warm_up_the_first_step_is_at_the_peak_and_the_last_at_the_lowes
     assert rates[-1] == pytest.approx(1e-5)
     assert all(earlier > later for earlier, later in pairwise(rates))
     assert learning_rate(0, peak=PEAK, low=0.0, warmup=0, total=1) == PEAK
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"epochs": 1, "warmup_epochs": 0.95}, "warmup_epochs 0.95 are all 6 steps of the run"),
+     ({"sched": "rsqrt", "warmup_epochs": 0.05}, "warmup_epochs 0.05 of 6 steps an epoch is none; "
+      "raise it to 0.17 or more")],
+)  # fmt: skip
+def test_a_warm_up_is_looked_at_in_steps(settings, said):
+    with pytest.raises(SettingError, match=said):
+        make_plan(TrainConfig(data="digits", batch_size=200, device="cpu", **settings))

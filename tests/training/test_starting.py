@@ -185,6 +185,22 @@ def test_a_frozen_backbone_stays_as_it_was_and_has_no_dropout(tmp_path):
     assert "of them frozen)" in said(result.run)
 
 
+def test_a_new_head_that_is_frozen_at_zero_is_refused(tmp_path):
+    a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
+    a_checkpoint(tmp_path / "b.safetensors", classes=DIGITS)
+    with pytest.raises(SettingError, match="the head is a new one of zeros and freeze head keeps"):
+        train(tmp_path / "run", pretrained=tmp_path / "a.safetensors", freeze=("head",))
+    only_begun(tmp_path / "kept", pretrained=tmp_path / "b.safetensors", freeze=("head",))
+
+
+def test_muon_with_nothing_left_for_adamw_is_refused(tmp_path):
+    a_checkpoint(tmp_path / "b.safetensors", classes=DIGITS)
+    frozen = ("patch_embed", "head", "norm", "cls_token", "pos_embed", "*.bias", "blocks.*.norm1",
+              "blocks.*.norm2")  # fmt: skip
+    with pytest.raises(SettingError, match="opt muon has AdamW for what is no matrix of a block"):
+        train(tmp_path / "run", pretrained=tmp_path / "b.safetensors", freeze=frozen, opt="muon")
+
+
 def test_the_alias_and_the_flag_without_a_value(tmp_path, capsys):
     from vitkit.cli import run
 

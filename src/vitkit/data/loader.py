@@ -60,9 +60,12 @@ class Batch:
         return self._of([whole[:count] for whole in self._tensors()])
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """The batch in `count` parts of one size, in order."""
-        chunks = (whole.chunk(count) for whole in self._tensors())
-        return map(self._of, zip(*chunks, strict=True))
+        """The batch in `count` parts of one size; part n takes the places n, n + count ...
+
+        So the views of one picture, which are neighbours, go to different parts, and what is mixed
+        with a picture is another one.
+        """
+        return (self._of([whole[n::count] for whole in self._tensors()]) for n in range(count))
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.pixels, self.labels, self.indices, self.views

@@ -170,8 +170,11 @@ def stack_blocks(
     drop_path_schedule: str = "linear",
     **settings: Any,
 ) -> nn.ModuleList:
-    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant."""
-    rising = [drop_path * layer / max(depth - 1, 1) for layer in range(depth)]
+    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant.
+
+    A single block is the last one and has `drop_path`.
+    """
+    rising = [drop_path * layer / max(depth - 1, 1) for layer in range(depth - 1)] + [drop_path]
     schedules = {"linear": rising, "constant": [drop_path] * depth}
     rates = by_name("drop_path_schedule", drop_path_schedule, schedules)
     kind = by_name("block", block, BLOCKS)

@@ -8,24 +8,13 @@ from __future__ import annotations
 from vitkit.data.policies import policy
 from vitkit.errors import SettingError, counted
 from vitkit.training.config import TrainConfig
+from vitkit.training.idle import check_idle
 from vitkit.training.losses import make_loss
 from vitkit.training.optimizer import check_optimizer
 from vitkit.training.teachers import check_teaching
 
 SHARDED = ("adamw", "adam", "sgd")
 """Optimizers that look at every number alone, so that a part of a weight is enough for them."""
-SAYS_HOW = {
-    ("mixup", "cutmix"): ("mixup_prob", "mixup_switch_prob", "mixup_off_epoch"),
-    ("teacher",): ("distill", "distill_alpha", "distill_temperature", "distill_views"),
-    ("model_ema",): ("model_ema_decay",),
-}
-"""Settings that mean nothing without one of others."""
-UNPROBED = (
-    "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix", "save_augmented_grid",
-    "progressive", "balance", "model_ema", "freeze", "freeze_blocks", "layer_decay", "teacher",
-    "max_steps", "save_every", "patience", "compile", "grad_checkpointing",
-)  # fmt: skip
-"""Settings of training that somebody asked for who asks for a probe, too, by mistake."""
 
 
 def check_settings(config: TrainConfig, processes: int) -> None:
@@ -38,6 +27,7 @@ def check_settings(config: TrainConfig, processes: int) -> None:
     Raises:
         SettingError: settings that cannot be had together, or that would be ignored.
     """
+    check_idle(config)
     _check_alone(config)
     _check_shares(config, processes)
     _check_finding(config, processes)
@@ -59,15 +49,6 @@ def _check_alone(config: TrainConfig) -> None:
         )
     check_optimizer(config.opt)
     make_loss(config.loss)
-    if config.bce_threshold is not None and config.loss != "bce":
-        raise SettingError(f"bce_threshold {config.bce_threshold:g} is for --loss bce; pass both")
-    for owners, details in SAYS_HOW.items():
-        idle = [name for name in details if getattr(config, name) != getattr(TrainConfig, name)]
-        if idle and not any(getattr(config, owner) for owner in owners):
-            flags = " or ".join(f"--{owner.replace('_', '-')}" for owner in owners)
-            raise SettingError(
-                f"{idle[0]} {getattr(config, idle[0])} only says how; pass {flags} with it"
-            )
     check_teaching(config)
     if config.budget is not None:
         raise SettingError(f"budget {config.budget} is for --auto; pass both, or --epochs")
@@ -151,12 +132,5 @@ def _check_probe(config: TrainConfig, processes: int) -> None:
         return
     if config.pretrained is None:
         raise SettingError("probe looks at features of trained weights; name them: --pretrained")
-    given, usual = config.to_json(), TrainConfig(data=config.data).to_json()
-    idle = [name for name in UNPROBED if given[name] != usual[name]]
-    if idle:
-        raise SettingError(
-            f"{' and '.join(idle)} cannot be had with probe: features are computed once, of every "
-            f"picture as it is in evaluation; leave {' and '.join(idle)} out"
-        )
     if processes > 1:
         raise SettingError(f"a probe runs in one process, not in {processes}; leave out --devices")

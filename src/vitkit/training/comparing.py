@@ -104,7 +104,9 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 
 def compare(
-    scores: Mapping[str, Evaluation], settings: Sequence[Mapping[str, Any] | None] | None = None
+    scores: Mapping[str, Evaluation],
+    settings: Sequence[Mapping[str, Any] | None] | None = None,
+    seeds: Sequence[int | None] | None = None,
 ) -> Comparison:
     """Compare the first evaluation with each of the others.
 
@@ -112,6 +114,7 @@ def compare(
         scores: name -> evaluation, two or more.
         settings: of each, what it was trained with apart from the seed; those that are equal but
             for `TRIED` are repeats, and None is like no other.
+        seeds: of each; of one seed there is one run, so of several the first is taken.
 
     Raises:
         DataError: they were not evaluated on the same pictures with the same classes.
@@ -120,7 +123,9 @@ def compare(
     for name, other in others:
         _check_same(first, one, name, other)
     pairs = tuple(_pair(first, one, name, other) for name, other in others)
-    return Comparison(dict(scores), pairs, _repeats(scores, settings or [None] * len(scores)))
+    unknown = [None] * len(scores)
+    repeats = _repeats(scores, settings or unknown, seeds or unknown)
+    return Comparison(dict(scores), pairs, repeats)
 
 
 def _check_same(first: str, one: Evaluation, second: str, other: Evaluation) -> None:
@@ -147,15 +152,17 @@ def _pair(first: str, one: Evaluation, second: str, other: Evaluation) -> Pair:
 
 
 def _repeats(
-    scores: Mapping[str, Evaluation], settings: Sequence[Mapping[str, Any] | None]
+    scores: Mapping[str, Evaluation],
+    settings: Sequence[Mapping[str, Any] | None],
+    seeds: Sequence[int | None],
 ) -> tuple[Repeats, ...]:
-    groups: dict[str, list[str]] = {}
-    for name, given in zip(scores, settings, strict=True):
-        if given is not None:
+    groups: dict[str, dict[int, str]] = {}
+    for name, given, seed in zip(scores, settings, seeds, strict=True):
+        if given is not None and seed is not None:
             key = {setting: value for setting, value in given.items() if setting not in TRIED}
-            groups.setdefault(repr(key), []).append(name)
+            groups.setdefault(repr(key), {}).setdefault(seed, name)
     found = []
-    for names in groups.values():
+    for names in map(list, map(dict.values, groups.values())):
         top1 = np.array([scores[name]["top1"] for name in names])
         if len(names) > 1:
             spread = float(top1.std(ddof=1))

@@ -36,6 +36,20 @@ def _place(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
+def _words(setting: str) -> BeforeValidator:
+    """A file, or the name of a function: what a file of settings can keep."""
+
+    def check(value: Any) -> Any:
+        if value is None or isinstance(value, str | Path):
+            return value if value is None else str(value)
+        raise ValueError(
+            f"{setting} is a {type(value).__name__}; a run is told in words, so that it can be "
+            f"resumed: give a file, or a function by its name, package.module:function"
+        )
+
+    return BeforeValidator(check)
+
+
 def _text(value: Any) -> Any:
     """`aa: 3` in YAML is a number."""
     return str(value) if isinstance(value, int) else value
@@ -122,11 +136,12 @@ class TrainConfig:
     the rest; or one of pytorch-optimizer whose state can be kept, by name, such as `lamb`, `lion`,
     `adan`."""
     momentum: Fraction = 0.9
-    """SGD's momentum."""
+    """Of sgd alone."""
     layer_decay: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     """Factor on the rate from each block to the one before it; 0.75 is usual in fine-tuning."""
     weight_decay: Annotated[float, Field(ge=0.0), tyro.conf.arg(aliases=("--wd",))] = 0.05
-    """Decay of matrices, decoupled but for SGD; biases, norms, tokens and positions have none."""
+    """Decay of matrices; biases, norms, tokens and positions have none. It is decoupled in adamw,
+    adam and muon, a part of the gradient in sgd, and in each of the library's as it has it."""
     beta1: Fraction = 0.9
     """Decay of the mean gradient, of adamw, adam and the AdamW beside muon."""
     beta2: Fraction = 0.999
@@ -139,14 +154,16 @@ class TrainConfig:
     """Average the weights over the steps; the average is what is evaluated and shared."""
     model_ema_decay: Fraction = 0.9998
     """Decay of that average."""
-    loss: str = "cross-entropy"
+    loss: Annotated[str, _words("loss")] = "cross-entropy"
     """`cross-entropy`; `bce`, each class a question of its own; or your own as MODULE:FUNCTION, of
     logits (B, K) and targets."""
     bce_threshold: Fraction | None = None
     """With `bce`, classes of a mixture above this probability count in full; DeiT III has 0."""
     label_smoothing: Annotated[Fraction, tyro.conf.arg(aliases=("--smoothing",))] = 0.1
     """Probability mass spread over all classes."""
-    teacher: Annotated[str | None, tyro.conf.arg(aliases=("--teacher-path",))] = None
+    teacher: Annotated[
+        str | None, _words("teacher"), tyro.conf.arg(aliases=("--teacher-path",))
+    ] = None
     """A model to learn from as well: a checkpoint, or `package.module:function` that makes one."""
     distill: Annotated[Literal["soft", "hard"], tyro.conf.arg(aliases=("--distillation-type",))] = (
         "soft"

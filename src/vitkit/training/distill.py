@@ -79,6 +79,16 @@ def two_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
     return logits, logits
 
 
+def _refuse_hidden_heads(student: nn.Module) -> None:
+    """A wrapped `ViT` gives the mean of its heads: the labels would teach the teacher's head."""
+    inside = (part for part in student.modules() if isinstance(part, ViT) and part is not student)
+    if not isinstance(student, ViT) and any(part.spec.distillation_token for part in inside):
+        raise SettingError(
+            f"the two heads of the student cannot be reached through {type(student).__name__}; "
+            f"give the student itself, and compile or wrap the DistillWrapper"
+        )
+
+
 class DistillWrapper(nn.Module):
     """A student that learns from a teacher: (images, labels) -> loss.
 
@@ -99,7 +109,7 @@ class DistillWrapper(nn.Module):
             mean and std that the teacher wants, on their device; without, it sees them as they are.
 
     Raises:
-        SettingError: a value out of range.
+        SettingError: a value out of range; a student with two heads inside of another module.
         CheckpointError: a teacher that cannot be read.
 
     >>> import torch
@@ -122,6 +132,7 @@ class DistillWrapper(nn.Module):
         preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
+        _refuse_hidden_heads(student)
         self.student, self.teacher = student, Teacher.of(teacher)
         self.distillation = Distillation(temperature=temperature, alpha=alpha, hard=hard)
         self.preprocess = preprocess

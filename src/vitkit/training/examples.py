@@ -20,7 +20,7 @@ from vitkit.training.precision import Precision, autocast
 SHOWN = 8
 """Validation pictures that are shown, in two rows."""
 SIDE = 112
-"""Their side in the grid, in pixels; a caption of two lines is below."""
+"""Their longer side in the grid, in pixels; a caption of two lines is below."""
 CAPTION, MARGIN, LETTERS = 30, 6, 18
 RIGHT, WRONG = "#1a7f37", "#c4281c"
 SAMPLED = 10_000
@@ -78,7 +78,10 @@ def grid(
         left = MARGIN + number % across * cell[0]
         top = MARGIN + number // across * cell[1]
         image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
-        sheet.paste(image.resize((SIDE, SIDE), Image.Resampling.NEAREST), (left, top))
+        scale = SIDE / max(image.size)
+        width, height = (max(1, round(side * scale)) for side in image.size)
+        place = (left + (SIDE - width) // 2, top + (SIDE - height) // 2)
+        sheet.paste(image.resize((width, height), Image.Resampling.NEAREST), place)
         for row, line in enumerate(lines):
             text = f"{line.share} {line.name}".lstrip()
             place = (left, top + SIDE + 1 + row * (CAPTION // 2))

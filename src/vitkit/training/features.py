@@ -38,8 +38,8 @@ STRENGTHS = tuple(10.0**power for power in range(1, -7, -1))
 """Of the L2 penalty, from strong to weak."""
 ITERATIONS = 300
 """Of L-BFGS for one strength; it goes on from the strength before."""
-ROWS = 2048
-"""Pictures whose neighbours are looked for at once."""
+SIMILARITIES = 2**26
+"""How many are computed at once where neighbours are looked for: 256 MB of them."""
 SMALLEST = 1e-6
 """A feature that varies less than this tells nothing, and is not stretched."""
 
@@ -138,7 +138,7 @@ def knn(
     """
     train = F.normalize(train, dim=1)
     votes = []
-    for rows in queries.split(ROWS):
+    for rows in queries.split(max(1, SIMILARITIES // len(train))):
         near, places = (F.normalize(rows, dim=1) @ train.T).topk(min(neighbours, len(train)))
         weights = ((near - near[:, :1]) / temperature).exp()
         classes = weights.new_zeros(len(rows), num_classes)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pkgutil import resolve_name
 
 import torch
 from jaxtyping import Float, Int64
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 
 from vitkit.errors import SettingError, did_you_mean
 from vitkit.shapes import Logits
+from vitkit.training.own import named
 
 Targets = Int64[Tensor, " B"] | Float[Tensor, "B K"]
 Loss = Callable[[Logits, Targets], Tensor]
@@ -43,7 +43,8 @@ class BinaryCrossEntropy:
     """-sum_k t_k log sigmoid(y_k) + (1 - t_k) log(1 - sigmoid(y_k)): every class a yes or no.
 
     Summed over the classes as in AugReg (arXiv 2106.10270; start from `head_bias` -6.9). DeiT III
-    (arXiv 2204.07118) takes their mean, which is this over K: LAMB and Adam make the same of both.
+    (arXiv 2204.07118) takes their mean, which is this over K: LAMB and Adam make the same of both,
+    where `clip_grad` is K times as large, too.
 
     Attributes:
         smoothing: s in [0, 1), as for `CrossEntropy`.
@@ -83,7 +84,7 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
             f"there is no loss {name!r}{near}; take {', '.join(ours)}, or your own as MODULE:NAME"
         )
     try:
-        own = resolve_name(name)
+        own = named(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(f"loss {name} cannot be imported: {error}") from None
     if not callable(own) or isinstance(own, type):

@@ -141,7 +141,7 @@ class Counts:
     def intervals(self) -> Metrics:
         """Bounds of 95 %: `top1_low`, `top1_high` and the same of the balanced accuracy."""
         top1 = wilson(int(self.sums[0]), int(self.sums[3]))
-        balanced = bootstrap_balanced(self.right, self.pictures)
+        balanced = balanced_interval(self.right, self.pictures)
         return {
             "top1_low": top1[0], "top1_high": top1[1],
             "balanced_accuracy_low": balanced[0], "balanced_accuracy_high": balanced[1],
@@ -155,10 +155,30 @@ def headline(scores: Metrics) -> list[str]:
 
 def wilson(hits: int, pictures: int) -> tuple[float, float]:
     """The 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3)."""
-    share, square = hits / pictures, Z * Z / pictures
+    return _wilson(hits / pictures, float(pictures))
+
+
+def _wilson(share: float, pictures: float) -> tuple[float, float]:
+    square = Z * Z / pictures
     middle = (share + square / 2) / (1 + square)
     half = Z * math.sqrt((share * (1 - share) + square / 4) / pictures) / (1 + square)
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def balanced_interval(
+    right: Float64[np.ndarray, " K"], pictures: Float64[np.ndarray, " K"]
+) -> tuple[float, float]:
+    """The 95 % interval of the balanced accuracy, for few pictures and scores near 1, too.
+
+    The bootstrap draws classes that are all right only as all right, so where that is too narrow it
+    is widened to Wilson's interval for as many pictures as a plain share of this variance would
+    have, K^2 / sum_k 1 / n_k; for classes of one size those are all pictures.
+    """
+    there = pictures > 0
+    share = float((right[there] / pictures[there]).mean())
+    count = int(there.sum()) ** 2 / float((1 / pictures[there]).sum())
+    low, high = zip(bootstrap_balanced(right, pictures), _wilson(share, count), strict=True)
+    return min(low), max(high)
 
 
 def bootstrap_balanced(

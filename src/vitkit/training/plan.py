@@ -31,6 +31,7 @@ from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.checks import check_settings
 from vitkit.training.config import DEFAULT_MODEL, Settings, TrainConfig
 from vitkit.training.distributed import World
+from vitkit.training.idle import without_idle
 from vitkit.training.losses import check_loss
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.starting import PICTURES, Start, begin, begun, freeze_parts, opened
@@ -101,14 +102,15 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         DeviceError: a device that is not there.
     """
     world = world or World()
-    config, shortened = in_time(config)
+    config, left_out = suited(config)
     check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
     dataset, notes = _opened_data(config)
-    notes = [*shortened, *notes]
+    notes = [*left_out, *notes]
     _check_against(config, dataset)
     start = begin(dataset.classes)
+    _check_head(config, start)
     model = config.model or (None if config.pretrained else DEFAULT_MODEL)
     config = replaced(config, model=model, start=start.facts or None)
     spec, preprocess = start.spec, start.preprocess
@@ -124,6 +126,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         sizes=sizes_of_epochs(config.progressive, config.epochs), cycle=config.distill_views,
         repeats=config.repeated_aug,
     )  # fmt: skip
+    _check_warmup(config, steps)
     idle = [name for name in ("freeze", "freeze_blocks") if getattr(config, name)]
     if config.layer_decay != TrainConfig.layer_decay:
         idle.append("layer_decay")
@@ -144,7 +147,14 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
                 start.weights, teacher)  # fmt: skip
 
 
-def in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+def suited(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """What nobody asked for suits what somebody asked for; and what is said of that."""
+    config, left_out = without_idle(config)
+    config, shortened = _in_time(config)
+    return config, left_out + shortened
+
+
+def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """A warm-up that nobody asked for fits into the epochs that somebody asked for."""
     if config.warmup_epochs < config.epochs:
         return config, []
@@ -211,6 +221,37 @@ def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
         raise SettingError(
             f"progressive names {len(config.progressive)} sizes for "
             f"{counted(config.epochs, 'epoch')}; name fewer, or raise --epochs"
+        )
+
+
+def _check_head(config: TrainConfig, start: Start) -> None:
+    """A head of zeros that is frozen lets no gradient through to what is before it."""
+    if start.weights is None or not (config.freeze or config.freeze_blocks):
+        return
+    with torch.device("meta"):
+        frozen = freeze_parts(ViT(start.spec), config)
+    heads = [name for name in ("head.weight", "head_dist.weight") if name in start.weights]
+    if heads and all(name in frozen and not start.weights[name].any() for name in heads):
+        raise SettingError(
+            f"the head is a new one of zeros and freeze {' '.join(config.freeze)} keeps it so: "
+            f"nothing before it would learn; leave the head to train"
+        )
+
+
+def _check_warmup(config: TrainConfig, steps: TrainingSteps) -> None:
+    """The warm-up in steps, which are what it is made of."""
+    each = steps.steps_per_epoch
+    warmup, total = round(config.warmup_epochs * each), config.epochs * each
+    if config.warmup_epochs and warmup >= total:
+        raise SettingError(
+            f"warmup_epochs {config.warmup_epochs:g} are all {counted(total, 'step')} of the run; "
+            f"lower it"
+        )
+    if config.sched == "rsqrt" and not warmup:
+        raise SettingError(
+            f"sched rsqrt falls as the root of warm-up over step, and warmup_epochs "
+            f"{config.warmup_epochs:g} of {counted(each, 'step')} an epoch is none; raise it to "
+            f"{1 / each:.2g} or more"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.training.config import TrainConfig
@@ -18,7 +19,7 @@ OF_STEPS = (
     "label_smoothing", "flip", "shift", "crop_scale",
 )  # fmt: skip
 """Settings that mean nothing to a probe, which takes no steps and changes no picture."""
-OF_VOTES = ("top1", "top", "balanced_accuracy", "pictures")
+OF_VOTES = ("top1", "balanced_accuracy", "pictures")
 """Scores that votes have; they are no calibrated probabilities."""
 
 
@@ -26,6 +27,7 @@ def without_effect(config: TrainConfig) -> str | None:
     """A line that names the settings somebody made of steps that a probe does not take."""
     given, usual = config.to_json(), TrainConfig(data=config.data).to_json()
     idle = [name for name in OF_STEPS if given[name] != usual[name]]
+    idle += ["amp"] * (config.amp not in ("auto", "off"))
     return f"a probe takes no steps: {', '.join(idle)} without effect" if idle else None
 
 
@@ -83,11 +85,20 @@ class NeighbourProbe(LinearProbe):
             votes = knn(train, labels, queries, self.plan.spec.num_classes)
             counted = self._scores(votes.clamp_min(NO_VOTES).log(), truth)
             kept = {name: v for name, v in counted.items() if name.startswith(OF_VOTES)}
+            kept |= among_voted(votes, truth)
             self.scores[split] = kept
             said = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
             self.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {said}")
             self.log.scored(split, self.progress.step, kept)
         self.stopped = "a look at the nearest neighbours"
+
+
+def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
+    """Top-k, k = min(5, K), of classes that some neighbour voted for: most have no vote at all."""
+    k = min(5, votes.shape[1])
+    said, first = votes.topk(k)
+    hits = (first == labels[:, None]) & (said > 0)
+    return {f"top{k}": float(hits.any(1).double().mean())}
 
 
 PROBES: dict[str, type[Trainer]] = {"linear": LinearProbe, "knn": NeighbourProbe}

@@ -23,7 +23,7 @@ from vitkit.training import session
 from vitkit.training.checkpointing import newest_state, run_hash
 from vitkit.training.config import TrainConfig, layered
 from vitkit.training.loop import Trainer
-from vitkit.training.plan import in_time, make_plan
+from vitkit.training.plan import make_plan, suited
 
 STEPS = 20
 """Of both runs, or fewer, where the run that is to be trusted has fewer."""
@@ -72,7 +72,7 @@ def prove_resume(config: TrainConfig) -> Proof:
     """
     if config.probe is not None:
         raise SettingError("a probe takes no steps, so nothing is resumed; leave out --probe")
-    config, _ = in_time(config)
+    config, _ = suited(config)
     steps = min(STEPS, make_plan(config).total_steps)
     if steps < 2:
         raise SettingError("one step cannot be resumed in its middle; raise --epochs")

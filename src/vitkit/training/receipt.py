@@ -7,6 +7,7 @@ A recipe of a paper, which was not run here, has none; its docstring quotes the 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,7 +18,9 @@ from vitkit.training.metrics import Metrics
 from vitkit.training.recipes import underlying
 
 SLACK = 0.01
-"""Top-1 by which a run may be below the worst seed before it counts as behind."""
+"""Top-1 by which a run may be below the worst seed before it counts as behind, at least."""
+CHANCE = 2.0
+"""So many standard deviations of a difference of two shares of the validation pictures may be."""
 EARLY = 0.1
 """Part of a run in which curves say little."""
 WITHOUT_WEIGHT = frozenset({
@@ -28,6 +31,8 @@ WITHOUT_WEIGHT = frozenset({
 })  # fmt: skip
 """Settings that do not change where a curve goes, beyond a seed's spread."""
 NAMED = 3
+OWN = "the model's own"
+"""What a field of the spec is where no setting names it."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,9 @@ class Receipt:
     settings: Settings
 
     def expected(self, share: float) -> float:
-        """The lowest validation top-1 of any seed after a share of the epochs, in (0, 1]."""
+        """What any seed's best epoch had reached after a share of the epochs, in (0, 1]."""
         epoch = max(1, round(share * len(self.curve)))
-        return self.curve[epoch - 1][0]
+        return max(low for low, _ in self.curve[:epoch])
 
     def says(self) -> str:
         """What to expect, in a line."""
@@ -86,7 +91,10 @@ def receipt_of(recipe: str | None) -> Receipt | None:
 
 
 class Watch:
-    """Compares a run with its receipt, and speaks when it falls behind or catches up.
+    """Compares a run's best epoch with its receipt's, and speaks when it is behind or catches up.
+
+    A single epoch may be a bad one, so the best ones so far are compared, and by more than what
+    chance makes of so many validation pictures.
 
     Args:
         receipt: of the run's recipe.
@@ -98,22 +106,25 @@ class Watch:
         self.receipt, self._settings, self._pictures = receipt, settings, pictures
         self.is_behind = False
 
-    def after_epoch(self, epoch: int, validation: Metrics, skipped: int) -> str | None:
+    def after_epoch(self, epoch: int, validation: Metrics, best: float, skipped: int) -> str | None:
         """A line where something has changed.
 
         Args:
             epoch: counted from 1.
             validation: the run's metrics.
+            best: the highest validation top-1 so far.
             skipped: steps that were left out so far.
         """
         share = epoch / self._settings["epochs"]
         if "top1" not in validation or share < EARLY:
             return None
-        expected, top1 = self.receipt.expected(min(share, 1.0)), validation["top1"]
-        was, self.is_behind = self.is_behind, top1 < expected - SLACK
+        expected = self.receipt.expected(min(share, 1.0))
+        deviation = math.sqrt(2 * expected * (1 - expected) / validation["pictures"])
+        slack = max(SLACK, CHANCE * deviation)
+        was, self.is_behind = self.is_behind, best < expected - slack
         if self.is_behind and not was:
             return (
-                f"behind the receipt of {self.receipt.recipe}: validation top-1 {top1:.4f} after "
+                f"behind the receipt of {self.receipt.recipe}: best validation top-1 {best:.4f} by "
                 f"epoch {epoch}, there at least {expected:.4f}; {self._cause(skipped)}"
             )
         if was and not self.is_behind:
@@ -134,9 +145,9 @@ class Watch:
             )
         here, there = _flat(self._settings), _flat(self.receipt.settings)
         reasons += [
-            f"{name} {now} instead of {there[name]}"
-            for name, now in here.items()
-            if name not in WITHOUT_WEIGHT and name in there and now != there[name]
+            f"{name} {here.get(name, OWN)} instead of {there.get(name, OWN)}"
+            for name in dict.fromkeys((*here, *there))
+            if name not in WITHOUT_WEIGHT and here.get(name, OWN) != there.get(name, OWN)
         ]
         if not reasons:
             return "the settings are the same, so look at the labels: vitkit check DATA"

@@ -92,7 +92,7 @@ class Reporter:
             f"{self._pace.images_per_s:,.0f} images/s{mark}"
         )
         if self._watch is not None:
-            said = self._watch.after_epoch(epoch, validation, progress.skipped)
+            said = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
             if said is not None:
                 self.log.say(said)
 

@@ -27,7 +27,7 @@ from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
 from vitkit.training.metrics import Metrics, headline
-from vitkit.training.plan import Plan, in_time, make_plan
+from vitkit.training.plan import Plan, make_plan, suited
 from vitkit.training.precision import Precision
 from vitkit.training.probing import PROBES, NeighbourProbe, without_effect
 from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
@@ -161,7 +161,7 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         with left_at_once():
             plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
         log.lasts(plan.last_step)
-        precision = cast(Precision, plan.config.amp)
+        precision = cast(Precision, "off" if config.probe else plan.config.amp)
         kind = PROBES[config.probe] if config.probe else trainer
         loop = kind(plan, run, log, model, precision, stop, world)
         if state is not None:
@@ -188,7 +188,7 @@ def _beginning(
     if found is None:
         return config, None, None, []
     before, asked = TrainConfig(**found["config"]), config.compile
-    config, _ = in_time(config)
+    config, _ = suited(config)
     # What was tried or found out when the run began stays as it was found.
     found_out = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
     found_out += ["lr", "min_lr"] * config.find_lr + ["batch_size"] * config.find_batch_size

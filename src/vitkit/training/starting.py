@@ -167,6 +167,12 @@ def freeze_parts(model: ViT, config: TrainConfig) -> list[str]:
     if config.opt == "muon" and not any(n.startswith("blocks.") and p.ndim == 2
                                         for n, p in left.items()):  # fmt: skip
         raise SettingError("opt muon is for the matrices of blocks, and all are frozen; pass adamw")
+    if config.opt == "muon" and all(n.startswith("blocks.") and p.ndim == 2
+                                    for n, p in left.items()):  # fmt: skip
+        raise SettingError(
+            "opt muon has AdamW for what is no matrix of a block, and all of that is frozen; leave "
+            "the head or the norms to train"
+        )
     return names
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TypeAlias
 
 import torch
@@ -20,6 +20,7 @@ from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
 from vitkit.training.config import TrainConfig
+from vitkit.training.own import named
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 from vitkit.weights.own import digests
@@ -105,7 +106,11 @@ class Teacher:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
 
     def for_classes(
-        self, classes: tuple[str, ...], seen: Preprocess, device: torch.device
+        self,
+        classes: tuple[str, ...],
+        seen: Preprocess,
+        device: torch.device,
+        sides: Sequence[int] = (),
     ) -> tuple[Teacher, list[str]]:
         """The same teacher on a device, its logits in the order of these classes, by their names.
 
@@ -113,6 +118,7 @@ class Teacher:
             classes: of the data.
             seen: how the student's pictures are normalised.
             device: where the student is.
+            sides: of square pictures that the student also sees, in pixels.
 
         Returns:
             The teacher, and lines to print.
@@ -123,6 +129,8 @@ class Teacher:
         model = self.model.to(device).eval().requires_grad_(False)
         teacher = replace(self, model=model, columns=None)
         found = teacher._tried(seen, device)
+        for side in sides:
+            teacher._tried(seen.replace(image_size=side), device)
         sight = teacher._sight(seen)
         if not self.classes:
             if found != len(classes):
@@ -196,7 +204,7 @@ def opened_teacher(
     if config.teacher is None:
         return None, []
     teacher = Teacher.of(config.teacher, trust_pickle=config.trust_pickle)
-    return teacher.for_classes(classes, seen, device)
+    return teacher.for_classes(classes, seen, device, config.progressive or ())
 
 
 def brought(images: Images, seen: Preprocess, wanted: Preprocess) -> Float[Tensor, "B c h w"]:
@@ -225,7 +233,7 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
 def _imported(name: str) -> Teacher | Checkpoint | nn.Module:
     """What the function of that name returns."""
     try:
-        made = resolve_name(name)()
+        made = named(name)()
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         raise SettingError(
             f"the teacher {name} cannot be made: {error}; give a checkpoint, or the "
@@ -241,6 +249,9 @@ def _timm_preprocess(model: nn.Module) -> Preprocess | None:
     said = getattr(model, "pretrained_cfg", None)
     if not isinstance(said, dict) or not {"mean", "std", "input_size"} <= said.keys():
         return None
+    first = next((part for part in model.modules() if isinstance(part, nn.Conv2d)), None)
+    if first is not None and first.in_channels != len(said["mean"]):
+        return None  # rebuilt for other channels than the mean is of
     built = getattr(getattr(model, "patch_embed", None), "img_size", None)
     filters = ("nearest", "bilinear", "bicubic")
     named = said.get("interpolation")

@@ -1,0 +1,93 @@
+"""Settings without effect beside the others: refused, or left out where only a recipe has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from vitkit.errors import SettingError
+from vitkit.frozen import replace as replaced
+from vitkit.training.config import Settings, TrainConfig
+from vitkit.training.recipes import recipe_settings
+
+SAYS_HOW = {
+    ("mixup", "cutmix"): ("mixup_prob", "mixup_off_epoch"),
+    ("teacher",): ("distill", "distill_alpha", "distill_temperature", "distill_views"),
+    ("model_ema",): ("model_ema_decay",),
+}
+"""Settings that mean nothing without one of others."""
+OF_OPTIMIZERS = {
+    "momentum": ("sgd",),
+    "beta1": ("adamw", "adam", "muon"),
+    "beta2": ("adamw", "adam", "muon"),
+}
+"""Settings that these optimizers alone have."""
+UNPROBED = (
+    "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix", "save_augmented_grid",
+    "progressive", "balance", "model_ema", "freeze", "freeze_blocks", "layer_decay", "teacher",
+    "max_steps", "save_every", "patience", "compile", "grad_checkpointing",
+)  # fmt: skip
+"""Settings of training that somebody asked for who asks for a probe, too, by mistake."""
+
+
+def check_idle(config: TrainConfig) -> None:
+    """Raise `SettingError` for the first setting that would have no effect."""
+    for _, why in _idle(config):
+        raise SettingError(why)
+
+
+def without_idle(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """What a recipe has for something that was turned off goes with it, and that is said."""
+    recipe: Settings = recipe_settings(config.recipe)
+    by_recipe = TrainConfig(**{**recipe, "data": config.data})
+    names = {
+        name
+        for several, _ in _idle(config)
+        for name in several
+        if getattr(config, name) == getattr(by_recipe, name)
+    }
+    if not names:
+        return config, []
+    said = ", ".join(f"{name} {getattr(config, name)}" for name in sorted(names))
+    usual = {name: getattr(TrainConfig, name) for name in names}
+    return replaced(config, **usual), [f"of recipe {config.recipe}, without effect here: {said}"]
+
+
+def _idle(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
+    """Names of settings that have no effect, and a line why."""
+    if config.probe is not None and (names := _set(config, *UNPROBED)):
+        listed = " and ".join(names)
+        why = (f"{listed} cannot be had with probe: features are computed once, of every picture "
+               f"as it is in evaluation; leave {listed} out")  # fmt: skip
+        yield names, why
+    if config.bce_threshold is not None and config.loss != "bce":
+        why = f"bce_threshold {config.bce_threshold:g} is for --loss bce; pass both"
+        yield ["bce_threshold"], why
+    if ":" in config.loss and config.label_smoothing and _set(config, "label_smoothing"):
+        why = (f"label_smoothing {config.label_smoothing:g} is for vitkit's own losses; "
+               f"{config.loss} gets labels as they are: pass --label-smoothing 0")  # fmt: skip
+        yield ["label_smoothing"], why
+    for owners, details in SAYS_HOW.items():
+        names = _set(config, *details)
+        if names and not any(getattr(config, owner) for owner in owners):
+            flags = " or ".join(f"--{owner.replace('_', '-')}" for owner in owners)
+            value = getattr(config, names[0])
+            yield names, f"{names[0]} {value} only says how; pass {flags} with it"
+    if _set(config, "mixup_switch_prob") and not (config.mixup and config.cutmix):
+        why = (f"mixup_switch_prob {config.mixup_switch_prob} chooses between two; pass --mixup "
+               f"and --cutmix with it")  # fmt: skip
+        yield ["mixup_switch_prob"], why
+    if config.probe is None:
+        yield from _of_optimizers(config)
+
+
+def _of_optimizers(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
+    for name in _set(config, *OF_OPTIMIZERS):
+        if config.opt not in OF_OPTIMIZERS[name]:
+            why = (f"{name} {getattr(config, name):g} is for {', '.join(OF_OPTIMIZERS[name])} and "
+                   f"nothing to opt {config.opt}; leave it out")  # fmt: skip
+            yield [name], why
+
+
+def _set(config: TrainConfig, *names: str) -> list[str]:
+    """Those that are not as they are by default."""
+    return [name for name in names if getattr(config, name) != getattr(TrainConfig, name)]

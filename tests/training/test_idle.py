@@ -1,0 +1,73 @@
+"""Settings without effect: refused where somebody set them, left out where only a recipe did."""
+
+from __future__ import annotations
+
+import pytest
+from training.starts import a_checkpoint
+
+from vitkit.errors import SettingError
+from vitkit.training.config import TrainConfig, layered
+from vitkit.training.plan import Plan, make_plan
+from vitkit.training.recipes import recipe_settings
+
+OWN = "training.test_losses:hard_only"
+
+
+def planned(recipe: str | None = None, **settings: object) -> Plan:
+    small = {"data": "digits", "recipe": recipe, "batch_size": 16, "epochs": 1, "device": "cpu"}
+    spec = {"spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2,
+                     "mlp_width": 32, "in_channels": 1}, "mean": None, "std": None}  # fmt: skip
+    asked = layered(recipe_settings(recipe), small | ({} if recipe == "digits" else spec))
+    return make_plan(TrainConfig(**layered(asked, settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"momentum": 0.1, "opt": "muon"}, "momentum 0.1 is for sgd and nothing to opt muon"),
+        ({"beta2": 0.9, "opt": "sgd"}, "beta2 0.9 is for adamw, adam, muon and nothing to opt sgd"),
+        ({"loss": OWN, "label_smoothing": 0.4}, "label_smoothing 0.4 is for vitkit's own losses"),
+        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "pass --mixup and --cutmix with it"),
+        ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 only says how; pass --mixup or --cutmix"),
+        ({"model_ema_decay": 0.5}, "pass --model-ema with it"),
+        ({"bce_threshold": 0.2}, "bce_threshold 0.2 is for --loss bce"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(settings, said):
+    with pytest.raises(SettingError, match=said):
+        planned(**settings)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "left_out"),
+    [
+        ("cifar10", {"mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+        ("cifar10", {"loss": OWN, "mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+        ("deit3", {"loss": "cross-entropy", "opt": "adamw"}, {"bce_threshold": None}),
+        ("digits", {"opt": "sgd"}, {"beta2": 0.999}),
+        ("mnist", {"opt": "lion"}, {"beta2": 0.999}),
+    ],
+)
+def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settings, left_out):
+    if settings.get("opt") == "lion":
+        pytest.importorskip("pytorch_optimizer")
+    plan = planned(recipe, **settings)
+    assert {name: getattr(plan.config, name) for name in left_out} == left_out
+    (line,) = [line for line in plan.notes if "without effect here" in line]
+    assert line.startswith(f"of recipe {recipe}, without effect here: {next(iter(left_out))} ")
+
+
+def test_one_s_own_value_is_refused_with_a_recipe_too():
+    with pytest.raises(SettingError, match=r"mixup_prob 0\.7 only says how"):
+        planned("cifar10", mixup=0.0, cutmix=0.0, mixup_prob=0.7)
+
+
+def test_a_recipe_of_training_can_be_probed(tmp_path):
+    a_checkpoint(tmp_path / "a.safetensors")
+    asked = {"data": "digits", "pretrained": str(tmp_path / "a.safetensors"), "probe": "linear"}
+    plan = make_plan(TrainConfig(**layered(recipe_settings("finetune"), asked | {
+        "recipe": "finetune", "device": "cpu"})))  # fmt: skip
+    assert plan.config.layer_decay == 1.0
+    assert any("layer_decay" in line for line in plan.notes)
+    with pytest.raises(SettingError, match="layer_decay cannot be had with probe"):
+        make_plan(TrainConfig(**asked, layer_decay=0.5))
