@@ -187,7 +187,7 @@ def _beginning(
     found = world.decided(lambda: _stopped_run(config))
     if found is None:
         return config, None, None, []
-    before, asked = TrainConfig(**found["config"]), config.compile
+    before, asked = TrainConfig(**found["config"]), config
     config, _ = suited(config)
     # What was tried or found out when the run began stays as it was found.
     found_out = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
@@ -203,8 +203,11 @@ def _beginning(
     )
     run = RunFolder(Path(found["run"]))
     notes = [*_changes(run, before, config), *found["passed_over"]]
-    if asked and not config.compile:
+    if asked.compile and not config.compile:
         notes.append("compile: the run began without it, and goes on so")
+    for flag, name in (("find_lr", "lr"), ("find_batch_size", "batch_size")):
+        if getattr(asked, flag) and not getattr(before, flag):
+            notes.append(f"{flag}: the run began with {name} {getattr(config, name)}, and keeps it")
     return config, run, Path(found["state"]), notes
 
 
