@@ -150,11 +150,11 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), "nowhere.safetensors")
 
 
-@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, nn.Sequential])
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.Sequential])
 def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
     with pytest.raises(SettingError, match="two heads of the student cannot be reached through"):
-        vitkit.DistillWrapper(wrap(small(distillation_token=True)), small())
-    assert vitkit.DistillWrapper(nn.Sequential(small()), small())(*batch).isfinite()
+        vitkit.DistillWrapper(wrap(small(distillation_token=True)), small())(*batch)
+    assert vitkit.DistillWrapper(wrap(small()), small())(*batch).isfinite()
 
 
 def test_pictures_are_brought_to_what_the_teacher_wants():

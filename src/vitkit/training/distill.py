@@ -68,6 +68,9 @@ def two_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
 
     A `ViT` with a distillation token, and any module that returns a pair (timm's and DeiT's
     distilled models in training), has two.
+
+    Raises:
+        SettingError: a `ViT` with two heads in another module, which gives their mean alone.
     """
     if isinstance(student, ViT) and student.spec.distillation_token:
         return student.forward_heads(student.forward_features(images))
@@ -75,18 +78,13 @@ def two_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
     if isinstance(said, tuple):
         of_labels, of_teacher = said
         return of_labels, of_teacher
-    logits = getattr(said, "logits", said)
-    return logits, logits
-
-
-def _refuse_hidden_heads(student: nn.Module) -> None:
-    """A wrapped `ViT` gives the mean of its heads: the labels would teach the teacher's head."""
-    inside = (part for part in student.modules() if isinstance(part, ViT) and part is not student)
-    if not isinstance(student, ViT) and any(part.spec.distillation_token for part in inside):
+    if any(isinstance(m, ViT) and m.spec.distillation_token for m in student.modules()):
         raise SettingError(
             f"the two heads of the student cannot be reached through {type(student).__name__}; "
             f"give the student itself, and compile or wrap the DistillWrapper"
         )
+    logits = getattr(said, "logits", said)
+    return logits, logits
 
 
 class DistillWrapper(nn.Module):
@@ -109,7 +107,7 @@ class DistillWrapper(nn.Module):
             mean and std that the teacher wants, on their device; without, it sees them as they are.
 
     Raises:
-        SettingError: a value out of range; a student with two heads inside of another module.
+        SettingError: a value out of range.
         CheckpointError: a teacher that cannot be read.
 
     >>> import torch
@@ -132,7 +130,6 @@ class DistillWrapper(nn.Module):
         preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
-        _refuse_hidden_heads(student)
         self.student, self.teacher = student, Teacher.of(teacher)
         self.distillation = Distillation(temperature=temperature, alpha=alpha, hard=hard)
         self.preprocess = preprocess

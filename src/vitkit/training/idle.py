@@ -37,14 +37,12 @@ def check_idle(config: TrainConfig) -> None:
 
 def without_idle(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """What a recipe has for something that was turned off goes with it, and that is said."""
+    names = {name for several, _ in _idle(config) for name in several}
+    if not names or config.recipe is None:
+        return config, []
     recipe: Settings = recipe_settings(config.recipe)
     by_recipe = TrainConfig(**{**recipe, "data": config.data})
-    names = {
-        name
-        for several, _ in _idle(config)
-        for name in several
-        if getattr(config, name) == getattr(by_recipe, name)
-    }
+    names = {name for name in names if getattr(config, name) == getattr(by_recipe, name)}
     if not names:
         return config, []
     said = ", ".join(f"{name} {getattr(config, name)}" for name in sorted(names))
