@@ -1,10 +1,10 @@
 """What pre-training is worth: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
 
-    python benchmarks/transfer.py [--data-root DIR] [--seeds 0 1 2] [--test] [--img-size 42]
+    python benchmarks/transfer.py [--data-root DIR] [--seeds 0 1 2] [--test] [--img-size 36]
                                   [--first 'runs/{seed}/weights/best.safetensors']
                                   [--output FILE]
 
-For each seed a model is trained on Fashion-MNIST at 28 x 28 by its recipe (or `--first` names its
+For each seed a model is trained on Fashion-MNIST at 28 x 28 for long (or `--first` names its
 weights), then fine-tuned on 1,000 digits of MNIST, a hundred of each class, at a higher resolution.
 The same model is trained from fresh weights on the same digits at the same resolution three times:
 with the same settings, with the rate that suits it, and for twice as many epochs with the rate that
@@ -32,14 +32,18 @@ from vitkit.data.sources import open_dataset
 EACH = 100
 """Labelled digits of a class."""
 TRAIN = [sys.executable, "-m", "vitkit", "train"]
-PRETRAIN = ["fashion-mnist", "--recipe", "fashion-mnist", "--no-test"]
+SPEC = ["--spec.patch-size", "4", "--spec.width", "112", "--spec.num-heads", "4",
+        "--spec.mlp-width", "224", "--spec.depth", "4"]  # fmt: skip
+"""0.42 M parameters; patches that are as large at both resolutions."""
+PRETRAIN = ["fashion-mnist", "--recipe", "fashion-mnist", *SPEC, "--epochs", "38", "--shift", "2",
+            "--reprob", "0.25", "--no-test"]  # fmt: skip
 BOTH = ["--opt", "muon", "--beta2", "0.95", "--batch-size", "50", "--warmup-epochs", "3",
         "--crop-scale", "1", "--flip", "0", "--shift", "3", "--fit", "squash"]  # fmt: skip
 FINETUNE = ["--epochs", "60", "--lr", "2e-3"]
 FRESH = {
-    "same": ["--recipe", "mnist", *FINETUNE],
-    "alone": ["--recipe", "mnist", "--epochs", "60", "--lr", "4e-3"],
-    "longer": ["--recipe", "mnist", "--epochs", "120", "--lr", "2e-3"],
+    "same": ["--recipe", "mnist", *SPEC, *FINETUNE],
+    "alone": ["--recipe", "mnist", *SPEC, "--epochs", "60", "--lr", "4e-3"],
+    "longer": ["--recipe", "mnist", *SPEC, "--epochs", "120", "--lr", "2e-3"],
 }
 
 
@@ -74,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--data-root")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--img-size", default="42")
+    parser.add_argument("--img-size", default="36")
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--first")
     parser.add_argument("--output", type=Path)
@@ -101,7 +105,8 @@ def main() -> None:
     for way in FRESH:
         gains = [100 * (row["pretrained"] - row[way]) for row in rows]
         print(f"over {way}: {mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})")
-    words = ["python benchmarks/transfer.py --data-root DIR", *["--test"] * asked.test, *flags]
+    words = ["python benchmarks/transfer.py --data-root DIR", *["--test"] * asked.test,
+             *["--first WEIGHTS"] * bool(asked.first), *flags]  # fmt: skip
     scored_on = "test" if asked.test else "other training digits"
     write_results("transfer-", {
         "command": " ".join(words), "processor": processor(), "date": str(date.today()),
