@@ -174,7 +174,7 @@ def stack_blocks(
 
     A single block is the last one and has `drop_path`.
     """
-    rising = [drop_path * layer / max(depth - 1, 1) for layer in range(depth - 1)] + [drop_path]
+    rising = [drop_path * (layer / (depth - 1) if depth > 1 else 1) for layer in range(depth)]
     schedules = {"linear": rising, "constant": [drop_path] * depth}
     rates = by_name("drop_path_schedule", drop_path_schedule, schedules)
     kind = by_name("block", block, BLOCKS)
