@@ -15,7 +15,6 @@ from weights.round_trips import noisy, round_trip, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights import formats, timm
 from vitkit.weights.deit import FORMAT
 from vitkit.weights.load import load
 
@@ -26,15 +25,6 @@ SIZES = {"image_size": 32, "patch_size": 8, "width": 128, "depth": 2, "num_heads
 NAMES = {"deit_tiny_patch16_224": {}, "deit_tiny_distilled_patch16_224": {
     "distillation_token": True}, "deit3_small_patch16_224": {
     "layer_scale": 1e-5, "positions_cover_prefix": False}}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    others = {name: form for name, form in formats.FORMATS.items() if name not in ("deit", "timm")}
-    for name in list(formats.FORMATS):
-        monkeypatch.delitem(formats.FORMATS, name)
-    for name, form in (others | {"deit": FORMAT, "timm": timm.FORMAT}).items():
-        monkeypatch.setitem(formats.FORMATS, name, form)
 
 
 def theirs(name: str) -> torch.nn.Module:

@@ -17,7 +17,7 @@ from weights.round_trips import noisy, round_trip, written
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
-from vitkit.weights import deit, formats, timm_config
+from vitkit.weights import timm_config
 from vitkit.weights.load import load
 from vitkit.weights.timm import FORMAT
 
@@ -57,16 +57,6 @@ KINDS: dict[str, dict[str, Any]] = {
 TO_THE_CONFIG = {"vit_base_patch16_rpn_224", "vit_base_patch32_clip_quickgelu_224",
                  "vit_base_patch32_siglip_256", "flexivit_small"}  # fmt: skip
 """Kinds that their tensors alone do not tell from others."""
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    """deit's checkpoints are held apart first: all but their container is timm's."""
-    others = {name: form for name, form in formats.FORMATS.items() if name not in ("deit", "timm")}
-    for name in list(formats.FORMATS):
-        monkeypatch.delitem(formats.FORMATS, name)
-    for name, form in (others | {"deit": deit.FORMAT, "timm": FORMAT}).items():
-        monkeypatch.setitem(formats.FORMATS, name, form)
 
 
 def picture(name: str) -> int:
