@@ -153,7 +153,8 @@ class DistillWrapper(nn.Module):
             labels: class numbers (B,), or a probability for every class (B, K).
 
         Raises:
-            SettingError: the teacher gives no logits, or of another number of classes.
+            SettingError: the teacher gives no logits, or of another number of classes; the student
+                is a module around a `ViT` with two heads, and gives their mean alone.
         """
         taught = self.teacher(images, self.preprocess)
         of_labels, of_teacher = two_logits(self.student, images)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from vitkit.errors import SettingError, did_you_mean
 from vitkit.shapes import Logits
-from vitkit.training.own import named
+from vitkit.training.importing import import_by_name
 
 Targets = Int64[Tensor, " B"] | Float[Tensor, "B K"]
 Loss = Callable[[Logits, Targets], Tensor]
@@ -84,7 +84,7 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
             f"there is no loss {name!r}{near}; take {', '.join(ours)}, or your own as MODULE:NAME"
         )
     try:
-        own = named(name)
+        own = import_by_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(f"loss {name} cannot be imported: {error}") from None
     if not callable(own) or isinstance(own, type):

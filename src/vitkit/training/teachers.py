@@ -20,7 +20,7 @@ from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
 from vitkit.training.config import TrainConfig
-from vitkit.training.own import named
+from vitkit.training.importing import import_by_name
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 from vitkit.weights.own import digests
@@ -233,7 +233,7 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
 def _imported(name: str) -> Teacher | Checkpoint | nn.Module:
     """What the function of that name returns."""
     try:
-        made = named(name)()
+        made = import_by_name(name)()
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         raise SettingError(
             f"the teacher {name} cannot be made: {error}; give a checkpoint, or the "

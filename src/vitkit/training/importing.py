@@ -8,7 +8,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 
-def named(name: str) -> Any:
+def import_by_name(name: str) -> Any:
     """What the name means; a module may lie in the current folder, behind all that is installed.
 
     Raises:
