@@ -153,6 +153,7 @@ def test_a_key_bias_changes_nothing_so_leaving_it_out_is_exact():
 def test_stochastic_depth_rises_or_is_constant():
     rates = [b.drop_path1.rate for b in small(depth=3, drop_path=0.4).blocks]
     assert rates == pytest.approx([0.0, 0.2, 0.4])
+    assert small(depth=1, drop_path=0.4).blocks[0].drop_path1.rate == 0.4, "it is the last one"
     constant = small(depth=3, drop_path=0.4, drop_path_schedule="constant")
     assert [b.drop_path2.rate for b in constant.blocks] == pytest.approx([0.4] * 3)
 

@@ -145,6 +145,16 @@ def test_only_a_run_that_keeps_the_head_says_so(tmp_path, probe):
     assert said == ([] if probe else ["the head is kept: its 10 classes are those of the data"])
 
 
+def test_a_probe_computes_in_one_arithmetic(tmp_path):
+    """Half precision would be that of the test score alone: features are float32."""
+    a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
+    asked = {"pretrained": tmp_path / "a.safetensors", "probe": "linear"}
+    whole = train(tmp_path / "whole", **asked)
+    half = train(tmp_path / "half", **asked, amp="bfloat16")
+    assert half.metrics == whole.metrics
+    assert "amp" in next(line for line in said(half.run).splitlines() if "without effect" in line)
+
+
 def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
     result = train(tmp_path / "run", pretrained=tmp_path / "a.safetensors", probe="knn")
