@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic_core import ErrorDetails
 
-from vitkit.errors import UserError, did_you_mean
+from vitkit.errors import UserError, WrongValue, counted, did_you_mean
 
 T = TypeVar("T")
 
@@ -33,7 +35,7 @@ def frozen(*, raises: type[UserError]) -> Callable[[type[T]], type[T]]:
             try:
                 validate(self, **fields)
             except ValidationError as error:
-                raise raises(_one_line(made, error)) from None
+                raise _told(made, error, raises) from None
 
         made.__init__ = init
         return cast(type[T], made)
@@ -57,12 +59,12 @@ def field_names(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-def _one_line(cls: type[Any], error: ValidationError) -> str:
-    """The first problem of `error` in one line, and how many more there are."""
+def _told(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
+    """The first problem of `error` in one line, and how many other fields have one."""
     problems = error.errors(include_url=False)
-    first, more = problems[0], len(problems) - 1
-    name = ".".join(str(part) for part in first["loc"]) or "value"
-    kind = first["type"]
+    first = problems[0]
+    name = str(first["loc"][0]) if first["loc"] else "value"
+    kind, wrong = first["type"], None
     if kind == "unexpected_keyword_argument":
         text = f"{cls.__name__} has no field {name!r}{did_you_mean(name, field_names(cls))}"
     elif kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
@@ -70,6 +72,43 @@ def _one_line(cls: type[Any], error: ValidationError) -> str:
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
-        said = first["msg"][0].lower() + first["msg"][1:]
-        text = f"{cls.__name__}.{name} = {first['input']!r}: {said}"
-    return text + (f" (and {more} more)" if more else "")
+        # a field that may be one thing or another has a problem for each
+        said = [_expected(problem) for problem in problems if problem["loc"][0] == name]
+        wrong = WrongValue(name, first["input"], " or ".join(dict.fromkeys(said)))
+        text = f"{name} = {wrong.value!r}: {wrong.expected}"
+    more = len({problem["loc"][0] for problem in problems if problem["loc"]} - {name})
+    made = raises(text + (f" (and {more} more)" if more else ""))
+    made.wrong = wrong
+    return made
+
+
+EXPECTED = {
+    "greater_than_equal": "must be {ge:g} or more",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be {le:g} or less",
+    "less_than": "must be below {lt:g}",
+    "finite_number": "must be a finite number",
+    "literal_error": "must be {expected}",
+    "string_type": "must be text",
+    "dict_type": "must be names with values, such as {{width: 64}}",
+    "tuple_type": "must be a list, such as [{input}]",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"),
+                    "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+}  # fmt: skip
+"""What is said for each kind of problem that pydantic finds."""
+
+
+def _expected(problem: ErrorDetails) -> str:
+    """What a value must be, in words that follow its name."""
+    place = problem["loc"]
+    if problem["type"] in ("too_long", "missing") and str(place[1]).startswith("tuple["):
+        return f"must be {counted(str(place[1]).count('float'), 'number')}"
+    known = EXPECTED.get(problem["type"])
+    if known is None:
+        return problem["msg"][0].lower() + problem["msg"][1:]
+    said = known.format(input=problem["input"], **problem.get("ctx", {}))
+    if problem["type"] == "literal_error" and isinstance(problem["input"], str):
+        said += did_you_mean(problem["input"], re.findall(r"'([^']*)'", said))
+    return said

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, SupportsIndex
 
 from pydantic import BeforeValidator, Field
 
-from vitkit.errors import SpecError
-from vitkit.frozen import frozen, replace, to_json
+from vitkit.errors import SpecError, did_you_mean
+from vitkit.frozen import field_names, frozen, replace, to_json
 
 
 def _as_pair(value: object) -> object:
@@ -232,17 +232,30 @@ class ViTSpec:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ViTSpec:
         """The spec that `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
-        return cls(**_object(values))
+        return cls(**_object(values, cls))
 
     def replace(self, **changes: Any) -> ViTSpec:
         """A spec with some fields changed, validated again."""
         return replace(self, **changes)
 
 
-def _object(values: object) -> Mapping[str, Any]:
+def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
+    """The values, if they are fields of the class; pydantic would keep an error for each other."""
     if not isinstance(values, Mapping):
         raise SpecError(f"expected an object of fields, not {type(values).__name__}")
+    known = field_names(cls)
+    if unknown := [name for name in values if name not in known]:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        near = did_you_mean(unknown[0], known)
+        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) > LONGEST:
+            raise SpecError(f"{cls.__name__}.{name} has {len(value)} values, more than {LONGEST}")
     return values
+
+
+LONGEST = 1000
+"""Most values of a field that is a list."""
 
 
 def _multiples(number: int, divisor: int) -> str:
@@ -357,7 +370,7 @@ class Preprocess:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocess:
         """What `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
-        return cls(**_object(values))
+        return cls(**_object(values, cls))
 
     def replace(self, **changes: Any) -> Preprocess:
         """A copy with some fields changed, validated again."""

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.errors import SettingError
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
@@ -34,6 +35,12 @@ def attention_grid(
         SettingError: a layer or a head that the model does not have.
         ShapeError: pictures that do not fit the model.
     """
+    for name, number in (("layer", layer), ("head", 0 if head is None else head)):
+        if not isinstance(number, int):
+            raise SettingError(
+                f"{name} {number!r} is no whole number; one {name} is shown at a time, and "
+                f"vitkit.Record keeps the maps of several"
+            )
     by_class_token = model.spec.pooling in ("cls", "cls_mean")
     by_map_head = model.spec.pooling == "map" and layer in (-1, model.spec.depth - 1)
     record = Record(

@@ -208,7 +208,7 @@ class Embedding(nn.Module):
         pos_embed: Float[Tensor, "1 T0 D"] | None,
     ) -> Tokens:
         """[x_class; x_p E] + E_pos, where a table without rows for the prefix adds 0 to it."""
-        tokens = torch.cat([prefix.expand(len(patches), -1, -1), patches], dim=1)
+        tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
         table = self.positions(pos_embed, grid, tokens)
         missing = tokens.shape[1] - table.shape[1]
         return self.pos_drop(tokens + F.pad(table, (0, 0, missing, 0)))

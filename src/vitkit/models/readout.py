@@ -108,7 +108,7 @@ class AttentionPool(CrossAttention):
         self, features: Features, record: Record | None = None
     ) -> Pooled:
         """y (B, D)."""
-        query = self.latent.expand(len(features.patches), -1, -1)
+        query = self.latent.expand(features.patches.shape[0], -1, -1)
         context = PLAIN if record is None else Context(attend=record.attend_pool())
         pooled = super().forward(query, features.patches, context)[:, 0]
         return pooled + self.mlp(self.norm(pooled))

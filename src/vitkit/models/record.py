@@ -61,7 +61,8 @@ class Record:
         self.heads, self.queries, self.gradients = heads, queries, gradients
         self.attention: Maps = {}
         self.cross_attention: Maps = {}
-        self._asked_pooling, self.pooling = pooling, Maps()
+        self._asked_pooling = pooling
+        self.pooling: Maps = {}
         self.tokens: dict[int, Float[Tensor, "B T D"]] = {}
 
     def begin(self, depth: int, *, cross: bool = False) -> None:

@@ -134,7 +134,7 @@ class Transformer(nn.Module):
         """What `forward` gives, from a memory (B, S, D) at hand."""
         z, looks = self._read("target", target, target_mask)
         length, across, record = z.shape[1], Context(), target_record or Record()
-        if memory.shape != (expected := (len(z), memory.shape[1], self.width)):
+        if memory.shape != (expected := (z.shape[0], memory.shape[1], self.width)):
             raise ShapeError(f"memory: expected {expected}, got {tuple(memory.shape)}")
         causal = z.new_ones(length, length, dtype=torch.bool).tril()
         own = Context(mask=causal if looks is None else causal & looks)
@@ -166,7 +166,7 @@ class Transformer(nn.Module):
         self.eval()
         try:
             memory = self.encode(source, source_mask)
-            ids = torch.full((len(memory), 1), start, device=memory.device)
+            ids = torch.full((memory.shape[0], 1), start, device=memory.device)
             for _ in range(source.shape[1] + 50 if max_length is None else max_length):
                 ended = (ids[:, 1:] == end).any(1, keepdim=True)
                 if ended.all():

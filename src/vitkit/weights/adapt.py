@@ -6,6 +6,7 @@ somebody names another. What is only nearly the same says by which mode it was m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -14,18 +15,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from vitkit.errors import SpecError, did_you_mean
+from vitkit.errors import CheckpointError, SpecError, did_you_mean
 from vitkit.frozen import frozen
 from vitkit.models.initialisation import initialise
 from vitkit.models.vit import ViT
-from vitkit.spec import Channel, Preprocess, Resampling, Size, ViTSpec
+from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fitting import Step
-from vitkit.weights.flexible import rebuilt, resized
+from vitkit.weights.flexible import exact_dtype, rebuilt, resized
 
 KERNEL, BIAS = "patch_embed.proj.weight", "patch_embed.proj.bias"
 LINEAR_STEMS = ("convolution", "linear")
 """Stems whose tokens are linear in the pixels."""
+MEASURED = ("metrics", "temperature")
+"""Metadata that were measured on a model's logits."""
 
 
 @frozen(raises=SpecError)
@@ -46,8 +49,11 @@ class Adaptation:
     difference is folded into the patch projection, exactly."""
     std: Channel | None = None
     """Likewise."""
+    fit: Fit | None = None
+    """`crop` or `squash`, how pictures are brought to `image_size`; weights stay as they are."""
     num_classes: Annotated[int, Field(ge=0, strict=True)] | None = None
-    """The size of a fresh head, made as `spec.initialisation` makes one; 0 for none."""
+    """The size of a fresh head, made as `spec.initialisation` makes one, also where the head has
+    that size already; 0 for none."""
     classes: tuple[str, ...] | None = None
     """Class names that the checkpoint has: the head keeps their rows, in this order."""
 
@@ -71,33 +77,45 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
     Args:
         checkpoint: what is adapted; it stays as it is.
         **changes: fields of `Adaptation`: `image_size`, `patch_size`, `resampling`, `in_channels`,
-            `mean`, `std`, `num_classes`, `classes`.
+            `mean`, `std`, `fit`, `num_classes`, `classes`.
 
     Returns:
-        A new checkpoint; `.metadata["adapted"]` has a line for every step. A fresh head takes its
-        numbers from torch's global generator.
+        A new checkpoint, on the model's device and in its dtype; `.metadata["adapted"]` has a line
+        for every step. Metrics and temperature stay only where pictures give the same logits as
+        before, which is so for `mean` and `std`. A fresh head takes its numbers from torch's global
+        generator, the same on every device.
 
     Raises:
+        CheckpointError: no checkpoint, such as a model or a path.
         SpecError: an unknown change, a size that does not divide, a stem that cannot be changed so,
             a class that is not known.
     """
+    if not isinstance(checkpoint, Checkpoint):
+        raise CheckpointError(
+            f"adapt takes a checkpoint, as vitkit.load returns it, not a "
+            f"{type(checkpoint).__name__}; vitkit.resized changes the sizes of a model alone"
+        )
     asked = Adaptation(**changes)
     made = _Model(checkpoint.model, checkpoint.preprocess, checkpoint.classes)
     if asked.in_channels not in (None, made.model.spec.in_channels):
         made = _with_channels(made, asked.in_channels or 3)
     if asked.mean or asked.std:
         made = _normalised(made, asked.mean, asked.std)
+    if asked.fit not in (None, made.preprocess.fit):
+        step = Step("approximated", f"preprocess: fit {made.preprocess.fit} -> {asked.fit}")
+        made = made.changed(step, preprocess=made.preprocess.replace(fit=asked.fit))
     if asked.image_size or asked.patch_size or asked.resampling:
         made = _with_grid(made, asked)
     if asked.classes is not None:
         made = _with_rows(made, asked.classes, asked.num_classes)
-    elif asked.num_classes not in (None, made.model.spec.num_classes):
+    elif asked.num_classes or asked.num_classes not in (None, made.model.spec.num_classes):
         made = _with_fresh_head(made, asked.num_classes or 0)
     lines = [*checkpoint.metadata.get("adapted", ()), *map(str, made.steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
-    before = checkpoint.model.spec.num_classes, checkpoint.classes
-    if (made.model.spec.num_classes, made.classes) != before:
-        metadata.pop("temperature", None)  # it was fitted to the logits of another head
+    exact = all(step.kind == "folded" for step in made.steps)
+    if not exact or made.preprocess.channels != checkpoint.preprocess.channels:
+        for name in MEASURED:
+            metadata.pop(name, None)
     return replace(
         checkpoint,
         model=made.model,
@@ -172,15 +190,18 @@ def _folded(
     """The patch projection for pixels x' = (p - mean) / std instead of x = (p - m) / s.
 
     x = x' std / s + (mean - m) / s, so the kernel is multiplied by std / s, and the bias grows by
-    the kernel's sum over a patch times (mean - m) / s. Float64 inside.
+    the kernel's sum over a patch times (mean - m) / s. Float64 inside, where the device has it.
     """
-    kernel = state[KERNEL].double()
-    m, s, mean_, std_ = (torch.tensor(v).double() for v in (old.mean, old.std, mean, std))
+    kernel = state[KERNEL].to(exact_dtype(state[KERNEL].device))
+    m, s, mean_, std_ = (
+        torch.tensor(values, dtype=kernel.dtype, device=kernel.device)
+        for values in (old.mean, old.std, mean, std)
+    )
     shift = kernel.sum(dim=(2, 3)) @ ((mean_ - m) / s)
     bias = state[BIAS] if spec.patch_bias else kernel.new_zeros(len(kernel))
     made = {
         KERNEL: (kernel * (std_ / s)[:, None, None]).to(state[KERNEL].dtype),
-        BIAS: (bias.double() + shift).to(state[KERNEL].dtype),
+        BIAS: (bias.to(kernel) + shift).to(state[KERNEL].dtype),
     }
     return spec.replace(patch_bias=True), {**state, **made}
 
@@ -188,6 +209,8 @@ def _folded(
 def _with_rows(made: _Model, names: Sequence[str], count: int | None) -> _Model:
     if not names:
         raise SpecError("classes is empty; num_classes=0 takes the head off")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise SpecError(f"classes has {twice[0]!r} twice; name each class once")
     if count not in (None, len(names)):
         raise SpecError(f"num_classes {count} for {len(names)} class names")
     place = {name: row for row, name in enumerate(made.classes)}
@@ -197,7 +220,10 @@ def _with_rows(made: _Model, names: Sequence[str], count: int | None) -> _Model:
             f"{len(unknown)} classes the checkpoint does not know: {', '.join(unknown[:5])}{near}; "
             f"num_classes={len(names)} makes a fresh head"
         )
-    rows = torch.tensor([place[name] for name in names])
+    if unclear := [name for name in names if made.classes.count(name) > 1]:
+        raise SpecError(f"the checkpoint has several classes called {unclear[0]!r}")
+    like = next(made.model.parameters())
+    rows = torch.tensor([place[name] for name in names], device=like.device)
     state = {n: t[rows] if _of_head(n) else t for n, t in made.model.state_dict().items()}
     spec = made.model.spec.replace(num_classes=len(names))
     step = Step("lost", f"head: the rows of {len(place) - len(set(names))} of {len(place)} classes")
@@ -208,12 +234,16 @@ def _with_fresh_head(made: _Model, count: int) -> _Model:
     old, spec = made.model.spec, made.model.spec.replace(num_classes=count)
     state = {n: t for n, t in made.model.state_dict().items() if not _of_head(n)}
     names = ["head", *(["head_dist"] if spec.distillation_token else [])] if count else []
-    heads = nn.ModuleDict({name: nn.Linear(spec.head_inputs, count) for name in names})
+    heads = nn.ModuleDict({
+        name: nn.Linear(spec.head_inputs, count, device="cpu", dtype=torch.float32)
+        for name in names
+    })  # fmt: skip
     if names:
         initialise(heads, spec)
     for name in names:
         nn.init.constant_(heads.get_parameter(f"{name}.bias"), spec.head_bias)
-    state |= heads.state_dict()
+    like = next(made.model.parameters())
+    state |= heads.to(like.device, like.dtype).state_dict()
     gone = f"the one of {old.num_classes} classes" if old.num_classes else "there was none"
     made_so = f"a fresh one of {count}, to be trained" if count else "none, features come out"
     step = Step("lost", f"head: {made_so}; {gone}")

@@ -1,4 +1,4 @@
-"""Zip archives of numbers, `.npz` and `torch.save`'s: held against their directory before reading.
+"""Numbers out of files: zip archives (`.npz`, `torch.save`'s) and the plain bytes of safetensors.
 
 A directory may lie: declare more than the file can hold, name an entry twice, lead to the same
 bytes a thousand times. What is refused here is never unpacked.
@@ -6,7 +6,10 @@ bytes a thousand times. What is refused here is never unpacked.
 
 from __future__ import annotations
 
+import argparse
 import io
+import math
+import re
 import stat
 import struct
 import tarfile
@@ -14,9 +17,9 @@ import tokenize
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -111,6 +114,74 @@ def array_reader(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Callable[[
         return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
 
     return read
+
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
+    "U8": torch.uint8, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+}  # fmt: skip
+"""The dtypes of safetensors that torch has; only floating-point ones are weights."""
+
+
+def bytes_reader(
+    file: io.BufferedReader, start: int, dtype: str, shape: tuple[int, ...]
+) -> Callable[[], Tensor]:
+    """Make the function that reads one tensor from a file's plain bytes, little-endian.
+
+    Plain reading, no memory map: a file that is overwritten or cut off while a model of it lives
+    would change the model or end the process.
+
+    Args:
+        file: open for reading.
+        start: of the tensor's bytes in it.
+        dtype: as safetensors names it.
+        shape: of the tensor.
+
+    Returns:
+        A function that raises `ValueError` for a file that has become shorter, or for a dtype that
+        torch does not have.
+    """
+
+    def read() -> Tensor:
+        if dtype not in DTYPES:
+            raise ValueError(f"{dtype} numbers are no weights; save them as float32")
+        tensor = torch.empty(math.prod(shape), dtype=DTYPES[dtype])
+        file.seek(start)
+        if (found := file.readinto(tensor.view(torch.uint8).numpy().data)) != tensor.nbytes:
+            raise ValueError(f"{found} of {tensor.nbytes} bytes are there; the file was cut off")
+        return tensor.view(shape)
+
+    return read
+
+
+def stated_model(content: object) -> dict[str, Any]:
+    """What a training checkpoint says of its model, in the words of timm's `config.json`.
+
+    timm's train.py writes the name as `arch`, and its settings as `args`, a Namespace.
+
+    Returns:
+        `architecture`, `model_args` and `global_pool` as far as they are there; nothing without a
+        name.
+    """
+    if not isinstance(content, Mapping):
+        return {}
+    args = content.get("args")
+    args = vars(args) if isinstance(args, argparse.Namespace) else args
+    args = args if isinstance(args, Mapping) else {}
+    names = [name for name in (content.get("arch"), args.get("model"))
+             if isinstance(name, str) and re.fullmatch(r"[\w./-]{1,100}", name)]  # fmt: skip
+    if not names:
+        return {}
+    keywords = args.get("model_kwargs")
+    said: dict[str, Any] = {"architecture": names[0].rpartition("/")[2].partition(".")[0]}
+    said["model_args"] = dict(keywords) if isinstance(keywords, Mapping) else {}
+    if isinstance(size := args.get("img_size"), int):
+        said["model_args"].setdefault("img_size", size)
+    if isinstance(pool := args.get("gp"), str):
+        said["global_pool"] = pool
+    return said
 
 
 def pickle_records(path: Path) -> set[int] | None:

@@ -10,6 +10,7 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
+from vitkit.weights.imagenet import ASSUMED, names_are_assumed
 from vitkit.weights.publish import Hub, push_to_hub
 
 
@@ -24,7 +25,8 @@ class Checkpoint:
         format: which format the file has; `vitkit` for our own.
         metadata: the whole JSON document of the file.
         path: where it came from, or `None`.
-        dtype: as the numbers are stored; the model has them as float32.
+        dtype: of the numbers in the file, `float32` or a half precision; the model has float32,
+            to which float64 is rounded.
     """
 
     model: ViT
@@ -34,6 +36,18 @@ class Checkpoint:
     metadata: dict[str, Any] = field(default_factory=dict)
     path: Path | None = None
     dtype: str = "float32"
+
+    @property
+    def classes_assumed(self) -> bool:
+        """Whether no file names the classes and they are assumed to be those of ImageNet-1k."""
+        return bool(self.classes) and names_are_assumed(self.metadata)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the model is only guessed, random or left out, a line each."""
+        lines = self.metadata.get("warnings")
+        lines = lines if isinstance(lines, list) else []
+        return tuple(str(line) for line in lines if line != ASSUMED or self.classes)
 
     @property
     def temperature(self) -> float:

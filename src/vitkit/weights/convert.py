@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,12 +13,14 @@ from torch import Tensor
 
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.spec import ViTSpec
+from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapted
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fitting import Step
+from vitkit.weights.formats import FORMATS
+from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import inspect
-from vitkit.weights.load import load
+from vitkit.weights.load import load_with, refuse_other_model
 from vitkit.weights.own import OWN
 from vitkit.weights.peers import Foreign, foreign
 from vitkit.weights.writing import refuse_unknown, written
@@ -38,8 +41,10 @@ class ConversionReport:
         approximated: changes that alter the result a little, one line each.
         lost: what the target has no place for, one line each.
         notes: what was unwrapped, set aside or only guessed on the way in.
-        proved_by: who ran the files written: the target's own library with its version, where it is
-            installed, else `vitkit`, which read them again.
+        proved_by: who ran the files written: the target's own library with its version, or
+            `vitkit`, which read them again.
+        unproved: where `vitkit` did, why the other library did not, and how to get it; empty where
+            it did, and for vitkit's own format.
         differences: largest |difference| of each block's tokens between the model read and the
             files written, on one fixed picture; NaN where tokens were lost.
         max_difference: the same of the logits.
@@ -54,6 +59,7 @@ class ConversionReport:
     lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     proved_by: str = OWN
+    unproved: str = ""
     differences: tuple[float, ...] = ()
     max_difference: float = field(default=float("nan"))
 
@@ -62,11 +68,22 @@ class ConversionReport:
         for name in ("folded", "approximated", "lost", "notes"):
             lines += [f"  {name}: {line}" for line in getattr(self, name)]
         worst = max(self.differences, default=0.0)
+        if self.unproved:
+            lines.append(f"  not run by another library: {self.unproved}")
         lines.append(
             f"  run by {self.proved_by}: largest difference of a block's tokens {worst:.2e}, "
             f"of the logits {self.max_difference:.2e}"
         )
         return "\n".join([*lines, *(f"  wrote {file}" for file in self.files)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; a difference that cannot be told (NaN) is `None`."""
+        blocks = [_number(value) for value in self.differences]
+        return asdict(self) | {
+            "files": [str(file) for file in self.files],
+            "differences": blocks,
+            "max_difference": _number(self.max_difference),
+        }
 
 
 def convert(
@@ -74,8 +91,10 @@ def convert(
     out: str | Path,
     *,
     to: str,
+    model: str | None = None,
     allow_lossy: bool = False,
     trust_pickle: bool = False,
+    strict: bool = True,
     adapt: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> ConversionReport:
@@ -85,8 +104,10 @@ def convert(
         path: the checkpoint, as for `load`.
         out: a folder, made if it is not there, or a file with the target's ending.
         to: one of `formats()`.
+        model: a preset's name, which decides what the file does not say, as for `load`.
         allow_lossy: also do what approximates or loses something.
         trust_pickle: as for `load`.
+        strict: as for `load`; the report's notes list what is left out and what is random.
         adapt: what is to be changed on the way, by the names of `vitkit.adapt`, such as
             `{"image_size": 384, "num_classes": 0}`; these need no `allow_lossy`.
         **overrides: as for `load`.
@@ -99,7 +120,9 @@ def convert(
             untouched.
     """
     refuse_unknown(to)
-    given = load(path, trust_pickle=trust_pickle, **overrides)
+    hints = Hints.of(model, overrides)
+    given = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
+    refuse_other_model(path, hints, given.model.spec)
     before = given.model.state_dict()
     earlier = len(given.metadata.get("adapted", ()))
     given = adapted(given, **adapt) if adapt else given
@@ -108,15 +131,17 @@ def convert(
     unsaid, notes = _unsaid(place, spec, given, to)
     changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
     lines = {kind: tuple(s.text for s in (*changes, *steps) if s.kind == kind) for kind in KINDS}
-    heard = (*given.metadata.get("notes", ()), *given.metadata.get("warnings", ()))
+    heard = (*given.metadata.get("notes", ()), *given.warnings)
     source, picture = given.format, _picture(given.model.spec)
     expected = run(given.model, picture)
     del given, before  # the weights that were read go before those that were written come
-    witness = foreign(to, place, spec) or load(place, **unsaid).model
+    theirs = "" if to == OWN else foreign(to, place, spec)
+    witness = theirs if isinstance(theirs, Foreign) else load_with(place, Hints(), **unsaid).model
     blocks, logits = compare(expected, run(witness, picture))
     return ConversionReport(
         source, to, files, kept, **lines, notes=(*heard, *notes),
-        proved_by=witness.library if isinstance(witness, Foreign) else OWN,
+        proved_by=theirs.library if isinstance(theirs, Foreign) else OWN,
+        unproved="" if isinstance(theirs, Foreign) else theirs,
         differences=blocks, max_difference=logits,
     )  # fmt: skip
 
@@ -133,11 +158,11 @@ def _unsaid(
     unsaid = size | {
         field: getattr(spec, field)
         for field, sure in found.sure.items()
-        if sure == "usual" and field != "preprocess"
+        if sure == "usual" and field not in ("preprocess", "classes")
         and getattr(found.spec, field) != getattr(spec, field)
     }  # fmt: skip
     notes = [f"the file cannot say {f} = {v!r}: pass it when reading" for f, v in unsaid.items()]
-    if found.preprocess != given.preprocess:
+    if not _same_pixels(found.preprocess, given.preprocess):
         notes.append("the file cannot say the preprocessing: " + ", ".join(
             f"{name} {value}" for name, value in given.preprocess.to_json().items()
             if value != found.preprocess.to_json()[name]
@@ -146,7 +171,24 @@ def _unsaid(
         notes.append(f"the file cannot say the temperature {given.temperature:.4g}")
     if given.classes and not found.classes:
         notes.append(f"the file cannot say the {len(given.classes)} class names")
+    theirs = FORMATS[to].resampling(spec)
+    if theirs not in (None, spec.position_resampling) and spec.positions == "learned":
+        notes.append(
+            f"at another picture size {to} resamples positions by {theirs}, this model by "
+            f"{spec.position_resampling}, so results differ there; --adapt.image-size "
+            f"(adapt={{'image_size': ...}}) resamples them before they are written"
+        )
     return unsaid, notes
+
+
+def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
+    """Whether pictures become the same: of the crop ratio, only the resized side counts."""
+
+    def sides(preprocess: Preprocess) -> list[int]:
+        return [math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size]
+
+    alike = left.replace(crop_ratio=right.crop_ratio) == right
+    return alike and (left.fit == "squash" or sides(left) == sides(right))
 
 
 Run: TypeAlias = tuple[list[Tensor], Tensor]
@@ -172,6 +214,10 @@ def compare(ours: Run, theirs: Run) -> tuple[tuple[float, ...], float]:
     """Largest |difference| of each block's tokens, and of the logits."""
     blocks = tuple(_distance(*pair) for pair in zip(ours[0], theirs[0], strict=True))
     return blocks, _distance(ours[1], theirs[1])
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _distance(left: Tensor, right: Tensor) -> float:

@@ -15,7 +15,7 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights import timm
 from vitkit.weights.files import Content
-from vitkit.weights.format import PLAIN, Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import CODE, PLAIN, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET
 from vitkit.weights.rules import Table
 from vitkit.weights.sources import Header, Source
@@ -84,4 +84,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
 
 
-FORMAT = Format("deit", detect, prepare, infer, table, (FIRST, THIRD), write)
+FORMAT = Format("deit", detect, prepare, infer, table, (FIRST, THIRD), write, CODE)

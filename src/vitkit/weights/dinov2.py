@@ -20,8 +20,8 @@ import torch
 from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Content
-from vitkit.weights.fitting import Holds
-from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.fitting import Holds, registers_take_their_rows
+from vitkit.weights.format import CODE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET, depth_of, finish, picture_size
 from vitkit.weights.rules import Parts, Row, Table, Transform, row
 from vitkit.weights.sources import Header, Source
@@ -33,6 +33,10 @@ V3 = IMAGENET.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 SATELLITE = (
     "weights trained on satellite pictures (SAT-493M) look like these and want mean "
     "(0.430, 0.411, 0.296) and std (0.213, 0.156, 0.143)"
+)
+ROUNDED = (
+    "rope_embed.periods are rounded to bfloat16, as DINOv3 trains by default; vitkit computes them "
+    "exactly, which changes tokens by about 2e-3 of their scale"
 )
 ASIDE = (
     ("mask_token", "only masked training uses it"),
@@ -65,7 +69,20 @@ def prepare(source: Source) -> Source:
     names = {name: _plain(name) for name in source}
     if len(set(names.values())) < len(names):
         raise CheckpointError("a block is there twice, with and without the number of a chunk")
-    return source.renamed(names) if any(old != new for old, new in names.items()) else source
+    notes = [ROUNDED] if _rounded_periods(source, names) else []
+    changed = notes or any(old != new for old, new in names.items())
+    return source.renamed(names, *notes) if changed else source
+
+
+def _rounded_periods(source: Source, names: Mapping[str, str]) -> bool:
+    """Whether the periods of DINOv3 are the usual ones, rounded to bfloat16."""
+    found = next((old for old, new in names.items() if new == PERIODS), None)
+    if found is None or len(source.header.shapes[found]) != 1:
+        return False
+    periods = source[found].double()
+    usual = 100.0 ** (torch.arange(len(periods), dtype=torch.float64) / len(periods))
+    near = torch.allclose(periods, usual, rtol=1e-5, atol=0)
+    return not near and torch.equal(periods, periods.bfloat16().double())
 
 
 def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -89,7 +106,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     }  # fmt: skip
     satellite = (SATELLITE,) if third and width in (1024, 4096) else ()
     usual = {"layer_scale", "norm_eps", "activation", "preprocess", "position_resampling"}
-    usual |= {"image_size"} if third else {"num_heads"}
+    usual |= {"image_size"} | (set() if third else {"num_heads"})
     return finish(fields, overrides, V3 if third else V2, usual=usual, warnings=satellite)
 
 
@@ -258,4 +275,12 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(replace(bundle, tensors=tensors))}
 
 
-FORMAT = Format("dinov2", detect, prepare, infer, table, HOLDS, write)
+def resampling(spec: ViTSpec) -> str:
+    """As its backbones do when they run: those with registers in another way."""
+    return "bicubic_antialias" if spec.num_registers else "bicubic_offset"
+
+
+FORMAT = Format(
+    "dinov2", detect, prepare, infer, table, HOLDS, write, CODE,
+    settle=registers_take_their_rows, resampling=resampling,
+)  # fmt: skip

@@ -13,6 +13,8 @@ from vitkit.errors import CheckpointError
 LARGEST = 8_000_000
 """Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
 
+VALUES = 1_000_000
+"""Values of a JSON text; the header of 50,000 tensors has half of it."""
 BESIDE = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
 """JSON that lies beside weights, by the name it has in `Documents`."""
 
@@ -60,7 +62,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str | bytes) -> Any:
-    """A JSON value. Raises `ValueError` also for NaN, infinities, keys given twice, and depth.
+    """A JSON value. Raises `ValueError` also for NaN, infinities, keys given twice, depth, and
+    more values than any description has, each of which would take a hundred bytes.
 
     >>> parse('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
@@ -68,6 +71,10 @@ def parse(text: str | bytes) -> Any:
     Traceback (most recent call last):
     ValueError: the key 'a' is there twice
     """
+    marks = [text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+             for mark in "{[,"]  # fmt: skip
+    if sum(marks) > VALUES:
+        raise ValueError(f"{sum(marks)} objects, lists and values are too many")
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
     except RecursionError:

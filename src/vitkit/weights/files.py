@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,20 +23,50 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EIO: "the disk reports an error",
 }
+_ADVICE = {
+    errno.ENOSPC: "free some space or choose another place",
+    errno.EDQUOT: "free some space or choose another place",
+    errno.EFBIG: "raise the limit (ulimit -f) or choose another place",
+    errno.EACCES: "choose a place that you may write to",
+    errno.EPERM: "choose a place that you may write to",
+}
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+"""Names of the files that `replacing` yields."""
 
 
 def output_error(path: Path, error: OSError, needed: int | None = None) -> OutputError:
-    """`error` in one line: the path, the reason, the bytes needed and free, what is safe."""
+    """`error` in one line: the path, the reason, the bytes needed and free, what to do."""
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
+    advice = _ADVICE.get(error.errno or 0, "choose another place")
     sizes = ""
     if needed is not None:
         place = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
         free = shutil.disk_usage(place).free
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
-        f"cannot write {path}: {reason}{sizes}; what was there before is untouched; "
-        f"free some space or choose another place"
+        f"cannot write {path}: {reason}{sizes}; what was there before is untouched; {advice}"
     )
+
+
+def _temporary_for(path: Path) -> Path:
+    """Name the file in which this process writes the next content of `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a file's name is one that `replacing` gives to half-written files.
+
+    >>> is_temporary(".best.safetensors.4711.tmp"), is_temporary("notes.tmp")
+    (True, False)
+    """
+    return _TEMPORARY.fullmatch(name) is not None
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Delete the half-written files of killed processes; nobody else may be writing there."""
+    for left in folder.glob(".*.tmp"):
+        if is_temporary(left.name):
+            left.unlink(missing_ok=True)
 
 
 def refuse_unwritable(path: Path) -> None:
@@ -43,7 +74,7 @@ def refuse_unwritable(path: Path) -> None:
 
     Its folder is made; what is at `path` stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_for(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
@@ -68,7 +99,7 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
     Raises:
         OutputError: the disk is full, read-only, or otherwise refuses; `path` is untouched.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _temporary_for(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -267,6 +267,34 @@ def _mean_of_heads(spec: ViTSpec, state: State) -> Adapted:
     return made, Step("folded", "distilled_readout: twice the class head beside one of zeros")
 
 
+def read_by_both_heads(fitted: Fitted) -> Fitted:
+    """For classes that have a place for one head, or for the mean of two: a model that reads its
+    class head alone, beside another that is not zero, as the mean of twice that head and zero."""
+    spec, state, steps = fitted
+    if spec.distilled_readout != "cls" or not spec.num_classes:
+        return fitted
+    if not any(state[f"head_dist.{kind}"].any() for kind in ("weight", "bias")):
+        return fitted
+    changed = _mean_of_heads(spec, state)
+    assert changed is not None
+    return Fitted(spec.replace(distilled_readout="mean"), changed[0], [*steps, changed[1]])
+
+
+def registers_take_their_rows(fitted: Fitted) -> Fitted:
+    """For tables of positions without rows for registers: what was added to them is in them."""
+    spec, state, steps = fitted
+    rows = slice(1 + spec.distillation_token, spec.num_prefix_tokens)
+    if not (spec.num_registers and spec.position_rows and spec.positions_cover_prefix):
+        return fitted
+    if not state["pos_embed"][:, rows].any():
+        return fitted
+    positions = state["pos_embed"].clone()
+    added = state["reg_token"] + positions[:, rows]
+    positions[:, rows] = 0
+    step = Step("folded", "pos_embed: the rows of the registers added to the registers")
+    return Fitted(spec, {**state, "pos_embed": positions, "reg_token": added}, [*steps, step])
+
+
 def _class_and_mean(spec: ViTSpec, state: State) -> Adapted:
     reads = _reads_pooled(spec)
     if spec.pooling not in ("cls", "mean") or not (reads and spec.norm_before_pool):

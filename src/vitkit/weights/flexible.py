@@ -32,11 +32,17 @@ def resize_kernel(
     old = tuple(kernel.shape[2:])
     if old == size:
         return kernel
-    basis = torch.eye(old[0] * old[1], dtype=torch.float64).reshape(-1, 1, *old)
+    basis = torch.eye(old[0] * old[1], dtype=torch.float64, device="cpu").reshape(-1, 1, *old)
     resized = F.interpolate(basis, size=size, mode=mode, antialias=True)
     inverse = torch.linalg.pinv(resized.flatten(1))  # rows of B^T, (P Q, P2 Q2) -> (P2 Q2, P Q)
-    made = kernel.flatten(2).double() @ inverse.to(kernel.device).T
+    exact = exact_dtype(kernel.device)
+    made = kernel.flatten(2).to(exact) @ inverse.to(kernel.device, exact).T
     return made.unflatten(2, size).to(kernel.dtype)
+
+
+def exact_dtype(device: torch.device) -> torch.dtype:
+    """float64, or float32 on Apple's GPUs, which have no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def resized(

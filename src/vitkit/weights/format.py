@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files import Content
-from vitkit.weights.fitting import Holds
+from vitkit.weights.fitting import Fitted, Holds
 from vitkit.weights.own import ABOUT, about, safetensors_content
 from vitkit.weights.rules import Table
 from vitkit.weights.sources import Header, Source
@@ -30,6 +30,7 @@ class Inferred:
         classes: the K class names in the order of the logits; empty where the file has none.
         sure: spec field, or `preprocess`, -> how it is known.
         warnings: one line each.
+        left_out: names of tensors of the file that are not of this model.
     """
 
     spec: ViTSpec
@@ -37,6 +38,7 @@ class Inferred:
     classes: tuple[str, ...] = ()
     sure: Mapping[str, Sure] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,10 @@ class Format:
         holds: for each of its classes, spec field -> the values its models can have; any for a
             field not named.
         write: the files of a folder in this format.
+        fixed: fields that the code of the format decides, whatever model a file is of.
+        settle: exact changes that depend on the numbers, after those that the spec asks for.
+        resampling: how its library brings learned positions to another picture size; `None` where
+            it takes one size only.
     """
 
     name: str
@@ -82,8 +88,13 @@ class Format:
     table: Callable[[ViTSpec], Table]
     holds: tuple[Holds, ...]
     write: Writer
+    fixed: frozenset[str] = frozenset()
+    settle: Callable[[Fitted], Fitted] = lambda fitted: fitted
+    resampling: Callable[[ViTSpec], str | None] = lambda spec: None
 
 
+CODE = frozenset(("activation", "norm_eps", "position_resampling"))
+"""Fields that code with one kind of model decides, whatever model a file is of."""
 PLAIN: dict[str, tuple[Any, ...]] = {
     "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
     "num_registers": (0,), "positions": ("learned",), "embedding_norm": (False,),

@@ -18,7 +18,7 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import Content
 from vitkit.weights.fitting import Holds
-from vitkit.weights.format import Bundle, Format, Inferred
+from vitkit.weights.format import CODE, Bundle, Format, Inferred
 from vitkit.weights.google_layouts import (
     BLOCK,
     CONVOLUTION,
@@ -81,10 +81,17 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     }
     usual = {"norm_eps", "activation", "resnet_variant", "position_resampling", "preprocess"}
     usual |= set() if mapped or token else {"pooling"}
-    usual |= set() if fields["positions"] == "learned" else {"image_size", "positions"}
+    usual |= set() if fields["positions"] == "learned" else {"positions"}
+    usual |= set() if _states_grid(shapes) else {"image_size"}
     squashed = POSITIONS in shapes or mapped or fields["stem"] == "resnet"
     preprocess = SQUASHED if squashed else CROPPED
     return finish(fields, overrides, preprocess, usual=usual)
+
+
+def _states_grid(shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Whether the table of positions has an axis for rows and one for columns, as FlexiViT's."""
+    table = shapes.get(PATCH_POSITIONS, (1,))
+    return len(shapes["embedding/kernel"]) == 2 and table[0] > 1
 
 
 def _pictures(
@@ -257,4 +264,6 @@ def _classic(name: str) -> str:
     return POSITIONS if name == PATCH_POSITIONS else name
 
 
-FORMAT = Format("google", detect, one_layout, infer, table, HOLDS, write)
+FORMAT = Format(
+    "google", detect, one_layout, infer, table, HOLDS, write, CODE | {"resnet_variant", "positions"}
+)

@@ -21,7 +21,12 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import ViTSpec
 from vitkit.weights import huggingface_config as config
 from vitkit.weights.files import Content
-from vitkit.weights.fitting import Holds
+from vitkit.weights.fitting import (
+    Fitted,
+    Holds,
+    read_by_both_heads,
+    registers_take_their_rows,
+)
 from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.huggingface_config import FAMILIES, Known, is_task_model
 from vitkit.weights.inference import depth_of, finish, picture_size, usual_heads
@@ -118,7 +123,8 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         **_readout(shapes, width, known),
         "image_size": picture_size(rows, prefix, (patch[0], patch[1]), asked),
     }
-    usual = {"num_heads", "norm_eps", "activation", "position_resampling", "preprocess"}
+    usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
+             "preprocess"}  # fmt: skip
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
         usual.add("layer_scale")
@@ -150,6 +156,11 @@ def _readout(shapes: Mapping[str, tuple[int, ...]], width: int, known: Known) ->
     head = shapes.get("cls_classifier.weight" if taught else "classifier.weight")
     pooled: dict[str, Any] = {"num_classes": head[0] if head else 0}
     if not head and "pooler.dense.weight" in shapes:
+        if known.pooler_act != "tanh":
+            raise CheckpointError(
+                f"config.json: pooler_act {known.pooler_act!r} is not tanh, the only function that "
+                f"vitkit has after a pooler"
+            )
         pooled["representation_width"] = shapes["pooler.dense.weight"][0]
     if "embeddings.distillation_token" in shapes:
         taught = taught or (not head and known.architecture.endswith("WithTeacher"))
@@ -271,7 +282,7 @@ def _heads(spec: ViTSpec) -> tuple[Row, ...]:
 def _class_head(parts: Parts, spec: ViTSpec) -> Parts:
     if parts[1].any():
         raise CheckpointError(
-            "DeiTForImageClassification has no place for head_dist; set distilled_readout to 'mean'"
+            "DeiTForImageClassification has no place for head_dist; vitkit.convert folds it away"
         )
     return parts[:1]
 
@@ -313,4 +324,17 @@ def write(bundle: Bundle) -> dict[str, Content]:
     }
 
 
-FORMAT = Format("huggingface", detect, prepare, infer, table, HOLDS, write)
+def settle(fitted: Fitted) -> Fitted:
+    """What depends on the numbers: rows of registers, and heads of which one is not read."""
+    return read_by_both_heads(registers_take_their_rows(fitted))
+
+
+def resampling(spec: ViTSpec) -> str:
+    """Each family has its own way."""
+    return FAMILIES[config.family(spec)].resampling
+
+
+FORMAT = Format(
+    "huggingface", detect, prepare, infer, table, HOLDS, write,
+    settle=settle, resampling=resampling,
+)  # fmt: skip

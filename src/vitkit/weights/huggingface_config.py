@@ -58,6 +58,7 @@ class Known:
         architecture: the class that wrote the file, or nothing.
         names: number of a class -> its name.
         sizes: fields that shapes decide, as it has them.
+        pooler_act: the function after the pooler, which only models without a head read.
     """
 
     there: bool = False
@@ -65,6 +66,7 @@ class Known:
     architecture: str = ""
     names: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, Any] = field(default_factory=dict)
+    pooler_act: str = "tanh"
 
 
 FIELDS = {"num_attention_heads": "num_heads", "layer_norm_eps": "norm_eps",
@@ -82,11 +84,11 @@ def read_config(document: Mapping[str, Any] | None, family: str) -> Known:
         return Known()
     wanted = FIELDS | ({"layerscale_value": "layer_scale"} if family.startswith("dinov2") else {})
     fields = {ours: document[theirs] for theirs, ours in wanted.items() if theirs in document}
-    for key, known in (("hidden_act", tuple(ACTIVATIONS)), ("pooler_act", ("tanh",))):
-        if document.get(key, known[0]) not in known:
-            raise CheckpointError(
-                f"config.json: {key} {document[key]!r} is none of {', '.join(known)}"
-            )
+    if document.get("hidden_act", "gelu") not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise CheckpointError(
+            f"config.json: hidden_act {document['hidden_act']!r} is none of {known}"
+        )
     names = document.get("id2label") or {}
     if not isinstance(names, Mapping):
         raise CheckpointError("config.json: id2label is not an object of numbers and names")
@@ -98,6 +100,7 @@ def read_config(document: Mapping[str, Any] | None, family: str) -> Known:
         architecture=str((document.get("architectures") or [""])[0]),
         names=names,
         sizes={ours: document[key] for key, ours in SIZES.items() if key in document},
+        pooler_act=str(document.get("pooler_act", "tanh")),
     )
 
 
@@ -136,6 +139,8 @@ def read_preprocess(
 ) -> tuple[Preprocess, set[str], list[str]]:
     """What pictures become; whether the file says so; a line for what vitkit does otherwise.
 
+    Where vitkit cannot do exactly what the file says, the result is not the file's statement.
+
     Args:
         documents: beside the weights; `preprocessor` may be among them.
         family: decides what is usual.
@@ -167,7 +172,7 @@ def read_preprocess(
         )
     lines += [f"preprocessor_config.json: {line}" for line in doubt]
     read = usual.replace(mean=mean, std=std, interpolation=FILTERS.get(number, "bicubic"), **fitted)
-    return read, {"preprocess"}, lines
+    return read, set() if lines else {"preprocess"}, lines
 
 
 Sides = tuple[int, int]
@@ -353,8 +358,8 @@ def preprocessor_json(preprocess: Preprocess) -> bytes:
     if preprocess.fit == "crop":
         if height != width:
             raise CheckpointError(
-                f"transformers has no crop to {height} x {width}; set the preprocessing's fit to "
-                f"'squash'"
+                f"transformers has no crop to {height} x {width}; pass --adapt.fit squash "
+                f"(vitkit.adapt(checkpoint, fit='squash')), and pictures are squashed instead"
             )
         document |= {
             "image_processor_type": "BitImageProcessor",

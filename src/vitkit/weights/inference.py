@@ -29,9 +29,13 @@ def depth_of(names: Iterable[str], pattern: str) -> int:
         CheckpointError: none, or a number that is left out.
     """
     found = {int(match[1]) for name in names if (match := re.match(pattern, name))}
-    if found != set(range(len(found))) or not found:
-        raise CheckpointError(f"the blocks are numbered {sorted(found)[:5]}...; expected 0, 1, ...")
-    return len(found)
+    if not found:
+        raise CheckpointError("it has no blocks")
+    count = len(found)
+    if gaps := [number for number in range(min(max(found), count) + 1) if number not in found]:
+        which = f"block {gaps[0]} is" if len(gaps) == 1 else f"blocks {gaps[0]}, {gaps[1]}, ... are"
+        raise CheckpointError(f"{which} missing; the file has {count} others")
+    return count
 
 
 def square_grid(rows: int, prefix: int) -> int:
@@ -59,6 +63,15 @@ def picture_size(rows: int, prefix: int, patch: tuple[int, int], asked: object) 
         raise CheckpointError(
             f"image_size {height} x {width} makes {height // patch[0]} x {width // patch[1]} "
             f"patches; the file has positions for {rows - prefix}"
+        )
+    if height % patch[0] or width % patch[1]:
+        whole = (height // patch[0] * patch[0], width // patch[1] * patch[1])
+        one = whole[0] == whole[1]
+        raise CheckpointError(
+            f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
+            f"{patch[1]}; they cover {whole[0]} x {whole[1]} pixels: give "
+            f"image_size={whole[0] if one else whole} "
+            f"(--spec.image-size {whole[0] if one else list(whole)})"
         )
     return height, width
 

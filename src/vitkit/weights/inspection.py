@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,10 @@ from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights import own
 from vitkit.weights.catalogue import known
 from vitkit.weights.format import Sure
-from vitkit.weights.load import recognise
+from vitkit.weights.hints import Hints
+from vitkit.weights.imagenet import ASSUMED, assumed_names, names_are_assumed
+from vitkit.weights.load import recognise, refuse_other_model
+from vitkit.weights.rules import PARTIAL, account
 from vitkit.weights.sources import Header, open_source
 
 
@@ -32,6 +37,10 @@ class Inspection:
         sure: spec field, or `preprocess` -> `stored` in the file, forced by `shapes`, or only
             `usual` for files of this format.
         warnings: one line each.
+        metadata: what a vitkit file says besides: `recipe`, `metrics`, `data` and others.
+        unknown: names of tensors that belong to nothing known, for which `load` refuses the file.
+        missing: names of tensors that the model needs and the file lacks, likewise.
+        left_out: names of tensors outside of the model, which `load` leaves out.
     """
 
     path: Path
@@ -43,11 +52,18 @@ class Inspection:
     classes: tuple[str, ...]
     sure: Mapping[str, Sure]
     warnings: tuple[str, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        values = {**asdict(self), "path": str(self.path), "sure": dict(self.sure)}
-        return values | {"spec": self.spec.to_json(), "preprocess": self.preprocess.to_json()}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {
+            "path": str(self.path), "sure": dict(self.sure), "metadata": dict(self.metadata),
+            "spec": self.spec.to_json(), "preprocess": self.preprocess.to_json(),
+        }  # fmt: skip
 
     def __str__(self) -> str:
         plain = ViTSpec().to_json()
@@ -61,25 +77,86 @@ class Inspection:
         pixels = self.preprocess.to_json()
         text = ", ".join(f"{name} {value}" for name, value in pixels.items())
         lines.append(f"  preprocess: {text} ({self.sure.get('preprocess', 'usual')})")
-        lines.append(f"  classes: {len(self.classes) or 'none'}")
+        lines += self._classes()
+        for name, value in self.metadata.items():
+            lines += _paragraph(name, _pairs(value))
+        for name in ("unknown", "missing", "left_out"):
+            lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name))
+        if self.unknown or self.missing:
+            lines.append(f"  load refuses this file; {PARTIAL}")
         return "\n".join([*lines, *(f"  warning: {line}" for line in self.warnings)])
 
+    def _classes(self) -> list[str]:
+        if not self.classes:
+            return ["  classes: none"]
+        how = self.sure.get("classes", "stored")
+        return _paragraph(f"classes ({len(self.classes)}, {how})", self.classes, most=10)
 
-def inspect(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> Inspection:
+
+UNSET: tuple[Any, ...] = (None, "", [], {})
+"""Values of settings that are not worth a word."""
+
+
+def _pairs(value: Any, name: str = "") -> list[str]:
+    """A JSON value as `name value`; of an object, what is set, its objects by `outer.inner`."""
+    if not isinstance(value, Mapping) or name.count(".") > 1:
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = f"{value:.6g}" if isinstance(value, float) else text
+        return [f"{name} {text}".strip()]
+    inner = {f"{name}.{key}" if name else key: part for key, part in value.items()}
+    said = {key: part for key, part in inner.items() if not (part is False or part in UNSET)}
+    return [line for key, part in said.items() for line in _pairs(part, key)]
+
+
+def _paragraph(title: str, parts: Sequence[str], most: int = 200) -> list[str]:
+    """Lines of at most 100 characters, or none where there are no parts."""
+    if not parts:
+        return []
+    shown = [_printable(part[:120]) for part in parts[:most]]
+    more = [f"... and {len(parts) - most} more"] if len(parts) > most else []
+    return textwrap.wrap(
+        f"{_printable(title[:120])}: {', '.join([*shown, *more])}", 100, break_on_hyphens=False,
+        initial_indent="  ", subsequent_indent="    ",
+    )  # fmt: skip
+
+
+def _printable(text: str) -> str:
+    """The text without what would move a terminal's cursor."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def inspect(
+    path: str | Path, *, model: str | None = None, trust_pickle: bool = False, **overrides: Any
+) -> Inspection:
     """Say what a file of weights is; arguments and errors as for `load`."""
-    entry = known(path)
+    entry, hints = known(path), Hints.of(model, overrides)
     with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
         header = source.header
         if (said := own.description(header)) is not None:
             if overrides:
                 raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
             own.check(header, said)
+            refuse_other_model(path, hints, said.spec)
             sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
-            return _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())
-        form, source, found = recognise(source, overrides, entry)
-        notes = (*source.header.notes, *found.warnings)
-        return _inspection(header, form.name, found.spec, found.preprocess, found.classes,
+            if names_are_assumed(said.document):
+                sure["classes"] = "usual"
+            made = _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())
+            rest = {name: value for name, value in said.document.items() if name not in BESIDE}
+            return replace(made, metadata=rest)
+        form, source, found = recognise(source, overrides, hints, entry)
+        refuse_other_model(path, hints, found.spec)
+        try:
+            names = account(form.table(found.spec), found.spec, source.header)
+        except CheckpointError as error:
+            raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
+        notes = (*source.header.notes, *names.aside, *found.warnings)
+        made = _inspection(source.header, form.name, found.spec, found.preprocess, found.classes,
                            found.sure, notes)  # fmt: skip
+        return replace(made, unknown=names.unknown, missing=names.missing, left_out=found.left_out)
+
+
+BESIDE = ("spec", "preprocess", "classes", "sha256", "format_version")
+"""Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
 
 
 def _inspection(
@@ -91,6 +168,8 @@ def _inspection(
     sure: Mapping[str, Sure],
     warnings: tuple[str, ...],
 ) -> Inspection:
+    if assumed := assumed_names(spec, classes):
+        classes, sure, warnings = assumed, {**sure, "classes": "usual"}, (*warnings, ASSUMED)
     count = sum(math.prod(shape) for shape in header.shapes.values())
     dtypes = tuple(sorted(set(header.dtypes.values())))
     return Inspection(header.path, name, spec, preprocess, count, dtypes, classes, sure, warnings)

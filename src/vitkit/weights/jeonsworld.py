@@ -13,7 +13,7 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files import Content
-from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import CODE, PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Row, Table, row, stacked
 from vitkit.weights.sources import Header, Source
@@ -63,7 +63,8 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "position_resampling": "bilinear_aligned",
         **hybrid,
     }
-    usual = ("num_heads", "norm_eps", "activation", "position_resampling", "preprocess")
+    usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
+             "preprocess"}  # fmt: skip
     return finish(fields, overrides, PREPROCESS, usual=usual)
 
 
@@ -131,4 +132,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format("jeonsworld", detect, prepare, infer, table, (FIXED,), write)
+FORMAT = Format("jeonsworld", detect, prepare, infer, table, (FIXED,), write, CODE)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, SpecError
+from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights import own
@@ -18,24 +20,73 @@ from vitkit.weights.catalogue import Entry, known
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.format import Format, Inferred
 from vitkit.weights.formats import FORMATS
-from vitkit.weights.rules import check_size, read_tensors
-from vitkit.weights.sources import Source, open_source, without_prefix
+from vitkit.weights.hints import Hints, infer, with_doubt
+from vitkit.weights.imagenet import assumed_names, with_assumption
+from vitkit.weights.rules import Account, check_size, few, read_tensors
+from vitkit.weights.sources import Source, open_source
+from vitkit.weights.unwrapping import find_model, unknown_format
 
 
-def load(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> Checkpoint:
+def load(
+    path: str | Path,
+    *,
+    model: str | None = None,
+    trust_pickle: bool = False,
+    strict: bool = True,
+    **overrides: Any,
+) -> Checkpoint:
     """Read a checkpoint of any known format; the model is inferred from the file.
+
+    What the file does not say is guessed. A guess is told in one line of `.metadata["warnings"]`,
+    which is also logged (logger `vitkit`).
 
     Args:
         path: a vitkit, `.safetensors`, `.npz` or (with `trust_pickle`) `.pth` file, a folder (also
             that of a run), an address (`hf://owner/name`, `timm://name`, `https://...`), or the
             name of a published checkpoint (`vitkit models --pretrained`).
+        model: a preset's name, which decides what the file does not say, such as heads, activation
+            and block of timm's bare weights.
         trust_pickle: read a pickle at all, by torch's `weights_only` reader.
+        strict: refuse a file with tensors that are unknown or missing. False leaves out what is
+            unknown and fills what is missing with random initial values, the same in every call;
+            `.metadata["left_out"]` and `["fresh"]` name them, `["warnings"]` has a line on each.
+            A tensor of a wrong shape is always refused, and so is a vitkit file that is not whole.
         **overrides: fields of `ViTSpec` that the file cannot say, such as `num_heads=6` where heads
             are not 64 wide.
 
     Returns:
         The model in eval mode in float32, with preprocessing and class names as far as the file
-        has them; `.metadata["sure"]` says how each field of the spec is known.
+        has them; `.metadata["sure"]` says how each field of the spec is known. A head of 1,000
+        classes without names gets those of ImageNet-1k (`.classes_assumed` is then true).
+
+    Raises:
+        CheckpointError: what is wrong with the file, in one line; or it is of another model.
+        SettingError: there is no preset of the name `model`.
+        SpecError: a field that does not exist.
+    """
+    hints = Hints.of(model, overrides)
+    stored = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
+    refuse_other_model(path, hints, stored.model.spec)
+    for line in stored.warnings:
+        logging.getLogger("vitkit").warning("%s: %s", path, line)
+    return stored
+
+
+def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
+    """Raise `CheckpointError` where the named preset is not the model that the file holds."""
+    if found := hints.differences(spec):
+        raise CheckpointError(f"{path}: of another model than --model names: {'; '.join(found)}")
+
+
+def load_with(
+    path: str | Path,
+    hints: Hints,
+    *,
+    trust_pickle: bool = False,
+    strict: bool = True,
+    **overrides: Any,
+) -> Checkpoint:
+    """Read a checkpoint as `load` does, and log nothing; `hints` decide what the file leaves open.
 
     Raises:
         CheckpointError: what is wrong with the file, in one line.
@@ -44,23 +95,43 @@ def load(path: str | Path, *, trust_pickle: bool = False, **overrides: Any) -> C
     with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
         said = own.description(source.header)
         if said is None:
-            return read(source, overrides, entry)
+            return _named(read(source, overrides, hints, entry, strict=strict))
         if overrides:
             raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
         tensors = own.read_own(source, said)
-        model, dtype = _filled(said.spec, tensors)
-        return Checkpoint(model, said.preprocess, said.classes, own.OWN, said.document,
-                          source.header.path, dtype)  # fmt: skip
+        model, dtype, rounded = _filled(said.spec, tensors)
+        document = said.document | ({"notes": rounded} if rounded else {})
+        return _named(Checkpoint(model, said.preprocess, said.classes, own.OWN, document,
+                                 source.header.path, dtype))  # fmt: skip
 
 
-def _filled(spec: ViTSpec, tensors: Mapping[str, Tensor]) -> tuple[ViT, str]:
-    """A model in eval mode with these weights as float32, and the dtype they had, if one."""
+def _named(found: Checkpoint) -> Checkpoint:
+    """The checkpoint; with ImageNet-1k's class names where they are assumed."""
+    names = assumed_names(found.model.spec, found.classes)
+    if not names:
+        return found
+    return replace(found, classes=names, metadata=with_assumption(found.metadata))
+
+
+def _filled(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, list[str]]:
+    """A model in eval mode with these weights as float32, the dtype they had, and what was lost.
+
+    It takes the tensors out of the dictionary, so that the model is the only copy of them.
+    """
     with torch.device("meta"):
         model = ViT(spec)
-    floats = {name: tensor.float() for name, tensor in tensors.items()}
-    model.load_state_dict(floats, assign=True)
     found = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    return model.eval(), found.pop() if len(found) == 1 else "float32"
+    floats: dict[str, Tensor] = {}
+    rounded = 0
+    for name in list(tensors):
+        stored = tensors.pop(name)
+        floats[name] = stored.float()
+        if stored.dtype == torch.float64:
+            rounded += not torch.equal(floats[name].double(), stored)
+    model.load_state_dict(floats, assign=True)
+    notes = [f"{rounded} tensors of float64 are rounded to float32"] if rounded else []
+    dtype = found.pop() if len(found) == 1 else "float32"
+    return model.eval(), "float32" if dtype == "float64" else dtype, notes
 
 
 def formats() -> set[str]:
@@ -68,51 +139,87 @@ def formats() -> set[str]:
     return {"vitkit", *FORMATS}
 
 
-def read(source: Source, overrides: Mapping[str, Any], entry: Entry | None = None) -> Checkpoint:
+def read(
+    source: Source,
+    overrides: Mapping[str, Any],
+    hints: Hints,
+    entry: Entry | None = None,
+    *,
+    strict: bool = True,
+) -> Checkpoint:
     """The checkpoint in an open file of a foreign format; errors as for `load`."""
     path = source.header.path
-    form, source, inferred = recognise(source, overrides, entry)
+    form, source, inferred = recognise(source, overrides, hints, entry)
     try:
-        tensors, aside = read_tensors(form.table(inferred.spec), inferred.spec, source)
+        tensors, found = read_tensors(
+            form.table(inferred.spec), inferred.spec, source, strict=strict
+        )
     except CheckpointError as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise CheckpointError(f"{path}: as {form.name}: {reason}") from None
-    model, dtype = _filled(inferred.spec, tensors)
+    if found.fresh:
+        tensors |= _random(inferred.spec, found.fresh)
+    model, dtype, rounded = _filled(inferred.spec, tensors)
     metadata: dict[str, Any] = {"catalogue": entry.name, "licence": entry.licence} if entry else {}
     metadata |= {
         "sure": dict(inferred.sure),
-        "warnings": list(inferred.warnings),
-        "notes": [*source.header.notes, *aside],
+        "warnings": [*inferred.warnings, *partial_lines(found)],
+        "notes": [*source.header.notes, *found.aside, *rounded],
     }
+    left_out = [*inferred.left_out, *found.unknown]
+    metadata |= {"left_out": left_out} if left_out else {}
+    metadata |= {"fresh": list(found.fresh)} if found.fresh else {}
     return Checkpoint(
         model, inferred.preprocess, inferred.classes, form.name, metadata, path, dtype
     )
 
 
+def _random(spec: ViTSpec, names: Iterable[str]) -> dict[str, Tensor]:
+    """Initial values of some tensors of a model, always the same; no generator is advanced."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        made = ViT(spec).state_dict()
+    return {name: made[name] for name in names}
+
+
+def partial_lines(found: Account) -> list[str]:
+    """A line on what of a file is not read, and one on what starts at random."""
+    lines = []
+    if found.unknown:
+        lines.append(f"{len(found.unknown)} unknown tensors are left out: {few(found.unknown)}")
+    if found.fresh:
+        lines.append(
+            f"{len(found.missing)} tensors are missing ({few(found.missing)}); these have random "
+            f"initial values: {few(found.fresh)}"
+        )
+    return lines
+
+
 def recognise(
-    source: Source, overrides: Mapping[str, Any], entry: Entry | None = None
+    source: Source, overrides: Mapping[str, Any], hints: Hints, entry: Entry | None = None
 ) -> tuple[Format, Source, Inferred]:
     """Whose file it is, the file with that format's names, and what it says of the model."""
-    source = without_prefix(source)
     path = source.header.path
-    form = next((form for form in FORMATS.values() if form.detect(source.header)), None)
-    if form is None:
-        some = ", ".join(list(source)[:3])
-        raise CheckpointError(
-            f"{path}: {len(source)} tensors ({some}, ...) of no known format; known are "
-            f"vitkit, {', '.join(FORMATS)}"
-        )
+    inside = find_model(source, FORMATS.values())
+    if inside is None:
+        raise unknown_format(source, FORMATS)
+    form, source = inside.form, inside.source
+    if entry:
+        published = {**hints.asked, "image_size": entry.image_size}
+        hints = Hints(published, hints.named or preset(entry.preset))
     told = own.description(source.header, own.ABOUT)
     said = {"image_size": told.spec.image_size} if told else entry.fields if entry else {}
     try:
         source = form.prepare(source)
-        found = form.infer(source.header, {**said, **overrides})
+        found = infer(form, source.header, {**said, **overrides}, Hints() if told else hints)
         check_size(found.spec, source.header.shapes)
         if told is not None:
             found = _completed(found, told)
         elif entry is not None:
             found = _as_published(found, entry)
-        return form, source, found
+        found = with_doubt(found, form)
+        warnings = (*found.warnings, *inside.warnings)
+        return form, source, replace(found, warnings=warnings, left_out=inside.outside)
     except (SpecError, CheckpointError) as error:
         raise CheckpointError(f"{path}: as {form.name}: {error}") from None
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError,

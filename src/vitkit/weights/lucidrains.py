@@ -27,7 +27,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.documents import parse
 from vitkit.weights.files import Content
 from vitkit.weights.fitting import Holds
-from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import CODE, PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size
 from vitkit.weights.rules import Parts, Table, Transform, row
 from vitkit.weights.sources import Header, Source
@@ -109,8 +109,8 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "norm_before_pool": pooling == "cls" or POOLED_FIRST not in header.notes,
     }  # fmt: skip
     usual = ["num_heads", "head_width", "norm_eps", "activation", "position_resampling",
-             "patch_size", "in_channels", "preprocess"]  # fmt: skip
-    usual += ["image_size"] if simple else ["pooling"] if class_token else []
+             "image_size", "patch_size", "in_channels", "preprocess"]  # fmt: skip
+    usual += ["pooling"] if class_token else []
     stored = told | {name: fields[name] for name in ("num_heads", "head_width") if name in told}
     return finish(fields, stored, HALF, usual=usual, warnings=tuple(warnings))
 
@@ -280,4 +280,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(bundle, metadata)}
 
 
-FORMAT = Format("lucidrains", detect, prepare, infer, table, HOLDS, write)
+FORMAT = Format("lucidrains", detect, prepare, infer, table, HOLDS, write, CODE)

@@ -23,39 +23,44 @@ from typing import Any
 import safetensors.torch
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SpecError
-from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.as_saved import as_saved, refuse_unusable
 from vitkit.weights.documents import parse
 from vitkit.weights.files import Content, replacing
 from vitkit.weights.rules import shapes
-from vitkit.weights.sources import Header, Source
+from vitkit.weights.sources import LONGEST_HEADER, Header, Source
 
 FORMAT_VERSION = 1
 OWN = "vitkit"
 """The entry of the header's metadata with the description."""
 DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha256")
 """What `save` says by itself."""
+ENTRY = 200
+"""Bytes that a tensor's entry in a header takes beside its name, at most."""
 ABOUT = "vitkit_about"
 """The entry of files that are written in another format: what that format has no place for."""
 
 
 def save(
     path: str | Path,
-    model: ViT,
+    model: nn.Module,
     *,
-    preprocess: Preprocess,
+    preprocess: Preprocess | None = None,
     classes: Sequence[str] = (),
     **metadata: Any,
 ) -> Path:
     """Write a model as one self-describing file, all of it or nothing.
 
+    A file that `load` could not read is never written.
+
     Args:
         path: a file ending in `.safetensors`; an older one is replaced only when the new is whole.
-        model: the model; its spec goes into the file.
-        preprocess: what its pictures must become.
+        model: a `ViT`, also one that is compiled or wrapped for data parallelism. Its spec goes
+            into the file; a linear layer put in place of `head` counts as the model's head.
+        preprocess: what its pictures must become; needed, since no model can say it.
         classes: the K class names in the order of the logits.
         **metadata: further JSON values, such as `metrics`, `recipe` or `licence`.
 
@@ -63,57 +68,69 @@ def save(
         The path.
 
     Raises:
-        CheckpointError: another ending, a `backbone` that no spec describes, class names that do
-            not fit the head, pictures of other channels than the model's, or metadata that JSON
-            cannot hold (NaN among them).
+        CheckpointError: another ending; no `ViT`; a model with a `backbone`, adapters, pruning or
+            parametrizations, which no spec describes; weights that are not finite; class names that
+            are no texts or do not fit the head; pictures of other channels than the model's;
+            metadata that JSON cannot hold (NaN among them), or more than 25 MB of them.
         OutputError: the file cannot be written; what was there is untouched.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(
+            f"the first argument is a {type(path).__name__}, no path; write "
+            f"vitkit.save('model.safetensors', model, preprocess=checkpoint.preprocess)"
+        )
     path = Path(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: vitkit writes .safetensors files; name it so")
-    if model.spec.stem == "backbone":
+    if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
-            f"{path}: the file could not describe the model's backbone; save its state_dict() "
-            "beside the code that makes the backbone, or take stem 'resnet'"
+            f"{path}: preprocess= is missing, what pictures become before the model sees them; "
+            f"pass checkpoint.preprocess of the weights it began with, or a vitkit.Preprocess"
         )
-    if classes and len(classes) != model.spec.num_classes:
-        raise CheckpointError(
-            f"{path}: {len(classes)} class names for a head of {model.spec.num_classes}"
-        )
-    if preprocess.channels != (count := model.spec.in_channels):
-        raise CheckpointError(
-            f"{path}: its pictures become {preprocess.channels} channels, its model has {count}; "
-            f"give a Preprocess with {count} mean and std"
-        )
-    own = content(model, preprocess, classes, metadata)
+    own = content(model, preprocess, classes, metadata, place=path)
     with replacing(path, needed=own.size) as temporary:
         own.write(temporary)
     return path
 
 
 def content(
-    model: ViT,
+    model: nn.Module,
     preprocess: Preprocess,
     classes: Sequence[str],
     metadata: Mapping[str, Any],
     dtype: torch.dtype | None = None,
+    *,
+    place: Path,
 ) -> Content:
-    """The file that `save` writes, on its way; in another dtype if one is given."""
-    tensors = {
-        name: tensor.to(dtype or tensor.dtype) for name, tensor in model.state_dict().items()
-    }
+    """The file that `save` writes, on its way; in another dtype if one is given.
+
+    `place` is the file to be written, for messages; errors as for `save`.
+    """
+    spec, state = as_saved(model, place)
+    tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
+    refuse_unusable(tensors, place)
+    wrong: list[object] = [classes] if isinstance(classes, str) else []
+    wrong += [name for name in classes if not isinstance(name, str)]
+    if wrong:
+        raise CheckpointError(
+            f"{place}: classes has {wrong[0]!r}; give a list with a text for each class, such as "
+            f"['cat', 'dog']"
+        )
     document = {
         **metadata,
         "format_version": FORMAT_VERSION,
-        **about(model.spec, preprocess, classes),
+        **about(spec, preprocess, classes),
         "versions": {"vitkit": version("vitkit"), "torch": torch.__version__},
         "sha256": digests(tensors),
     }
     try:
         text = json.dumps(document, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"the metadata are not JSON: {error}; give plain values") from None
-    return safetensors_content(tensors, {OWN: text})
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"{place}: the metadata are not JSON: {error}; give plain values"
+        ) from None
+    description(Header(place, {}, {}, {OWN: text}))  # what reading the file will demand of it
+    return safetensors_content(tensors, {OWN: text}, place)
 
 
 def about(spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Any]:
@@ -123,19 +140,34 @@ def about(spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]) -> dict
     }  # fmt: skip
 
 
-def safetensors_content(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Content:
-    """Tensors as a safetensors file, on its way."""
+def safetensors_content(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], place: Path | str = "weights"
+) -> Content:
+    """Tensors as a safetensors file, on its way.
+
+    Raises:
+        CheckpointError: a longer header than `load` reads, because of its metadata.
+    """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     size = sum(tensor.nbytes for tensor in whole.values())
     header = {"format": "pt", **metadata}
+    length = len(json.dumps(header)) + sum(len(name) + ENTRY for name in whole)
+    if length > LONGEST_HEADER:
+        raise CheckpointError(
+            f"{place}: {length / 1e6:.1f} MB of metadata; a file of weights holds at most "
+            f"{LONGEST_HEADER / 1e6:g} MB; keep them in a file of their own"
+        )
 
     def write(path: Path) -> None:
+        path.touch()
+        mode = path.stat().st_mode  # as the umask has it; the library makes a file of mode 600
         try:
             safetensors.torch.save_file(whole, path, header)
         except SafetensorError as error:  # the library hides the system's error in its text
             if (number := re.search(r"os error (\d+)", str(error))) is None:
                 raise
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        path.chmod(mode)
 
     return Content(size, write)
 

@@ -97,7 +97,7 @@ class Foreign:
                 hook.remove()
 
 
-def foreign(target: str, place: Path, spec: ViTSpec) -> Foreign | None:
+def foreign(target: str, place: Path, spec: ViTSpec) -> Foreign | str:
     """The model that the target's own library makes of the files written.
 
     Weights are mapped from the file where the library's classes allow it; none are drawn first.
@@ -108,26 +108,34 @@ def foreign(target: str, place: Path, spec: ViTSpec) -> Foreign | None:
         spec: the model in the files.
 
     Returns:
-        The model; or None where the format has no library that could be installed, where it is
-        missing, broken or older than what vitkit is tested with, and where no class of it computes
-        such a model: timm's registry has none, torchvision's takes square pictures in RGB.
+        The model; or, in one line, why there is none and how to get one: no package reads the
+        format; it is missing, broken or older than what vitkit is tested with; no class of it
+        computes such a model (timm's registry has none, torchvision's takes square RGB pictures).
 
     Raises:
         CheckpointError: the library does not take the file, to the last tensor, for its own.
     """
     if target not in LIBRARIES:
-        return None
+        return f"no package that could be installed reads the format {target}"
     distribution, oldest, modules, build = LIBRARIES[target]
+    needed = f"{distribution}>={'.'.join(map(str, oldest))}"
     with _quiet():
         try:
             version = importlib.metadata.version(distribution)
+        except importlib.metadata.PackageNotFoundError:
+            return f"{distribution} is not installed; pip install '{needed}'"
+        library = f"{distribution} {version}"
+        try:
             for module in modules:
                 importlib.import_module(module)
-        except UNUSABLE:
-            return None
+        except UNUSABLE as error:
+            reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
+            return (
+                f"{library} cannot be imported ({reason}); mend its installation until "
+                f"python -c 'import {modules[-1]}' works"
+            )
         if [int(number) for number in re.findall(r"\d+", version)[: len(oldest)]] < [*oldest]:
-            return None
-        library = f"{distribution} {version}"
+            return f"{library} is older than what vitkit is tested with; pip install '{needed}'"
         try:
             built = build(place, spec)
         except REFUSALS as error:
@@ -137,7 +145,7 @@ def foreign(target: str, place: Path, spec: ViTSpec) -> Foreign | None:
                 f"convert to another format"
             ) from None
     if built is None:
-        return None
+        return f"{library} has no class that computes this model"
     return Foreign(library, built._replace(model=built.model.eval().float()))
 
 

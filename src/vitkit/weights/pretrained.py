@@ -20,7 +20,8 @@ from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.flexible import rebuilt
-from vitkit.weights.load import load
+from vitkit.weights.hints import Hints
+from vitkit.weights.load import load_with
 
 ADAPTED = {"image_size": "image_size", "patch_size": "patch_size", "in_channels": "in_channels",
            "num_classes": "num_classes", "position_resampling": "resampling"}  # fmt: skip
@@ -40,7 +41,12 @@ AS_PUBLISHED = ("image_size", "representation_width", "pooling")
 
 
 def pretrained(
-    name: str, place: str | Path | bool, asked: Mapping[str, Any], *, trust_pickle: bool = False
+    name: str,
+    place: str | Path | bool,
+    asked: Mapping[str, Any],
+    *,
+    trust_pickle: bool = False,
+    strict: bool = True,
 ) -> ViT:
     """A model with weights, in eval mode.
 
@@ -49,6 +55,7 @@ def pretrained(
         place: True for the catalogue's weights, or whatever `load` takes.
         asked: spec fields that the caller names.
         trust_pickle: as for `load`.
+        strict: as for `load`.
 
     Raises:
         SettingError: no such model, or no published weights.
@@ -58,7 +65,9 @@ def pretrained(
     entry = find(name) if place is True else None
     place = entry.name if entry else str(place)
     wanted = preset(entry.preset if entry else name.partition(".")[0], **asked)
-    stored = load(place, trust_pickle=trust_pickle)
+    stored = load_with(place, Hints(asked, wanted), trust_pickle=trust_pickle, strict=strict)
+    for line in replace(stored, classes=()).warnings:
+        logging.getLogger("vitkit").warning("%s: %s", place, line)
     if entry:
         wanted = as_published(wanted, stored.model.spec, asked)
     stored = brought(stored, wanted, asked, place)

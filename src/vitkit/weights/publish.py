@@ -127,7 +127,8 @@ def _body(
     yield from _snippets(name, to, spec)
     yield "## Pictures\n"
     yield f"{_preprocessing(checkpoint)}\n"
-    yield from _list("Classes", _classes(checkpoint))
+    title = "Classes (assumed: those of ImageNet-1k)" if checkpoint.classes_assumed else "Classes"
+    yield from _list(title, _classes(checkpoint))
     yield from _list("Metrics", _pairs(checkpoint.metadata.get("metrics")))
     yield from _list("Training", _pairs(checkpoint.metadata.get("recipe")))
     yield from _list("Data", _pairs(checkpoint.metadata.get("data")))

@@ -9,6 +9,7 @@ pattern of what may be left aside: nothing is dropped in silence.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -22,6 +23,7 @@ from torch import Tensor
 from vitkit.errors import CheckpointError, did_you_mean
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
+from vitkit.weights.sources import Header, Source
 
 Tensors: TypeAlias = Mapping[str, Tensor]
 Parts: TypeAlias = tuple[Tensor, ...]
@@ -109,7 +111,7 @@ class Table:
                     found.append(filled)
         if unclaimed := sorted(wanted.keys() - taken):
             raise CheckpointError(
-                f"the format has no place for {_few(unclaimed)}; convert to one that has"
+                f"the format has no place for {few(unclaimed)}; convert to one that has"
             )
         return found
 
@@ -141,27 +143,77 @@ def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
+class Account(NamedTuple):
+    """What each tensor of a file is to a model, by names alone.
+
+    Attributes:
+        rows: the rows of the table whose tensors are all there.
+        missing: names that other rows need and the file lacks.
+        fresh: our names of what cannot be read because of that.
+        aside: a line for each tensor that is known and not needed.
+        unknown: names that belong to nothing known.
+    """
+
+    rows: tuple[Row, ...]
+    missing: tuple[str, ...]
+    fresh: tuple[str, ...]
+    aside: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def account(table: Table, spec: ViTSpec, header: Header) -> Account:
+    """Hold the names in a file against those that a format has for a model of this spec."""
+    names, rows = header.shapes.keys(), table.applied(spec)
+    there = [line for line in rows if names >= set(line.theirs)]
+    other = [line for line in rows if not names >= set(line.theirs)]
+    needed = {name: None for line in other for name in line.theirs}
+    rest = sorted(names - {name for line in there for name in line.theirs} - needed.keys())
+    aside = dict(_set_aside(table, rest))
+    counts = {name: "whole numbers, no weights" for name in rest
+              if name not in aside and is_integer(header.dtypes[name])}  # fmt: skip
+    return Account(
+        tuple(there),
+        tuple(name for name in needed if name not in names),
+        tuple(name for line in other for name in line.ours),
+        tuple(f"{name}: {why}" for name, why in (aside | counts).items()),
+        tuple(name for name in rest if name not in aside and name not in counts),
+    )
+
+
+INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
+
+
+def is_integer(dtype: str) -> bool:
+    """Whether a dtype, as safetensors, numpy or torch names it, is of whole numbers."""
+    return INTEGER.fullmatch(dtype) is not None
+
+
 def read_tensors(
-    table: Table, spec: ViTSpec, theirs: Tensors
-) -> tuple[dict[str, Tensor], list[str]]:
-    """Their tensors under our names, and a line for each that was left aside.
+    table: Table, spec: ViTSpec, theirs: Source, *, strict: bool = True
+) -> tuple[dict[str, Tensor], Account]:
+    """Their tensors under our names, and what each of them is.
+
+    Args:
+        table: of their format.
+        spec: the model.
+        theirs: the open file, with the names of the table.
+        strict: refuse missing and unknown tensors; else those are left out.
 
     Raises:
         CheckpointError: a tensor that is missing, unknown, or of another shape than the spec says.
     """
-    expected, rows = shapes(spec), table.applied(spec)
+    expected, found = shapes(spec), account(table, spec, theirs.header)
+    if strict:
+        _refuse(found, theirs)
     ours: dict[str, Tensor] = {}
-    for rule in rows:
-        if missing := [name for name in rule.theirs if name not in theirs]:
-            near = did_you_mean(missing[0], theirs)
-            raise CheckpointError(f"tensor {missing[0]} is missing{near}")
+    for rule in found.rows:
         parts = tuple(theirs[name] for name in rule.theirs)
         try:
             made = rule.how.to_ours(parts, spec)
         except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
             named = zip(rule.theirs, parts, strict=True)
-            found = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
-            raise CheckpointError(f"{found} cannot become {_few(rule.ours)}") from None
+            shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+            raise CheckpointError(f"{shown} cannot become {few(rule.ours)}") from None
         for name, tensor in zip(rule.ours, made, strict=True):
             if tuple(tensor.shape) != expected[name]:
                 raise CheckpointError(
@@ -169,11 +221,24 @@ def read_tensors(
                     f"the model needs {expected[name]}"
                 )
             ours[name] = tensor.contiguous()  # now, so that theirs need not stay in memory
-    claimed = {name for rule in rows for name in rule.theirs}
-    aside = dict(_set_aside(table, sorted(theirs.keys() - claimed)))
-    if unknown := sorted(theirs.keys() - claimed - aside.keys()):
-        raise CheckpointError(f"{len(unknown)} tensors belong to nothing known: {_few(unknown)}")
-    return ours, [f"{name}: {why}" for name, why in aside.items()]
+    return ours, found
+
+
+def _refuse(found: Account, theirs: Source) -> None:
+    """Raise `CheckpointError` for missing and for unknown tensors."""
+    if missing := found.missing:
+        near = did_you_mean(missing[0], theirs)
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"tensor {missing[0]}{more} {'are' if more else 'is'} missing{near}; {PARTIAL}"
+        )
+    if unknown := found.unknown:
+        raise CheckpointError(
+            f"{len(unknown)} tensors belong to nothing known: {few(unknown)}; {PARTIAL}"
+        )
+
+
+PARTIAL = "strict=False (--allow-partial) goes on without"
 
 
 def write_tensors(table: Table, spec: ViTSpec, ours: Tensors) -> dict[str, Tensor]:
@@ -205,6 +270,7 @@ def _set_aside(table: Table, names: Sequence[str]) -> Iterator[tuple[str, str]]:
                 break
 
 
-def _few(names: Sequence[str], most: int = 5) -> str:
+def few(names: Sequence[str], most: int = 5) -> str:
+    """The first names of many, in words."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

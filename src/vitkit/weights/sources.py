@@ -12,8 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +26,25 @@ from vitkit.weights.archives import (
     MOST,
     array_header,
     array_reader,
+    bytes_reader,
     entries,
     pickle_records,
+    stated_model,
 )
 from vitkit.weights.catalogue import TRUST
 from vitkit.weights.documents import Documents, parse, read_json
 from vitkit.weights.hub import fetch, is_address
+from vitkit.weights.unpacking import unpacked
 
-PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl")
+PICKLES = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
 IMPOSTORS = {
     b"version https://git-lfs": "a git-LFS pointer, not the file itself; run `git lfs pull`",
     b"<!doctype": "a web page saved as weights; download the file itself",
     b"<html": "a web page saved as weights; download the file itself",
 }
-WHOLE = ("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json",
-         "pytorch_model.bin", "model.npz", "weights/best.safetensors")  # fmt: skip
-"""What a folder's weights may be called, best first."""
+WHOLE = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
+         "pytorch_model.bin.index.json", "model.npz", "weights/best.safetensors")  # fmt: skip
+"""What a folder's weights may be called, in the order in which transformers looks for them."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 LONGEST_HEADER = 25_000_000
 """Bytes of a safetensors header; the library allows 100 MB, parsed into ten times as much."""
@@ -61,6 +63,7 @@ class Header:
         metadata: the safetensors header's own text entries.
         documents: the JSON files beside it: `config`, `preprocessor`.
         notes: what was unwrapped on the way.
+        stated: what a training checkpoint says of its model, as in timm's `config.json`.
     """
 
     path: Path
@@ -69,10 +72,14 @@ class Header:
     metadata: dict[str, str] = field(default_factory=dict)
     documents: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    stated: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Source(Mapping[str, Tensor]):
-    """The tensors of an open file by name, each read when it is asked for; a context manager."""
+    """The tensors of an open file by name, each read when it is asked for; a context manager.
+
+    Each tensor has memory of its own: what happens to the file later does not reach it.
+    """
 
     def __init__(
         self, header: Header, readers: Mapping[str, Callable[[], Tensor]], files: ExitStack
@@ -111,13 +118,11 @@ class Source(Mapping[str, Tensor]):
     def renamed(self, names: Mapping[str, str], *notes: str) -> Source:
         """The same tensors under other names (old -> new); those not named are left out."""
         old = self.header
-        header = Header(
-            old.path,
-            {new: old.shapes[name] for name, new in names.items()},
-            {new: old.dtypes[name] for name, new in names.items()},
-            old.metadata,
-            old.documents,
-            (*old.notes, *notes),
+        header = replace(
+            old,
+            shapes={new: old.shapes[name] for name, new in names.items()},
+            dtypes={new: old.dtypes[name] for name, new in names.items()},
+            notes=(*old.notes, *notes),
         )
         return Source(
             header, {new: self._readers[name] for name, new in names.items()}, self._files
@@ -135,6 +140,10 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
     Raises:
         CheckpointError: no such file, not what it seems, damaged, or a pickle without trust.
     """
+    if not str(path):
+        raise CheckpointError(
+            "the name of the weights is empty; give a file, a folder or an address"
+        )
     path = fetch(str(path), trust_pickle=trust_pickle) if is_address(path) else Path(path)
     if _is_folder(path):
         found = next((path / name for name in WHOLE if (path / name).is_file()), None)
@@ -153,7 +162,7 @@ def open_source(path: str | Path, *, trust_pickle: bool = False) -> Source:
 
 def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """One file that is whole in itself."""
-    if path.suffix in PICKLES:
+    if path.name.endswith(PICKLES):
         opened = _open_pickle(path, documents, trust)
     elif path.suffix == ".safetensors":
         opened = _open_safetensors(path, documents)
@@ -232,16 +241,17 @@ def check_file(path: Path) -> None:
 
 
 def _open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
+    _check_start(path)
     files = ExitStack()
     try:
         with path.open("rb") as start:
             (length,) = struct.unpack("<Q", start.read(8))
-            if length > LONGEST_HEADER:
-                raise ValueError(f"a header of {length} bytes; {LONGEST_HEADER} are the most")
             said = parse(start.read(length))
             if len(said) > MOST + 1:
                 raise ValueError(f"{len(said)} tensors are too many; {MOST} are the most")
-            file = files.enter_context(safe_open(path, framework="pt"))  # which checks all of it
+            with safe_open(path, framework="pt"):
+                pass  # it checks the whole header
+            file = files.enter_context(path.open("rb"))
     except DAMAGE as error:
         files.close()
         raise CheckpointError(
@@ -251,7 +261,31 @@ def _open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> So
     shapes = {name: tuple(entry["shape"]) for name, entry in said.items()}
     dtypes = {name: entry["dtype"] for name, entry in said.items()}
     header = Header(path, shapes, dtypes, metadata, documents)
-    return Source(header, {name: partial(file.get_tensor, name) for name in shapes}, files)
+    readers = {
+        name: bytes_reader(file, 8 + length + entry["data_offsets"][0], entry["dtype"],
+                           shapes[name])
+        for name, entry in said.items()
+    }  # fmt: skip
+    return Source(header, readers, files)
+
+
+def _check_start(path: Path) -> None:
+    """Raise `CheckpointError` where a file does not begin with the length of a header and `{`."""
+    with path.open("rb") as file:
+        start, size = file.read(9), path.stat().st_size
+    length = int.from_bytes(start[:8], "little")
+    if len(start) < 9 or start[8:] != b"{":
+        raise CheckpointError(f"{path}: not a safetensors file; get it again")
+    if length > LONGEST_HEADER:
+        raise CheckpointError(
+            f"{path}: not a safetensors file that vitkit reads: a header of {length} bytes; "
+            f"{LONGEST_HEADER} are the most"
+        )
+    if length > size - 8:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file: a header of {length} bytes in a file of "
+            f"{size}; get it again"
+        )
 
 
 def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
@@ -314,69 +348,16 @@ def _open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
         raise CheckpointError(f"{path}: torch's weights_only reader refuses: {reason}") from None
-    tensors, notes = _unpacked(path, content, records)
+    stated = stated_model(content)
+    tensors, notes = unpacked(path, content, records)
     header = Header(
         path,
         {name: tuple(tensor.shape) for name, tensor in tensors.items()},
         {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()},
         {},
         documents,
-        notes,
+        (*notes, f"says that its model is {stated['architecture']}") if stated else notes,
+        stated,
     )
-    readers = {name: partial(tensors.__getitem__, name) for name in tensors}
+    readers = {name: tensor.clone for name, tensor in tensors.items()}  # the file is mapped
     return Source(header, readers, ExitStack())
-
-
-CONTAINERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model", "teacher", "student",
-              "encoder")  # fmt: skip
-"""Entries of a training checkpoint that hold the weights, best first."""
-
-
-def _unpacked(
-    path: Path, content: object, records: set[int] | None
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The dictionary of tensors inside a training checkpoint, and through what it was reached."""
-    notes: list[str] = []
-    while isinstance(content, dict):
-        inner = next((n for n in CONTAINERS if isinstance(content.get(n), dict)), None)
-        if inner is None:
-            break
-        if len(notes) == len(CONTAINERS):
-            raise CheckpointError(f"{path}: its entry {inner!r} is nested without end")
-        notes.append(f"weights taken from the entry {inner!r}")
-        content = content[inner]
-    if not isinstance(content, dict) or not any(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(f"{path}: holds no dictionary of tensors; save a state_dict()")
-    tensors = {name: _plain(path, name, value, records) for name, value in content.items()
-               if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
-    if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
-        raise CheckpointError(f"{path}: its tensors share so many numbers that they are no model")
-    if others := [name for name in content if name not in tensors]:
-        shown = ", ".join(name[:50] for name in others[:5] if isinstance(name, str))
-        notes.append(f"no tensors, left out: {shown or len(others)}")
-    return tensors, tuple(notes)
-
-
-def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
-    """The tensor without what training hung on it, if its numbers are all there."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:
-        raise CheckpointError(f"{path}: {name} is no plain tensor but {type(tensor).__name__}")
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        kind = f"{tensor.layout} on {tensor.device}"
-        raise CheckpointError(f"{path}: {name} is no plain tensor but {kind}; save it dense")
-    stored = tensor.untyped_storage().nbytes()
-    if tensor.nbytes > stored or (records is not None and stored not in records):
-        raise CheckpointError(
-            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]} and other numbers are stored"
-        )
-    return tensor.detach()
-
-
-def without_prefix(source: Source) -> Source:
-    """Take off what data parallelism and compilation put before every name."""
-    for prefix in ("module.", "_orig_mod.", "backbone."):
-        names = list(source)
-        if names and all(name.startswith(prefix) for name in names):
-            note = f"prefix {prefix!r} taken off"
-            return without_prefix(source.renamed({n: n.removeprefix(prefix) for n in names}, note))
-    return source

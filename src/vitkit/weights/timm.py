@@ -23,12 +23,13 @@ from vitkit.weights.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import HALF, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import AS_IS, Row, Table, Transform, row
 from vitkit.weights.sources import Header, Source
+from vitkit.weights.unwrapping import plain_head
 
 Shapes = Mapping[str, tuple[int, ...]]
 BACKBONE, BLOCK = "patch_embed.backbone.", "blocks.0."
-OTHERS = ("mask_token", "register_tokens", "storage_tokens", f"{BLOCK}mlp.w12.weight",
+OTHERS = ("register_tokens", "storage_tokens", f"{BLOCK}mlp.w12.weight",
           f"{BLOCK}mlp.w1.weight")  # fmt: skip
-"""Names that DINO's and MAE's own files have besides."""
+"""Names that DINO's own files have besides."""
 EVA = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "attn.qkv.q_bias": "attn.q_bias",
        "attn.qkv.v_bias": "attn.v_bias"}  # fmt: skip
 """Our name -> that of timm's `Eva`."""
@@ -37,6 +38,9 @@ EVA = {"ls1.gamma": "gamma_1", "ls2.gamma": "gamma_2", "attn.qkv.q_bias": "attn.
 def detect(header: Header) -> bool:
     """Blocks with a fused `attn.qkv` behind a `patch_embed.proj`."""
     names = ("patch_embed.proj.weight", f"{BLOCK}norm1.weight", f"{BLOCK}attn.qkv.weight")
+    pretraining = "mask_token" in header.shapes and "decoder_embed.weight" not in header.shapes
+    if pretraining:  # other than MAE's
+        return False
     return all(n in header.shapes for n in names) and not any(n in header.shapes for n in OTHERS)
 
 
@@ -50,12 +54,14 @@ def prepare(source: Source) -> Source:
         return found[1] + changes.get(found[2], found[2]) if found else name
 
     names = {name: current(name) for name in source}
-    return source.renamed(names) if any(old != new for old, new in names.items()) else source
+    if any(old != new for old, new in names.items()):
+        source = source.renamed(names)
+    return plain_head(source, "head.", "head")
 
 
 def _is_eva(header: Header) -> bool:
     """By the signs that only `Eva` leaves, or by the name in `config.json`."""
-    name = timm_config.architecture_of(header.documents.get("config", {}))
+    name = timm_config.architecture_of(timm_config.config_of(header))
     if name in presets() and "pos_embed" not in header.shapes:
         return presets()[name].fields.get("positions") == "rope"
     if any(f"{BLOCK}attn.{part}" in header.shapes for part in ("q_bias", "qkv.q_bias")):
@@ -75,16 +81,15 @@ def infer_as(
     """The same with the preprocessing and the fields that files of some origin usually have.
 
     Raises:
-        CheckpointError: a `config.json` of another model, or positions of no known kind.
+        CheckpointError: a `config.json` or an `arch` of another model, one that vitkit does not
+            know, or positions of no known kind.
     """
-    shapes = header.shapes
-    stated = timm_config.read(header.documents.get("config", {}))
-    said = {**stated.fields, **overrides}
+    shapes, config = header.shapes, timm_config.config_of(header)
+    stated = timm_config.read(config, overrides, said_by=timm_config.place_of(header))
     fields = {**_stem(shapes), **_blocks(shapes), **_readout(shapes)}
     if stated.width not in (None, fields["width"]):
-        raise CheckpointError(
-            f"config.json is of a model {stated.width} wide; the tensors are {fields['width']} wide"
-        )
+        stated = _of_another_width(stated.width, fields["width"], timm_config.place_of(header))
+    said = {**stated.fields, **overrides}
     warnings = list(stated.warnings)
     placed, guessed = _positions(header, fields, overrides, said, warnings)
     fields |= placed
@@ -93,7 +98,8 @@ def infer_as(
     if fields["layer_scale"]:  # a starting value: no shape has it
         usual["layer_scale"] = fields.pop("layer_scale")
     usual = {name: value for name, value in usual.items() if name not in fields}
-    named = {n: v for n, v in stated.fields.items() if n not in fields and v is not None}
+    taken = {*fields, *habits, *(("image_size",) if "pos_embed" in shapes else ())}
+    named = {n: v for n, v in stated.fields.items() if n not in taken and v is not None}
     stored = named.keys() - {"position_resampling"}  # a habit of the code, not of the model
     pictures = preprocess.replace(**stated.preprocess)
     known = {"mean", "std"} <= stated.preprocess.keys()
@@ -111,6 +117,14 @@ def infer_as(
         classes=classes,
         warnings=tuple(warnings),
     )
+
+
+def _of_another_width(stated: int | None, found: int, place: str) -> timm_config.Stated:
+    """Nothing of what `arch` says, as its keywords may be unknown; a `config.json` is refused."""
+    line = f"{place} is of a model {stated} wide; the tensors are {found} wide"
+    if place == "config.json":
+        raise CheckpointError(line)
+    return timm_config.Stated({}, {}, warnings=(f"{line}; {place} is left out",))
 
 
 def _stem(shapes: Shapes) -> dict[str, Any]:
@@ -206,6 +220,7 @@ def _positions(
         raise CheckpointError("EVA-02's rotary positions beside a table are not known to vitkit")
     rows, prefix = table[1], fields["class_token"] + fields["distillation_token"]
     prefix += fields["num_registers"]
+    _refuse_rotary(header, fields)
     placed: dict[str, Any] = {"positions": "learned"}
     asked = overrides.get("image_size")
     if asked is None:
@@ -226,9 +241,21 @@ def _positions(
                 f"tokens; taken for {size[0]} x {size[1]} pixels (image_size= says else)"
             )
             return placed, {"positions_cover_prefix": covered > 0, "image_size": size}
-    placed["image_size"] = picture_size(rows, covered, patch, asked)
+    size = picture_size(rows, covered, patch, asked)
     placed["positions_cover_prefix"] = prefix == 0 or covered > 0
-    return placed, {}
+    if asked is None:  # a square number of rows is no proof of a square picture
+        return placed, {"image_size": size}
+    return {**placed, "image_size": size}, {}
+
+
+def _refuse_rotary(header: Header, fields: Mapping[str, Any]) -> None:
+    """Raise `CheckpointError` for what timm's `Eva` with a table computes by rotation besides.
+
+    Its own class name, as timm's training writes it, and a full bias mean Perception Encoder.
+    """
+    named = timm_config.architecture_of(timm_config.config_of(header)) == "eva"
+    if named and fields["qkv_bias"] is True:
+        raise CheckpointError("timm's class Eva with rotary positions that vitkit does not know")
 
 
 def _fitting(size: Any, patch: tuple[int, int], rows: int, prefix: int) -> Any:
@@ -271,6 +298,12 @@ AROUND = ("cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre.{p}", "
           "fc_norm.{p}", "pre_logits.fc.{p}", "head.{p}", "head_dist.{p}")  # fmt: skip
 
 
+MAE = (
+    ("mask_token", "stands for masked patches in MAE's pre-training"),
+    ("decoder_*", "restores masked patches in MAE's pre-training"),
+)
+
+
 def table(spec: ViTSpec) -> Table:
     """Their names are ours; `Eva` has a few of its own."""
     eva = timm_config.is_eva(spec)
@@ -283,7 +316,7 @@ def table(spec: ViTSpec) -> Table:
         for ours, theirs in EVA.items()
     ]
     unused = ("attn_pool.*", "attention pooling, which this model does without")
-    return Table(tuple(rows), () if spec.pooling == "map" else (unused,))
+    return Table(tuple(rows), MAE if spec.pooling == "map" else (*MAE, unused))
 
 
 def _backbone(spec: ViTSpec) -> list[Row]:
@@ -321,4 +354,7 @@ def write(bundle: Bundle) -> dict[str, Content]:
     }
 
 
-FORMAT = Format("timm", detect, prepare, infer, table, HOLDS, write)
+FORMAT = Format(
+    "timm", detect, prepare, infer, table, HOLDS, write,
+    resampling=lambda spec: "bicubic_antialias",
+)  # fmt: skip

@@ -8,6 +8,7 @@ what pictures become (timm 1.0.31, models/_hub.py: `_parse_model_cfg`). timm rea
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.weights.sources import Header
 
 OURS_ALONE = (
     "vit_lite_*", "vit_cifar_*", "vit_mnist_*", "mae_vit_*", "vit_e_patch14_224",
@@ -23,12 +25,21 @@ OURS_ALONE = (
     "vit_huge_patch8_*", "vit_huge_patch16_224", "vit_huge_patch16_384", "vit_huge_patch32_*",
 )  # fmt: skip
 """Presets whose names timm does not know."""
+EQUAL = {
+    "vit_so400m_patch14_siglip_384": "vit_so400m_patch14_siglip_378",
+    "vit_so400m_patch14_siglip_gap_384": "vit_so400m_patch14_siglip_gap_378",
+}
+"""timm's name -> preset of the same 27 x 27 patches of 14, which cover 378 of 384 pixels."""
 POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu")
 FROM_PRESET = ("num_heads", "norm_eps", "activation", "pooling", "position_resampling", "block",
                "positions", "rope_temperature", "image_size", "positions_cover_prefix",
                "layer_scale", "resnet_variant", "distilled_readout")  # fmt: skip
 """What tensors do not say, or not for sure."""
+ROTARY = ("*rope*", "eva02*", "vit_pe_*", "*sapiens*")
+"""Models of timm with rotary positions other than DINOv3's, which leave no tensors."""
+THEIRS = {"config.json": re.compile(r".*\d.*"), "arch": re.compile(r".*_\d{3}|test_.*")}
+"""What names of timm's look like; DeiT, MAE and MoCo write others into their checkpoints."""
 KEYWORDS = {"depth": "depth", "num_heads": "num_heads", "in_channels": "in_chans",
             "class_token": "class_token", "qk_norm": "qk_norm"}  # fmt: skip
 """Spec field -> keyword of timm's classes, with the same value."""
@@ -62,10 +73,25 @@ class Stated(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
+def config_of(header: Header) -> Mapping[str, Any]:
+    """The `config.json` beside a file; else what a training checkpoint says of its model."""
+    config = header.documents.get("config", {})
+    return config if "architecture" in config else {**header.stated, **config}
+
+
+def place_of(header: Header) -> str:
+    """Where `config_of` finds the name of the model, for messages."""
+    beside = "architecture" in header.documents.get("config", {})
+    return "config.json" if beside or not header.stated else "arch"
+
+
 def architecture_of(config: Mapping[str, Any]) -> str | None:
-    """The name in the document, without the tag of its weights."""
+    """The name in the document, without the tag of its weights; of two equal models, the preset."""
     name = config.get("architecture")
-    return name.partition(".")[0] if isinstance(name, str) else None
+    if not isinstance(name, str):
+        return None
+    name = name.partition(".")[0]
+    return EQUAL.get(name, name)
 
 
 def is_eva(spec: ViTSpec) -> bool:
@@ -73,25 +99,39 @@ def is_eva(spec: ViTSpec) -> bool:
     return spec.positions == "rope" or spec.qkv_bias == "no_key"
 
 
-def read(config: Mapping[str, Any]) -> Stated:
+def read(
+    config: Mapping[str, Any], overrides: Mapping[str, Any], said_by: str = "config.json"
+) -> Stated:
     """What the document says; a `Stated` without anything where it is not timm's.
 
+    Args:
+        config: the document.
+        overrides: what the caller says; positions among them settle what a name leaves open.
+        said_by: where the name stands: `config.json`, or `arch` of a training checkpoint.
+
     Raises:
-        CheckpointError: positions, a pooling or an activation that vitkit does not compute.
+        CheckpointError: a model that vitkit does not know and that nobody says to be plain;
+            positions, a pooling or an activation that vitkit does not compute.
     """
     name = architecture_of(config)
     if name is None:
         return Stated({}, {})
-    arguments, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg", config)
+    arguments, pretrained = config.get("model_args") or {}, config.get("pretrained_cfg") or config
     fields, width, warnings = {}, arguments.get("embed_dim"), []
     if name in table():
         spec = preset(name)
         fields = {field: getattr(spec, field) for field in FROM_PRESET}
         width = width or spec.width
-    elif "rope" in name or name.startswith("eva02"):
-        raise CheckpointError(f"config.json: {name} has rotary positions that vitkit does not know")
+    elif any(fnmatchcase(name, pattern) for pattern in ROTARY):
+        raise CheckpointError(f"{said_by}: {name} has rotary positions that vitkit does not know")
+    elif "positions" not in overrides and THEIRS[said_by].fullmatch(name):
+        raise CheckpointError(
+            f"{said_by}: {name} is no model that vitkit knows, and tensors do not show all that "
+            f"a model computes; if it is a plain ViT, say --spec.positions learned "
+            f"(positions='learned')"
+        )
     else:
-        warnings.append(f"config.json: {name} is no preset: what shapes do not say is only usual")
+        warnings.append(f"{said_by}: {name} is no preset: what shapes do not say is only usual")
     if size := pretrained.get("input_size"):
         fields["image_size"] = tuple(size[1:])
     fields |= _from_arguments(arguments)
@@ -104,8 +144,23 @@ def read(config: Mapping[str, Any]) -> Stated:
     if unknown := sorted(set(arguments) - UNDERSTOOD):
         warnings.append(f"config.json: model_args not understood: {', '.join(unknown)}")
     pictures, remarks = _pictures(pretrained)
-    names = config.get("label_names") or pretrained.get("label_names") or ()
-    return Stated(fields, pictures, tuple(map(str, names)), width, (*warnings, *remarks))
+    names, doubt = _class_names(config.get("label_names") or pretrained.get("label_names") or ())
+    return Stated(fields, pictures, names, width, (*warnings, *remarks, *doubt))
+
+
+def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
+    """The class names in the order of the logits, or none and why."""
+    if isinstance(names, Mapping):  # number -> name, as transformers writes it
+        numbers = [str(number) for number in range(len(names))]
+        if set(map(str, names)) != set(numbers):
+            return (), ["config.json: label_names is an object without the numbers of the classes; "
+                        "left out"]  # fmt: skip
+        names = [{str(key): name for key, name in names.items()}[number] for number in numbers]
+    if not isinstance(names, list | tuple):
+        raise CheckpointError(
+            f"config.json: label_names is {type(names).__name__}; expected a list of class names"
+        )
+    return tuple(map(str, names)), []
 
 
 def _from_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:

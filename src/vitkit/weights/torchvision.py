@@ -11,10 +11,11 @@ from typing import Any
 
 from vitkit.spec import ViTSpec
 from vitkit.weights.files import Content
-from vitkit.weights.format import PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
+from vitkit.weights.format import CODE, PLAIN, SINGLE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.inference import IMAGENET, depth_of, finish, picture_size, usual_heads
 from vitkit.weights.rules import Table, row
 from vitkit.weights.sources import Header, Source
+from vitkit.weights.unwrapping import plain_head
 
 BLOCK, OURS = "encoder.layers.encoder_layer_{i}.", "blocks.{i}."
 PREPROCESS = IMAGENET.replace(interpolation="bilinear", crop_ratio=0.875)
@@ -43,14 +44,18 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "representation_width": representation[0] if representation else None,
         "position_resampling": "bicubic_aligned",
     }
-    usual = ("num_heads", "norm_eps", "activation", "position_resampling", "preprocess")
+    usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
+             "preprocess"}  # fmt: skip
     return finish(fields, overrides, PREPROCESS, usual=usual)
 
 
 def prepare(source: Source) -> Source:
-    """The first version's names of the MLP become the second's."""
+    """The first version's names of the MLP become the second's; a head that was replaced, as
+    `heads` or in an `nn.Sequential`, gets the usual name."""
     names = {n: n.replace("mlp.linear_1", "mlp.0").replace("mlp.linear_2", "mlp.3") for n in source}
-    return source.renamed(names) if any(old != new for old, new in names.items()) else source
+    if any(old != new for old, new in names.items()):
+        source = source.renamed(names)
+    return plain_head(source, "heads.", "heads.head")
 
 
 def table(spec: ViTSpec) -> Table:
@@ -80,4 +85,4 @@ def write(bundle: Bundle) -> dict[str, Content]:
     return {"model.safetensors": safetensors_file(bundle)}
 
 
-FORMAT = Format("torchvision", detect, prepare, infer, table, (FIXED,), write)
+FORMAT = Format("torchvision", detect, prepare, infer, table, (FIXED,), write, CODE)

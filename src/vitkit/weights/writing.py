@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, did_you_mean
+from vitkit.errors import CheckpointError, OutputError, did_you_mean
 from vitkit.spec import ViTSpec
+from vitkit.weights.as_saved import as_saved
+from vitkit.weights.documents import BESIDE
 from vitkit.weights.files import Content, write_new
 from vitkit.weights.fitting import Step, fit
 from vitkit.weights.format import Bundle
 from vitkit.weights.formats import FORMATS
 from vitkit.weights.own import OWN, content
 from vitkit.weights.rules import write_tensors
-from vitkit.weights.sources import PICKLES
+from vitkit.weights.sources import PICKLES, WHOLE
 
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
@@ -44,15 +46,17 @@ def refuse_unknown(to: str) -> None:
 
 def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
     """The files of the target, what they hold, and the steps that led there."""
-    spec, before = given.model.spec, given.model.state_dict()
     stored, place = getattr(torch, given.dtype), given.path or "checkpoint"
+    spec, before = as_saved(given.model, Path(place))
     if to == OWN:
         metadata = {**given.metadata, "source_format": given.format}
-        file = content(given.model, given.preprocess, given.classes, metadata, stored)
+        file = content(
+            given.model, given.preprocess, given.classes, metadata, stored, place=Path(place)
+        )
         return Made({"model.safetensors": file}, spec, before, ())
     form = FORMATS[to]
     try:
-        spec, state, steps = fit(spec, before, *form.holds)
+        spec, state, steps = form.settle(fit(spec, before, *form.holds))
     except CheckpointError as error:
         raise CheckpointError(f"{place}: as {to}: {error}") from None
     if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
@@ -85,10 +89,39 @@ def _same(left: Tensor, right: Tensor) -> bool:
 def _place(out: Path, contents: Mapping[str, Content], to: str) -> tuple[Path, ...]:
     """Write into the folder `out`, or the one file of that name."""
     if out.suffix not in FILES:
+        _refuse_company(out, set(contents), to)
         return write_new(out, contents)
     if len(contents) > 1:
         raise CheckpointError(f"{out}: {to} is a folder of {', '.join(contents)}; give a folder")
     ((name, only),) = contents.items()
     if out.suffix != Path(name).suffix:
         raise CheckpointError(f"{out}: {to} files end in {Path(name).suffix}; name it so")
+    _refuse_company(out.parent, {out.name}, to)
     return write_new(out.parent, {out.name: only})
+
+
+def _refuse_company(folder: Path, names: set[str], to: str) -> None:
+    """Raise `OutputError` where new files would change what those in a folder mean, or the reverse.
+
+    A folder is read by the first of `WHOLE` that it has, and weights by the JSON beside them.
+    """
+    if not folder.is_dir() or any((folder / name).exists() for name in names):
+        return  # the one that is there already is named by `write_new`
+    there = {file.name for file in folder.iterdir()}
+    if names & set(WHOLE):
+        if "config.yaml" in there and there & {"state", "weights"}:
+            raise OutputError(f"{folder} is the folder of a run; choose another one")
+        if other := next((name for name in WHOLE if (folder / name).is_file()), None):
+            raise OutputError(f"{folder} is read by its {other}; choose another folder")
+    beside = set(BESIDE.values())
+    weights = sorted(name for name in there if name.endswith((*FILES, ".safetensors.index.json")))
+    if names & beside and weights:
+        raise OutputError(
+            f"{folder / weights[0]} would be read by the new {min(names & beside)}; choose another "
+            f"folder"
+        )
+    if to != OWN and there & beside and not names & beside:
+        raise OutputError(
+            f"{', '.join(names)} would be read by {folder / min(there & beside)}, which is not of "
+            f"it; choose another folder"
+        )
