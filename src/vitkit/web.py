@@ -18,6 +18,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
@@ -43,11 +45,14 @@ class WebError(Exception):
     Attributes:
         passing: whether another request may have an answer; what has come is kept.
         broken: whether it had begun to come.
+        wait: seconds after which the server wants to be asked again; 0 if it did not say.
     """
 
-    def __init__(self, said: str, *, passing: bool = False, broken: bool = False) -> None:
+    def __init__(
+        self, said: str, *, passing: bool = False, broken: bool = False, wait: float = 0.0
+    ) -> None:
         super().__init__(said)
-        self.passing, self.broken = passing or broken, broken
+        self.passing, self.broken, self.wait = passing or broken, broken, wait
 
 
 def offline() -> bool:
@@ -182,7 +187,7 @@ def _open(address: str, headers: dict[str, str], part: Path | None = None) -> An
             return _open(address, AGENT, part)
         passing = error.code >= 500 or error.code in OVERLOADED
         said = f"{address}: the server answers {error.code} {error.reason}"
-        raise WebError(said, passing=passing) from None
+        raise WebError(said, passing=passing, wait=_retry_after(error.headers)) from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
         host, reason = urlsplit(address).hostname, getattr(error, "reason", error)
         raise WebError(
@@ -193,12 +198,14 @@ def _open(address: str, headers: dict[str, str], part: Path | None = None) -> An
 def _extent(answer: Any, have: int) -> tuple[int, int | None]:
     """Where the bytes that come begin, and the length of the whole file if it is said."""
     if answer.status == 206:
-        found = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
+        found = re.fullmatch(
+            r"bytes (\d{1,18})-\d+/(\d{1,18})", answer.headers.get("Content-Range", "")
+        )
         if found and int(found[1]) == have:
             return have, int(found[2])
         raise WebError("the server continues at another place than asked for", broken=True)
-    length = answer.headers.get("Content-Length")
-    return 0, int(length) if length else None
+    length = answer.headers.get("Content-Length", "")
+    return 0, int(length) if re.fullmatch(r"\d{1,18}", length) else None
 
 
 def _version(headers: Any) -> str:
@@ -207,10 +214,22 @@ def _version(headers: Any) -> str:
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
 
 
+def _retry_after(headers: Any) -> float:
+    """Seconds that the server asks to wait, given as such or as a date (RFC 9110, 10.2.3)."""
+    said: str = headers.get("Retry-After", "").strip()
+    if re.fullmatch(r"\d{1,9}", said):
+        return float(said)
+    try:
+        wait = parsedate_to_datetime(said).astimezone(UTC) - datetime.now(UTC)
+    except (ValueError, OverflowError):
+        return 0.0
+    return max(0.0, wait.total_seconds())
+
+
 def _chunks(answer: Any) -> Iterator[bytes]:
     while True:
         try:
-            chunk = answer.read(CHUNK)
+            chunk = answer.read1(CHUNK)  # `read` would lose what came just before a reset
         except (http.client.HTTPException, OSError) as error:
             raise WebError(str(error) or type(error).__name__, broken=True) from None
         if not chunk:

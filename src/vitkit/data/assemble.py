@@ -16,7 +16,8 @@ from vitkit.data.classes import (
     refuse_unknown,
     unknown,
 )
-from vitkit.data.splits import POOL_FRACTIONS, Dataset, Split, cut_pool, fingerprint
+from vitkit.data.cuts import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
+from vitkit.data.splits import Dataset, Split, fingerprint
 from vitkit.errors import DataError
 
 POOL = ""
@@ -81,18 +82,19 @@ def assemble(
         if not len(part.names):
             notes.append(f"{split} has no pictures and is left out")
             continue
-        notes += notes_on_classes(split or "the data", classes, counts[split])
+        notes += notes_on_classes(split or "train", classes, counts[split])
         kept[split] = _numbered(part, classes)
     marks = {split: (part.pictures.labels, part.digests) for split, part in kept.items()}
-    cut = POOL in kept
-    if cut:
-        splits = cut_pool(kept[POOL].pictures, kept[POOL].digests)
-        sizes = ", ".join(f"{len(split):,} {part}" for part, split in splits.items())
+    mark = fingerprint(classes, marks)
+    if POOL in kept:
+        whole = kept[POOL].pictures
+        cut, before = pool_cuts(whole.labels, kept[POOL].digests)
+        sizes = ", ".join(f"{len(places):,} {split}" for split, places in cut.items())
         notes.append(f"no splits: cut 70/10/20 by class and picture hash, seed 0: {sizes}")
-    else:
-        splits = {split: kept[split].pictures for split in POOL_FRACTIONS if split in kept}
-    splits = {split: pictures for split, pictures in splits.items() if len(pictures)}
-    return Dataset(name, classes, splits, fingerprint(classes, marks), tuple(notes), cut)
+        return cut_pool(whole, cut, Dataset(name, classes, {}, mark, tuple(notes)), before)
+    splits = {split: kept[split].pictures for split in POOL_FRACTIONS if split in kept}
+    copies = first_copies(kept["train"].digests) if "train" in kept else None
+    return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
 
 
 def _numbered(part: Part, classes: Sequence[str]) -> Part:

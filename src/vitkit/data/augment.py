@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+from jaxtyping import Bool, Int64, UInt8
 from pydantic import Field
 
 from vitkit.data.preprocess import fit, resized
@@ -54,8 +54,9 @@ def crop_box(
     """(left, top, right, bottom) of an Inception crop of a picture of `size` (H, W), in pixels.
 
     Area uniform in [scale, 1] of the picture's, log of the aspect ratio uniform between 3/4 and
-    4/3, ten attempts, else the whole picture ("Going Deeper with Convolutions", arXiv 1409.4842,
-    Sec. 6).
+    4/3, ten attempts ("Going Deeper with Convolutions", arXiv 1409.4842, Sec. 6). Where none fits,
+    as mostly in long pictures, the largest box in the middle whose ratio is allowed, as torchvision
+    and timm take it.
     """
     height, width = size
     area, ratio, x, y = uniform(
@@ -68,10 +69,19 @@ def crop_box(
     heights = np.rint(np.sqrt(areas / ratios)).astype(int)
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
     if not fits.any():
-        return 0, 0, width, height
+        return _middle(size)
     first = int(fits.argmax())
     w, h = int(widths[first]), int(heights[first])
     left, top = int(x[first] * (width - w + 1)), int(y[first] * (height - h + 1))
+    return left, top, left + w, top + h
+
+
+def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The largest box in the middle of a picture of `size` (H, W) whose aspect ratio is allowed."""
+    height, width = size
+    low, high = CROP_RATIOS
+    w, h = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
+    left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
 
 
@@ -103,26 +113,46 @@ def augment_batch(
     indices: Int64[np.ndarray, "B"],
 ) -> Pixels:
     """Flip and shift a batch, each picture by its own draw; the shape stays."""
+    pixels = np.ascontiguousarray(pixels)
     if augmentation.flip > 0:
-        flipped = uniform(seed, occasions, indices, FLIP) < augmentation.flip
-        pixels = np.where(flipped[:, None, None, None], pixels[:, :, ::-1], pixels)
+        pixels = _flip(pixels, uniform(seed, occasions, indices, FLIP) < augmentation.flip)
     if augmentation.shift > 0:
-        pixels = _shift(pixels, augmentation.shift, seed, occasions, indices)
-    return np.ascontiguousarray(pixels)
+        draws = uniform(seed, occasions, indices[None, :], SHIFT, np.arange(2)[:, None])
+        most = augmentation.shift
+        down, across = (draws * (2 * most + 1)).astype(np.int64) - most
+        pixels = _shift(pixels, down, across)
+    return pixels
 
 
-def _shift(
-    pixels: Pixels,
-    most: int,
-    seed: int,
-    occasions: int | Int64[np.ndarray, "B"],
-    indices: Int64[np.ndarray, "B"],
-) -> Pixels:
-    """Each picture moved by whole pixels, uniform in [-most, most] down and across."""
-    batch, height, width, _ = pixels.shape
-    draws = uniform(seed, occasions, indices[None, :], SHIFT, np.arange(2)[:, None])
-    down, across = (draws * (2 * most + 1)).astype(np.int64)
-    padded = np.pad(pixels, ((0, 0), (most, most), (most, most), (0, 0)), mode="edge")
-    rows = down[:, None] + np.arange(height)
-    columns = across[:, None] + np.arange(width)
-    return padded[np.arange(batch)[:, None, None], rows[:, :, None], columns[:, None, :]]
+def _flip(pixels: Pixels, which: Bool[np.ndarray, "B"]) -> Pixels:
+    """Mirror some images of a batch, left to right; the others are copied."""
+    made = pixels.copy()
+    # An item of all channels: numpy moves the few bytes of a pixel at once, not one by one.
+    pixel = f"V{pixels.shape[3]}"
+    made.view(pixel)[which] = pixels[which].view(pixel)[:, :, ::-1]
+    return made
+
+
+def _shift(pixels: Pixels, down: Int64[np.ndarray, "B"], across: Int64[np.ndarray, "B"]) -> Pixels:
+    """Each image read from so many pixels further down and across; its edges are repeated."""
+    batch, height, width, channels = pixels.shape
+    rows = np.clip(down[:, None] + np.arange(height), 0, height - 1)
+    rows += np.arange(batch)[:, None] * height
+    moved = pixels.reshape(batch * height, width * channels).take(rows.ravel(), axis=0)
+    moved = moved.reshape(pixels.shape)
+    made = np.empty_like(pixels)
+    for offset in np.unique(across).tolist():
+        some = np.flatnonzero(across == offset)
+        made[some] = _shifted_across(moved[some], min(max(offset, 1 - width), width - 1))
+    return made
+
+
+def _shifted_across(pixels: Pixels, offset: int) -> Pixels:
+    """Images all read from the same number of pixels further right, less than their width."""
+    width = pixels.shape[2]
+    start, end = max(0, -offset), width - max(0, offset)
+    made = np.empty_like(pixels)
+    made[:, :, start:end] = pixels[:, :, start + offset : end + offset]
+    made[:, :, :start] = pixels[:, :, :1]
+    made[:, :, end:] = pixels[:, :, -1:]
+    return made

@@ -164,17 +164,20 @@ class CachedSplit:
         return CachedSplit(self.split.relabelled(labels), self.pixels, self.numbers)
 
 
-def examined(split: Split, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
+def examined(
+    split: Split, index: int, admit: Callable[[int], object] = lambda pixels: None
+) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
     """A picture's pixels, and what had to be done to its file's for them; raises `ImageError`.
 
-    Nothing is known of the files that the pictures in memory come from.
+    Nothing is known of the files that the pictures in memory come from. `admit` is told how many
+    pixels there are before a file is decoded, and may wait.
     """
     if isinstance(split, CachedSplit):
         return split.examined(index)
     if isinstance(split, FileSplit):
-        return examine(split.paths[index])
+        return examine(split.paths[index], admit=admit)
     if isinstance(split, StoredSplit):
-        return examine(split.store.encoded(int(split.numbers[index])))
+        return examine(split.store.encoded(int(split.numbers[index])), admit=admit)
     return split.read(index), ()
 
 

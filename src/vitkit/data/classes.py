@@ -9,7 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from vitkit.errors import DataError
 
 _DIGITS = re.compile(r"([0-9]+)")
-_NOT_CLASSES = {"__macosx"}
+_NOT_CLASSES = {"__macosx", "@eadir"}
+_MISSING = {"nan", "none", "null", "n/a", "<na>"}
+"""What a program writes into a list where a label is missing, in lower case."""
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -18,7 +20,7 @@ def natural_order(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is some program's own: `.name`, `__MACOSX`."""
+    """Whether a file or folder is some program's own: `.name`, `__MACOSX`, `@eaDir`."""
     return name.startswith(".") or name.casefold() in _NOT_CLASSES
 
 
@@ -41,6 +43,29 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
                 f"case or Unicode form; merge or rename them"
             )
         seen[folded] = name
+
+
+def doubtful_names(names: Iterable[str]) -> list[str]:
+    """Say which class names are probably one class, or none: a line for each doubt.
+
+    Compared are names without case, spaces, hyphens, underscores, invisible characters and leading
+    zeros, with letters of other widths as usual ones.
+    """
+    alike: dict[str, list[str]] = {}
+    missing = []
+    for name in names:
+        alike.setdefault(_plain(name), []).append(name)
+        if name.casefold() in _MISSING:
+            missing.append(name)
+    lines = [
+        f"class names {' and '.join(map(ascii, group))} look alike; merge them if they are one "
+        f"class"
+        for group in alike.values()
+        if len(group) > 1
+    ]
+    return lines + [
+        f"class {name!r} looks like a missing label; correct the list" for name in missing
+    ]
 
 
 def refuse_unknown(
@@ -67,7 +92,8 @@ def refuse_unknown(
 
 def unknown(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
     """The names with at least one picture that are not among `classes`, in natural order."""
-    return natural_order(name for name, count in counts.items() if count and name not in classes)
+    known = {*classes}
+    return natural_order(name for name, count in counts.items() if count and name not in known)
 
 
 def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
@@ -87,11 +113,23 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 
 def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
+    """Numbers are compared by length, then as text: `int` refuses more than 4,300 digits."""
     parts = [part for part in _DIGITS.split(name) if part]
     return [
-        (0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part)
+        (0, len(digits := part.lstrip("0")), digits)
+        if part.isdecimal() and part.isascii()
+        else (1, 0, part)
         for part in parts
     ], name
+
+
+def _plain(name: str) -> str:
+    """A class name without what two people may write in different ways."""
+    folded = unicodedata.normalize("NFKC", name).casefold()
+    kept = "".join(
+        c for c in folded if unicodedata.category(c) != "Cf" and not c.isspace() and c not in "-_"
+    )
+    return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", kept) or name
 
 
 def _is_unicode(name: str) -> bool:

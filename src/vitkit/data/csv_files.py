@@ -1,12 +1,13 @@
 """A CSV that lists pictures: `path,label` and, if there is one, `split`.
 
-Paths are relative to the CSV's folder. Nothing outside of that folder is read, whatever the list
-says; symbolic links may lead out of it where the user allows that.
+Paths are relative to the CSV's folder, or to another one that is given. Nothing outside of it is
+read, whatever the list says; symbolic links may lead out of it where the user allows that.
 """
 
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,18 +16,25 @@ from pathlib import Path
 import numpy as np
 
 from vitkit.data.assemble import POOL, Part, assemble
-from vitkit.data.folders import file_digests
+from vitkit.data.digests import file_digests
 from vitkit.data.images import printable
 from vitkit.data.paths import Paths
 from vitkit.data.splits import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.errors import DataError
 
 COLUMNS = {
-    "path": ("path", "image_path", "filename"),
-    "label": ("label",),
-    "split": ("split",),
+    "path": (
+        ("path", "image_path", "filename"),
+        ("file_name", "filepath", "file_path", "image", "img_path"),
+        ("id", "image_id"),
+    ),
+    "label": (("label",), ("class", "target", "class_name", "category")),
+    "split": (("split",),),
 }
-"""What each column may be called; `split` may be absent."""
+"""What each column may be called; a later group counts where none of an earlier one is there;
+`split` may be absent."""
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+"""How a file in UTF-16 begins, such as Excel's "Unicode text"."""
 SEPARATORS = ",;\t"
 SHOWN = 5
 
@@ -40,23 +48,29 @@ class _Row:
 
 
 def open_csv(
-    path: Path, *, ignore_extra_classes: bool = False, follow_links: bool = False
+    path: Path,
+    *,
+    root: Path | None = None,
+    ignore_extra_classes: bool = False,
+    follow_links: bool = False,
 ) -> Dataset:
     """Open the pictures that a CSV lists; none is decoded, every file is hashed.
 
     A file that is not there is a bad picture like any other, told by its line.
 
     Args:
-        path: UTF-8, its first line the columns' names; commas, semicolons or tabs.
+        path: UTF-8, or UTF-16 with its mark; its first line the columns' names; commas, semicolons
+            or tabs.
+        root: the folder that paths begin at; the CSV's own where absent.
         ignore_extra_classes: leave out classes of val and test that train lacks.
-        follow_links: follow symbolic links that lead out of the CSV's folder.
+        follow_links: follow symbolic links that lead out of that folder.
 
     Raises:
         DataError: columns that are not there; rows without path or label, with an unknown split,
             with a path out of the folder, or that contradict another, by line number; and what
             `assemble` raises.
     """
-    where, root = printable(path), path.parent
+    where, root = printable(path), path.parent if root is None else root
     rows, problems = [], []
     for line, cells in _rows(path, where):
         row, problem = _read_row(line, cells, root, follow_links)
@@ -82,8 +96,11 @@ def open_csv(
 
 def _rows(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
     """(line number, the cells by what they mean) of every row that is not empty."""
+    before = 0
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with path.open("rb") as start:
+            encoding = "utf-16" if start.read(2) in UTF_16 else "utf-8-sig"
+        with path.open(encoding=encoding, newline="") as file:
             header = file.readline()
             separator = max(SEPARATORS, key=header.count)
             places = _places(next(csv.reader([header], delimiter=separator), []), where)
@@ -112,7 +129,8 @@ def _places(header: list[str], where: str) -> dict[str, int]:
     names = [name.strip().casefold() for name in header]
     places = {}
     for column, known in COLUMNS.items():
-        found = [place for place, name in enumerate(names) if name in known]
+        groups = ([place for place, name in enumerate(names) if name in group] for group in known)
+        found = next(filter(None, groups), [])
         if len(found) > 1:
             raise DataError(
                 f"{where}: columns {[header[place] for place in found]} could all be the {column}; "
@@ -123,7 +141,8 @@ def _places(header: list[str], where: str) -> dict[str, int]:
         elif column != "split":
             raise DataError(
                 f"{where}: no column {column!r}; expected a first line such as "
-                f"path,label or path,label,split, got {printable(','.join(header))!r}"
+                f"path,label or path,label,split, got {printable(','.join(header))!r}; it may be "
+                f"called {', '.join(itertools.chain(*known))}"
             )
     return places
 
@@ -141,7 +160,7 @@ def _read_row(
         return None, f"split {split or ''!r}, expected train, val or test"
     inside = _inside(path, os.path.abspath(root))
     if inside is None or "\0" in path:
-        return None, f"path {printable(path)!r} leads out of the folder"
+        return None, f"path {printable(path)!r} leads out of the folder {printable(root)}"
     if not follow_links and not _stays(inside, os.path.realpath(root)):
         return None, (
             f"path {printable(path)!r} leads out of the folder by a symbolic link; "

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.data.findings import Finding, findings
+from vitkit.data.findings import Finding, findings, layout_findings
 from vitkit.data.look import LOOK, Looks, Problem, as_stored, look_through
 from vitkit.data.memory import Memory
 from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split
@@ -150,6 +150,7 @@ def _look(
 
 def _report(dataset: Dataset, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Report:
     found = findings(dataset.classes, splits, looks) if splits else ()
+    found += layout_findings(dataset.warnings)
     said = {finding.message for finding in found}
     counts = {
         name: np.bincount(split.labels, minlength=len(dataset.classes)).tolist()

@@ -1,32 +1,37 @@
-"""The same picture twice, or nearly: by what `look` keeps of each, without any pixels.
+"""Find images that occur twice, or nearly, from what `look` keeps of each image.
 
-The same are pictures whose decoded pixels have the same hash, whatever their files are. Nearly the
-same are those that were saved, scaled or brightened anew. They are told in two steps from grey
-thumbnails of 12 x 12: their 64-bit hashes, the signs of low frequencies of a cosine transform
-against the median (C. Zauner: "Implementation and Benchmarking of Perceptual Image Hash
-Functions", 2010), differ in at most 4 bits, and the thumbnails themselves correlate by 0.999. The
-hash alone takes every pair of trousers for the same; the correlation alone would need every pair.
+Images are the same if their decoded pixels have the same hash. They are nearly the same if their
+grey thumbnails of 16 x 16 have a Pearson correlation of 0.997 or more. This finds copies that were
+saved again or scaled, and most with a changed contrast or gamma. It misses most copies with a
+visible watermark, and most that were cropped. At this limit no pair is found between 2,000 test
+images and 10,000 training images of Fashion-MNIST, nor of MNIST. All of Fashion-MNIST has 31 pairs
+(of 10,000 x 60,000): the same garment twice, or trousers of the same cut.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt8, UInt64
+from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
 
-MOST_BITS = 4
-"""In how many of 64 bits the hashes of near duplicates differ."""
-LEAST_CORRELATION = 0.999
-"""Pearson's, of the thumbnails of near duplicates."""
+LEAST_CORRELATION = 0.997
+"""Pearson's, of the thumbnails of nearly equal images."""
 LEAST_CONTRAST = 4.0
 """Standard deviation of a thumbnail, of 255, below which there is nothing to compare."""
-FREQUENCIES = 8
-"""The hash has this squared bits."""
-AT_ONCE = 1 << 10
-"""Thumbnails in memory as floats."""
-PAIRS_AT_ONCE = 1 << 14
+CELL = (2 * (1 - LEAST_CORRELATION)) ** 0.5 * 1.001
+"""Largest distance of two nearly equal thumbnails, once they have zero mean and length 1."""
+AXES = 3
+"""The thumbnails are sorted into a grid of so many dimensions."""
+WIDTH = 64
+"""Cells along an axis, more than 2 / CELL."""
+SAMPLE = 4096
+"""Thumbnails that the axes of the grid are computed from."""
+ROWS, COLUMNS = 1 << 11, 1 << 12
+"""Thumbnails that are compared at once."""
+ENOUGH = 1 << 16
+"""Comparisons after which any copy will do, and the best one is no longer searched for."""
+NONE = -1
 
 
 def same_pixels(pixels: UInt64[np.ndarray, "N 2"]) -> list[Int64[np.ndarray, " M"]]:
@@ -40,81 +45,117 @@ def same_pixels(pixels: UInt64[np.ndarray, "N 2"]) -> list[Int64[np.ndarray, " M
     return sorted(groups, key=lambda group: int(group[0]))
 
 
-def near_pairs(
-    few: UInt8[np.ndarray, "M h w"], many: UInt8[np.ndarray, "N h w"]
-) -> list[tuple[int, int]]:
-    """Places in `few` and in `many` of thumbnails that are nearly the same, in order."""
-    hashes, others = perceptual_hash(few), perceptual_hash(many)
-    found: list[tuple[int, int]] = []
-    for first, second in _candidates(hashes, others):
-        close = np.bitwise_count(hashes[first] ^ others[second]) <= MOST_BITS
-        pairs = np.stack([first[close], second[close]], axis=1)
-        for start in range(0, len(pairs), AT_ONCE):
-            some = pairs[start : start + AT_ONCE]
-            alike = _correlation(few[some[:, 0]], many[some[:, 1]]) >= LEAST_CORRELATION
-            found += map(tuple, some[alike].tolist())
-    return sorted(set(found))
+def nearest_copies(
+    few: UInt8[np.ndarray, "M h w"],
+    many: UInt8[np.ndarray, "N h w"],
+    *,
+    mirrored: bool = False,
+    apart: tuple[Shaped[np.ndarray, " M"], Shaped[np.ndarray, " N"]] | None = None,
+) -> Int64[np.ndarray, " M"]:
+    """Find the most similar thumbnail among those that are nearly the same.
 
+    Only thumbnails in neighbouring cells of a grid are compared, which misses none. Memory does not
+    depend on how many are alike.
 
-def perceptual_hash(thumbnails: UInt8[np.ndarray, "N h w"]) -> UInt64[np.ndarray, " N"]:
-    """64 bits for each thumbnail: which of its low frequencies lie above their median."""
-    side = thumbnails.shape[1]
-    waves = np.cos(np.pi * np.outer(np.arange(FREQUENCIES), np.arange(side) + 0.5) / side)
-    planes = np.einsum("ai,bj->ijab", waves, waves).reshape(-1, FREQUENCIES**2).astype(np.float32)
-    hashes = np.zeros(len(thumbnails), np.uint64)
-    for start in range(0, len(thumbnails), AT_ONCE):
-        some = slice(start, start + AT_ONCE)
-        values = _flat(thumbnails[some]) @ planes
-        bits = values > np.median(values[:, 1:], axis=1, keepdims=True)
-        bits[:, 0] = False  # the mean brightness, which says nothing about what is shown
-        hashes[some] = np.packbits(bits, axis=1).view(np.uint64)[:, 0]
-    return hashes
+    Args:
+        few: thumbnails (M, h, w), uint8.
+        many: thumbnails (N, h, w), uint8, among which copies are searched.
+        mirrored: also compare each of `few` with left and right exchanged.
+        apart: a value for each of `few` (M,) and of `many` (N,); two thumbnails with the same value
+            are not compared.
 
-
-def _candidates(
-    few: UInt64[np.ndarray, " M"], many: UInt64[np.ndarray, " N"]
-) -> Iterator[tuple[Int64[np.ndarray, " K"], Int64[np.ndarray, " K"]]]:
-    """Pairs of places, in blocks, whose hashes share one of `MOST_BITS` + 1 bands of bits.
-
-    Hashes that differ in `MOST_BITS` bits differ in at most as many bands, so no pair is missed.
+    Returns:
+        The place in `many` of each copy (M,), `NONE` (-1) where there is none.
     """
-    edges = np.linspace(0, 64, MOST_BITS + 2).astype(int)
-    for low, high in itertools.pairwise(edges):
-        mask = np.uint64((1 << int(high - low)) - 1)
-        asked, band = (few >> np.uint64(low)) & mask, (many >> np.uint64(low)) & mask
-        order = np.argsort(band, kind="stable")
-        start = np.searchsorted(band, asked, "left", sorter=order)
-        counts = np.searchsorted(band, asked, "right", sorter=order) - start
-        ends = np.cumsum(counts)
-        place = 0
-        while place < len(few):
-            done = int(ends[place] - counts[place])
-            stop = max(int(np.searchsorted(ends, done + PAIRS_AT_ONCE, "right")), place + 1)
-            block = slice(place, stop)
-            first = np.repeat(np.arange(place, stop), counts[block])
-            within = np.arange(len(first)) - np.repeat(
-                ends[block] - counts[block] - done, counts[block]
-            )
-            yield first, order[np.repeat(start[block], counts[block]) + within]
-            place = stop
+    best = np.full(len(few), NONE)
+    if not len(few) or not len(many):
+        return best
+    scores = np.full(len(few), np.nextafter(np.float32(LEAST_CORRELATION), np.float32(0)))
+    axes = _axes(many)
+    grid = _Grid(_cells(many, axes))
+    for views in (few, few[:, :, ::-1]) if mirrored else (few,):
+        for cell, rows in _by_cell(_cells(views, axes)):
+            near = grid.near(cell)
+            for start in range(0, len(rows), ROWS):
+                some = rows[start : start + ROWS]
+                _improve(best, scores, some, views[some], many, near, apart)
+    return best
 
 
-def _correlation(
-    one: UInt8[np.ndarray, "K h w"], other: UInt8[np.ndarray, "K h w"]
-) -> Float32[np.ndarray, " K"]:
-    """Pearson's, pair by pair; 0 where one of the two has hardly any contrast."""
-    one, other = _centred(one), _centred(other)
-    spread, spread_of_other = np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1)
-    least = LEAST_CONTRAST * one.shape[1] ** 0.5
-    able = (spread >= least) & (spread_of_other >= least)
-    product = (one * other).sum(axis=1)
-    return np.where(able, product / np.maximum(spread * spread_of_other, 1), 0)
+def _improve(
+    best: Int64[np.ndarray, " M"],
+    scores: Float32[np.ndarray, " M"],
+    rows: Int64[np.ndarray, " R"],
+    views: UInt8[np.ndarray, "R h w"],
+    many: UInt8[np.ndarray, "N h w"],
+    near: Int64[np.ndarray, " K"],
+    apart: tuple[np.ndarray, np.ndarray] | None,
+) -> None:
+    """Compare some rows with the thumbnails at `near`, and write down what is more similar."""
+    normal = _normal(views)
+    for start in range(0, len(near), COLUMNS):
+        if start >= ENOUGH and (best[rows] != NONE).all():
+            return
+        places = near[start : start + COLUMNS]
+        correlation = normal @ _normal(many[places]).T
+        if apart is not None:
+            correlation[apart[0][rows][:, None] == apart[1][places]] = 0
+        column = correlation.argmax(axis=1)
+        value = correlation[np.arange(len(rows)), column]
+        better = value > scores[rows]
+        best[rows[better]], scores[rows[better]] = places[column[better]], value[better]
 
 
-def _centred(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N k"]:
-    flat = _flat(thumbnails)
-    return flat - flat.mean(axis=1, keepdims=True)
+class _Grid:
+    """Places sorted by the cell that they are in."""
+
+    def __init__(self, cells: Int64[np.ndarray, " N"]) -> None:
+        self._order = np.argsort(cells, kind="stable")
+        self._cells = cells[self._order]
+
+    def near(self, cell: int) -> Int64[np.ndarray, " K"]:
+        """The places in a cell and in all around it, ascending."""
+        # The cells along the last axis follow each other.
+        middles = [cell + WIDTH * (WIDTH * x + y) for x in (-1, 0, 1) for y in (-1, 0, 1)]
+        starts = np.searchsorted(self._cells, [middle - 1 for middle in middles], "left")
+        ends = np.searchsorted(self._cells, [middle + 1 for middle in middles], "right")
+        parts = [self._order[start:end] for start, end in zip(starts, ends, strict=True)]
+        return np.sort(np.concatenate(parts))
 
 
-def _flat(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N k"]:
-    return thumbnails.reshape(len(thumbnails), -1).astype(np.float32)
+def _axes(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "k a"]:
+    """The directions in which a sample of the thumbnails varies most: orthonormal columns."""
+    sample = _normal(thumbnails[:: len(thumbnails) // SAMPLE + 1])
+    _, directions = np.linalg.eigh(sample.T @ sample)  # ascending
+    return np.ascontiguousarray(directions[:, -AXES:], np.float32)
+
+
+def _cells(
+    thumbnails: UInt8[np.ndarray, "N h w"], axes: Float32[np.ndarray, "k a"]
+) -> Int64[np.ndarray, " N"]:
+    """The number of each thumbnail's cell (N,), `NONE` for those without contrast."""
+    cells = np.full(len(thumbnails), NONE)
+    for start in range(0, len(thumbnails), COLUMNS):
+        normal = _normal(thumbnails[start : start + COLUMNS])
+        places = np.floor(normal @ axes / CELL).astype(np.int64) + WIDTH // 2
+        numbers = places @ WIDTH ** np.arange(AXES)[::-1]
+        cells[start : start + COLUMNS] = np.where(normal.any(axis=1), numbers, NONE)
+    return cells
+
+
+def _by_cell(cells: Int64[np.ndarray, " M"]) -> Iterator[tuple[int, Int64[np.ndarray, " R"]]]:
+    """Each cell, and the places of what is in it."""
+    order = np.argsort(cells, kind="stable")
+    order = order[np.searchsorted(cells[order], NONE, "right") :]
+    numbers, starts = np.unique(cells[order], return_index=True)
+    for number, start, end in zip(numbers, starts, np.append(starts, len(order))[1:], strict=True):
+        yield int(number), order[start:end]
+
+
+def _normal(thumbnails: UInt8[np.ndarray, "N h w"]) -> Float32[np.ndarray, "N k"]:
+    """Thumbnails with zero mean and length 1; zeros where there is hardly any contrast."""
+    flat = thumbnails.reshape(len(thumbnails), -1).astype(np.float32)
+    flat -= flat.mean(axis=1, keepdims=True)
+    length = np.linalg.norm(flat, axis=1, keepdims=True)
+    able = length >= LEAST_CONTRAST * flat.shape[1] ** 0.5
+    return np.where(able, flat / np.maximum(length, 1), 0)

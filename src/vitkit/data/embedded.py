@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
+from vitkit.data.cuts import stratified_split
 from vitkit.data.hub import open_hub
 from vitkit.data.idx import read_idx
-from vitkit.data.splits import ArraySplit, Dataset, fingerprint, stratified_split
+from vitkit.data.splits import ArraySplit, Dataset, fingerprint
 from vitkit.errors import DataError, MissingExtraError
 from vitkit.places import cache_folder
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Float64, Int64
 
-from vitkit.data.classes import listed, notes_on_classes
-from vitkit.data.duplicates import near_pairs, same_pixels
+from vitkit.data.classes import doubtful_names, listed, notes_on_classes
+from vitkit.data.duplicates import LEAST_CORRELATION, NONE, nearest_copies, same_pixels
 from vitkit.data.look import TRAITS, Looks
 from vitkit.data.splits import Split
 from vitkit.errors import counted
@@ -23,6 +23,8 @@ Severity = Literal["error", "warning", "note"]
 
 RARE = 0.1
 """A class is rare below this part of the median class."""
+SHIFT = 0.2
+"""Part of a split that would need another class to have the proportions of train."""
 LONG = 10.0
 """A side more than so many times the other."""
 SMALL = 32
@@ -45,7 +47,8 @@ ABOUT_TRAITS = {
 }
 LEAKS = {
     "exact": "of {split} also in {other}, pixel for pixel; what {split} measures is flattered",
-    "near": "of {split} nearly the same as in {other}: saved, scaled or brightened anew",
+    "near": "of {split} nearly the same as in {other}: saved again, scaled, mirrored or slightly "
+    f"changed (grey thumbnails correlate by {LEAST_CORRELATION} or more)",
 }
 
 
@@ -71,12 +74,17 @@ KINDS: dict[str, Severity] = {
     "leak": "warning",
     "near leak": "warning",
     "two labels": "warning",
+    "near two labels": "warning",
     "empty class": "warning",
     "single picture": "warning",
     "missing class": "warning",
+    "class names": "warning",
+    "class shift": "warning",
+    "layout": "warning",
     "blank": "warning",
     "rare class": "note",
     "duplicate": "note",
+    "near duplicate": "note",
     "size": "note",
     "mode": "note",
 }
@@ -98,13 +106,22 @@ def findings(
         _leaks(pictures),
         _near_leaks(splits, looks),
         _two_labels(pictures, classes),
+        _near_two_labels(splits, looks, classes),
         _classes(classes, pictures),
+        _class_names(classes),
+        _class_shifts(classes, splits),
         _traits(pictures),
         _duplicates(pictures),
+        _near_duplicates(splits, looks),
         _sizes(pictures),
     )
     order = [*KINDS]
     return tuple(sorted(found, key=lambda finding: order.index(finding.kind)))
+
+
+def layout_findings(warnings: Iterable[str]) -> tuple[Finding, ...]:
+    """Findings for what was noticed when the files were listed."""
+    return tuple(_finding("layout", message, (), 1) for message in warnings)
 
 
 class Pictures:
@@ -177,18 +194,61 @@ def _leaks(pictures: Pictures) -> Iterator[Finding]:
 
 
 def _near_leaks(splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Iterator[Finding]:
-    # Unreadable pictures have thumbnails without contrast, which are like no other.
     for other, here in itertools.combinations(splits, 2):
-        few, many = looks[here].rows, looks[other].rows
-        pairs = [
-            (one, two)
-            for one, two in near_pairs(few["thumbnail"], many["thumbnail"])
-            if (few["pixels"][one] != many["pixels"][two]).any()
-        ]
+        if pairs := _near_copies(looks[here], looks[other], mirrored=True):
+            names = ((splits[here].name(one), splits[other].name(two)) for one, two in pairs)
+            yield _leak("near leak", "near", here, other, names, len(pairs))
+
+
+def _near_two_labels(
+    splits: Mapping[str, Split], looks: Mapping[str, Looks], classes: Sequence[str]
+) -> Iterator[Finding]:
+    # Not mirrored: the mirror image of a left arrow is a right arrow.
+    named: dict[frozenset[tuple[str, int]], tuple[str, ...]] = {}
+    torn: set[int] = set()
+    for other, here in itertools.combinations_with_replacement(splits, 2):
+        labels, others = splits[here].labels, splits[other].labels
+        for one, two in _near_copies(looks[here], looks[other], apart=(labels, others)):
+            names = tuple(sorted((splits[here].name(one), splits[other].name(two))))
+            named[frozenset(((here, one), (other, two)))] = names
+            torn |= {int(labels[one]), int(others[two])}
+    if named:
+        message = (
+            f"{counted(len(named), 'pair')} of nearly the same pictures under two classes, of "
+            f"{listed(sorted(classes[label] for label in torn))}; check both labels"
+        )
+        yield _finding("near two labels", message, named.values(), len(named))
+
+
+def _near_duplicates(splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Iterator[Finding]:
+    for name, split in splits.items():
+        own = np.arange(len(split))
+        pairs = {
+            (min(pair), max(pair)) for pair in _near_copies(looks[name], looks[name], (own, own))
+        }
         if pairs:
-            names = [(splits[here].name(one), splits[other].name(two)) for one, two in pairs]
-            count = len({one for one, _ in pairs})
-            yield _leak("near leak", "near", here, other, names, count)
+            several = np.unique([*pairs])
+            message = f"{counted(len(several), 'picture')} of {name} nearly the same as another"
+            names = ((split.name(one), split.name(two)) for one, two in sorted(pairs))
+            yield _finding("near duplicate", message, names, len(several), name)
+
+
+def _near_copies(
+    here: Looks,
+    other: Looks,
+    apart: tuple[np.ndarray, np.ndarray] | None = None,
+    *,
+    mirrored: bool = False,
+) -> list[tuple[int, int]]:
+    """Places in `here` and in `other` of images that are nearly the same, but not quite."""
+    # Unreadable images have thumbnails without contrast, which have no copies.
+    found = nearest_copies(
+        here.rows["thumbnail"], other.rows["thumbnail"], mirrored=mirrored, apart=apart
+    )
+    ones = np.flatnonzero(found != NONE)
+    twos = found[ones]
+    changed = (here.rows["pixels"][ones] != other.rows["pixels"][twos]).any(axis=1)
+    return [*zip(ones[changed].tolist(), twos[changed].tolist(), strict=True)]
 
 
 def _leak(
@@ -230,13 +290,17 @@ def _duplicates(pictures: Pictures) -> Iterator[Finding]:
 
 def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
     every = pictures.labels()
+    of_train = every[pictures.split == 0]
     for number, split in enumerate(pictures.names):
         labels = every[pictures.split == number]
         sizes = np.bincount(labels, minlength=len(classes))
         counts = dict(zip(classes, sizes.tolist(), strict=True))
-        empty = sum(count == 0 for count in counts.values())
-        kind = "empty class" if number == 0 else "missing class"
-        for message in notes_on_classes(split, classes, counts):
+        if number == 0:
+            kind, expected = "empty class", list(classes)
+        else:  # what train has no images of was said of train
+            kind, expected = "missing class", [classes[label] for label in np.unique(of_train)]
+        empty = sum(counts[name] == 0 for name in expected)
+        for message in notes_on_classes(split, expected, counts):
             yield _finding(kind, message, (), empty, split)
         if number > 0:
             continue
@@ -247,6 +311,43 @@ def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
         if rare := [name for name, count in counts.items() if 1 < count < RARE * median]:
             message = f"{split} has few pictures of {_of_classes(rare)}, others have {median:,.0f}"
             yield _finding("rare class", message, (), len(rare), split)
+
+
+def _class_names(classes: Sequence[str]) -> Iterator[Finding]:
+    for message in doubtful_names(classes):
+        yield _finding("class names", message, (), 1)
+
+
+def _class_shifts(classes: Sequence[str], splits: Mapping[str, Split]) -> Iterator[Finding]:
+    """Splits whose proportions of classes are far from those of the first, beyond chance."""
+    (first, taught), *others = (
+        (name, np.bincount(split.labels, minlength=len(classes)).astype(float))
+        for name, split in splits.items()
+    )
+    for name, counts in others:
+        here, there = counts / counts.sum(), taught / taught.sum()
+        moved = float(np.abs(here - there).sum()) / 2
+        if moved >= SHIFT and _is_beyond_chance(counts, taught):
+            most = np.argsort(-np.abs(here - there), kind="stable")[:3]
+            shown = ", ".join(f"{classes[c]!r} {here[c]:.0%} ({there[c]:.0%})" for c in most)
+            message = f"the classes of {name} have other proportions than in {first}: {shown}"
+            yield _finding("class shift", message, (), round(moved * counts.sum()), name)
+
+
+def _is_beyond_chance(one: Float64[np.ndarray, " K"], other: Float64[np.ndarray, " K"]) -> bool:
+    """Whether two counts differ by more than draws from the same classes would.
+
+    Pearson's chi-squared is more than five standard deviations above its mean.
+    """
+    both = one + other
+    present = both > 0
+    expected = [part.sum() * both[present] / both.sum() for part in (one, other)]
+    squares = [
+        ((part[present] - mean) ** 2 / mean).sum()
+        for part, mean in zip((one, other), expected, strict=True)
+    ]
+    freedom = int(present.sum()) - 1
+    return bool(sum(squares) > freedom + 5 * (2 * freedom) ** 0.5)
 
 
 def _traits(pictures: Pictures) -> Iterator[Finding]:

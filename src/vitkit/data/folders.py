@@ -1,24 +1,20 @@
 """Image folders: `train/<class>/**.jpg` with `val/` or `test/`, or `<class>/**.jpg`.
 
-The folder is walked once into a `_Listing`; all else is decided from that, in an order that does
+The folder is walked once into a `Listing`; all else is decided from that, in an order that does
 not depend on the file system's.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import itertools
 import os
-import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int64, UInt8
 
 from vitkit.data.classes import (
     is_hidden,
@@ -29,29 +25,32 @@ from vitkit.data.classes import (
     refuse_unknown,
     unknown,
 )
+from vitkit.data.cuts import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
+from vitkit.data.digests import file_digests
 from vitkit.data.images import printable
-from vitkit.data.memory import Memory, file_keys
 from vitkit.data.paths import Paths
 from vitkit.data.splits import (
-    POOL_FRACTIONS,
     SPLIT_WORDS,
     Dataset,
     FileSplit,
     Split,
-    cut_pool,
     fingerprint,
 )
 from vitkit.errors import DataError, counted
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+ENDINGS = (
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jfif", ".jpe",
+)  # fmt: skip
+UNREAD_IMAGES = {
+    ".heic", ".heif", ".avif", ".jxl", ".jp2", ".j2k", ".ico", ".svg", ".psd", ".eps", ".pdf",
+    ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".exr", ".hdr", ".dds", ".dng", ".cr2", ".cr3", ".nef",
+    ".arw", ".orf", ".rw2", ".raw", ".dcm", ".nii", ".npy", ".mp4", ".mov", ".avi", ".mkv", ".webm",
+    ".zip", ".tar", ".gz", ".7z", ".rar",
+}  # fmt: skip
+"""Endings of files that may hold images, but are not read; a warning tells of them."""
 # Links to folders are followed at most so deep: folders full of links to each other would
 # otherwise be walked once for every order of visiting them.
 MOST_LINKS = 2
-DIGEST = np.dtype([("sha256", np.uint8, (32,))])
-LEAST_REMEMBERED = 1000
-"""Fewer files are hashed again in no time."""
-GROUP = 256
-"""Files that a thread hashes at once; handing over one costs more than hashing it."""
 
 Parts = tuple[str, ...]
 """A path below the root, split at its separators."""
@@ -60,7 +59,7 @@ BETWEEN = "\0"
 
 
 @dataclass
-class _Listing:
+class Listing:
     """What lies below a root."""
 
     pictures: list[str] = field(default_factory=list)
@@ -74,6 +73,14 @@ class _Listing:
     def paths(self) -> Iterator[Parts]:
         """The pictures' paths."""
         return (tuple(picture.split(BETWEEN)) for picture in self.pictures)
+
+    def warnings(self) -> tuple[str, ...]:
+        """A line about files that may hold images but are not read."""
+        unread = {kind: n for kind, n in self.others.items() if kind in UNREAD_IMAGES}
+        if not unread:
+            return ()
+        return (f"files that may hold images are not read: {_by_kind(unread)}; convert them, for "
+                f"example to .png, or move them away",)  # fmt: skip
 
     def children(self, parent: Parts) -> tuple[str, ...]:
         """The names of the folders directly in `parent`, in natural order."""
@@ -99,7 +106,7 @@ def open_folder(
         DataError: no pictures, no class folders, one class only, unknown or ambiguous classes,
             links out of the folder, folders that cannot be listed.
     """
-    listing = _list(root, follow_links)
+    listing = list_folder(root, follow_links)
     if listing.leaving_links:
         first = "/".join(listing.leaving_links[0])
         raise DataError(
@@ -111,13 +118,20 @@ def open_folder(
     folders, notes = _split_folders(root, listing)
     notes += _notes_on_listing(root, listing)
     if folders:
-        return _open_split_folders(root, listing, folders, notes, ignore_extra_classes)
-    return _open_flat(root, listing, notes)
+        opened = _open_split_folders(root, listing, folders, notes, ignore_extra_classes)
+        return dataclasses.replace(opened, warnings=listing.warnings())
+    opened = _open_flat(root, listing, notes)
+    warnings = (*_warnings_on_layout(opened.classes, listing), *listing.warnings())
+    return dataclasses.replace(opened, warnings=warnings)
 
 
-def _list(root: Path, follow_links: bool) -> _Listing:
-    """Walk `root`, every folder once for each way to it; loops end where they close."""
-    listing, real_root = _Listing(), os.path.realpath(root)
+def list_folder(root: Path, follow_links: bool) -> Listing:
+    """Walk `root`, every folder once for each way to it; loops end where they close.
+
+    Raises:
+        DataError: a folder that cannot be listed.
+    """
+    listing, real_root = Listing(), os.path.realpath(root)
     waiting: list[tuple[Parts, frozenset[tuple[int, int]], int]] = [((), frozenset(), 0)]
     while waiting:
         parts, above, links = waiting.pop()
@@ -137,7 +151,7 @@ def _list(root: Path, follow_links: bool) -> _Listing:
             if is_hidden(entry.name):
                 listing.hidden_folders += is_folder
             elif not is_folder and not entry.name.lower().endswith(ENDINGS):
-                listing.others[os.path.splitext(entry.name)[1].lower() or entry.name] += 1
+                listing.others[os.path.splitext(entry.name)[1].lower() or "without an ending"] += 1
             elif entry.is_symlink() and not follow_links and _leaves(entry.path, real_root):
                 listing.leaving_links.append(below)
             elif is_folder:
@@ -173,7 +187,7 @@ def _leaves(link: str, real_root: str) -> bool:
     return target != real_root and not target.startswith(real_root.rstrip("/") + "/")
 
 
-def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[str]]:
+def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[str]]:
     """Split name -> its folder; empty for a flat folder. It is split where there is a train folder,
     or nothing but split folders."""
     top = listing.children(())
@@ -194,13 +208,41 @@ def _split_folders(root: Path, listing: _Listing) -> tuple[dict[str, str], list[
     return {s: known[s] for s in POOL_FRACTIONS if s in known}, [note] if unused else []
 
 
-def _notes_on_listing(root: Path, listing: _Listing) -> list[str]:
+def _notes_on_listing(root: Path, listing: Listing) -> list[str]:
     notes = []
     if listing.hidden_folders:
         notes.append(f"{counted(listing.hidden_folders, 'hidden folder')} skipped")
     if listing.looping_links:
         notes.append(f"{counted(listing.looping_links, 'link')} that loop or nest deeply skipped")
+    others = {kind: n for kind, n in listing.others.items() if kind not in UNREAD_IMAGES}
+    if others:
+        notes.append(f"not read: {_by_kind(others)}")
     return notes
+
+
+def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[str]:
+    """Class folders that all hold the same folders: those may be the classes, or the splits."""
+    inner: dict[str, set[str]] = {name: set() for name in classes}
+    for folder in listing.folders:
+        if len(folder) == 2:
+            inner[folder[0]].add(folder[1])
+    common = {*map(frozenset, inner.values())}
+    if len(common) != 1 or len(below := natural_order(common.pop())) < 2:
+        return
+    if any(name.casefold() in SPLIT_WORDS for name in below):
+        what = (
+            "which are read as one; put the splits above the classes: train/<class>, test/<class>"
+        )
+    else:
+        what = "which may be the classes; the upper folders are read as classes"
+    yield f"the folders {listed(classes)} all hold the folders {listed(below)}, {what}"
+
+
+def _by_kind(counts: Mapping[str, int]) -> str:
+    most = Counter(counts).most_common(5)
+    shown = ", ".join(f"{count:,} {printable(kind)}" for kind, count in most)
+    more = sum(counts.values()) - sum(count for _, count in most)
+    return shown + (f" and {more:,} more" if more else "")
 
 
 def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
@@ -214,7 +256,7 @@ def _name(root: Path) -> str:
 
 def _open_split_folders(
     root: Path,
-    listing: _Listing,
+    listing: Listing,
     folders: Mapping[str, str],
     notes: list[str],
     ignore_extra_classes: bool,
@@ -240,43 +282,39 @@ def _open_split_folders(
             continue
         notes += notes_on_classes(split, classes, counts)
         splits[split] = part
-        digests[split] = (part.labels, map(bytes, file_digests(part.paths)))
+        digests[split] = (part.labels, [*map(bytes, file_digests(part.paths))])
     if not splits:
         raise DataError(f"{printable(root)}: pictures in no class folder; {_expected(root)}")
     read = set(folders.values())
     notes += _notes_on_stray(
         len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.paths()
     )
-    return Dataset(_name(root), classes, splits, fingerprint(classes, digests), tuple(notes))
+    copies = first_copies(digests["train"][1]) if "train" in splits else None
+    mark = fingerprint(classes, digests)
+    return Dataset(_name(root), classes, splits, mark, tuple(notes), first_copies=copies)
 
 
-def _open_flat(root: Path, listing: _Listing, notes: list[str]) -> Dataset:
+def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
     classes, by_class = listing.children(()), _by_class(listing, ())
     refuse_look_alikes(classes, printable(root))
     _refuse_too_few(root, (), classes, by_class)
     counts = {name: len(group) for name, group in by_class.items()}
-    notes += notes_on_classes("the data", classes, counts)
+    notes += notes_on_classes("train", classes, counts)  # the words of the finding
     notes += _notes_on_stray(len(path) == 1 for path in listing.paths())
     whole = _file_split(root, by_class, classes)
     digests = file_digests(whole.paths)
-    splits = cut_pool(whole, map(bytes, digests))
-    sizes = ", ".join(f"{len(split):,} {name}" for name, split in splits.items())
+    cut, before = pool_cuts(whole.labels, map(bytes, digests))
+    sizes = ", ".join(f"{len(part):,} {name}" for name, part in cut.items())
     notes.append(f"no train folder: split 70/10/20 by class and file hash, seed 0: {sizes}")
     for name in ("val", "test"):
-        present = Counter(classes[label] for label in splits[name].labels)
+        present = Counter(classes[label] for label in whole.labels[cut[name]])
         kept = {c: present[c] for c in classes if counts.get(c)}
         notes += notes_on_classes(name, tuple(kept), kept)
-    return Dataset(
-        _name(root),
-        classes,
-        {name: split for name, split in splits.items() if len(split)},
-        fingerprint(classes, {"": (whole.labels, map(bytes, digests))}),
-        tuple(notes),
-        cut=True,
-    )
+    mark = fingerprint(classes, {"": (whole.labels, map(bytes, digests))})
+    return cut_pool(whole, cut, Dataset(_name(root), classes, {}, mark, tuple(notes)), before)
 
 
-def _by_class(listing: _Listing, parent: Parts) -> dict[str, list[str]]:
+def _by_class(listing: Listing, parent: Parts) -> dict[str, list[str]]:
     """Class name -> its pictures, at any depth below `parent`/<class>."""
     depth = len(parent)
     groups: dict[str, list[str]] = {}
@@ -312,13 +350,10 @@ def _expected(root: Path) -> str:
     )
 
 
-def _found_instead(listing: _Listing) -> str:
+def _found_instead(listing: Listing) -> str:
     if not listing.others:
         return f"the folder is empty; expected files ending in {' '.join(ENDINGS)}"
-    kinds = ", ".join(
-        f"{count:,} {printable(kind)}" for kind, count in listing.others.most_common(5)
-    )
-    return f"but {kinds}; expected files ending in {' '.join(ENDINGS)}"
+    return f"but {_by_kind(listing.others)}; expected files ending in {' '.join(ENDINGS)}"
 
 
 def _file_split(
@@ -328,36 +363,3 @@ def _file_split(
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
     pictures = itertools.chain.from_iterable(groups)
     return FileSplit(Paths((p.replace(BETWEEN, os.sep) for p in pictures), root), labels, root)
-
-
-def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
-    """SHA-256 of every file, in order; of many files, those that are unchanged are remembered."""
-    if len(paths) < LEAST_REMEMBERED:
-        return _digests(paths, np.arange(len(paths)))
-    memory = Memory("digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST)
-    keys = file_keys(paths.texts())
-    rows, known = memory.recall(keys)
-    new = np.flatnonzero(~known)
-    groups = [new[start : start + GROUP] for start in range(0, len(new), GROUP)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        for group, digests in zip(groups, pool.map(partial(_digests, paths), groups), strict=True):
-            rows["sha256"][group] = digests
-    known[:] = True
-    memory.save()
-    return np.asarray(rows["sha256"])
-
-
-def _digests(paths: Paths, places: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
-    digests = b"".join(map(_digest, paths.take(places).texts()))
-    return np.frombuffer(digests, np.uint8).reshape(-1, 32)
-
-
-def _digest(path: str) -> bytes:
-    """SHA-256 of a file; of nothing where it cannot be read, which decoding it will report."""
-    try:
-        if stat.S_ISREG(os.stat(path).st_mode):
-            with open(path, "rb") as handle:
-                return hashlib.file_digest(handle, "sha256").digest()
-    except OSError:
-        pass
-    return hashlib.sha256().digest()

@@ -6,6 +6,7 @@ that a run needs neither the Hub nor the library after that. Sets that bring cod
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import queue
 import re
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitkit.data.classes import listed
+from vitkit.data.folders import open_folder
 from vitkit.data.images import printable
+from vitkit.data.parquet import open_parquet, parquet_files
 from vitkit.data.splits import SPLIT_WORDS, Dataset
 from vitkit.data.tables import open_tables
 from vitkit.errors import DataError, MissingExtraError
@@ -58,7 +61,10 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
             f"{address}: there is a folder {match['name']} here, which datasets would read instead "
             f"of the Hub's; start from another folder, or open that one by ./{match['name']}"
         )
-    found, offline = _load(address, match["name"], match["revision"], match["config"])
+    loaded = _load(address, match["name"], match["revision"], match["config"])
+    if loaded is None:
+        return _open_snapshot(address, match["name"], match["revision"], ignore_extra_classes)
+    found, offline = loaded
     files: dict[str, list[Path]] = {}
     unread = []
     for name, part in found.items():
@@ -87,8 +93,11 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
 
 def _load(
     address: str, name: str, revision: str | None, config: str | None
-) -> tuple[datasets.DatasetDict, bool]:
-    """All splits of a set, by `datasets`; and whether only the cache was looked at."""
+) -> tuple[datasets.DatasetDict, bool] | None:
+    """All splits of a set, by `datasets`; and whether only the cache was looked at.
+
+    None where it is not in that cache and the Hub is out of reach.
+    """
     try:
         import datasets
     except ImportError:
@@ -100,11 +109,8 @@ def _load(
         with _kept_offline(offline):
             found = datasets.load_dataset(name, config, revision=revision, keep_in_memory=False)
             return found, offline
-    except ConnectionError as error:
-        raise DataError(
-            f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
-            f"HF_HUB_OFFLINE, or give a folder"
-        ) from error
+    except ConnectionError:
+        return None
     except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
         if "scripts are no longer supported" in str(error):
             raise DataError(
@@ -112,6 +118,30 @@ def _load(
                 f"a revision of it in Parquet (hf://{name}@refs/convert/parquet)"
             ) from error
         raise DataError(f"{address}: cannot be loaded: {_first_line(error)}") from error
+
+
+def _open_snapshot(
+    address: str, name: str, revision: str | None, ignore_extra_classes: bool
+) -> Dataset:
+    """Open what `hf download --repo-type dataset` left in the cache of the Hub's own library."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
+        )
+    except (LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise DataError(
+            f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
+            f"HF_HUB_OFFLINE, or give a folder"
+        ) from error
+    if parquet_files(folder):
+        opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
+    else:  # its files are links to another folder of the cache
+        opened = open_folder(folder, ignore_extra_classes=ignore_extra_classes, follow_links=True)
+    note = f"{address}: not asked for at the Hub; read from {printable(folder)}"
+    return dataclasses.replace(opened, name=name.partition("/")[2], notes=(*opened.notes, note))
 
 
 def _reachable() -> bool:

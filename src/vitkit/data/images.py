@@ -10,27 +10,25 @@ import io
 import os
 import re
 import stat
-import struct
-import threading
-import warnings
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageCms, ImageFile
+from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
 
 from vitkit.data.formats import FORMATS, HEAD_SIZE, describe, identify
 from vitkit.data.integrity import (
     Stream,
+    check_jpeg_scans,
     check_png_chunks,
     check_png_rows,
     check_tiff_coverage,
     ends_early,
 )
+from vitkit.data.pillow import PILLOW_ERRORS, PillowKeptQuiet
+from vitkit.data.tiffs import BITS, PHOTOMETRIC, WHITE_IS_ZERO, orientation, pixel_layout
 from vitkit.errors import ImageError
 
 RGBPixels = UInt8[np.ndarray, "H W 3"]
@@ -45,16 +43,10 @@ BACKGROUND = "white"
 CONVERTED_AT_ONCE = 1 << 22
 """Pixels; a conversion holds several copies of what it converts."""
 
-# What Pillow raises at damaged files: its plugins parse them with plain Python, and any of these
-# can come out. A list, not `Exception`, so that a fault of ours in a new shape is not blamed on
-# the picture.
-PILLOW_ERRORS = (
-    OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
-    AssertionError, RuntimeError, EOFError, MemoryError, BufferError, struct.error, zlib.error,
-    Image.DecompressionBombError, ImageCms.PyCMSError,
-)  # fmt: skip
-
-BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF 6.0, Sec. 8
+READABLE = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
+WEBP_SHARE = 2
+"""A WebP may have this part of the pixels of others: Pillow decodes it by way of two canvases and a
+copy of RGBA."""
 
 # EXIF orientation -> what makes the picture upright (EXIF 2.3, tag 0x0112).
 UPRIGHT = {
@@ -84,8 +76,8 @@ def decode(
     Args:
         source: the file's bytes, or its path.
         name: what to call the picture in a message; the path where absent.
-        max_pixels: largest width x height, read from the header before any pixel is decoded.
-            Pillow's own limit, about 179 million, holds besides.
+        max_pixels: largest width x height, read from the header before any pixel is decoded; of
+            a WebP half as many. Pillow's own limit, about 179 million, holds besides.
         max_aspect: largest ratio of the longer to the shorter side.
 
     Returns:
@@ -104,8 +96,16 @@ def examine(
     name: str | None = None,
     max_pixels: int = 50_000_000,
     max_aspect: float = 200.0,
+    admit: Callable[[int], object] = lambda pixels: None,
 ) -> tuple[RGBPixels, frozenset[Oddity]]:
     """What `decode` gives and raises, and what had to be done to the file's pixels for it.
+
+    Args:
+        source: as in `decode`.
+        name: as in `decode`.
+        max_pixels: as in `decode`.
+        max_aspect: as in `decode`.
+        admit: is told how many pixels there are before they are decoded, and may wait.
 
     Returns:
         The pixels, and of `ODDITIES`: "CMYK" inks turned to colours; "16 bits" a sample (or 12) cut
@@ -121,12 +121,16 @@ def examine(
             format = identify(head := handle.read(HEAD_SIZE))
             if format is None:
                 raise ImageError(name, *describe(head))
-            with _PillowKeptQuiet():
-                return _decode(handle, format, name, max_pixels, max_aspect)
+            with PillowKeptQuiet():
+                return _decode(handle, format, name, max_pixels, max_aspect, admit)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
             cut = format is not None and _is_cut_short(handle, format, error)
+            unknown = format == "TIFF" and isinstance(error, UnidentifiedImageError) and not cut
+            if unknown and (layout := pixel_layout(handle)):
+                detail = f"expected {READABLE}, got {layout}"
+                raise ImageError(name, "mode", detail) from error
             detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
             raise ImageError(name, "truncated" if cut else "damaged", detail) from error
 
@@ -135,7 +139,9 @@ def as_rgb(picture: Image.Image | np.ndarray, name: str = "picture") -> RGBPixel
     """An already decoded picture as (H, W, 3) uint8 RGB, converted as `decode` does.
 
     Args:
-        picture: a PIL image of any mode; or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
+        picture: a PIL image of any mode, or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
+            Of a PNG with a transparent colour give what `Image.open` gave, not loaded yet: loaded,
+            it no longer tells whether it had 2, 4 or 16 bits.
         name: what to call the picture in a message.
 
     Raises:
@@ -146,7 +152,9 @@ def as_rgb(picture: Image.Image | np.ndarray, name: str = "picture") -> RGBPixel
     if isinstance(picture, np.ndarray):
         return _array_as_rgb(picture, name)
     try:
-        with _PillowKeptQuiet():
+        with PillowKeptQuiet():
+            if isinstance(picture, ImageFile.ImageFile) and picture.format == "PNG":
+                _scale_key_colour(picture)
             picture.load()
             return _upright_pixels(picture, name)
     except PILLOW_ERRORS as error:
@@ -194,29 +202,46 @@ def _kind(mode: int) -> str:
 
 
 def _decode(
-    handle: Stream, format: str, name: str, max_pixels: int, max_aspect: float
+    handle: Stream,
+    format: str,
+    name: str,
+    max_pixels: int,
+    max_aspect: float,
+    admit: Callable[[int], object],
 ) -> tuple[RGBPixels, frozenset[Oddity]]:
     with Image.open(handle, formats=FORMATS) as picture:
-        _check_limits(picture.size, name, max_pixels, max_aspect)
+        most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
+        _check_limits(picture.size, name, most, max_aspect)
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
             # Somebody told Pillow to fill what is missing with grey; that does not hold here.
             raise ImageError(name, "truncated", f"{format} without its end")
+        place = handle.tell()
+        if format == "JPEG":
+            check_jpeg_scans(handle, name)
         if format == "PNG":
-            place = handle.tell()
             check_png_chunks(handle, name)
-            handle.seek(place)
             _scale_key_colour(picture)
         if format == "TIFF":
             check_tiff_coverage(picture, name)
+        handle.seek(place)
         stored = str([tile.args for tile in picture.tile[:1]])  # loading empties it
+        turned = format == "TIFF" and orientation(picture) in UPRIGHT  # loading forgets it
+        admit(picture.width * picture.height)
         picture.load()
         if format == "PNG":
             check_png_rows(handle, picture, name)
-        return _upright_pixels(picture, name), frozenset(_oddities(picture, stored))
+        pixels = _upright_pixels(picture, name)
+        return pixels, frozenset(_oddities(picture, stored, turned))
 
 
-def _oddities(picture: ImageFile.ImageFile, stored: str) -> Iterator[Oddity]:
-    """Of a loaded picture; `stored` names the layout of its samples in the file."""
+def _oddities(picture: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[Oddity]:
+    """Of a loaded picture.
+
+    Args:
+        picture: the picture.
+        stored: the layout of its samples in the file.
+        turned: whether it was turned upright while it was loaded.
+    """
     if picture.mode == "CMYK":
         yield "CMYK"
     if ";16" in stored or picture.mode.startswith("I;16"):
@@ -225,7 +250,7 @@ def _oddities(picture: ImageFile.ImageFile, stored: str) -> Iterator[Oddity]:
         yield "1 bit"
     if picture.has_transparency_data:
         yield "alpha"
-    if _orientation(picture) in UPRIGHT:
+    if turned or _orientation(picture) in UPRIGHT:
         yield "turned"
     try:
         if getattr(picture, "is_animated", False):
@@ -260,6 +285,8 @@ def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect:
 
 def _scale_key_colour(picture: ImageFile.ImageFile) -> None:
     """Bring a PNG's transparent colour to the 8 bits of the pixels: Pillow leaves it as stored."""
+    if not picture.tile:  # loaded already
+        return
     key, raw_mode = picture.info.get("transparency"), picture.tile[0].args
     if raw_mode in ("L;2", "L;4"):
         if isinstance(key, int):
@@ -315,7 +342,7 @@ def _grey_16_bits(picture: Image.Image) -> RGBPixels:
     """The high byte, as Pillow does for 16-bit RGB; 12-bit TIFFs are brought to 8 bits likewise."""
     values = np.asarray(picture).astype(np.uint16)
     tags = getattr(picture, "tag_v2", {})
-    bits = tags.get(BITS_PER_SAMPLE, (16,))[0]
+    bits = tags.get(BITS, (16,))[0]
     grey = (values >> (bits - 8)).astype(np.uint8)
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts these at 8 bits, not at 16
         grey = 255 - grey
@@ -356,35 +383,3 @@ def _one_line(error: BaseException) -> str:
     # Pillow names the stream by its address, which helps nobody.
     text = re.sub(r" ?<_io\..*?>$", "", " ".join(str(error).split()))
     return printable(text) or type(error).__name__
-
-
-class _PillowKeptQuiet:
-    """While any thread decodes, Pillow's own warnings are not shown: they name no file.
-
-    `warnings.catch_warnings` would not do: it swaps the filters of the whole process and puts the
-    wrong ones back when threads overlap. Here one filter is added by the first and taken out by
-    the last.
-    """
-
-    FILTER: ClassVar = ("ignore", None, Warning, re.compile(r"PIL\."), 0)
-    lock: ClassVar = threading.Lock()
-    inside: ClassVar[int] = 0
-
-    def __enter__(self) -> None:
-        cls = type(self)
-        with cls.lock:
-            cls.inside += 1
-            if cls.FILTER not in warnings.filters:
-                warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        cls = type(self)
-        with cls.lock:
-            cls.inside -= 1
-            if cls.inside == 0 and cls.FILTER in warnings.filters:
-                warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]

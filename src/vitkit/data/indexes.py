@@ -24,7 +24,7 @@ import numpy as np
 
 from vitkit.places import cache_folder
 
-VERSION = 1
+VERSION = 2
 DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 TEXT, STAMP = "text:", "stamp"
 UNSTAMPED = (0, 0)

@@ -4,11 +4,15 @@ Pillow decodes a PNG without its chunks' checksums, and leaves rows black where 
 properly but early; it decodes a TIFF whose strips do not cover the picture. Both are refused here.
 One gap stays: a JPEG cut short and then closed with a proper end marker decodes with a grey rest,
 and telling that apart would take a second entropy decoder.
+
+A JPEG may go over its picture any number of times; one with more scans than any real picture has
+is refused, since a small file could keep the decoder busy for minutes.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import zlib
 from collections.abc import Iterator
@@ -36,7 +40,43 @@ TIFF_SIZES = {
     18: 8,
 }  # fmt: skip
 TIFF_INTEGERS = {3: "H", 4: "I", 16: "Q"}
+# JPEG (ITU-T T.81, Table B.1). A marker in the coded pixels is neither stuffed nor a restart.
+MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
+SEQUENTIAL, START_OF_SCAN, END_OF_IMAGE = (0xC0, 0xC1), 0xDA, 0xD9
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+WITHOUT_LENGTH = (0x01, 0xD8)
+MARKERS_AT_ONCE = 1 << 12
+MOST_SCANS = 100
+"""Encoders write 10 or so, optimisers some 20. A scan takes up to a nanosecond a pixel."""
 TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
+
+
+def check_jpeg_scans(handle: Stream, name: str) -> None:
+    """Count a JPEG's scans, without decoding any; memory stays flat.
+
+    Raises:
+        ImageError: "too large" with more than `MOST_SCANS`.
+    """
+    place, scans = 2, 0
+    frame, components = 0, 0
+    while scans <= MOST_SCANS and (found := _next_marker(handle, place)) is not None:
+        place, kind = found
+        if kind == END_OF_IMAGE:
+            return
+        if kind in WITHOUT_LENGTH:
+            place += 2
+            continue
+        handle.seek(place + 2)
+        head = handle.read(8).ljust(8, b"\0")  # a length of 2 bytes first
+        if kind in FRAMES:
+            frame, components = kind, head[7]
+        if kind == START_OF_SCAN:
+            scans += 1
+            if frame in SEQUENTIAL and head[2] == components:
+                return  # all is in this one scan, and decoders do not look for another
+        place += 2 + int.from_bytes(head[:2])
+    if scans > MOST_SCANS:
+        raise ImageError(name, "too large", f"a JPEG of more than {MOST_SCANS} scans; save it anew")
 
 
 def check_png_chunks(handle: Stream, name: str) -> None:
@@ -91,7 +131,8 @@ def check_tiff_coverage(picture: ImageFile.ImageFile, name: str) -> None:
     """
     areas: dict[object, int] = {}
     for tile in picture.tile:
-        plane = (tile.codec_name, tile.args)  # planes stored one by one differ in their arguments
+        # Planes stored one by one differ in their raw mode; tiles at an edge in other arguments.
+        plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
         left, top, right, bottom = tile.extents or (0, 0, 0, 0)
         areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
     expected, found = picture.width * picture.height, min(areas.values(), default=0)
@@ -156,6 +197,18 @@ def _inflated_size(header: bytes) -> int:
         if columns > 0 and rows > 0:
             total += rows * (1 + (columns * bits + 7) // 8)
     return total
+
+
+def _next_marker(handle: Stream, place: int) -> tuple[int, int] | None:
+    """The place and the second byte of a JPEG's next marker; None at the end of the file."""
+    handle.seek(place)
+    before = b""
+    while block := handle.read(MARKERS_AT_ONCE):
+        content = before + block
+        if found := MARKER.search(content):
+            return handle.tell() - len(content) + found.start(), content[found.start() + 1]
+        before = content[-1:]
+    return None
 
 
 def _has_jpeg_end(handle: Stream) -> bool:

@@ -11,7 +11,7 @@ import copy
 import signal
 import warnings
 import weakref
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -23,11 +23,14 @@ from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from vitkit.data import watching
 from vitkit.data.augment import Augmentation, augment_batch, training_pixels
-from vitkit.data.order import EpochOrder
+from vitkit.data.order import EpochOrder, remote_store
 from vitkit.data.preprocess import fit, normalise
 from vitkit.data.randomness import occasion
 from vitkit.data.sources import Split
+from vitkit.data.stand_ins import failures
+from vitkit.data.watching import watched
 from vitkit.errors import DataError, VitkitError
 from vitkit.spec import Preprocess
 
@@ -43,6 +46,7 @@ class Batch:
         epoch: whose draws changed the pictures, counted from 0: the epoch, or its number in
             the cycle where the draws come again; -1 in evaluation.
         views: which of its repetitions in that epoch each picture is (B,), counted from 0.
+        failed: images that could not be read and have others in their places, a line each.
     """
 
     pixels: UInt8[Tensor, "B H W C"]
@@ -50,6 +54,7 @@ class Batch:
     indices: Int64[Tensor, "B"]
     epoch: int
     views: Int64[Tensor, "B"]
+    failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
         """The normalised pictures, on `device`: bytes travel, floats are made there."""
@@ -75,7 +80,20 @@ class Batch:
         return Batch(pixels, labels, indices, self.epoch, views)
 
 
-class TrainingSteps(Dataset[Batch]):
+class BatchSource(Dataset[Batch]):
+    """Batches by number, of the images of one split."""
+
+    split: Split
+
+    def contents(self, number: int) -> str:
+        """What to call a batch in a message."""
+        return f"batch {number}"
+
+    def _named(self, indices: Sequence[int] | Int64[np.ndarray, " B"]) -> str:
+        return ", ".join(self.split.name(int(index)) for index in indices[:3])
+
+
+class TrainingSteps(BatchSource):
     """The whole run as a list of steps: item s is the batch of step s, counted from 0.
 
     The pictures of an epoch that do not fill a batch wait for another epoch's order. Of several
@@ -133,6 +151,11 @@ class TrainingSteps(Dataset[Batch]):
         """Which pictures step `step` holds, over all processes."""
         return self._order(step // self.steps_per_epoch)[self._places(step) // self.repeats]
 
+    def contents(self, number: int) -> str:
+        """The step, and the first images of this process."""
+        mine = self.indices(number)[self.rank :: self.world_size]
+        return f"the batch of step {number} ({self._named(mine)} ...)"
+
     def _places(self, step: int) -> Int64[np.ndarray, "B"]:
         """Of the batch in its epoch, where every repetition has a place."""
         return step % self.steps_per_epoch * self.batch_size + np.arange(self.batch_size)
@@ -183,7 +206,7 @@ def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
     return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs) if sizes)
 
 
-class EvaluationBatches(Dataset[Batch]):
+class EvaluationBatches(BatchSource):
     """A split in its own order, every picture once, by the evaluation transform.
 
     Process r of n has the pictures r, r + n, r + 2n ...; the last ones may have one less, or none.
@@ -204,9 +227,15 @@ class EvaluationBatches(Dataset[Batch]):
     def __len__(self) -> int:
         return (len(self._mine) + self.batch_size - 1) // self.batch_size
 
+    def contents(self, number: int) -> str:
+        """The number, and the first images."""
+        return f"batch {number} ({self._named(self._of(number))} ...)"
+
+    def _of(self, number: int) -> Sequence[int]:
+        return self._mine[number * self.batch_size : (number + 1) * self.batch_size]
+
     def __getitem__(self, number: int) -> Batch:
-        start = number * self.batch_size
-        indices = np.array(self._mine[start : start + self.batch_size])
+        indices = np.array(self._of(number))
         pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
         return _batch(pixels, self.split, indices, epoch=-1, views=np.zeros_like(indices))
 
@@ -216,15 +245,27 @@ _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
 
 
 def batches(
-    source: Dataset[Batch], numbers: range, *, workers: int = 0
+    source: BatchSource,
+    numbers: range,
+    *,
+    workers: int = 0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Batch, None, None]:
     """The batches `numbers` of a source, in that order, made by `workers` processes (0: here).
 
     The processes end with the generator: when it is used up, closed or dropped, when it raises,
     and at the latest when the interpreter exits.
 
+    Args:
+        source: of the batches.
+        numbers: which of them.
+        workers: processes.
+        stopped: asked every second while a batch of the processes is waited for; where it is true,
+            nobody wants the batch any more.
+
     Raises:
         ImageError: a picture that can no longer be read, by name, from whichever process met it.
+        LoaderError: a process was killed or hangs, or `stopped`; see `watching.watched`.
     """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
@@ -237,8 +278,17 @@ def batches(
             generator=torch.Generator(),  # else the loader would draw its seed from the global one
             collate_fn=_as_it_is,
             worker_init_fn=_leave_signals_to_the_parent,
+            timeout=watching.LOOK_EVERY if workers else 0.0,
         )
-        handed_over = _hand_over(iter(loader))
+        arriving: Iterator[Batch | VitkitError] = iter(loader)
+    if workers:
+        arriving = watched(
+            arriving,
+            contents=lambda number: source.contents(numbers[number]),
+            remote=remote_store(source.split) is not None,
+            stopped=stopped,
+        )
+    handed_over = _hand_over(arriving)
     if workers:
         _OPEN.add(handed_over)
         atexit.unregister(_close_all)
@@ -264,7 +314,7 @@ def _close_all() -> None:
 class _Careful(Dataset[Any]):
     """Hands an error of ours over as an item: a loader would turn it into text on the way."""
 
-    def __init__(self, source: Dataset[Batch]) -> None:
+    def __init__(self, source: BatchSource) -> None:
         self.source = source
 
     def __getitem__(self, number: int) -> Batch | VitkitError:
@@ -283,7 +333,8 @@ def _batch(
 ) -> Batch:
     labels = torch.from_numpy(split.labels[indices])
     places = torch.from_numpy(indices.copy())
-    return Batch(torch.from_numpy(pixels), labels, places, epoch, torch.from_numpy(views.copy()))
+    drawn = torch.from_numpy(views.copy())
+    return Batch(torch.from_numpy(pixels), labels, places, epoch, drawn, failures(split))
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
@@ -291,7 +342,9 @@ def _leave_signals_to_the_parent(worker: int) -> None:
 
     Should it fail to, a worker outlives SIGTERM by a minute: a process that waits for it goes on.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda signum, frame: signal.alarm(60))
 
 

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,10 +25,11 @@ from vitkit.data.cache import CachedSplit, examined
 from vitkit.data.images import ODDITIES
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
 from vitkit.data.remote_shards import RemoteTars, content_keys
+from vitkit.data.room import Room
 from vitkit.data.splits import FileSplit, Split, StoredSplit
 from vitkit.errors import ImageError, ImageReason, SettingError
 
-SIDE = 12
+SIDE = 16
 """Height and width of the grey thumbnails that near duplicates are told by."""
 SAMPLED_SIDE = 512
 """Of larger pictures the thumbnail averages every n-th pixel, so many along the short side."""
@@ -48,6 +50,8 @@ GROUP = 32
 """Pictures that a thread takes at once; handing over one small picture costs as much as it does."""
 BLOCK = 1024
 """Pictures handed to the threads at once; what is waiting takes memory, pixels are dropped."""
+PIXELS_AT_ONCE = 50_000_000
+"""Pixels that all threads decode at once: as many as one picture may have, some 600 MB."""
 SAVE_EVERY = 60.0
 """Seconds after which the memory is written; a check that is broken off goes on from there."""
 
@@ -105,13 +109,13 @@ def look_through(
     advance(recalled)
     unknown = np.flatnonzero(~known)
     problems: list[Problem] = []
-    saved = time.monotonic()
+    saved, room = time.monotonic(), Room(PIXELS_AT_ONCE)
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         for start in range(0, len(unknown), BLOCK):
             block = unknown[start : start + BLOCK]
             groups = [block[place : place + GROUP] for place in range(0, len(block), GROUP)]
             for index, found in itertools.chain.from_iterable(
-                pool.map(partial(_look, split), groups)
+                pool.map(partial(_look, split, room), groups)
             ):
                 if isinstance(found, Problem):
                     problems.append(found)
@@ -149,23 +153,30 @@ def summarise(
 
 
 def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
+    # The box filter has no fractional weights: an image and its half would fill other cells.
     step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
     sampled = pixels[step // 2 :: step, step // 2 :: step]
     picture = Image.fromarray(sampled[:, :, 0] if sampled.shape[2] == 1 else sampled)
-    return np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.BOX).convert("L"))
+    return np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.HAMMING).convert("L"))
 
 
 def _look(
-    split: Split, indices: Int64[np.ndarray, " M"]
+    split: Split, room: Room, indices: Int64[np.ndarray, " M"]
 ) -> list[tuple[int, tuple[object, ...] | Problem]]:
     seen: list[tuple[int, tuple[object, ...] | Problem]] = []
     for index in map(int, indices):
-        try:
-            seen.append((index, summarise(*examined(split, index))))
-        except ImageError as error:
-            problem = Problem(index, split.name(index), error.reason, error.detail)
-            seen.append((index, problem))
+        with ExitStack() as held:  # until the pixels have been looked at
+            admit = partial(_admit, room, held)
+            try:
+                seen.append((index, summarise(*examined(split, index, admit))))
+            except ImageError as error:
+                problem = Problem(index, split.name(index), error.reason, error.detail)
+                seen.append((index, problem))
     return seen
+
+
+def _admit(room: Room, held: ExitStack, pixels: int) -> None:
+    held.enter_context(room.taken(pixels))
 
 
 def _keys(split: Split) -> UInt64[np.ndarray, " N"]:

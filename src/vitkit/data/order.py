@@ -34,15 +34,16 @@ class EpochOrder:
     def __init__(self, split: Split, seed: int, *, balance: bool = False) -> None:
         self._seed, self._count = seed, len(split)
         self._labels = split.labels if balance else None
-        self._store: RemoteTars | None = None
-        stored = as_stored(split)
-        if isinstance(stored, StoredSplit) and isinstance(stored.store, RemoteTars):
+        self._store = remote_store(split)
+        if self._store is not None:
             if balance:
                 raise SettingError(
                     "balance draws pictures in any order, and these come shard by shard from a web "
                     "server; download the shards, or leave --balance out"
                 )
-            self._store, self._shard = stored.store, stored.store.shard[stored.numbers]
+            stored = as_stored(split)
+            assert isinstance(stored, StoredSplit)
+            self._shard = self._store.shard[stored.numbers]
 
     @lru_cache(maxsize=2)  # noqa: B019 - there is one order a run
     def __call__(self, epoch: int) -> Int64[np.ndarray, " N"]:
@@ -77,6 +78,13 @@ class EpochOrder:
         coming = self._shard[self(epoch)[place : place + AHEAD]]
         if len(later := coming[coming != coming[0]]):
             fetch_ahead(self._store.shards[later[0]])
+
+
+def remote_store(split: Split) -> RemoteTars | None:
+    """Where the images of a split come from over the network; `None` where they are here."""
+    stored = as_stored(split)
+    store = stored.store if isinstance(stored, StoredSplit) else None
+    return store if isinstance(store, RemoteTars) else None
 
 
 def balanced_order(

@@ -40,6 +40,8 @@ ATTEMPTS = 6
 MEND = f"free some space, lower {ROOM_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
 FIRST_WAIT = 1.0
 """Seconds before the second attempt; each later one waits twice as long as the one before."""
+LONGEST_WAIT = 120.0
+"""Seconds to wait at most where the server says when it wants to be asked again."""
 Answer = TypeVar("Answer")
 
 
@@ -103,7 +105,7 @@ class RemoteShard:
                 f"{self.address}: not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
             )
         part = self.place.with_suffix(".part")
-        patiently(self.address, lambda: request(self.address, part), lambda: size_of(part))
+        patiently(self.address, lambda: self._request(part), lambda: size_of(part))
         file = part.open("rb", buffering=0)
         try:
             if self.sha256 and hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
@@ -120,6 +122,22 @@ class RemoteShard:
             raise
         _make_room(self.place.parent)
         return file
+
+    def _request(self, part: Path) -> None:
+        """One request; raises `WebError` also where another file comes than the server named."""
+        request(self.address, part)
+        expected, came = self.version.rpartition(" ")[2], size_of(part)
+        if expected.isdecimal() and came != int(expected):
+            discard(part)
+            raise WebError(
+                f"expected {int(expected):,} bytes, got {came:,}; the server may have sent an "
+                f"error or sign-in page",
+                broken=True,
+            )
+
+    def forget(self) -> None:
+        """Delete the file from the cache, so that it is fetched again when it is next needed."""
+        self.place.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,6 +210,9 @@ def patiently(
 ) -> Answer:
     """The answer of a server that may fail for a while: half a minute, longer while bytes come.
 
+    A server that says when it wants to be asked again (Retry-After) is not asked before that, but
+    for a wait of more than `LONGEST_WAIT` seconds.
+
     Args:
         address: what is asked for.
         ask: asks for it; raises `WebError`.
@@ -214,7 +235,8 @@ def patiently(
                 raise DataError(
                     f"{where}{error}; asked {failed} times; what has come is kept: run it again"
                 ) from None
-        time.sleep(FIRST_WAIT * 2 ** (failed - 1))
+            asked_for = min(error.wait, LONGEST_WAIT)
+        time.sleep(max(FIRST_WAIT * 2 ** (failed - 1), asked_for))
 
 
 def _make_room(folder: Path) -> None:

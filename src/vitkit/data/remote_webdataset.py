@@ -102,9 +102,19 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
     )
     # The order of an epoch depends on which pictures share a shard; a run may not change that.
     counts = [len(index.texts["keys"]) for _, index in indexed]
-    mark = hashlib.sha256(f"{dataset.fingerprint} in shards of {counts}".encode()).hexdigest()
     notes = (*dataset.notes, *_notes([index for _, index in indexed], "val" in parts))
-    return dataclasses.replace(dataset, fingerprint=mark, notes=notes)
+    before = dataset.as_before
+    return dataclasses.replace(
+        dataset,
+        fingerprint=_marked(dataset.fingerprint, counts),
+        notes=notes,
+        as_before=before
+        and dataclasses.replace(before, fingerprint=_marked(before.fingerprint, counts)),
+    )
+
+
+def _marked(fingerprint: str, counts: list[int]) -> str:
+    return hashlib.sha256(f"{fingerprint} in shards of {counts}".encode()).hexdigest()
 
 
 def _addresses(pattern: str) -> list[str]:
@@ -163,11 +173,18 @@ def _shards(addresses: Sequence[str], kept: Sequence[Index | None]) -> list[Remo
 
 
 def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) -> Index:
-    """The index of a shard, fetched for it; its pictures are looked at while they are here."""
+    """The index of a shard, fetched for it; its pictures are looked at while they are here.
+
+    A shard that cannot be indexed does not stay in the cache: the next run asks the server again.
+    """
     with shard.open() as file:
         if coming is not None:
             fetch_ahead(coming)
-        found = index_file(file, printable(shard.address))
+        try:
+            found = index_file(file, printable(shard.address))
+        except DataError as error:
+            shard.forget()
+            raise DataError(f"{error}; the next run fetches it again") from None
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         size = np.array(file.tell())

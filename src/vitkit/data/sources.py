@@ -8,6 +8,7 @@ from pathlib import Path
 from vitkit.data.cache import cached, show_progress
 from vitkit.data.cifar import CIFAR_CLASSES, cifar_places, open_cifar
 from vitkit.data.csv_files import open_csv
+from vitkit.data.cuts import stratified_split, with_validation
 from vitkit.data.embedded import IDX_CLASSES, idx_places, open_digits, open_idx
 from vitkit.data.folders import open_folder
 from vitkit.data.hub import PREFIX as HUB
@@ -16,13 +17,12 @@ from vitkit.data.images import printable
 from vitkit.data.parquet import ENDING as PARQUET
 from vitkit.data.parquet import open_parquet, parquet_files
 from vitkit.data.remote_webdataset import is_remote, open_remote_webdataset
+from vitkit.data.saved import is_saved, open_saved
 from vitkit.data.splits import (
     ArraySplit,
     Dataset,
     FileSplit,
     Split,
-    stratified_split,
-    with_validation,
 )
 from vitkit.data.webdataset import PREFIX as SHARDS
 from vitkit.data.webdataset import open_webdataset
@@ -44,6 +44,15 @@ NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
 LISTS = (".csv", ".tsv")
 
 
+def refuse_objects(data: object) -> None:
+    """Raise `DataError` for data sets that are no path and no name, such as arrays or torch's."""
+    if not isinstance(data, str | os.PathLike):
+        raise DataError(
+            f"data is a {type(data).__name__}; give the path of a folder, a CSV or a Parquet file, "
+            f"or a name such as 'digits'"
+        )
+
+
 def open_dataset(
     data: str | os.PathLike[str],
     *,
@@ -61,11 +70,13 @@ def open_dataset(
               which is split 70/10/20;
             - a CSV with the columns `path,label` and perhaps `split`;
             - a Parquet file, or a folder with such files at its top or in `data/`;
+            - a folder that `Dataset.save_to_disk` of `datasets` wrote;
             - "wds:shards-{0000..0099}.tar", WebDataset shards, local or at an https address;
             - "hf://owner/name", a data set of the Hugging Face Hub.
 
             A known name wins over a folder of that name, which is `./digits` then.
-        data_root: where the files of named data sets are looked for first.
+        data_root: where the files of named data sets are looked for first; for a CSV the folder
+            that its paths begin at, its own where absent.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
 
@@ -73,8 +84,9 @@ def open_dataset(
         DataError: nothing of that name, or a data set that cannot be trained on.
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
+    root = None if data_root is None else Path(data_root).expanduser()
     if isinstance(data, str) and data in NAMES:
-        return _open_named(data, None if data_root is None else Path(data_root).expanduser())
+        return _open_named(data, root)
     if isinstance(data, str) and data.startswith(HUB):
         return open_hub(data, ignore_extra_classes=ignore_extra_classes)
     if isinstance(data, str) and data.startswith(SHARDS):
@@ -84,25 +96,37 @@ def open_dataset(
         path = Path(data).expanduser()
     except RuntimeError:  # ~nobody
         path = Path(data)
-    name, known = printable(data), ", ".join(NAMES)
     if not os.path.exists(path):
+        name = printable(data)
         near = did_you_mean(name, NAMES)
         where = near if near else f"; {nearest_parent(path)}"
-        raise DataError(f"{name}: no such folder, and no data set of that name ({known}){where}")
-    ending = path.suffix.lower()
-    is_folder = os.path.isdir(path)
+        raise DataError(
+            f"{name}: no such folder, and no data set of that name ({', '.join(NAMES)}){where}"
+        )
+    return _open_path(path, root, ignore_extra_classes, follow_links)
+
+
+def _open_path(
+    path: Path, root: Path | None, ignore_extra_classes: bool, follow_links: bool
+) -> Dataset:
+    """Open a file or a folder by what it is."""
+    ending, is_folder = path.suffix.lower(), os.path.isdir(path)
     if ending == PARQUET or (is_folder and parquet_files(path)):
         return open_parquet(path, ignore_extra_classes=ignore_extra_classes)
+    if is_folder and is_saved(path):
+        return open_saved(path, ignore_extra_classes=ignore_extra_classes)
     if is_folder:
         return open_folder(
             path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
         )
     if os.path.isfile(path) and ending in LISTS:
-        return open_csv(path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links)
-    hint = f"; shards are opened by wds:{name}" if ending == ".tar" else ""
+        return open_csv(
+            path, root=root, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
+        )
+    hint = f"; shards are opened by wds:{printable(path)}" if ending == ".tar" else ""
     raise DataError(
-        f"{name} is not a folder; expected an image folder, a .csv, a {PARQUET} file or one of "
-        f"{known}{hint}"
+        f"{printable(path)} is not a folder; expected an image folder, a .csv, a {PARQUET} file or "
+        f"one of {', '.join(NAMES)}{hint}"
     )
 
 

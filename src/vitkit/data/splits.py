@@ -1,4 +1,4 @@
-"""What an opened data set is: a `Dataset` of `Split`s, and how one split is cut in parts."""
+"""What an opened data set is: a `Dataset` of `Split`s."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.images import decode, printable
 from vitkit.data.paths import Paths
-from vitkit.data.randomness import hash64
-from vitkit.errors import DataError, SettingError
+from vitkit.data.rereading import NO_FILE, file_stamps, patiently
+from vitkit.errors import ImageError
 
-POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
 SPLIT_WORDS = {
     "train": "train",
+    "training": "train",
     "val": "val",
     "valid": "val",
     "validation": "val",
+    "dev": "val",
+    "eval": "val",
     "test": "test",
+    "testing": "test",
 }
 """What folders, files and columns call the splits, in lower case."""
 
@@ -98,6 +101,13 @@ class FileSplit:
     """The folder that names are told from."""
     lines: Int64[np.ndarray, " N"] | None = None
     """Each picture's line in the list that names it, where there is one."""
+    stamps: UInt64[np.ndarray, " N"] | None = None
+    """What tells each file from another one under its name: `rereading.file_stamps`, by default
+    as they are now. A file that has another one when it is read is refused."""
+
+    def __post_init__(self) -> None:
+        if self.stamps is None:
+            object.__setattr__(self, "stamps", file_stamps(self.paths.texts()))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -107,11 +117,19 @@ class FileSplit:
         return name if self.lines is None else f"{name} (line {self.lines[index]})"
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return decode(self.paths[index], name=self.name(index))
+        return patiently(lambda: self._read(index))
+
+    def _read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
+        path, name = self.paths[index], self.name(index)
+        (now,) = file_stamps([path])
+        if self.stamps is not None and now not in (self.stamps[index], NO_FILE):
+            raise ImageError(name, "missing", "the file was changed after it was opened")
+        return decode(path, name=name)
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
         lines = None if self.lines is None else self.lines[indices]
-        return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines)
+        stamps = None if self.stamps is None else self.stamps[indices]
+        return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines, stamps)
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:
         return dataclasses.replace(self, labels=labels)
@@ -152,7 +170,8 @@ class StoredSplit:
         return printable(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return decode(self.store.encoded(int(self.numbers[index])), name=self.name(index))
+        number, name = int(self.numbers[index]), self.name(index)
+        return patiently(lambda: decode(self.store.encoded(number), name=name))
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> StoredSplit:
         return StoredSplit(self.store, self.labels[indices], self.numbers[indices])
@@ -178,6 +197,22 @@ class Dataset:
     """What the user should know, a line each."""
     cut: bool = False
     """Whether test was cut from one pool of pictures here, and not set apart by the user."""
+    warnings: tuple[str, ...] = ()
+    """What was found when the files were listed and is probably a mistake, a line each."""
+    first_copies: Int64[np.ndarray, " N"] | None = None
+    """For each picture of train the place of the first file with the same content (N,); None where
+    no two files are the same, or nobody looked."""
+    as_before: Dataset | None = None
+    """The same data cut by the earlier rule, which separated copies, where that is another cut; a
+    checkpoint of then is evaluated on it."""
+
+    def difference(self, fingerprint: str) -> str:
+        """Say what is not as in the data set of this fingerprint; empty where it is the same."""
+        if fingerprint == self.fingerprint:
+            return ""
+        if self.as_before is not None and fingerprint == self.as_before.fingerprint:
+            return "splits, which an earlier vitkit cut otherwise,"
+        return "pictures, labels or classes"
 
 
 def fingerprint(
@@ -191,104 +226,3 @@ def fingerprint(
         for digest in digests:
             total.update(digest)
     return total.hexdigest()
-
-
-def stratified_split(
-    labels: Int64[np.ndarray, " N"],
-    fractions: Sequence[float],
-    seed: int = 0,
-    keys: UInt64[np.ndarray, " N"] | None = None,
-) -> list[Int64[np.ndarray, " M"]]:
-    """Cut N pictures in parts that all have the classes in the same proportions.
-
-    Every part gets round(fraction * N) pictures. A class gives to each part the whole number below
-    its share; what is missing comes from the classes with the largest remainders. A class never
-    gives its last picture away from the first part. Which pictures go is decided by
-    `hash64(seed, key)`: it depends on nothing but the seed and the keys.
-
-    Args:
-        labels: class numbers (N,).
-        fractions: shares of the parts, positive, summing to 1; the first part takes what is left.
-        seed: another seed, another cut.
-        keys: one number for each picture that stays with it when the order changes, such as the
-            first 64 bits of its file's hash; its place where absent.
-
-    Returns:
-        For each part its places in `labels`, ascending.
-
-    Raises:
-        SettingError: fractions that are not positive or do not sum to 1.
-    """
-    if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
-        raise SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
-    keys = np.arange(len(labels), dtype=np.uint64) if keys is None else keys
-    order = np.lexsort((hash64(seed, keys), labels))
-    parts: list[Int64[np.ndarray, " M"]] = []
-    for last in range(len(fractions) - 1, 0, -1):
-        share = fractions[last] / sum(fractions[: last + 1])
-        taken = _take_from_each_class(labels[order], share)
-        parts.append(np.sort(order[taken]))
-        order = order[~taken]
-    return [np.sort(order), *reversed(parts)]
-
-
-def cut_pool(whole: Split, digests: Iterable[bytes]) -> dict[str, Split]:
-    """One pool of pictures cut 70/10/20, stratified, seed 0, by the pictures' own SHA-256.
-
-    Args:
-        whole: all pictures, labelled.
-        digests: their SHA-256; another order of the pictures gives the same cut.
-
-    Returns:
-        "train", "val" and "test", any of which may be empty.
-    """
-    keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
-    parts = stratified_split(whole.labels, tuple(POOL_FRACTIONS.values()), 0, keys)
-    return {name: whole.subset(part) for name, part in zip(POOL_FRACTIONS, parts, strict=True)}
-
-
-def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset:
-    """The data set with a validation split: its own, or a stratified part of train.
-
-    Args:
-        dataset: returned as it is where it has "val".
-        fraction: part of train to take, in (0, 1).
-        seed: another seed, another part.
-
-    Raises:
-        SettingError: a fraction out of range.
-        DataError: no train split, or too few pictures in it to take any.
-    """
-    if "val" in dataset.splits:
-        return dataset
-    if not 0 < fraction < 1:
-        raise SettingError(f"the validation fraction must lie between 0 and 1, got {fraction:g}")
-    train = dataset.splits.get("train")
-    if train is None:
-        raise DataError(f"{dataset.name} has no train split; it has {', '.join(dataset.splits)}")
-    kept, taken = stratified_split(train.labels, (1 - fraction, fraction), seed)
-    if len(taken) == 0:
-        raise DataError(
-            f"{dataset.name}: train has {len(train)} pictures, too few to take {fraction:.0%} "
-            f"for validation; add pictures or a val folder"
-        )
-    splits = {"train": train.subset(kept), "val": train.subset(taken)}
-    note = f"validation: {len(taken):,} of {len(train):,} train pictures, stratified, seed {seed}"
-    return dataclasses.replace(
-        dataset,
-        splits=splits | {k: v for k, v in dataset.splits.items() if k != "train"},
-        notes=(*dataset.notes, note),
-    )
-
-
-def _take_from_each_class(labels: Int64[np.ndarray, " N"], share: float) -> np.ndarray:
-    """Which of the pictures, sorted by class, go: bool (N,), `round(share * N)` of them set."""
-    _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
-    shares = counts * share
-    take = np.floor(shares + 1e-9).astype(np.int64)  # a product may be a hair off
-    missing = round(round(float(shares.sum()), 6)) - int(take.sum())
-    by_remainder = np.argsort(-(shares - take), kind="stable")
-    able = by_remainder[(take < counts - 1)[by_remainder]]
-    take[able[: max(missing, 0)]] += 1
-    rank = np.arange(len(labels)) - np.repeat(starts, counts)
-    return np.asarray(rank < np.repeat(take, counts))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 IMAGE_NAMES = ("image", "img", "picture", "jpg", "png")
-LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls")
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls", "y")
 """Which column is meant where several could be: the first of these that is there."""
 
 
@@ -107,7 +107,9 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
     shown = ", ".join(f"{printable(f.name)}: {str(f.type)[:40]}" for f in schema)
     image = _chosen(images, IMAGE_NAMES, f"{where}: {{}} of pictures among {shown}")
-    label = _chosen(labels, LABEL_NAMES, f"{where}: {{}} of labels among {shown}")
+    known = ", ".join(LABEL_NAMES)
+    usual = f"labels are numbers, text or true and false in a column named one of {known}"
+    label = _chosen(labels, LABEL_NAMES, f"{where}: {{}} of labels among {shown}; {usual}")
     names = features.get(label, {}).get("names") if kinds[label] == "ClassLabel" else ()
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise DataError(f"{where}: the names of {label!r} are no list of class names")
@@ -228,7 +230,7 @@ def _holds_labels(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     return bool(pa.types.is_integer(kind) or pa.types.is_string(kind)
-                or pa.types.is_large_string(kind))  # fmt: skip
+                or pa.types.is_large_string(kind) or pa.types.is_boolean(kind))  # fmt: skip
 
 
 def _chosen(found: Sequence[str], usual: Sequence[str], problem: str) -> str:

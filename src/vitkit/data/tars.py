@@ -2,7 +2,9 @@
 
 Read are plain files of the ustar format (POSIX.1-1988) with the two ways of giving them long names:
 GNU's `L` entries and pax headers (POSIX.1-2001). Links, folders, devices and sparse files are
-counted and passed over. A size that leads out of the file is an error, not a promise.
+counted and passed over. A size that leads out of the file is an error, not a promise. After the
+block of zeros that ends the tar there may be nothing but zeros: anything else is an entry that
+would be lost without a word.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from vitkit.errors import DataError
 BLOCK = 512
 LONGEST_NAME = 1 << 16
 """Bytes of an entry that only holds a name."""
+LONGEST_NUMBER = 19
+"""Digits of a decimal number in a pax record; a file has at most 2**63 bytes."""
+READ_AT_ONCE = 1 << 20
+"""Bytes of what follows the end that are looked at at once."""
 PLAIN = (b"0", b"\0", b"7")
 NO_CONTENT = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and FIFOs: nothing follows, whatever size they say."""
@@ -52,7 +58,8 @@ def read_members(file: BinaryIO, where: str) -> Members:
         where: what to call it in a message.
 
     Raises:
-        DataError: not a tar, compressed, damaged, or shorter than its headers say.
+        DataError: not a tar, compressed, damaged, shorter than its headers say, or with more after
+            its end than zeros.
         OSError: it cannot be read.
     """
     found, offset, end = Members(), 0, os.fstat(file.fileno()).st_size
@@ -61,6 +68,7 @@ def read_members(file: BinaryIO, where: str) -> Members:
         file.seek(offset)
         header = file.read(BLOCK)
         if len(header) == BLOCK and not any(header):
+            _check_nothing_follows(file, where, offset)
             return found
         _check_header(header, where, offset)
         kind, size = header[156:157], _number(header[124:136], where, offset)
@@ -95,6 +103,19 @@ def _check_header(header: bytes, where: str, offset: int) -> None:
         raise DataError(f"{where}: {what}: expected a header with its checksum")
 
 
+def _check_nothing_follows(file: BinaryIO, where: str, end: int) -> None:
+    """Refuse a tar that goes on after its first block of zeros, which is at byte `end`."""
+    file.seek(end + BLOCK)
+    while content := file.read(READ_AT_ONCE):
+        if rest := content.lstrip(b"\0"):
+            place = file.tell() - len(rest)
+            raise DataError(
+                f"{where}: the tar ends with a block of zeros at byte {end:,}, but there is more "
+                f"at byte {place:,}; either the header at byte {end:,} was lost: write the file "
+                f"again; or files were joined by cat: join them by tar --concatenate instead"
+            )
+
+
 def _said(file: BinaryIO, kind: bytes, size: int, where: str, offset: int) -> dict[str, str]:
     """What an entry says about the file after it, such as its whole name."""
     if size > LONGEST_NAME:
@@ -107,12 +128,13 @@ def _said(file: BinaryIO, kind: bytes, size: int, where: str, offset: int) -> di
         return {"path": _text(content)}
     said = {}
     while content:
-        length, _, _ = content.partition(b" ")
-        if not length.isdigit() or not len(length) < int(length) <= len(content):
+        digits, _, _ = content.partition(b" ")
+        length = _decimal(digits)
+        if length is None or not len(digits) < length <= len(content):
             raise DataError(f"{where}: damaged at byte {offset:,}: no pax record")
-        key, _, value = content[len(length) + 1 : int(length)].partition(b"=")
+        key, _, value = content[len(digits) + 1 : length].partition(b"=")
         said[_text(key)] = _text(value.removesuffix(b"\n"))
-        content = content[int(length) :]
+        content = content[length:]
     return said
 
 
@@ -125,15 +147,19 @@ def _number(digits: bytes, where: str, offset: int, base: int = 8) -> int:
     """A size: octal, or binary where its first bit is set (GNU)."""
     if digits[:1] == b"\x80":
         return int.from_bytes(digits[1:])
-    found = _octal(digits) if base == 8 else int(digits) if digits.isdigit() else None
+    found = _octal(digits) if base == 8 else _decimal(digits)
     if found is None:
-        raise DataError(f"{where}: damaged at byte {offset:,}: no size, {digits!r}")
+        raise DataError(f"{where}: damaged at byte {offset:,}: no size, {digits[:40]!r}")
     return found
 
 
 def _octal(digits: bytes) -> int | None:
     digits = digits.strip(b" \0")
     return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
+
+
+def _decimal(digits: bytes) -> int | None:
+    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_NUMBER else None
 
 
 def _text(content: bytes) -> str:

@@ -38,7 +38,6 @@ LONGEST_LABEL = 1 << 20
 LONGEST_PICTURE = 1 << 30
 """Bytes of a member that is read at all; no picture that is decoded has as many."""
 MOST_SHARDS = 100_000
-BRACES = re.compile(r"\{([^{}]*)\}")
 SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_WORDS)})(?=[-_.])", re.IGNORECASE)
 
 
@@ -82,12 +81,13 @@ def find_shards(pattern: str) -> list[Path]:
         DataError: none, or one of a `{first..last}` that is not there.
     """
     shards: list[Path] = []
-    for text in expanded(pattern):
-        path = Path(text).expanduser()
-        if set(text) & set("*?["):
-            found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+    folder, rest = _literal_folder(Path(pattern).expanduser())
+    for text in expanded(rest):
+        path = folder / text
+        if set(text) & set("*?[") and not path.is_file():
+            found = sorted(folder.glob(text))
             if not found:
-                raise DataError(f"{printable(text)}: no such shards; {nearest_parent(path)}")
+                raise DataError(f"{printable(path)}: no such shards; {nearest_parent(path)}")
             shards += found
         else:
             shards.append(path)
@@ -98,6 +98,14 @@ def find_shards(pattern: str) -> list[Path]:
             f"shards are not there; {nearest_parent(missing[0])}"
         )
     return shards
+
+
+def _literal_folder(pattern: Path) -> tuple[Path, str]:
+    """The longest beginning of a pattern that is a folder, whatever its name, and the rest."""
+    folder, parts = Path(pattern.anchor), [*pattern.relative_to(pattern.anchor).parts]
+    while len(parts) > 1 and (folder / parts[0]).is_dir():
+        folder /= parts.pop(0)
+    return folder, os.path.join(*parts) if parts else ""
 
 
 def expanded(pattern: str) -> list[str]:
@@ -282,20 +290,33 @@ def _class_name(file: BinaryIO, where: str, label: Member) -> str:
 
 
 def _expanded(pattern: str) -> Iterator[str]:
-    braces = BRACES.search(pattern)
-    if braces is None:
+    start, end = _braces(pattern)
+    if end < 0:
         yield pattern
         return
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    for one in _listed(braces[1]):
+    before, after = pattern[:start], pattern[end + 1 :]
+    for one in _listed(pattern[start + 1 : end]):
         yield from (before + one + rest for rest in _expanded(after))
 
 
+def _braces(text: str) -> tuple[int, int]:
+    """Where the first pair of braces begins and ends, which may hold others; -1 for none."""
+    opened: list[int] = []
+    pairs: list[tuple[int, int]] = []
+    for place, letter in enumerate(text):
+        if letter == "{":
+            opened.append(place)
+        elif letter == "}" and opened:
+            pairs.append((opened.pop(), place))
+    return min(pairs, default=(-1, -1))
+
+
 def _listed(inside: str) -> Iterator[str]:
-    """What `first..last` or `one,other` between braces stands for."""
+    """What `first..last` or `one,other` between braces stands for; each may have braces again."""
     numbers = re.fullmatch(r"([0-9]{1,18})\.\.([0-9]{1,18})", inside)
     if numbers is None:
-        yield from inside.split(",")
+        for part in _split(inside):
+            yield from _expanded(part)
         return
     if int(numbers[1]) > int(numbers[2]):
         raise DataError(
@@ -305,3 +326,15 @@ def _listed(inside: str) -> Iterator[str]:
     width = len(numbers[1]) if numbers[1].startswith("0") else 0
     for number in range(int(numbers[1]), int(numbers[2]) + 1):
         yield str(number).zfill(width)
+
+
+def _split(inside: str) -> list[str]:
+    """Split at the commas that are in no braces."""
+    parts, depth = [""], 0
+    for letter in inside:
+        depth += (letter == "{") - (letter == "}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
