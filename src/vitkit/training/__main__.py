@@ -3,8 +3,10 @@
 import sys
 from pathlib import Path
 
+from vitkit.process import keep_freed_memory
 from vitkit.training.launch import serve
 from vitkit.training.session import train
 
 if __name__ == "__main__":
+    keep_freed_memory()
     sys.exit(serve(Path(sys.argv[1]), train))

@@ -15,7 +15,7 @@ from vitkit.training.evaluation import examine, outputs
 from vitkit.training.ladder import Climb, Clock, Outcome, Rung, refuse_small, seconds_of
 from vitkit.training.lock import locked
 from vitkit.training.plan import Plan, make_plan
-from vitkit.training.run_folder import RunFolder, new_folder
+from vitkit.training.run_folder import RunFolder, check_output, new_folder
 from vitkit.training.rungs import Ground, LinearHead, Neighbours, finetuning, from_scratch
 from vitkit.training.session import TrainResult
 from vitkit.training.signals import left_at_once
@@ -27,8 +27,8 @@ from vitkit.weights.own import DESCRIBED, save
 
 BUDGET = "10m"
 YOURS = ("data", "data_root", "cache", "follow_links", "ignore_extra_classes", "bad_images",
-         "val_fraction", "balance", "pretrained", "trust_pickle", "model", "seed", "device",
-         "threads", "workers", "amp",
+         "val_fraction", "balance", "pretrained", "trust_pickle", "allow_partial", "model", "seed",
+         "device", "threads", "workers", "amp",
          "attention_kernel", "compile", "logger", "quiet")  # fmt: skip
 """Settings that `--auto` leaves to the user, besides `OWN`."""
 BY_PIXELS = {"image_size": 16, "patch_size": 16}
@@ -52,7 +52,7 @@ def climb(config: TrainConfig, clock: Clock = time.monotonic) -> TrainResult:
 
     Raises:
         UserError: wrong settings or data, or a budget too small for one epoch; nothing is written.
-        Interrupted: SIGINT or SIGTERM came; what is done is kept.
+        Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; what is done is kept.
         NonFiniteError: there is no winner, as training diverged.
     """
     started, budget = clock(), BUDGET if config.budget is None else config.budget
@@ -63,11 +63,12 @@ def climb(config: TrainConfig, clock: Clock = time.monotonic) -> TrainResult:
         lines.append(line)
         display.say(line)
 
+    check_output(config)
     with left_at_once():
         ground = _ground(settings, say, clock)
         rungs = _rungs(ground)
         refuse_small(budget, started, clock, rungs)
-        run = new_folder(replace(config, model="auto"))
+        run = new_folder(replace(config, model="auto"), say)
         with locked(run.root):
             climbed = Climb(run, ground.plan.dataset.name, total, say, clock, started)
             try:

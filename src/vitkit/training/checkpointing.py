@@ -1,12 +1,15 @@
 """The state a run goes on from: whole folders, written aside and then renamed.
 
-    state/step-00000120/{model.safetensors, optimizer.safetensors, state.json, MANIFEST.json}
+    state/step-00000120/{model.safetensors, optimizer.safetensors, MANIFEST.json}
 
 Tensors and JSON only. Where every process has a part of each tensor, each writes its own, into
 `model.shards/`; what is read is whole, so any number of processes goes on from either. The
-manifest has size and sha256 of every file and is written last; a folder whose files do not match
-it is named and passed over. Folders are renamed before they are deleted, so that none that looks
-whole ever misses a file.
+manifest has size and sha256 of every file, all values that are no tensors, the settings of the run
+and the versions that wrote it, and is sealed by a sha256 of its own. It is written last; a folder
+whose files do not match it is named and passed over. Folders are renamed before they are deleted,
+so that none that looks whole ever misses a file.
+
+States of format 2, which had their values in `state.json` and no settings, are still read.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -30,6 +34,17 @@ from safetensors import SafetensorError
 
 from vitkit.errors import CheckpointError
 from vitkit.training.distributed import World
+from vitkit.training.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    READABLE,
+    digest_of,
+    read_manifest,
+    seal,
+    sealed,
+    stored_values,
+    write_manifest,
+)
 from vitkit.training.sharding import is_sharded
 from vitkit.training.shards import read_shards, write_shards
 from vitkit.training.state import Registry, Tensors
@@ -37,9 +52,9 @@ from vitkit.weights.files import output_error, sync, sync_folder
 from vitkit.weights.own import safetensors_content
 
 KEPT = 2
-MANIFEST, DOCUMENT = "MANIFEST.json", "state.json"
-FORMAT_VERSION = 2
-UNFINISHED, DELETED = ".tmp-", ".trash-"
+STEP = re.compile(r"step-(\d{8,})")
+"""Names of states; any other name in the folder is none of ours."""
+UNFINISHED, DELETED, DAMAGED = ".tmp-", ".trash-", "damaged-"
 SHARDS = ".shards"
 """Ends the name of a folder with the parts of a sharded part of the state."""
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.EAGAIN)
@@ -48,8 +63,16 @@ PAUSES = (0.2, 1.0)
 """Seconds to wait before writing again."""
 
 
-def save_state(folder: Path, registry: Registry, step: int, world: World | None = None) -> Path:
-    """Write one complete state, then drop all but the newest two.
+def save_state(
+    folder: Path,
+    registry: Registry,
+    step: int,
+    world: World | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write one complete state, then drop all that are older than the newest two.
+
+    A whole state of this step that is there already is left as it is, but for its values.
 
     Args:
         folder: of all states.
@@ -57,37 +80,52 @@ def save_state(folder: Path, registry: Registry, step: int, world: World | None 
         step: of the run.
         world: the processes, all of which must call; the first one writes, or all do where tensors
             are sharded.
+        settings: of the run, as JSON values; kept with the state.
 
     Raises:
         OutputError: it cannot be written, after three attempts; the states before it are untouched.
     """
     world = world or World()
     if any(is_sharded(t) for part in registry.values() for t in part.tensors().values()):
-        return _save_sharded(folder, registry, step, world)
-    return Path(world.decided(lambda: str(_save(folder, registry, step))))
+        return _save_sharded(folder, registry, step, world, settings or {})
+    return Path(world.decided(lambda: str(_save(folder, registry, step, settings or {}))))
 
 
-def _save(folder: Path, registry: Registry, step: int) -> Path:
+def save_values(folder: Path, registry: Registry, step: int, world: World) -> bool:
+    """Replace the values of the state of `step`, in one rename; its tensors are the registry's.
+
+    Returns:
+        Whether there was such a state.
+
+    Raises:
+        OutputError: it cannot be written; the state is as it was.
+    """
+    return world.decided(lambda: _write_values(folder / f"step-{step:08d}", registry))
+
+
+def _save(folder: Path, registry: Registry, step: int, settings: Mapping[str, Any]) -> Path:
     final = folder / f"step-{step:08d}"
-    if final.is_dir() and damage(final) is None:
+    if _written_again(final, registry):
         return final
     for pause in (*PAUSES, None):
         try:
-            _write(final, registry)
+            _write(final, registry, settings)
+            _retire(folder, step)
             break
         except OSError as error:
             if pause is None or error.errno not in PASSING:
                 raise output_error(final, error, _size(registry)) from error
             time.sleep(pause)
-    _retire(folder, final)
     return final
 
 
-def _save_sharded(folder: Path, registry: Registry, step: int, world: World) -> Path:
+def _save_sharded(
+    folder: Path, registry: Registry, step: int, world: World, settings: Mapping[str, Any]
+) -> Path:
     """Every process writes its parts aside; the first one does the rest, in one attempt."""
     final = folder / f"step-{step:08d}"
     aside = folder / f"{UNFINISHED}shards-{final.name}"
-    if world.decided(lambda: final.is_dir() and damage(final) is None):
+    if world.decided(lambda: _written_again(final, registry)):
         return final
 
     def begin() -> None:
@@ -96,12 +134,12 @@ def _save_sharded(folder: Path, registry: Registry, step: int, world: World) -> 
 
     def finish() -> None:
         try:
-            _write(final, registry, aside)
+            _write(final, registry, settings, aside)
+            _retire(folder, step)
         except OSError as error:
             raise output_error(final, error, _size(registry)) from error
         finally:
             shutil.rmtree(aside, ignore_errors=True)
-        _retire(folder, final)
 
     world.decided(begin)
     for name, part in registry.items():
@@ -111,14 +149,38 @@ def _save_sharded(folder: Path, registry: Registry, step: int, world: World) -> 
     return final
 
 
-def _retire(folder: Path, newest: Path) -> None:
-    """Drop all states but the newest two."""
-    for old in sorted(folder.glob("step-*"))[:-KEPT]:  # the newest was just written, and is whole
-        if old != newest:
-            _delete(old)
+def _written_again(final: Path, registry: Registry) -> bool:
+    """Write the values of a state again, where it is there and whole; whether it was."""
+    if not final.is_dir() or damage(final) is not None:
+        return False
+    return _write_values(final, registry)
 
 
-def _write(final: Path, registry: Registry, shards: Path | None = None) -> None:
+def _write_values(final: Path, registry: Registry) -> bool:
+    """Put the registry's values into a state that has its tensors already; whether it could."""
+    try:
+        manifest = read_manifest(final)
+    except (OSError, ValueError, LookupError):
+        return False
+    if manifest["format_version"] != FORMAT_VERSION:
+        return False
+    if manifest["values"] != (values := _values(registry)):
+        write_manifest(final, manifest | {"values": values})
+    return True
+
+
+def _retire(folder: Path, step: int) -> None:
+    """Drop all states older than the one of `step`, which was just written, and the one before.
+
+    Later ones do not count: the run would have gone on from them if they were whole.
+    """
+    for old in [state for state in states(folder) if step_of(state) <= step][:-KEPT]:
+        _delete(old)
+
+
+def _write(
+    final: Path, registry: Registry, settings: Mapping[str, Any], shards: Path | None = None
+) -> None:
     folder = final.parent
     temporary = folder / f"{UNFINISHED}{final.name}-{os.getpid()}"
     try:
@@ -128,7 +190,7 @@ def _write(final: Path, registry: Registry, shards: Path | None = None) -> None:
         # file is written.
         with ThreadPoolExecutor(2) as threads:
             written = [
-                (file, threads.submit(sync, file), threads.submit(_digest, file))
+                (file, threads.submit(sync, file), threads.submit(digest_of, file))
                 for file in _files(temporary, registry, shards)
             ]
         files = {}
@@ -137,8 +199,11 @@ def _write(final: Path, registry: Registry, shards: Path | None = None) -> None:
             said = {"size": file.stat().st_size, "sha256": digest.result()}
             files[file.relative_to(temporary).as_posix()] = said
         versions = {name: version(name) for name in ("vitkit", "torch")}
-        manifest = {"format_version": FORMAT_VERSION, "versions": versions, "files": files}
-        write_manifest(temporary, manifest)
+        manifest = {
+            "format_version": FORMAT_VERSION, "versions": versions, "settings": dict(settings),
+            "values": _values(registry), "files": files,
+        }  # fmt: skip
+        (temporary / MANIFEST).write_bytes(sealed(manifest))
         sync(temporary / MANIFEST)
         sync_folder(temporary)
         if final.exists():  # a damaged state of the same step
@@ -158,10 +223,14 @@ def _files(folder: Path, registry: Registry, shards: Path | None) -> Iterator[Pa
             yield file
     for parts in sorted(shards.iterdir()) if shards else ():
         yield from sorted(parts.rename(folder / parts.name).iterdir())
-    values = {name: part.values() for name, part in registry.items()}
-    document = folder / DOCUMENT
-    document.write_text(json.dumps({"format_version": FORMAT_VERSION, "parts": values}))
-    yield document
+
+
+def _values(registry: Registry) -> dict[str, Any]:
+    """The values of every part, as JSON gives them back."""
+    values: dict[str, Any] = json.loads(
+        json.dumps({name: part.values() for name, part in registry.items()})
+    )
+    return values
 
 
 def _delete(state: Path) -> None:
@@ -179,9 +248,31 @@ def clean(folder: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def states(folder: Path) -> list[Path]:
+    """All states in a folder, the oldest first; anything with another name is left alone."""
+    found = [path for path in folder.glob("step-*") if STEP.fullmatch(path.name) and path.is_dir()]
+    return sorted(found, key=step_of)
+
+
 def step_of(state: Path) -> int:
     """The step a state's folder is named after."""
     return int(state.name.removeprefix("step-"))
+
+
+def withdraw_state(folder: Path, step: int) -> None:
+    """Delete the state of a step after which the run turned out not to be sound."""
+    for state in states(folder):
+        if step_of(state) == step:
+            _delete(state)
+
+
+def set_aside_damaged(folder: Path, newest: Path) -> None:
+    """Rename every state that was passed over for `newest`, so that it is not looked at again."""
+    for state in states(folder):
+        if step_of(state) > step_of(newest) and not _is_of_another_format(state):
+            target = state.with_name(f"{DAMAGED}{state.name}")
+            shutil.rmtree(target, ignore_errors=True)
+            state.rename(target)
 
 
 def newest_state(folder: Path) -> tuple[Path, list[str]]:
@@ -191,7 +282,7 @@ def newest_state(folder: Path) -> tuple[Path, list[str]]:
         CheckpointError: none is whole.
     """
     passed_over: list[str] = []
-    for state in sorted(folder.glob("step-*"), reverse=True):
+    for state in reversed(states(folder)):
         problem = damage(state)
         if problem is None:
             return state, passed_over
@@ -218,8 +309,7 @@ def load_state(state: Path, registry: Registry) -> None:
 def read_state(state: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Tensors]]:
     """Every part's values and tensors, as stored. Raises `CheckpointError`."""
     try:
-        document = json.loads((state / DOCUMENT).read_bytes())
-        parts = document["parts"]
+        parts = stored_values(state, read_manifest(state))
         tensors = {name: _read_tensors(state, name) for name in parts}
     except (OSError, ValueError, LookupError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{state}: cannot be read: {error}") from None
@@ -250,34 +340,29 @@ def damage(state: Path) -> str | None:
     try:
         document = json.loads((state / MANIFEST).read_bytes())
         manifest = document["manifest"]
-        if _seal(manifest) != document["sha256"]:
+        if seal(manifest) != document["sha256"]:
             return f"{MANIFEST} is not what it was sealed as"
-        if manifest["format_version"] != FORMAT_VERSION:
+        if manifest["format_version"] not in READABLE:
             return f"of format {manifest['format_version']}, this vitkit has {FORMAT_VERSION}"
         for name, said in manifest["files"].items():
             file = state / name
             if (size := file.stat().st_size) != said["size"]:
                 return f"{name} has {size} bytes, the manifest says {said['size']}"
-            if (actual := _digest(file)) != said["sha256"]:
+            if (actual := digest_of(file)) != said["sha256"]:
                 return f"{name} has sha256 {actual}, the manifest says {said['sha256']}"
+        progress = stored_values(state, manifest).get("progress", {})
+        if (step := progress.get("step", step_of(state))) != step_of(state):
+            return f"it is the state of step {step}, not of the one that it is named after"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         return f"not whole ({error})"
     return None
 
 
-def write_manifest(state: Path, manifest: dict[str, Any]) -> None:
-    """Write down what the files of a state are, sealed by a sha256 of its own."""
-    document = {"manifest": manifest, "sha256": _seal(manifest)}
-    (state / MANIFEST).write_text(json.dumps(document))
-
-
-def _seal(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _is_of_another_format(state: Path) -> bool:
+    try:
+        return read_manifest(state)["format_version"] not in READABLE
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def _size(registry: Registry) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.errors import DataError
+from vitkit.errors import DataError, counted
 from vitkit.training.evaluation import Evaluation
 
 LEVEL = 0.05
@@ -44,10 +44,13 @@ class Pair:
     @property
     def verdict(self) -> str:
         """One line that says which is better, or that it cannot be told."""
-        counts = f"{self.only_second} pictures only it has right, {self.only_first} only the other"
+        counts = (
+            f"{counted(self.only_second, 'picture')} only it has right, {self.only_first} only the "
+            f"other"
+        )
         if self.p >= LEVEL:
             said = f"no difference to be told between {self.second} and {self.first}"
-            counts = f"{self.only_second} pictures against {self.only_first}"
+            counts = f"{counted(self.only_second, 'picture')} against {self.only_first}"
         else:
             better = "better" if self.only_second > self.only_first else "worse"
             said = f"{self.second} is {better} than {self.first}"

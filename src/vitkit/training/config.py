@@ -16,6 +16,7 @@ from vitkit.errors import SettingError, did_you_mean
 from vitkit.frozen import field_names, frozen, to_json
 from vitkit.spec import Channel, Fit, Interpolation
 from vitkit.training.schedule import Schedule
+from vitkit.training.setting_names import our_name
 
 Settings: TypeAlias = dict[str, Any]
 """Some fields of `TrainConfig` by name; `spec` is a dictionary of `ViTSpec` fields."""
@@ -55,6 +56,11 @@ def _text(value: Any) -> Any:
     return str(value) if isinstance(value, int) else value
 
 
+def _lower(value: Any) -> Any:
+    """`AdamW` is `adamw`."""
+    return value.lower() if isinstance(value, str) else value
+
+
 @frozen(raises=SettingError)
 class TrainConfig:
     """Every setting of a run. Raises `SettingError` for a value out of range."""
@@ -77,6 +83,9 @@ class TrainConfig:
     treated as the weights know them, but for what a setting says."""
     trust_pickle: bool = False
     """Read weights that are a pickle (`.pth`), by torch's `weights_only` reader."""
+    allow_partial: bool = False
+    """Go on with --pretrained weights that have unknown or missing tensors: leave out the unknown,
+    give the missing random values, and list both."""
     start: Annotated[Settings | None, tyro.conf.Suppress] = None
     """What the run started from, as it was found; kept for `resume`."""
     freeze: tuple[str, ...] = ()
@@ -98,13 +107,14 @@ class TrainConfig:
     """Progressive resizing: picture sizes over equal parts of the epochs, such as `128 160 192`;
     the last one is that of evaluation."""
     data_root: Annotated[str | None, tyro.conf.arg(aliases=("--data-dir",))] = None
-    """Where to look for named data sets such as `mnist`."""
+    """Where to look for named data sets such as `mnist`; of a CSV, where its paths begin."""
     cache: str | None = None
     """Keep the decoded pictures in this folder, for this run and others; `auto`: the user's own."""
     output: Annotated[str | None, tyro.conf.arg(aliases=("--output-dir",))] = None
     """The run folder; by default runs/DATA-MODEL-N."""
     overwrite: bool = False
-    """Put an existing run folder aside (it is renamed, not deleted) and start afresh."""
+    """Put an existing run folder aside (it is renamed, not deleted) and start afresh; a folder that
+    is no run of vitkit, or holds the data, is never moved."""
     resume: str | None = None
     """Go on with a stopped run: its folder, or `auto` for the one at --output, if there is one."""
     epochs: AtLeastOne = 10
@@ -116,7 +126,8 @@ class TrainConfig:
     max_steps: AtLeastOne | None = None
     """End after this many optimizer steps of the whole run; the schedule stays that of `epochs`."""
     save_every: AtLeastOne | None = None
-    """Optimizer steps between two saved states; by default one at the end of every epoch."""
+    """Optimizer steps between two saved states; by default one at the end of every epoch that ends
+    five seconds or more after the last one."""
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     """Peak learning rate, for this batch size; never rescaled silently."""
     find_lr: bool = False
@@ -131,7 +142,7 @@ class TrainConfig:
     """How the rate falls after the warm-up; `rsqrt`: as the root of warm-up over step."""
     warmup_epochs: Annotated[float, Field(ge=0.0)] = 1.0
     """Epochs of linear warm-up from zero; fractions are fine."""
-    opt: str = "adamw"
+    opt: Annotated[str, BeforeValidator(_lower)] = "adamw"
     """The optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for
     the rest; or one of pytorch-optimizer whose state can be kept, by name, such as `lamb`, `lion`,
     `adan`."""
@@ -228,7 +239,8 @@ class TrainConfig:
     balance: bool = False
     """Draw every class as often as any other, where some have more pictures."""
     bad_images: Literal["refuse", "skip"] = "refuse"
-    """What to do about pictures that cannot be decoded, before the first step."""
+    """What to do about images that cannot be decoded: refuse to start, or leave them out. One that
+    goes missing later ends the run, or another one of its class takes its place."""
     ignore_extra_classes: bool = False
     """Leave out classes of val or test that train does not have, instead of refusing."""
     follow_links: bool = False
@@ -238,11 +250,11 @@ class TrainConfig:
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
     amp: Literal["auto", "off", "bfloat16", "float16"] = "auto"
-    """Mixed precision; auto tries bfloat16, or float16 on a GPU without it, and keeps it where it
-    is faster."""
+    """Mixed precision; auto takes bfloat16 (float16 on a GPU without it) where the device is known
+    to multiply faster in it and a step is large enough to gain, and float32 elsewhere."""
     attention_kernel: Literal["auto", "fused", "plain"] = "auto"
-    """How heads attend: by one kernel, or by two products with the weights between them, which is
-    faster on some processors; auto tries both there, along with `amp auto`, else it is fused."""
+    """How heads attend: by one fused kernel, or by two matrix products with the attention weights
+    between them; auto takes plain for half precision on a processor, up to 1,024 tokens."""
     compile: Annotated[bool, tyro.conf.arg(aliases=("--torchcompile",))] = False
     """Compile the training step (torch.compile); without a compiler it stays as it is."""
     grad_checkpointing: Literal["block", "norm_and_activation"] | None = None
@@ -326,15 +338,17 @@ def check_names(keys: Iterable[str], where: str = "") -> None:
     known = field_names(TrainConfig)
     for key in keys:
         if key not in known:
-            raise SettingError(f"{where}there is no setting {key!r}{did_you_mean(key, known)}")
+            ours = our_name(key, TrainConfig)
+            near = f"; did you mean {ours!r}?" if ours else did_you_mean(key, known)
+            raise SettingError(f"{where}there is no setting {key!r}{near}")
 
 
 def read_yaml(path: str | Path) -> Settings:
     """The settings in a YAML file.
 
     Raises:
-        SettingError: no such file, no valid YAML (duplicate keys and tags are not), an unknown key;
-            with the line.
+        SettingError: no such file, no valid YAML (duplicate keys and tags are not), an unknown key,
+            a value out of range; with the line.
     """
     path = Path(path)
     try:
@@ -342,20 +356,30 @@ def read_yaml(path: str | Path) -> Settings:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(f"{path}: cannot be read as a YAML file: {error}") from None
     try:
-        settings = YAML(typ="safe", pure=True).load(text)
+        read = YAML(typ="safe", pure=True).load(text)
     except MarkedYAMLError as error:
         place = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = str(error.problem or error).splitlines()[0]
         raise SettingError(f"{path}{place}: not valid YAML: {problem}") from None
     except YAMLError as error:
         raise SettingError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(settings, dict):
+    if not isinstance(read, dict):
         raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
-    lines = text.splitlines()
+    settings = {str(key): value for key, value in read.items()}
     for key in settings:
-        number = next((n for n, row in enumerate(lines, 1) if row.startswith(f"{key}:")), 0)
-        check_names([str(key)], where=f"{path}:{number}: ")
-    return {str(key): value for key, value in settings.items()}
+        check_names([key], where=f"{path}:{_line(text, key)}: ")
+    try:
+        TrainConfig(**{"data": ""} | settings)
+    except SettingError as error:
+        line = f":{_line(text, error.wrong.field)}" if error.wrong else ""
+        raise SettingError(f"{path}{line}: {error}") from None
+    return settings
+
+
+def _line(text: str, key: str) -> int:
+    """Where a key of a YAML text stands, counted from 1; 0 where it is written in another way."""
+    rows = enumerate(text.splitlines(), 1)
+    return next((number for number, row in rows if row.startswith(f"{key}:")), 0)
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

@@ -17,7 +17,11 @@ PLAIN = 30.0
 
 
 class _Console(Console):
-    """A console that falls silent when its reader leaves (`| head`); the run goes on."""
+    """A console that falls silent when nothing can be written to it; the run goes on.
+
+    Its reader may leave (`| head`), or the disk may be full to which it is redirected. What it
+    would have said stands in train.log.
+    """
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -65,7 +69,10 @@ class Display:
 
     def say(self, line: str) -> None:
         """One line that stays."""
-        self._console.print(line, markup=False)
+        try:
+            self._console.print(line, markup=False)
+        except OSError:
+            self._console.on_broken_pipe()
 
     def is_due(self) -> bool:
         """Whether it is time to `show` again."""

@@ -179,6 +179,11 @@ def in_world() -> bool:
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
+def is_launched() -> bool:
+    """Whether `--devices` started this process: the launcher then speaks for all of them."""
+    return EXCHANGE in os.environ
+
+
 def is_lost_contact(error: BaseException) -> bool:
     """Whether an error says that another process does not answer; gloo has no class for it."""
     said = str(error)

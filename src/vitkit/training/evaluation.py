@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,11 +33,17 @@ def outputs(
     device: torch.device | None = None,
     workers: int = 0,
     world: World | None = None,
+    collective: bool = False,
+    tell_failed: Callable[[Sequence[str]], object] = len,
 ) -> Iterator[Output]:
     """What a callable from images (B, C, H, W) to logits (B, K) makes of a split, in its order.
 
     Several processes take every n-th picture each, and nobody takes one twice to have as many as
-    the others: whoever adds up must add up counts and sums, not means.
+    the others: whoever adds up must add up counts and sums, not means. `tell_failed` is told of
+    images that could not be read and had others in their places, a line each.
+
+    With `collective`, as a model that lies in parts on the processes needs it, each of them calls
+    equally often: one that has no more images calls with zeros, and drops what comes of it.
 
     Raises:
         DataError: an empty split.
@@ -48,10 +54,19 @@ def outputs(
     source = EvaluationBatches(
         split, preprocess, batch_size=batch_size, rank=world.rank, world_size=world.size
     )
+    # What FSDP2 gathers in inference mode could not be trained with afterwards.
+    no_gradients = torch.no_grad if collective else torch.inference_mode
     for batch in batches(source, range(len(source)), workers=workers):
-        with torch.inference_mode():
+        tell_failed(batch.failed)
+        with no_gradients():
             logits = forward(batch.images(preprocess, device)).float()
         yield logits, batch.labels
+    if collective:
+        most = -(-len(split) // world.size)  # images of the first process
+        zeros = torch.zeros(1, len(preprocess.mean), *preprocess.image_size, device=device)
+        for _ in range(len(source), -(-most // batch_size)):
+            with no_gradients():
+                forward(zeros)
 
 
 def evaluate(
@@ -132,6 +147,8 @@ class Evaluation(Metrics):
 
     Attributes:
         classes: the K names; numbers where the checkpoint and the data have none.
+        without_images: those of them that the split has no images of. They can only be wrong
+            answers: `balanced_accuracy` and `per_class` leave them out.
         split: the pictures, N of them.
         labels: their true classes (N,), numbered as the checkpoint numbers them.
         predicted: the most probable class of each (N,).
@@ -149,6 +166,12 @@ class Evaluation(Metrics):
         self.predicted: Int64[np.ndarray, " N"] = tally.predicted
         self.probability: Float64[np.ndarray, " N"] = tally.confidence
         self._tally = tally
+
+    @property
+    def without_images(self) -> list[str]:
+        """In the classes' order."""
+        there = set(self.labels.tolist())
+        return [name for number, name in enumerate(self.classes) if number not in there]
 
     @property
     def confusion(self) -> Int64[np.ndarray, "K K"]:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from vitkit.data.loader import EvaluationBatches
 from vitkit.data.sources import Dataset
 from vitkit.spec import Preprocess
-from vitkit.training.precision import Precision, autocast
 
 SHOWN = 8
 """Validation pictures that are shown, in two rows."""
@@ -32,7 +31,6 @@ def example_predictions(
     model: nn.Module,
     dataset: Dataset,
     preprocess: Preprocess,
-    precision: Precision,
     device: torch.device,
 ) -> UInt8[np.ndarray, "H W 3"]:
     """A grid of validation pictures, always the same ones, with their classes and the predicted.
@@ -41,13 +39,12 @@ def example_predictions(
         model: in eval mode, on `device`; images (B, C, h, w) -> logits (B, K).
         dataset: with a `val` split.
         preprocess: the evaluation transform.
-        precision: the one it trains with.
         device: where the model is.
     """
     split = dataset.splits["val"]
     places = np.unique(np.linspace(0, len(split) - 1, SHOWN).astype(int))
     batch = EvaluationBatches(split.subset(places), preprocess, batch_size=SHOWN)[0]
-    with torch.inference_mode(), autocast(precision, device):
+    with torch.inference_mode():
         logits = model(batch.images(preprocess, device))
     probabilities, predicted = (most.cpu() for most in logits.float().softmax(1).max(1))
     captions = []

@@ -1,7 +1,8 @@
-"""What is tried before the first step: arithmetic, a compiler, the batch size, the learning rate.
+"""What is decided before the first step: arithmetic, a compiler, the batch size, the learning rate.
 
-Each is tried once, on the machine and the training pictures of the run, with a copy of the model.
-What was found is a setting like any other: it is written to config.yaml and kept on resume.
+Arithmetic follows a rule; the last two are tried, where the user asks for it, with a copy of the
+model on training images of the run. What was found is a setting like any other: it is written to
+config.yaml and kept on resume.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy as np
 import torch
 
 from vitkit.data.loader import Batch
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, counted
 from vitkit.frozen import replace as replaced
-from vitkit.models.attention import AttentionKernel, use_attention
+from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
 from vitkit.training.config import Settings, TrainConfig
 from vitkit.training.memory import checkpoint_gradients
 from vitkit.training.optimizer import configured_optimizer
 from vitkit.training.plan import Plan
-from vitkit.training.precision import fastest_arithmetic, wait_for
+from vitkit.training.precision import choose_kernel, choose_precision, wait_for
 from vitkit.training.sizes import LEAST_STEPS, batch_of
 from vitkit.training.starting import train_mode
 from vitkit.training.step import TrainingStep, is_out_of_memory
@@ -50,36 +51,30 @@ BELOW = 10.0
 
 
 def try_out(plan: Plan, model: ViT, say: Say) -> Settings:
-    """Decide what the settings leave to a trial.
+    """Decide what the settings leave open.
 
     Args:
         plan: of the run.
         model: fresh, on the plan's device; left as it is.
-        say: told what was measured, a line each.
+        say: told what was decided and why, a line each.
 
     Returns:
         The settings that are decided now.
     """
     config = plan.config
     found: Settings = {"find_lr": False, "find_batch_size": False}
-    kernels: tuple[AttentionKernel, ...] = ("fused", "plain")
-    if config.attention_kernel != "auto":
-        kernels = (config.attention_kernel,)
-    found["attention_kernel"] = kernels[0]
-    if config.amp == "auto" and config.probe is not None:
-        found["amp"] = "off"
-    elif config.amp == "auto":
-        batch = plan.steps[0]
-        images = batch.images(plan.preprocess, plan.device)
-        labels = batch.labels.to(plan.device)
-        found["amp"], found["attention_kernel"], said = fastest_arithmetic(
-            model,
-            images,
-            labels,
-            plan.device,
-            kernels if plan.device.type == "cpu" else kernels[:1],
-        )
-        say(said)
+    precision, reason = config.amp, ""
+    if precision == "auto" and config.probe is not None:
+        precision = "off"
+    elif precision == "auto":
+        precision, reason = choose_precision(model, config.batch_size, plan.device)
+    found["amp"], kernel = precision, config.attention_kernel
+    if kernel == "auto":
+        kernel = choose_kernel(model, precision, plan.device)
+    found["attention_kernel"] = kernel
+    if reason:
+        name = "float32" if precision == "off" else f"{precision} autocast"
+        say(f"precision: {name}, {kernel} attention ({reason})")
     if config.compile and (missing := no_compiler(plan.device)) is not None:
         found["compile"] = False
         say(f"compile: {missing}; the training step stays as it is")
@@ -174,13 +169,14 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
             chosen, best, size = size, speed, 2 * size
     if not best:
         raise SettingError(
-            f"{plan.device} is out of memory at {size} pictures at once; lower --img-size or the "
-            f"model, or pass --grad-checkpointing"
+            f"{plan.device} is out of memory at {counted(size, 'picture')} at once; lower "
+            f"--img-size or the model, or pass --grad-checkpointing"
         )
     shown, config = ", ".join(seen), plan.config
     end = f"; a larger one leaves an epoch fewer than {LEAST_STEPS} steps"
     steps = end if most < size <= LARGEST else ""
-    left = "" if chosen == config.batch_size else f"; lr {config.lr:g} is left as it is"
+    kept = chosen != config.batch_size and not config.find_lr
+    left = f"; lr {config.lr:g} is left as it is" if kept else ""
     return chosen, f"batch size: {chosen} (pictures per second at {shown}){steps}{left}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, counted
 from vitkit.frozen import replace as replaced
 from vitkit.training.config import Settings, TrainConfig
 from vitkit.training.recipes import recipe_settings
@@ -76,6 +76,61 @@ def _idle(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
         yield ["mixup_switch_prob"], why
     if config.probe is None:
         yield from _of_optimizers(config)
+        yield from _contradicted(config)
+
+
+def _contradicted(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
+    """Settings that a choice of another setting leaves without effect."""
+    if config.sched == "constant" and _set(config, "min_lr"):
+        why = (f"--min-lr {config.min_lr:g} is where a schedule ends, and --sched constant stays "
+               f"at its peak; leave one out")  # fmt: skip
+        yield ["min_lr"], why
+    if config.fit == "squash" and config.crop_ratio is not None:
+        why = (f"--crop-ratio {config.crop_ratio:g} is for --fit crop; --fit squash cuts nothing "
+               f"off: leave one out")  # fmt: skip
+        yield ["crop_ratio"], why
+    if config.teacher is not None and config.distill_alpha == 0:
+        why = ("--distill-alpha 0 leaves the teacher without a part in the loss; raise it, or "
+               "leave --teacher out")  # fmt: skip
+        yield ["distill_alpha"], why
+    if config.teacher is not None and config.distill_alpha == 1 and _set(config, "label_smoothing"):
+        why = (f"--label-smoothing {config.label_smoothing:g} is for labels, and --distill-alpha 1 "
+               f"leaves them without a part in the loss; leave one out")  # fmt: skip
+        yield ["label_smoothing"], why
+    random = (config.flip, config.shift, config.crop_scale < 1, config.aa, config.color_jitter,
+              config.reprob)  # fmt: skip
+    if config.repeated_aug > 1 and not any(random):
+        why = (f"--repeated-aug {config.repeated_aug} shows an image several times, and nothing "
+               f"changes it at random; leave it out, or pass --crop-scale or --aa")  # fmt: skip
+        yield ["repeated_aug"], why
+
+
+def ends_before(config: TrainConfig, total_steps: int) -> list[str]:
+    """Lines on settings that speak of a time after the end of the run.
+
+    Args:
+        config: the settings.
+        total_steps: optimizer steps of all epochs.
+    """
+    end = f"the run ends after {counted(config.epochs, 'epoch')}"
+    beyond = [
+        f"{name} {value}"
+        for name, value in (("mixup_off_epoch", config.mixup_off_epoch),
+                            ("patience", config.patience))
+        if value is not None and value >= config.epochs
+    ]  # fmt: skip
+    lines = [f"{' and '.join(beyond)} without effect: {end}"] if beyond else []
+    if config.max_steps is not None and config.max_steps > total_steps:
+        steps = counted(total_steps, "step")
+        lines.append(f"max_steps {config.max_steps} without effect: {end}, {steps}")
+    return lines
+
+
+def for_several(config: TrainConfig, processes: int) -> list[str]:
+    """A line on settings that mean something to several processes alone."""
+    idle = _set(config, "parallel", "timeout") if processes == 1 else []
+    names = " and ".join(f"{name} {getattr(config, name)}" for name in idle)
+    return [f"{names} without effect: there is one process"] if idle else []
 
 
 def _of_optimizers(config: TrainConfig) -> Iterator[tuple[list[str], str]]:

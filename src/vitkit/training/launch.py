@@ -19,7 +19,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -28,8 +28,10 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from vitkit.errors import Interrupted, VitkitError, exit_code
+from vitkit.process import shorten_spinning
 from vitkit.training.config import TrainConfig
 from vitkit.training.distributed import EXCHANGE, RUN, STEP, STEPS, LostContact, described, revived
+from vitkit.training.run_folder import RunFolder, what_is_left
 from vitkit.training.signals import StopFlag, stop_flag
 
 GRACE = 5.0
@@ -94,8 +96,10 @@ def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
         VitkitError: what the processes raised; or that one was lost, with its rank, the signal and
             its last step.
     """
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as name, stop_flag() as stop:
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))
         folder = Path(name)
+        stop = stack.enter_context(stop_flag(lambda: _left(folder)))
         asked = {"config": config.to_json(), "trainer": trainer, "path": [*map(str, sys.path)]}
         (folder / ASKED).write_text(json.dumps(asked))
         store = TCPStore("127.0.0.1", 0, config.devices, is_master=True, wait_for_workers=False)
@@ -120,6 +124,7 @@ def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
 
 def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, str]:
     env = dict(os.environ)
+    shorten_spinning(env)
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
     if sys.platform == "linux":
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -211,6 +216,14 @@ def _after_step(folder: Path, rank: int) -> str:
     place = STEP.size * rank
     (step,) = STEP.unpack_from(content, place) if len(content) >= place + STEP.size else (0,)
     return f"after step {step}" if step else "before its first step"
+
+
+def _left(folder: Path) -> str:
+    """What there is to go on from, where this process leaves at once, and so do the others."""
+    try:
+        return what_is_left(RunFolder(Path((folder / RUN).read_text())))
+    except OSError:
+        return "no state is saved yet"
 
 
 def _resume(folder: Path) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitkit.errors import OutputError
+from vitkit.weights.files import output_error
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -19,7 +20,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold a run folder while the block runs; the system lets go of it when the process ends.
 
     Raises:
-        OutputError: another process has it, with its number and host.
+        OutputError: another process has it, with its number and host; or nothing can be written
+            there.
     """
     from filelock import FileLock, Timeout
 
@@ -31,12 +33,22 @@ def locked(folder: Path) -> Iterator[None]:
             f"{folder} is in use by {_owner(folder)}; wait for it, stop it, or choose another "
             f"--output"
         ) from None
+    except OSError as error:
+        raise output_error(folder / LOCK, error) from error
     try:
-        (folder / OWNER).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        _say_whose(folder)
         yield
     finally:
         (folder / OWNER).unlink(missing_ok=True)
         lock.release()
+
+
+def _say_whose(folder: Path) -> None:
+    owner = {"pid": os.getpid(), "host": socket.gethostname()}
+    try:
+        (folder / OWNER).write_text(json.dumps(owner))
+    except OSError as error:
+        raise output_error(folder / OWNER, error) from error
 
 
 def _owner(folder: Path) -> str:

@@ -15,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from vitkit.training.config import TrackerName
 from vitkit.training.display import Display
 from vitkit.training.examples import histograms
-from vitkit.training.records import Numbers, add_line, add_row
+from vitkit.training.records import Numbers, add_line, add_row, step_line
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.trackers import Tracker, open_trackers
 from vitkit.weights.files import output_error
@@ -29,6 +29,9 @@ TAGS = {
 }
 """What TensorBoard calls the columns that are of no split; `val_top1` is `val/top1` there."""
 
+END = ".end"
+"""Ends the name of TensorBoard's file with what the end of a run draws."""
+
 
 class RunLog:
     """Open while a run lasts.
@@ -37,20 +40,32 @@ class RunLog:
         run: where the files go.
         total: steps of the whole run, for the progress bar.
         done: steps done before, on resume.
+        unvalidated: the epoch that ends with step `done` is validated again.
         quiet: nothing on the terminal; the files are written all the same.
     """
 
-    def __init__(self, run: RunFolder, *, total: int, done: int = 0, quiet: bool = False) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        *,
+        total: int,
+        done: int = 0,
+        unvalidated: bool = False,
+        quiet: bool = False,
+    ) -> None:
         self._run = run
         self.display = Display(total=total, done=done, quiet=quiet)
         self._trackers: list[Tracker] = []
         try:
             self._log = run.log.open("a", encoding="utf-8")
             self._curves = SummaryWriter(
-                str(run.tensorboard), purge_step=done + 1 if done else None
+                str(run.tensorboard), purge_step=done + (not unvalidated) if done else None
             )
+            self._end: SummaryWriter | None = None
         except OSError as error:
             raise output_error(run.root, error) from error
+        if unvalidated:  # the points of the step itself went with those of its validation
+            self._curve(step_line(run, done), done, self._curves)
 
     def __enter__(self) -> RunLog:
         self.display.start()
@@ -70,6 +85,8 @@ class RunLog:
                 self._lose(tracker, failure)
         try:
             self._curves.close()
+            if self._end is not None:
+                self._end.close()
             self._log.close()
         except OSError as failure:
             if error is None:
@@ -95,20 +112,20 @@ class RunLog:
     def step(self, place: Numbers, values: Numbers) -> None:
         """What a step came to; `place` is its epoch and step."""
         add_line(self._run, "step", {**place, **values})
-        self._curve(values, int(place["step"]))
+        self._curve(values, int(place["step"]), self._curves)
 
     def epoch(self, place: Numbers, values: Numbers) -> None:
         """A row of metrics.csv. Curves are drawn of what the steps did not draw already."""
         add_row(self._run, {**place, **values})
         add_line(self._run, "epoch", {**place, **values})
         drawn = {name: v for name, v in values.items() if name.startswith("val_")}
-        self._curve(drawn, int(place["step"]))
+        self._curve(drawn, int(place["step"]), self._curves)
 
     def scored(self, split: str, step: int, values: Numbers) -> None:
         """The scores of a split that is looked at once: the test split, or any by a probe."""
         named = {f"{split}_{name}": value for name, value in values.items()}
         add_line(self._run, split, {"step": step, **named})
-        self._curve(named, step)
+        self._curve(named, step, self._end_curves())
 
     def weights(self, model: nn.Module, step: int) -> None:
         """A histogram of every matrix of the model."""
@@ -128,10 +145,13 @@ class RunLog:
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
-    def picture(self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int) -> None:
-        """A picture for TensorBoard."""
+    def picture(
+        self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
+    ) -> None:
+        """A picture for TensorBoard; `at_end` where the end of the run makes it."""
+        curves = self._end_curves() if at_end else self._curves
         try:
-            self._curves.add_image(tag, pixels, step, dataformats="HWC")
+            curves.add_image(tag, pixels, step, dataformats="HWC")
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
@@ -145,11 +165,22 @@ class RunLog:
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
-    def _curve(self, values: Numbers, step: int) -> None:
+    def _end_curves(self) -> SummaryWriter:
+        """TensorBoard's file of what the end of a run draws; it replaces that of an earlier end."""
+        if self._end is None:
+            try:
+                for earlier in self._run.tensorboard.glob(f"*{END}"):
+                    earlier.unlink()
+                self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
+            except OSError as error:
+                raise output_error(self._run.tensorboard, error) from error
+        return self._end
+
+    def _curve(self, values: Numbers, step: int, curves: SummaryWriter) -> None:
         tagged = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
         try:
             for tag, value in tagged.items():
-                self._curves.add_scalar(tag, value, step)
+                curves.add_scalar(tag, value, step)
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
         finite = {tag: value for tag, value in tagged.items() if math.isfinite(value)}

@@ -12,37 +12,42 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
 
 from ignite.engine import Engine, Events
-from torch import Tensor
 
 from vitkit.data.loader import Batch, batches
-from vitkit.errors import DataError, Interrupted, NonFiniteError, SettingError
+from vitkit.errors import Interrupted, LoaderError, NonFiniteError, counted
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
-from vitkit.training.checkpointing import load_state, save_state
+from vitkit.training.checkpointing import load_state, save_state, save_values, withdraw_state
 from vitkit.training.distributed import World
 from vitkit.training.ema import EMA
-from vitkit.training.evaluation import Output, outputs, quiet_engine, tallied
+from vitkit.training.evaluation import Output, quiet_engine, tallied
+from vitkit.training.failures import last_good, not_finite, out_of_memory, refuse_divergence
+from vitkit.training.judging import judged
+from vitkit.training.leaving import other_data, saved_when_images_fail
 from vitkit.training.log import RunLog
 from vitkit.training.memory import checkpoint_gradients
 from vitkit.training.metrics import Metrics
 from vitkit.training.optimizer import configured_optimizer
 from vitkit.training.plan import Plan
-from vitkit.training.precision import Precision, autocast
+from vitkit.training.precision import Precision
 from vitkit.training.reporter import Reporter
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.schedule import learning_rate
 from vitkit.training.sharding import shard, whole_model
 from vitkit.training.signals import StopFlag
-from vitkit.training.starting import started_from, train_mode
+from vitkit.training.starting import train_mode
 from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.step import Outcome, TrainingStep, is_out_of_memory
 from vitkit.training.teaching import Teaching
-from vitkit.weights.own import save
+from vitkit.training.writing import write_weights
 
+SAVED_EVERY = 5.0
+"""Seconds since the last state after which the end of an epoch saves one: the epochs of small data
+take less time than writing a state."""
 MOST_SKIPPED = 3
 """At so many steps in a row without a finite number, `on_nan: skip` stops the run as well."""
 
@@ -106,8 +111,10 @@ class Trainer:
         self._agreed = 0  # the signal that any of several processes has had
         self.stopped = "the epoch" if config.epochs == 1 else f"all {config.epochs} epochs"
         if plan.last_step < plan.total_steps:
-            self.stopped = f"{plan.last_step} steps"
-        self._started = time.monotonic()
+            self.stopped = counted(plan.last_step, "step")
+        self.settings = config.to_json()
+        self._started = self._saved = time.monotonic()
+        self._saved_step = -1
         self.reporter = Reporter(plan, log, share=self.world.local_size)
 
     def resume(self, state: Path) -> None:
@@ -118,12 +125,15 @@ class Trainer:
             DataError: the data are not what the run began with.
         """
         load_state(state, self.registry)
-        if self.progress.data != self.plan.dataset.fingerprint:
-            raise DataError(
-                f"{self.plan.config.data}: the pictures, labels or classes are not those the run "
-                f"{self.run_folder.root} began with; bring them back, or start afresh"
-            )
+        if what := self.plan.dataset.difference(self.progress.data):
+            raise other_data(self, what)
         self.log.say(f"going on from step {self.progress.step} ({state})")
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing left to train or to validate."""
+        ended = self.progress.step >= self.plan.last_step or self._out_of_patience()
+        return ended and not self.progress.unvalidated
 
     def train(self) -> None:
         """Run to the last epoch, to the end of patience, or to a signal.
@@ -134,29 +144,36 @@ class Trainer:
             OutputError: the run folder cannot be written.
         """
         self.registry.refuse_strangers(self)
-        steps_per_epoch = self.plan.steps.steps_per_epoch
+        self._started = time.monotonic()
+        if self.progress.unvalidated:  # a signal or a kill came between the last step and here
+            self._end_epoch(self.progress.step // self.plan.steps.steps_per_epoch)
         remaining = range(self.progress.step, self.plan.last_step)
-        if self._out_of_patience():
-            self.stopped = self._why_patience_ended()
-            return
-        if not remaining:
+        if self._out_of_patience() or not remaining:
+            if not self.world.decided(self.run_folder.last.exists):
+                self.save_weights(self.run_folder.last, {})
             return
         engine = quiet_engine(self._step)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._after_epoch)
+        epochs, length = self.plan.config.epochs, self.plan.steps.steps_per_epoch
         engine.load_state_dict(
-            {
-                "iteration": self.progress.step,
-                "max_epochs": self.plan.config.epochs,
-                "epoch_length": steps_per_epoch,
-            }
+            {"iteration": self.progress.step, "max_epochs": epochs, "epoch_length": length}
         )
         if self.teaching is not None:
             self.teaching.prepare(remaining, self.log)
         train_mode(self.model)
         self._started = time.monotonic()
-        arriving = batches(self.plan.steps, remaining, workers=self.plan.workers)
-        engine.run(self.reporter.watched(arriving))
+        arriving = batches(
+            self.plan.steps, remaining, workers=self.plan.workers, stopped=self._stops_alone
+        )
+        try:
+            with saved_when_images_fail(self):
+                engine.run(self.reporter.watched(arriving))
+        except LoaderError as error:
+            self.save_between_steps()
+            if self._stops_alone():
+                self.interrupt(self.stop.signum or 0)
+            raise LoaderError(f"{error}; {self._how_to_go_on()}") from None
 
     def _step(self, engine: Engine, batch: Batch) -> float:
         """One step of the arithmetic, and what a number that is not finite means."""
@@ -171,7 +188,7 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
         if made is None:  # only out here, where the error no longer holds what the step had made
-            raise self._out_of_memory(batch)
+            raise out_of_memory(self.step, batch, self.plan, self.world)
         progress.step += 1
         self.world.note(progress.step)
         self._agreed = made.signum
@@ -187,49 +204,20 @@ class Trainer:
         progress.losses += 1
         return made.loss
 
-    def _out_of_memory(self, batch: Batch) -> SettingError:
-        fits, config = self.step.largest_that_fits(batch), self.plan.config
-        mine = config.batch_size // self.world.size
-        parts = next((n for n in range(2, mine + 1) if mine % n == 0 and mine // n <= fits),
-                     None) if fits else None  # fmt: skip
-        mend = "" if fits is None else f"{fits} fitted; "
-        mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
-        return SettingError(
-            f"{self.plan.device} is out of memory at {mine // config.grad_accum_steps}"
-            f" pictures at once; {mend}lower --batch-size, --img-size or the model"
-        )
-
     def _leave_out(self, made: Outcome) -> None:
         """Count a step that changed nothing, or stop. Raises `NonFiniteError`."""
         progress, config = self.progress, self.plan.config
         progress.skipped += 1
         progress.skipped_in_a_row += 1
-        said = self._what_was_not_finite(made)
+        done = progress.step - 1
+        said = not_finite(made, done, self._learning_rate(done), self.plan, self.world)
         if config.on_nan == "stop" or progress.skipped_in_a_row >= MOST_SKIPPED:
             progress.step -= 1
             raise NonFiniteError(
-                f"{said}; {self._last_good()}; try a lower --lr "
+                f"{said}; {last_good(self.run_folder)}; try a lower --lr "
                 f"(--find-lr looks for one)" + ("" if self.precision == "off" else " or --amp off")
             )
         self.log.say(f"{said}; the step is skipped ({progress.skipped} so far)")
-
-    def _what_was_not_finite(self, made: Outcome) -> str:
-        split, step = self.plan.dataset.splits["train"], self.progress.step - 1
-        indices = self.plan.steps.indices(step)
-        where = ""
-        if self.world.size > 1 and made.rank is not None:
-            indices, where = indices[made.rank :: self.world.size], f" on rank {made.rank}"
-        names = ", ".join(split.name(int(i)) for i in indices[:3])
-        value = made.loss if made.bad == "loss" else made.norm
-        return (
-            f"the {made.bad} is {value}{where} at step {step} (lr {self._learning_rate(step):.3g}, "
-            f"loss {made.loss:.3g}, gradient norm {made.norm:.3g}, pictures {names} ...)"
-        )
-
-    def _last_good(self) -> str:
-        """Where to go on from: the newest state, where there is one yet."""
-        states = sorted(self.run_folder.state.glob("step-*"))
-        return f"the state before it is kept in {states[-1]}" if states else "no state is kept yet"
 
     def _learning_rate(self, step: int) -> float:
         config = self.plan.config
@@ -249,60 +237,85 @@ class Trainer:
         self.reporter.after_step(engine.state.epoch, step, loss, rate)
         if step % self.plan.steps.steps_per_epoch == 0:
             return  # the end of an epoch does all of this
-        if signum := self._signal():
-            self.save_weights(self.run_folder.last, {})
+        signum, last = self._signal(), step == self.plan.last_step
+        if signum or last or (config.save_every and step % config.save_every == 0):
             self._save_state()
-            self._interrupt(signum)
-        if step == self.plan.last_step:
+        if signum or last:
             self.save_weights(self.run_folder.last, {})
-        if step == self.plan.last_step or (config.save_every and step % config.save_every == 0):
-            self._save_state()
-        if step == self.plan.last_step:
+        if signum:
+            self.interrupt(signum)
+        if last:
             engine.terminate()
 
+    def _stops_alone(self) -> bool:
+        """Whether a signal may end the wait for a batch; others of several would not know of it."""
+        return self.world.size == 1 and self.stop.signum is not None
+
     def _after_epoch(self, engine: Engine) -> None:
-        """Validate; write the row, the weights and the state; see whether to stop here."""
-        step, epoch = self.progress.step, engine.state.epoch
-        train_loss = self.progress.loss_sum / max(self.progress.losses, 1)
-        self.progress.loss_sum, self.progress.losses = 0.0, 0
-        self._refuse_divergence(epoch, train_loss)
-        validation = self.evaluate("val") if "val" in self.plan.dataset.splits else {}
-        if not math.isfinite(validation.get("loss", 0.0)):
-            raise NonFiniteError(
-                f"the validation loss is {validation['loss']} after epoch {epoch}; "
-                f"{self._last_good()}; try a lower --lr"
-            )
-        better = self._count_best(epoch, validation)
-        self._count_time()
-        rate = self._learning_rate(step - 1)
-        self.reporter.after_epoch(epoch, self.progress, rate, train_loss, validation, better)
-        shown = self.shared_model().eval()
-        if self.world.first:
-            self.reporter.look_at(shown, self.precision, epoch, step)
-        if better:
-            self.save_weights(self.run_folder.best, {"val": validation})
-        self.save_weights(self.run_folder.last, {"val": validation})
-        self._save_state()
-        self._agreed = self.world.most(self.stop.signum or 0)
-        if signum := self._signal():
-            self._interrupt(signum)
-        if step == self.plan.last_step < self.plan.total_steps:
-            engine.terminate()
-        if self._out_of_patience() and step < self.plan.total_steps:
-            self.stopped = self._why_patience_ended()
+        """Save the epoch's last step, then end the epoch; see whether to stop here."""
+        progress, epoch = self.progress, engine.state.epoch
+        train_loss = progress.loss_sum / max(progress.losses, 1)
+        refuse_divergence(self.plan, self.run_folder, epoch, train_loss)
+        progress.unvalidated = True
+        if due := self._is_due():
+            self._save_state()  # before validation, which may be long and be killed
+        self._end_epoch(epoch, save=due)
+        if progress.step == self.plan.last_step < self.plan.total_steps or self._out_of_patience():
             engine.terminate()
         train_mode(self.model)
         self.reporter.next_epoch()
 
-    def _refuse_divergence(self, epoch: int, train_loss: float) -> None:
-        """Raises `NonFiniteError` far above ln K, the cross-entropy of knowing nothing."""
-        config, blind = self.plan.config, math.log(self.plan.spec.num_classes)
-        labels_alone = config.loss == "cross-entropy" and config.teacher is None
-        if labels_alone and train_loss > max(2 * blind, blind + 2):
+    def _is_due(self) -> bool:
+        """Whether the end of an epoch saves: the last one, one of `--save-every`, or a late one."""
+        step, every = self.progress.step, self.plan.config.save_every
+        late = time.monotonic() - self._saved >= SAVED_EVERY
+        due = late or step == self.plan.last_step or (every is not None and step % every == 0)
+        return self.world.decided(lambda: due)
+
+    def _end_epoch(self, epoch: int, *, save: bool = True) -> None:
+        """Validate; write the row and the best weights; save, or let a later epoch do it."""
+        progress, rate = self.progress, self._learning_rate(self.progress.step - 1)
+        validation = self._validated(epoch) if "val" in self.plan.dataset.splits else {}
+        train_loss = progress.loss_sum / max(progress.losses, 1)
+        progress.loss_sum, progress.losses, progress.unvalidated = 0.0, 0, False
+        better = progress.count_best(epoch, validation)
+        self._count_time()
+        self.reporter.after_epoch(epoch, progress, rate, train_loss, validation, better)
+        shown = whole_model(self.shared_model(), self.world).eval()
+        if self.world.first:
+            self.reporter.look_at(shown, epoch, progress.step)
+        if better:
+            self.save_weights(self.run_folder.best, {"val": validation}, shown)
+        signum = self.world.most(self.stop.signum or 0)
+        if save or signum or self._out_of_patience():
+            self.save_weights(self.run_folder.last, {"val": validation}, shown)
+            self.log.flush()
+            if not save_values(self.run_folder.state, self.registry, progress.step, self.world):
+                self._save_state()
+        if signum:
+            self.interrupt(signum)
+
+    def _leave_if_asked(self) -> None:
+        """Look at the signals of all processes; each must call. Raises `Interrupted`."""
+        if signum := self.world.most(self.stop.signum or 0):
+            self.interrupt(signum)
+
+    def _validated(self, epoch: int) -> Metrics:
+        """The scores on the validation split. Raises `NonFiniteError`, `Interrupted`."""
+        try:
+            validation = self.evaluate("val")
+        except Interrupted:
+            self._save_state()
+            self.save_weights(self.run_folder.last, {})
+            raise
+        if not math.isfinite(validation["loss"]):
+            folder, step = self.run_folder.state, self.progress.step
+            self.world.decided(lambda: withdraw_state(folder, step))
             raise NonFiniteError(
-                f"epoch {epoch} has a training loss of {train_loss:.3g}, a guess {blind:.3g}; "
-                f"{self._last_good()}; try a --lr below {config.lr:g} (--find-lr looks for one)"
+                f"the validation loss is {validation['loss']} after epoch {epoch}; "
+                f"{last_good(self.run_folder)}; try a lower --lr"
             )
+        return validation
 
     def evaluate(self, split: str) -> Metrics:
         """Metrics of the model as it stands on a split of the data."""
@@ -314,85 +327,73 @@ class Trainer:
         return tallied(made, self.plan.spec.num_classes).counts(self.world).scores()
 
     def outputs(self, split: str, model: ViT) -> Iterator[Output]:
-        """What any model, in eval mode, makes of this process's pictures of a split."""
-        plan = self.plan
-        model.eval()
+        """What any model makes of this process's images of a split; see `judged`.
 
-        def forward(images: Tensor) -> Tensor:
-            with autocast(self.precision, plan.device):
-                logits: Tensor = model(images)
-            return logits
-
-        return outputs(
-            forward,
-            plan.dataset.splits[split],
-            plan.preprocess,
-            device=plan.device,
-            workers=plan.workers,
-            world=self.world,
+        Raises:
+            Interrupted: a signal came to any of the processes; nothing that is saved is lost by it.
+        """
+        return judged(
+            self.plan, split, model, self.world, self._leave_if_asked, self.reporter.tell_failed
         )
 
     def shared_model(self) -> ViT:
-        """What is evaluated and shared, whole: the average of the weights where there is one."""
-        return whole_model(self.model if self.ema is None else cast(ViT, self.ema.model))
+        """What is evaluated and shared: the average of the weights where there is one."""
+        return self.model if self.ema is None else cast(ViT, self.ema.model)
 
-    def save_weights(self, path: Path, metrics: dict[str, Metrics]) -> None:
-        """Write the model as it stands, with everything needed to use it. Raises `OutputError`."""
-        plan, steps, model = self.plan, self.plan.steps.steps_per_epoch, self.shared_model()
-        self.world.decided(lambda: str(save(
-            path,
-            model,
-            preprocess=plan.preprocess,
-            classes=plan.dataset.classes,
-            recipe=plan.config.to_json(),
-            metrics=metrics,
-            epoch=self.progress.step / steps,
-            weights="average" if self.ema else "as trained",
-            data={
-                "name": plan.dataset.name,
-                "fingerprint": plan.dataset.fingerprint,
-                "pictures": {name: len(part) for name, part in plan.dataset.splits.items()},
-            },
-            **started_from(plan.config),
-        )))  # fmt: skip
+    def save_weights(
+        self, path: Path, metrics: dict[str, Metrics], gathered: ViT | None = None
+    ) -> None:
+        """Write the model as it stands, with everything needed to use it. Raises `OutputError`.
 
-    def _count_best(self, epoch: int, validation: Metrics) -> bool:
-        """Whether this epoch is the best so far: by validation top-1, then by loss."""
-        progress = self.progress
-        if not validation:
-            return True
-        top1, loss = validation["top1"], validation["loss"]
-        progress.stale = 0 if top1 > progress.best_top1 else progress.stale + 1
-        if (top1, -loss) <= (progress.best_top1, -progress.best_loss):
-            return False
-        progress.best_top1, progress.best_loss, progress.best_epoch = top1, loss, epoch
-        return True
-
-    def _interrupt(self, signum: int) -> None:
-        """Leave; everything is saved."""
-        raise Interrupted(
-            signum,
-            f"stopped at step {self.progress.step} of {self.plan.total_steps}; all is saved, go "
-            f"on with: vitkit train --resume {shlex.quote(str(self.run_folder.root))}",
+        Args:
+            path: of the file.
+            metrics: of each split.
+            gathered: the model in one piece, where somebody has it already.
+        """
+        model = gathered or whole_model(self.shared_model(), self.world)
+        step, average = self.progress.step, self.ema is not None
+        self.world.decided(
+            lambda: write_weights(path, model, self.plan, metrics, step=step, average=average)
         )
 
+    def interrupt(self, signum: int) -> NoReturn:
+        """Leave; everything is saved. Raises `Interrupted`."""
+        where = f"step {self.progress.step} of {self.plan.total_steps}"
+        raise Interrupted(signum, f"stopped at {where}; all is saved, {self._how_to_go_on()}")
+
+    def _how_to_go_on(self) -> str:
+        return f"go on with: vitkit train --resume {shlex.quote(str(self.run_folder.root))}"
+
     def _signal(self) -> int:
-        """The signal to act on, or 0; several processes act on what all of them know of."""
+        """The signal to act on, or 0; of several processes, one that all of them know of."""
         return (self.stop.signum or 0) if self.world.size == 1 else self._agreed
+
+    def save_between_steps(self) -> bool:
+        """Save what is not saved yet; whether all is saved, which one of several cannot do."""
+        if self.world.size > 1:
+            return False
+        if self.progress.step != self._saved_step:
+            self.save_weights(self.run_folder.last, {})
+            self._save_state()
+        return True
 
     def _save_state(self) -> None:
         self._count_time()
         self.log.flush()
-        save_state(self.run_folder.state, self.registry, self.progress.step, self.world)
+        save_state(
+            self.run_folder.state, self.registry, self.progress.step, self.world, self.settings
+        )
+        self._saved, self._saved_step = time.monotonic(), self.progress.step
 
     def _count_time(self) -> None:
         now = time.monotonic()
         self.progress.seconds += now - self._started
         self._started = now
 
-    def _why_patience_ended(self) -> str:
-        return f"no higher validation top-1 for {self.progress.stale} epochs"
-
     def _out_of_patience(self) -> bool:
-        patience = self.plan.config.patience
-        return patience is not None and self.progress.stale >= patience
+        """See whether patience ends the run before its last step, and say so in `stopped`."""
+        patience, progress = self.plan.config.patience, self.progress
+        if patience is None or progress.stale < patience or progress.step >= self.plan.total_steps:
+            return False
+        self.stopped = f"no higher validation top-1 for {counted(progress.stale, 'epoch')}"
+        return True

@@ -42,12 +42,13 @@ class Tally:
         """Take in a batch. Nothing is read back from the device here."""
         labels = labels.to(logits.device)
         predicted, probabilities = logits.argmax(1), logits.softmax(1)
-        hits = (predicted == labels).sum()
-        among = (logits.topk(self.k).indices == labels[:, None]).sum()
+        hits = predicted == labels
+        among = hits | (places(logits, labels) < self.k)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         of_truth = probabilities.gather(1, labels[:, None])[:, 0]
         brier = (probabilities.square().sum(1) - 2 * of_truth + 1).sum()
-        self._sums.append(torch.stack([hits, among, loss, loss.new_full((), len(labels)), brier]))
+        count = loss.new_full((), len(labels))
+        self._sums.append(torch.stack([hits.sum(), among.sum(), loss, count, brier]))
         self._seen.append((labels, predicted, probabilities.gather(1, predicted[:, None])[:, 0]))
 
     @property
@@ -94,6 +95,18 @@ class Tally:
         return (world or World()).summed(torch.from_numpy(table)).numpy().reshape(
             self.num_classes, self.num_classes
         )  # fmt: skip
+
+
+def places(logits: Float[Tensor, "B K"], labels: Int64[Tensor, "B"]) -> Int64[Tensor, "B"]:
+    """Count the classes that come before the true one, in [0, K - 1]; 0 means it is first.
+
+    Of equal logits the class with the lowest number comes first, as in `argmax`. (`topk` takes any
+    of them, so that top-5 could be lower than top-1.)
+    """
+    truth = logits.gather(1, labels[:, None])
+    numbers = torch.arange(logits.shape[1], device=logits.device)
+    tied_before = (logits == truth) & (numbers < labels[:, None])
+    return (~(logits <= truth) | tied_before).sum(1)
 
 
 @dataclass(frozen=True)

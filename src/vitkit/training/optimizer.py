@@ -10,6 +10,7 @@ from torch import Tensor, nn, optim
 
 from vitkit.errors import SettingError
 from vitkit.training.config import TrainConfig
+from vitkit.training.muon import BatchedMuon
 from vitkit.training.optimizer_library import library_optimizer
 from vitkit.training.parameters import parameter_groups
 
@@ -95,9 +96,9 @@ class MuonWithAdamW(optim.Optimizer):
     """Muon for the matrices of the blocks, AdamW for everything else, behind one optimizer's face.
 
     Muon replaces a matrix's momentum by the nearest orthogonal matrix (K. Jordan et al., "Muon: An
-    optimizer for hidden layers in neural networks", 2024); torch's implementation, with the step
-    scaled to AdamW's (arXiv 2502.16982, Eq. 4), so that one learning rate serves both. The fused
-    qkv matrix is orthogonalised as three.
+    optimizer for hidden layers in neural networks", 2024). Its step is scaled to AdamW's (arXiv
+    2502.16982, Eq. 4), so that one learning rate serves both. The fused qkv matrix is
+    orthogonalised as three.
     """
 
     def __init__(
@@ -126,9 +127,7 @@ class MuonWithAdamW(optim.Optimizer):
             ]
             group["params"] = [part for _, _, part in parts]
             self._parts += parts
-        self._muon = optim.Muon(
-            groups, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-        )
+        self._muon = BatchedMuon(groups, lr=lr, weight_decay=weight_decay)
         others = parameter_groups(model, **pace, only=rest)
         self._adamw = optim.AdamW(others, lr=lr, betas=betas, fused=_fusible(model))
         super().__init__(list(named.values()), {"lr": lr})

@@ -22,18 +22,22 @@ from vitkit.data.sources import (
     show_progress,
     with_validation,
 )
+from vitkit.data.stand_ins import with_stand_ins
 from vitkit.devices import resolve_device
 from vitkit.errors import SettingError, SpecError, counted
 from vitkit.frozen import replace as replaced
+from vitkit.models.initialisation import HEADS
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.checks import check_settings
 from vitkit.training.config import DEFAULT_MODEL, Settings, TrainConfig
 from vitkit.training.distributed import World
-from vitkit.training.idle import without_idle
+from vitkit.training.idle import ends_before, for_several, without_idle
+from vitkit.training.image_list import restored
 from vitkit.training.losses import check_loss
 from vitkit.training.recipes import RECIPES, recipe_settings
+from vitkit.training.run_folder import resumed_folder
 from vitkit.training.starting import PICTURES, Start, begin, begun, freeze_parts, opened
 from vitkit.training.teachers import Teacher, opened_teacher
 
@@ -106,7 +110,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
     check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
-    dataset, notes = _opened_data(config)
+    dataset, notes = _opened_data(config, goes_on)
     notes = [*left_out, *notes]
     _check_against(config, dataset)
     start = begin(dataset.classes)
@@ -127,15 +131,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         repeats=config.repeated_aug,
     )  # fmt: skip
     _check_warmup(config, steps)
-    idle = [name for name in ("freeze", "freeze_blocks") if getattr(config, name)]
-    if config.layer_decay != TrainConfig.layer_decay:
-        idle.append("layer_decay")
-    if idle and config.pretrained is None:
-        notes.append(f"{' and '.join(idle)} without --pretrained: the model starts from noise")
-    if config.balance:
-        notes.append(class_counts(train.labels, dataset.classes))
-    if config.recipe is None and config.pretrained is None and config.data in RECIPES:
-        notes.append(f"there is a recipe for this: --recipe {config.data}")
+    notes += _notes_on(config, dataset, steps, world)
     cores = max(1, (os.cpu_count() or 1) // world.local_size)
     workers = config.workers
     if workers is None:
@@ -147,11 +143,44 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
                 start.weights, teacher)  # fmt: skip
 
 
+def _notes_on(
+    config: TrainConfig, dataset: Dataset, steps: TrainingSteps, world: World
+) -> list[str]:
+    """Lines on settings that do little or nothing here, on balance, and on a recipe."""
+    idle = [name for name in ("freeze", "freeze_blocks") if getattr(config, name)]
+    if config.layer_decay != TrainConfig.layer_decay:
+        idle.append("layer_decay")
+    notes = for_several(config, world.size)
+    if config.probe is None:
+        notes += ends_before(config, config.epochs * steps.steps_per_epoch)
+    if idle and config.pretrained is None:
+        notes.append(f"{' and '.join(idle)} without --pretrained: the model starts from noise")
+    if config.balance:
+        notes.append(class_counts(dataset.splits["train"].labels, dataset.classes))
+    if config.recipe is None and config.pretrained is None and config.data in RECIPES:
+        notes.append(f"there is a recipe for this: --recipe {config.data}")
+    return notes
+
+
 def suited(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """What nobody asked for suits what somebody asked for; and what is said of that."""
     config, left_out = without_idle(config)
     config, shortened = _in_time(config)
-    return config, left_out + shortened
+    config, lowered = _below_peak(config)
+    return config, left_out + shortened + lowered
+
+
+def _below_peak(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+    """A rate at the end that nobody asked for is below the peak that somebody asked for."""
+    if config.min_lr <= config.lr:
+        return config, []
+    usual = recipe_settings(config.recipe).get("min_lr", TrainConfig.min_lr)
+    if config.min_lr != usual:
+        return config, []
+    lower = config.lr / 100
+    return replaced(config, min_lr=lower), [
+        f"min_lr {usual:g} is lowered to {lower:g}, for this lr"
+    ]
 
 
 def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
@@ -168,25 +197,41 @@ def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     return replaced(config, warmup_epochs=shorter), [said]
 
 
-def _opened_data(config: TrainConfig) -> tuple[Dataset, list[str]]:
+def _opened_data(config: TrainConfig, goes_on: bool) -> tuple[Dataset, list[str]]:
     """The data, cut and looked through, and what there is to say of them."""
+    skip = config.bad_images == "skip"
+    # A teacher that was asked about an image has not seen the one that takes its place.
+    lasting = with_stand_ins if skip and not (config.teacher or config.probe) else _as_it_is
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
         ignore_extra_classes=config.ignore_extra_classes,
         follow_links=config.follow_links,
     )
+    run = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
+    if run is not None and skip and run.images.exists():
+        dataset, notes = restored(run.images, dataset)
+        return lasting(dataset), [*dataset.notes, *notes]
     if config.cache is not None:
         folder = None if config.cache == "auto" else config.cache
         dataset = cached(dataset, folder, progress=None if config.quiet else show_progress)
+    has_val = "val" in dataset.splits
     if config.val_fraction > 0:
         dataset = with_validation(dataset, config.val_fraction)  # first: then leaks are looked for
     dataset, report = sound(dataset, config.bad_images)
     notes = [*report.notes, *report.warnings()]
+    if has_val and config.val_fraction not in (0, TrainConfig.val_fraction):
+        notes.append(
+            f"val_fraction {config.val_fraction:g} without effect: the data have a val split"
+        )
     for split, problems in report.problems.items():
-        notes += [f"skipped {len(problems)} pictures of {split} that cannot be decoded:"]
+        notes += [f"skipped {counted(len(problems), 'picture')} of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
-    return dataset, notes
+    return lasting(dataset), notes
+
+
+def _as_it_is(dataset: Dataset) -> Dataset:
+    return dataset
 
 
 def _beginning(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], Start]:
@@ -211,7 +256,16 @@ def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
     """What is to be frozen is there, and something is left; every picture size is possible."""
     if config.freeze or config.freeze_blocks:
         with torch.device("meta"):
-            freeze_parts(ViT(spec), config)
+            model = ViT(spec)
+            frozen = freeze_parts(model, config)
+        if config.pretrained is None and all(
+            name in frozen or name.partition(".")[0] in HEADS
+            for name, _ in model.named_parameters()
+        ):
+            raise SettingError(
+                f"--freeze {' '.join(config.freeze)} would train a head on features of random "
+                f"weights; name trained ones with --pretrained, or leave --freeze out"
+            )
     for size in config.progressive:
         try:
             spec.replace(image_size=size)

@@ -1,32 +1,25 @@
-"""What a short trial decides on this machine: half precision, and how heads attend.
-
-And float16's loss scale.
-"""
+"""The arithmetic of a run: precision, attention kernel, and float16's loss scale."""
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
 from vitkit.errors import CheckpointError
-from vitkit.models.attention import AttentionKernel, use_attention
+from vitkit.models.attention import AttentionKernel
 from vitkit.models.vit import ViT
 from vitkit.training.state import Tensors, Values
 
 Precision = Literal["off", "bfloat16", "float16"]
-ROUNDS = 5
-WORTH_IT = 0.95
-"""Another way must take at most this part of the time of the usual one."""
-TRIAL_FLOPS, TRIAL_FLOPS_ELSEWHERE = 2e10, 2e12
-"""Work of one trial step: on a processor short; on a GPU more than the starting of kernels."""
+LEAST_FLOPS, LEAST_FLOPS_GPU = 5e8, 5e10
+"""Operations of an optimizer step, on a processor and on a GPU, below which autocast's conversions
+cost more than its products save. The GPU's is an estimate (a millisecond of kernel launches at 50
+TFLOP/s in float32), not a measurement."""
+MOST_TOKENS = 1024
+"""The longest sequence for which plain attention is chosen."""
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
@@ -43,54 +36,55 @@ def half_precision(device: torch.device) -> Precision:
     return "bfloat16"
 
 
-def fastest_arithmetic(
-    model: ViT,
-    images: Tensor,
-    labels: Tensor,
-    device: torch.device,
-    kernels: Sequence[AttentionKernel],
-) -> tuple[Precision, AttentionKernel, str]:
-    """Time a few training steps of a copy, in float32 and in the device's half precision, in turn.
+def choose_precision(model: ViT, batch_size: int, device: torch.device) -> tuple[Precision, str]:
+    """Choose the precision of a run that leaves it open.
+
+    The choice depends on the processor's features, the model and the batch size alone. Nothing is
+    timed, so the same command on the same machine always makes the same choice.
+    `benchmarks/arithmetic.py` has the measurements behind the numbers.
 
     Args:
-        model: left as it is.
-        images: a batch (B, C, H, W) on the device.
-        labels: class numbers (B,).
-        device: where both are.
-        kernels: the ways to attend that are tried, each in both precisions.
+        model: on any device.
+        batch_size: images of one optimizer step, over all processes and accumulation steps.
+        device: the one that the run trains on.
 
     Returns:
-        The fastest way, float32 with the first kernel unless another is clearly faster; and a line
-        that says what was measured.
+        The precision, and the reason in a few words.
     """
-    trial = copy.deepcopy(model).train()
-    tokens = model.spec.num_patches + model.spec.num_prefix_tokens
-    flops = 6 * tokens * sum(p.numel() for p in model.parameters())
-    most = TRIAL_FLOPS if device.type == "cpu" else TRIAL_FLOPS_ELSEWHERE
-    pictures = max(1, min(len(images), int(most / flops)))
-    images, labels = images[:pictures], labels[:pictures]
-    half = half_precision(device)
-    ways: list[tuple[Precision, AttentionKernel]] = list(product(("off", half), kernels))
-    times: list[list[float]] = [[] for _ in ways]
-    for round_number in range(ROUNDS + 1):
-        for (precision, kernel), taken in zip(ways, times, strict=True):
-            use_attention(trial, kernel)
-            start = time.perf_counter()
-            with autocast(precision, device):
-                loss = F.cross_entropy(trial(images).float(), labels)
-            loss.backward()
-            wait_for(device)
-            if round_number:  # the first round warms up
-                taken.append(time.perf_counter() - start)
-    ratios = [min(taken) / min(times[0]) for taken in times]  # what else runs only adds
-    fastest = min(range(1, len(ways)), key=ratios.__getitem__)
-    chosen = fastest if ratios[fastest] <= WORTH_IT else 0
-    names = [f"{'float32' if amp == 'off' else f'{amp} autocast'}, {kernel} attention"
-             for amp, kernel in ways]  # fmt: skip
-    return *ways[chosen], (
-        f"precision: {names[chosen]} (a step of {names[fastest]} takes {ratios[fastest]:.2f}x one "
-        f"of {names[0]} here)"
-    )
+    half, kind = half_precision(device), "processor" if device.type == "cpu" else "device"
+    if not has_fast_half(device):
+        return "off", f"this {kind} is not known to be faster in {half}"
+    flops = 6 * _num_tokens(model) * sum(p.numel() for p in model.parameters()) * batch_size
+    if flops < (LEAST_FLOPS if device.type == "cpu" else LEAST_FLOPS_GPU):
+        return "off", f"a step of {flops:.1g} operations is too small to gain from {half}"
+    return half, f"this {kind} multiplies faster in {half}"
+
+
+def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> AttentionKernel:
+    """Choose the attention kernel for a precision: fused, except for half precision on a processor.
+
+    There torch's fused kernel is slower than the two matrix products written out. Above
+    `MOST_TOKENS` tokens it is not, and plain attention's maps would take most of the memory.
+    """
+    half_on_cpu = device.type == "cpu" and precision != "off"
+    return "plain" if half_on_cpu and _num_tokens(model) <= MOST_TOKENS else "fused"
+
+
+def _num_tokens(model: ViT) -> int:
+    return model.spec.num_patches + model.spec.num_prefix_tokens
+
+
+def has_fast_half(device: torch.device) -> bool:
+    """Return whether matrix products in `half_precision(device)` are known to be faster.
+
+    Every CUDA device; processors with AMX (Intel), or AMD's with AVX512-BF16. Intel's without AMX
+    were slower in bfloat16 than in float32 (0.62 times the speed), and others were not measured.
+    """
+    if device.type != "cpu":
+        return device.type == "cuda"
+    features: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    amd = str(features.get("cpu_name", "")).startswith("AMD")
+    return bool(features.get("amx_bf16") or (amd and features.get("avx512_bf16")))
 
 
 class LossScale:

@@ -21,12 +21,14 @@ from vitkit.data.loader import Batch
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training import session
 from vitkit.training.checkpointing import newest_state, run_hash
-from vitkit.training.config import TrainConfig, layered
+from vitkit.training.config import TrainConfig, layered, read_yaml
 from vitkit.training.loop import Trainer
 from vitkit.training.plan import make_plan, suited
 
 STEPS = 20
 """Of both runs, or fewer, where the run that is to be trusted has fewer."""
+DECIDED = ("amp", "attention_kernel", "threads", "compile")
+"""Settings that the first run decides for the other one too."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ def prove_resume(config: TrainConfig) -> Proof:
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
+        decided = read_yaml(straight / "config.yaml")
+        short |= {name: decided[name] for name in DECIDED}
         _child(short | {"output": str(killed)}, killed_at)
         _child(short | {"output": str(killed), "resume": str(killed)})
         hashes = [run_hash(newest_state(run / "state")[0]) for run in (straight, killed)]

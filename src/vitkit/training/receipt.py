@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-from vitkit.training.config import Settings
+from vitkit.training.config import Settings, TrainConfig
 from vitkit.training.metrics import Metrics
 from vitkit.training.recipes import underlying
 
@@ -143,7 +143,8 @@ class Watch:
             reasons.append(
                 f"{self._pictures:,} training pictures instead of {self.receipt.pictures:,}"
             )
-        here, there = _flat(self._settings), _flat(self.receipt.settings)
+        usual = TrainConfig(data=trained_on).to_json()  # for settings younger than the receipt
+        here, there = _flat(self._settings), _flat(usual | dict(self.receipt.settings))
         reasons += [
             f"{name} {here.get(name, OWN)} instead of {there.get(name, OWN)}"
             for name in dict.fromkeys((*here, *there))

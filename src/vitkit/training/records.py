@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Mapping
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from vitkit.training.run_folder import RunFolder
 from vitkit.weights.files import output_error, write_bytes
@@ -46,15 +47,55 @@ def add_row(run: RunFolder, values: Numbers) -> None:
     _append(run.metrics, text.getvalue(), durable=True)
 
 
-def drop_rows_after(run: RunFolder, step: int) -> None:
-    """Forget what lies beyond `step` or was left half written: a resumed run writes it again.
+def drop_rows_after(
+    run: RunFolder, step: int, *, unvalidated: bool = False, goes_on: bool = False
+) -> None:
+    """Forget what a resumed run writes again, and what was left half written.
+
+    Args:
+        run: the run.
+        step: that it goes on from; what lies beyond it is dropped.
+        unvalidated: the epoch that ends there is validated again, so its row is dropped, too.
+        goes_on: steps are left to train; then the test score at `step` stays, as what an earlier
+            end of the run came to.
 
     Raises:
         OutputError: a file cannot be written.
     """
+    last = {"epoch": step - unvalidated, "test": step - (not goes_on)}
     columns = _columns(run.metrics)
-    _keep(run.metrics, lambda row: row.split(",") == columns or _row_step(columns, row) <= step)
-    _keep(run.lines, lambda line: _line_step(line) <= step)
+
+    def row_stays(row: str) -> bool:
+        return row.split(",") == columns or _row_step(columns, row) <= last["epoch"]
+
+    def line_stays(line: str) -> bool:
+        kind, place, _ = _line(line)
+        return place <= last.get(kind, step)
+
+    _keep(run.metrics, row_stays)
+    _keep(run.lines, line_stays)
+
+
+def step_line(run: RunFolder, step: int) -> Numbers:
+    """What `add_line` wrote of a step; empty where there is no such line."""
+    for line in _lines(run):
+        kind, place, values = _line(line)
+        if (kind, place) == ("step", step):
+            known = {name: math.nan if v is None else v for name, v in values.items()}
+            return {name: v for name, v in known.items() if name not in ("kind", "epoch", "step")}
+    return {}
+
+
+def tested_at(run: RunFolder) -> list[int]:
+    """The steps after which the test split was looked at before."""
+    found = [_line(line) for line in _lines(run)]
+    return [int(place) for kind, place, _ in found if kind == "test" and place < math.inf]
+
+
+def _lines(run: RunFolder) -> list[str]:
+    if not run.lines.exists():
+        return []
+    return run.lines.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _keep(path: Path, wanted: Callable[[str], bool]) -> None:
@@ -87,14 +128,14 @@ def _row_step(columns: list[str], row: str) -> float:
     return float(cells["step"])
 
 
-def _line_step(line: str) -> float:
-    """The step of a line of metrics.jsonl; infinite where it is none, and after the end."""
+def _line(line: str) -> tuple[str, float, dict[str, Any]]:
+    """Kind, step and values of a line of metrics.jsonl; the step is infinite where it is none."""
     try:
         values = json.loads(line)
         step, kind = values["step"], values["kind"]
     except (ValueError, LookupError, TypeError):
-        return math.inf
-    return float(step) if isinstance(step, int) and kind != "test" else math.inf
+        return "", math.inf, {}
+    return (str(kind), float(step), values) if isinstance(step, int) else ("", math.inf, {})
 
 
 def _append(path: Path, text: str, *, durable: bool) -> None:

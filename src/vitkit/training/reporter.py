@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from vitkit.data.loader import Batch
 from vitkit.models.vit import ViT
@@ -21,7 +21,6 @@ from vitkit.training.log import RunLog
 from vitkit.training.meter import Meter, Reading, memory
 from vitkit.training.metrics import Metrics, headline
 from vitkit.training.plan import Plan
-from vitkit.training.precision import Precision
 from vitkit.training.receipt import Watch, receipt_of
 from vitkit.training.state import Progress
 
@@ -43,6 +42,7 @@ class Reporter:
         self._meter = Meter()
         self._start = self._epoch = self._warm = self._pace = Reading()
         self._looked = -LOOK_EVERY
+        self._failed, self._failures = set[str](), 0
         settings, train = plan.config.to_json(), plan.dataset.splits["train"]
         receipt = receipt_of(plan.config.recipe)
         self._watch = None if receipt is None else Watch(receipt, settings, len(train))
@@ -50,7 +50,20 @@ class Reporter:
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; from now on the time runs."""
         self._start = self._epoch = self._meter.read()
-        return self._meter.watched(batches)
+        return self._meter.watched(self._told(batches))
+
+    def _told(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self.tell_failed(batch.failed)
+            yield batch
+
+    def tell_failed(self, failed: Sequence[str]) -> None:
+        """Name images that could not be read, each once, and count how often that was so."""
+        self._failures += len(failed)
+        for line in dict.fromkeys(failed):
+            if line not in self._failed:
+                self.log.say(f"{line}; another image of its class takes its place")
+                self._failed.add(line)
 
     def after_step(self, epoch: int, step: int, loss: float, rate: float) -> None:
         """The bar or the line, the curves, and after `AFTER` steps the diagnosis."""
@@ -86,6 +99,10 @@ class Reporter:
             {"lr": rate, "train_loss": train_loss} | values | speed | {"seconds": progress.seconds},
         )
         shown = "  ".join(f"val_{line}" for line in headline(validation))
+        if self._failures:
+            times = "once" if self._failures == 1 else f"{self._failures:,} times"
+            self.log.say(f"epoch {epoch}: {times} an image could not be read; see the lines above")
+            self._failures = 0
         mark = "  best" if better else ""
         self.log.say(
             f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {train_loss:.4f}  {shown}  "
@@ -96,12 +113,11 @@ class Reporter:
             if said is not None:
                 self.log.say(said)
 
-    def look_at(self, model: ViT, precision: Precision, epoch: int, step: int) -> None:
+    def look_at(self, model: ViT, epoch: int, step: int) -> None:
         """Example predictions and histograms, unless the last ones are only seconds old.
 
         Args:
             model: in eval mode.
-            precision: the one it trains with.
             epoch: counted from 1; the last one is always looked at.
             step: of the run.
         """
@@ -110,9 +126,8 @@ class Reporter:
         if recent and epoch < config.epochs:
             return
         if config.log_examples and "val" in plan.dataset.splits:
-            sheet = example_predictions(
-                model, plan.dataset, plan.preprocess, precision, plan.device
-            )
+            device = next(model.parameters()).device
+            sheet = example_predictions(model, plan.dataset, plan.preprocess, device)
             self.log.picture("val/examples", sheet, step)
         if config.log_histograms:
             self.log.weights(model, step)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from vitkit.data.sources import NAMES
 from vitkit.errors import OutputError, SettingError, nearest_parent
+from vitkit.training.checkpointing import states
 from vitkit.training.config import DEFAULT_MODEL, TrainConfig
-from vitkit.training.lock import locked
-from vitkit.weights.files import output_error
+from vitkit.training.lock import LOCK, OWNER, locked
+from vitkit.weights.files import is_temporary, output_error
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class RunFolder:
     def ladder(self) -> Path:
         """What `--auto` came to, rung by rung."""
         return self.root / "ladder.json"
+
+    @property
+    def images(self) -> Path:
+        """Names and hashes of the image files that the run began with, where it is about files."""
+        return self.root / "images.npz"
 
     @property
     def augmented(self) -> Path:
@@ -86,6 +95,16 @@ class RunFolder:
         return self.root / "state"
 
 
+LEFT = {LOCK, OWNER, "wandb"} | {
+    place.fget(RunFolder(Path())).parts[0]
+    for place in vars(RunFolder).values()
+    if isinstance(place, property) and place.fget is not None
+}
+"""Names of everything that a run leaves in its folder."""
+WRITTEN = {"data", "start", "resume", "overwrite"}
+"""Keys that vitkit writes into every config.yaml, and that a recipe written by hand has not."""
+
+
 def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
     """The run that `--resume` means; `None` where `auto` finds nothing to go on with.
 
@@ -94,7 +113,7 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
         OutputError: a run that is not there, or one without a saved state.
     """
     if resume == "auto":
-        if output is None:
+        if not output:
             raise SettingError("--resume auto needs --output, the run folder to look in")
         folder = RunFolder(Path(output))
         return folder if has_state(folder) else None
@@ -102,42 +121,145 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
     if not folder.root.is_dir():
         raise OutputError(f"--resume {resume}: no such run folder; {nearest_parent(folder.root)}")
     if not has_state(folder):
+        afresh = " (add --overwrite to put this one aside)" if _is_run(folder) else ""
         raise OutputError(
-            f"--resume {resume}: no saved state in {folder.state}; "
-            f"start afresh without --resume (add --overwrite to use this folder)"
+            f"--resume {resume}: no saved state in {folder.state}; start afresh without --resume"
+            f"{afresh}"
         )
     return folder
 
 
 def has_state(folder: RunFolder) -> bool:
     """Whether there is anything to resume from."""
-    return folder.config.is_file() and any(folder.state.glob("step-*"))
+    return folder.config.is_file() and bool(states(folder.state))
 
 
-def new_folder(config: TrainConfig) -> RunFolder:
-    """Make the folder of a new run.
+def what_is_left(folder: RunFolder) -> str:
+    """Say which state a run can go on from, and by which command."""
+    kept = states(folder.state)
+    if not kept:
+        return f"no state is saved in {folder.root}"
+    return (
+        f"the newest state is {kept[-1]}, go on with: vitkit train --resume "
+        f"{shlex.quote(str(folder.root))}"
+    )
+
+
+def died_early(folder: RunFolder) -> bool:
+    """Tell whether a folder is a run that ended before its first state, and nothing else.
+
+    It has nothing but what a run leaves, and neither a state nor weights.
+    """
+    names = {path.name for path in folder.root.iterdir()}
+    begun = _wrote_settings(folder) or (LOCK in names and folder.config.name not in names)
+    weights = folder.best.parent.glob("*.safetensors")
+    only_ours = all(name in LEFT or is_temporary(name) for name in names)
+    return begun and only_ours and not states(folder.state) and not any(weights)
+
+
+def _is_run(folder: RunFolder) -> bool:
+    return _wrote_settings(folder) or folder.ladder.is_file() or died_early(folder)
+
+
+def _wrote_settings(folder: RunFolder) -> bool:
+    """Tell whether config.yaml is there and was written by a run, of any version of vitkit."""
+    try:
+        lines = folder.config.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return {line.partition(":")[0] for line in lines} >= WRITTEN
+
+
+def check_output(config: TrainConfig) -> None:
+    """Refuse a folder that a new run must not use; nothing is written.
 
     Raises:
-        OutputError: it exists and `overwrite` is off, another process trains in it, or it cannot be
-            made.
+        OutputError: it is a file; it holds the data or lies inside them; or something is in it that
+            may not be put aside: no run of vitkit, the working folder, or a run without
+            `overwrite`.
     """
+    if config.output is None:
+        _refuse_among_data(Path("runs"), config)
+        return
+    if not config.output:
+        raise OutputError("--output is empty; name a folder, such as --output runs/first")
+    root = Path(config.output)
+    if root.exists() and not root.is_dir():
+        raise OutputError(f"{root} is a file; choose another --output")
+    _refuse_among_data(root, config)
+    try:
+        entries = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
+    except OSError as error:
+        raise output_error(root, error) from error
+    if entries:
+        _refuse_to_put_aside(RunFolder(root), entries, config)
+
+
+def _refuse_among_data(root: Path, config: TrainConfig) -> None:
+    """Raise `OutputError` where the data lie in the run folder, or it would lie in them."""
+    whole = root.resolve()
+    named = [] if config.data_root is None else [config.data_root]
+    if config.data not in NAMES and "://" not in config.data:
+        named.append(config.data.removeprefix("wds:").partition("{")[0])
+    for name in named:
+        data = Path(os.path.expanduser(name))
+        if whole in (data.resolve(), *data.resolve().parents):
+            raise OutputError(f"--output {root} holds the data {name}; choose another --output")
+        if name != config.data_root and data.is_dir() and data.resolve() in whole.parents:
+            raise OutputError(
+                f"the run folder {root} would lie inside the data {name}; choose an --output "
+                f"outside of them"
+            )
+
+
+def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainConfig) -> None:
+    """Raise `OutputError` unless a folder with something in it is a run that may be put aside."""
+    root, here = folder.root, Path.cwd()
+    if not _is_run(folder):
+        strange = next((name for name in entries if name not in LEFT), entries[0])
+        raise OutputError(
+            f"{root} holds {strange} and is no run of vitkit, so it is left alone; choose another "
+            f"--output"
+        )
+    if root.resolve() in (here, *here.parents):
+        raise OutputError(
+            f"{root} is the working folder or holds it, so it cannot be put aside; choose another "
+            f"--output"
+        )
+    if config.resume == "auto" and not died_early(folder):
+        raise OutputError(
+            f"{root} has no state to go on from, but more than a run leaves that ended before its "
+            f"first state; choose another --output, or pass --overwrite instead of --resume auto "
+            f"to put it aside"
+        )
+    if config.resume != "auto" and not config.overwrite:
+        raise OutputError(
+            f"{root} exists; go on with --resume {root}, choose another --output, or pass "
+            f"--overwrite to put it aside"
+        )
+
+
+def new_folder(config: TrainConfig, say: Callable[[str], object]) -> RunFolder:
+    """Make the folder of a new run; a run that is there is put aside: renamed, not deleted.
+
+    Args:
+        config: its `output`, `overwrite` and `resume` decide.
+        say: told what was put aside, and where.
+
+    Raises:
+        OutputError: as `check_output`; another process trains there; or it cannot be made.
+    """
+    check_output(config)
     try:
         if config.output is None:
             return RunFolder(_next_numbered(config))
         root = Path(config.output)
-        if root.exists() and not root.is_dir():
-            raise OutputError(f"{root} is a file; choose another --output")
         if root.is_dir() and any(root.iterdir()):
-            # With `--resume auto` a folder without a state is a run that died before its first one.
-            if not config.overwrite and config.resume != "auto":
-                raise OutputError(
-                    f"{root} exists; go on with --resume {root}, choose another --output, "
-                    f"or pass --overwrite to put it aside"
-                )
             whole = root.resolve()
             with locked(whole):  # another process may be training there
-                aside = (whole.with_name(f"{whole.name}.old-{n}") for n in count(1))
-                whole.rename(_first_free(aside))
+                aside = _first_free(whole.with_name(f"{whole.name}.old-{n}") for n in count(1))
+                whole.rename(aside)
+            say(f"put aside: what was in {root} is now in {aside}")
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error

@@ -301,7 +301,7 @@ class Steps:
         spec = plan.spec
         ran = round(load(done.last).metadata["epoch"])
         lasted = ("" if ran == epochs else f"{ran} of ") + counted(epochs, "epoch")
-        what = f"{self.what}, width {spec.width}, {spec.depth} blocks, {lasted}"
+        what = f"{self.what}, width {spec.width}, {counted(spec.depth, 'block')}, {lasted}"
         return ground.outcome(self.name, what, done.best, started)
 
     def _fitting(self, seconds: float) -> int:
@@ -313,8 +313,9 @@ class Steps:
                 return number
             spec = self._pace(number)[0].spec
             self.ground.say(
-                f"{self.name}: width {spec.width} with {spec.depth} blocks takes {pace.epoch:.2g} "
-                f"s an epoch; {candidate.passes} passes over the pictures do not fit"
+                f"{self.name}: width {spec.width} with {counted(spec.depth, 'block')} takes "
+                f"{pace.epoch:.2g} s an epoch; {candidate.passes} passes over the pictures do "
+                f"not fit"
             )
         return len(self.candidates) - 1
 
@@ -344,6 +345,7 @@ def within(deadline: float, clock: Clock) -> type[Trainer]:
             super()._after_epoch(engine)
             if clock() > deadline and self.progress.step < self.plan.last_step:
                 self.stopped = f"epoch {engine.state.epoch}, as the time is over"
+                self.save_between_steps()
                 engine.terminate()
 
     return Within

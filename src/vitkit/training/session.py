@@ -5,54 +5,58 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, cast
 
 import torch
 
+from vitkit.data.sources import Dataset
 from vitkit.devices import resolve_device
 from vitkit.errors import SettingError, counted
 from vitkit.frozen import replace as replaced
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import save_augmented_grid
-from vitkit.training.calibration import fit_temperature
-from vitkit.training.checkpointing import clean, newest_state, step_of
+from vitkit.training.calibration import calibrate
+from vitkit.training.checkpointing import clean, set_aside_damaged
 from vitkit.training.config import Settings, TrainConfig, read_yaml, to_yaml
 from vitkit.training.confusion import LARGEST, confusion_matrix, png
-from vitkit.training.distributed import World, in_world, joined
+from vitkit.training.distributed import World, in_world, is_launched, joined
 from vitkit.training.evaluation import Output, examine, tallied
 from vitkit.training.finding import no_compiler, try_out
+from vitkit.training.image_list import write_image_list
 from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
 from vitkit.training.metrics import Metrics, headline
-from vitkit.training.plan import Plan, make_plan, suited
+from vitkit.training.plan import Plan, make_plan
 from vitkit.training.precision import Precision
 from vitkit.training.probing import PROBES, NeighbourProbe, without_effect
 from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
-from vitkit.training.records import drop_rows_after
-from vitkit.training.run_folder import RunFolder, new_folder, resumed_folder
+from vitkit.training.records import drop_rows_after, tested_at
+from vitkit.training.resuming import (
+    WHEREABOUTS,
+    StoppedRun,
+    decided_before,
+    going_on,
+    stopped_run,
+)
+from vitkit.training.run_folder import (
+    RunFolder,
+    check_output,
+    new_folder,
+    resumed_folder,
+    what_is_left,
+)
+from vitkit.training.sharding import placed_as, whole_model
 from vitkit.training.signals import left_at_once, stop_flag
 from vitkit.training.starting import make_model
 from vitkit.training.trackers import check_trackers
-from vitkit.weights.files import write_bytes
+from vitkit.weights.files import remove_temporaries, write_bytes
 from vitkit.weights.load import load
 from vitkit.weights.own import DESCRIBED, save
 
-FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img_size",
-         "progressive", "balance", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
-         "attention_kernel", "threads", "opt", "momentum", "layer_decay", "loss", "bce_threshold",
-         "compile", "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
-         "val_fraction", "bad_images", "ignore_extra_classes", "mean", "std", "fit",
-         "interpolation", "crop_ratio", "distill", "distill_alpha", "distill_temperature",
-         "distill_views", "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix",
-         "mixup_prob", "mixup_switch_prob", "mixup_off_epoch", "flip", "shift", "crop_scale",
-         "label_smoothing")  # fmt: skip
-"""Settings that a resumed run cannot change without being another run."""
-WHEREABOUTS = ("data", "data_root", "cache", "follow_links", "recipe", "output", "overwrite",
-               "teacher", "resume", "device", "timeout", "workers", "quiet", "test")  # fmt: skip
-"""Settings that say where things are, not what the run is."""
 MOST_LOGITS = 2**28
 """Validation logits that the temperature is fitted on at most, 1 GB; of more, every n-th batch."""
 
@@ -98,7 +102,7 @@ def train(config: TrainConfig, trainer: type[Trainer] = Trainer) -> TrainResult:
         UserError: anything wrong with the settings, the data or the place to write, before the
             first step.
         NonFiniteError: the loss or the gradient is not a finite number.
-        Interrupted: SIGINT or SIGTERM came; everything is saved.
+        Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     check_trackers(config.logger)
     if config.devices > 1 and not in_world():
@@ -131,10 +135,14 @@ def _importable(trainer: type[Trainer]) -> str:
 
 def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainResult:
     """One process's part of it."""
-    config, run, state, notes = _beginning(config, world)
-    plan = _planned(config, world, goes_on=state is not None)
-    if run is None:
-        run = RunFolder(Path(world.decided(lambda: str(new_folder(config).root))))
+    config, stopped = _beginning(config, world)
+    plan = _planned(config, world, goes_on=stopped is not None)
+    aside: list[str] = []
+    run = RunFolder(
+        Path(world.decided(lambda: str(new_folder(config, aside.append).root)))
+        if stopped is None
+        else stopped.root
+    )
     world.announce(run.root)
     config = replaced(plan.config, threads=config.threads or torch.get_num_threads())
     plan = replace(plan, config=config)
@@ -142,84 +150,60 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
     torch.manual_seed(config.seed)
     model = make_model(plan.spec, plan.weights, config, plan.device)
     plan = replace(plan, weights=None)  # the model has them
-    done = 0 if state is None else step_of(state)
+    done = 0 if stopped is None else stopped.step
     with ExitStack() as stack:
         world.decided(lambda: stack.enter_context(locked(run.root)))
         log = stack.enter_context(
-            RunLog(run, total=plan.last_step, done=done, quiet=config.quiet)
+            RunLog(run, total=plan.last_step, done=done, quiet=config.quiet,
+                   unvalidated=stopped is not None and stopped.unvalidated)
             if world.first
             else Silence()
-        )
-        stop = stack.enter_context(stop_flag())
-        for line in (*plan.notes, *notes):
+        )  # fmt: skip
+        speaks = world.first and not is_launched()
+        stop = stack.enter_context(stop_flag(partial(_left, run, log) if speaks else None))
+        for line in (*aside, *plan.notes, *(stopped.notes if stopped else ())):
             log.say(line)
         _say_model(plan, log, model)
-        if state is not None and config.compile and (missing := no_compiler(plan.device)):
+        if stopped is not None and config.compile and (missing := no_compiler(plan.device)):
             raise SettingError(f"the run is compiled and {missing}; go on where there is one")
-        if config.probe is None and "auto" in (config.amp, config.attention_kernel):
-            log.say("trying which arithmetic is fastest ...")
-        with left_at_once():
+        left = partial(what_is_left, run)
+        with left_at_once(left):
             plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
         log.lasts(plan.last_step)
         precision = cast(Precision, "off" if config.probe else plan.config.amp)
         kind = PROBES[config.probe] if config.probe else trainer
         loop = kind(plan, run, log, model, precision, stop, world)
-        if state is not None:
-            loop.resume(state)
+        if stopped is not None:
+            loop.resume(stopped.state)
         elif config.resume == "auto":
             log.say(f"nothing to resume in {run.root}; starting afresh")
+        finished = stopped is not None and loop.is_finished
         kept = replaced(plan.config, output=str(run.root), resume=None, overwrite=False)
-        world.decided(lambda: _prepare(run, done, kept))
-        _say_plan(plan, run, log, world)
+        world.decided(lambda: _prepare(run, stopped, None if finished else kept, plan.dataset))
+        for line in stopped.says_changes(finished=finished) if stopped else ():
+            log.say(line)
+        if not finished:
+            _say_plan(plan, run, log, world)
         world.decided(lambda: log.track(config.logger, kept.to_json()))
-        if config.save_augmented_grid and state is None:
+        if config.save_augmented_grid and stopped is None:
             world.decided(lambda: save_augmented_grid(run.augmented, plan))
-        with left_at_once() if config.probe else nullcontext():
+        with left_at_once(left) if config.probe else nullcontext():
             loop.train()
         metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
 
 
-def _beginning(
-    config: TrainConfig, world: World
-) -> tuple[TrainConfig, RunFolder | None, Path | None, list[str]]:
-    """The settings with what a stopped run found out, its folder, its state, what to say of it."""
-    found = world.decided(lambda: _stopped_run(config))
-    if found is None:
-        return config, None, None, []
-    before, asked = TrainConfig(**found["config"]), config
-    config, _ = suited(config)
-    # What was tried or found out when the run began stays as it was found.
-    found_out = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
-    found_out += ["lr", "min_lr"] * config.find_lr + ["batch_size"] * config.find_batch_size
-    found_out += ["threads"] * (config.threads is None)
-    config = replaced(
-        config,
-        **{name: getattr(before, name) for name in ("start", *found_out)},
-        model=config.model or before.model,
-        compile=config.compile and before.compile,
-        find_lr=False,
-        find_batch_size=False,
-    )
-    run = RunFolder(Path(found["run"]))
-    notes = [*_changes(run, before, config), *found["passed_over"]]
-    if asked.compile and not config.compile:
-        notes.append("compile: the run began without it, and goes on so")
-    for flag, name in (("find_lr", "lr"), ("find_batch_size", "batch_size")):
-        if getattr(asked, flag) and not getattr(before, flag):
-            notes.append(f"{flag}: the run began with {name} {getattr(config, name)}, and keeps it")
-    return config, run, Path(found["state"]), notes
+def _beginning(config: TrainConfig, world: World) -> tuple[TrainConfig, StoppedRun | None]:
+    """Find the stopped run that goes on, with its settings; else check the new run's folder.
 
-
-def _stopped_run(config: TrainConfig) -> dict[str, Any] | None:
-    """The run to go on with, as JSON values; `None` where there is none."""
-    run = None if config.resume is None else resumed_folder(config.resume, config.output)
-    if run is None:
-        return None
-    state, passed_over = newest_state(run.state)
-    before = TrainConfig(**read_yaml(run.config))
-    return {"run": str(run.root), "state": str(state), "passed_over": passed_over,
-            "config": before.to_json()}  # fmt: skip
+    Raises:
+        UserError: the run cannot go on so, or a new one cannot be there.
+    """
+    found = world.decided(lambda: stopped_run(config))
+    if found is not None:
+        return going_on(config, found)
+    world.decided(lambda: check_output(config))
+    return TrainConfig(**world.decided(lambda: decided_before(config).to_json())), None
 
 
 def _planned(config: TrainConfig, world: World, *, goes_on: bool) -> Plan:
@@ -229,47 +213,57 @@ def _planned(config: TrainConfig, world: World, *, goes_on: bool) -> Plan:
     return plans[0] if plans else make_plan(config, world, goes_on=goes_on)
 
 
-def _prepare(run: RunFolder, done: int, kept: TrainConfig) -> None:
-    """Put the folder in order: what a killed process left, rows to write again, the settings."""
+def _prepare(
+    run: RunFolder, stopped: StoppedRun | None, kept: TrainConfig | None, dataset: Dataset
+) -> None:
+    """Put the folder in order: what a killed process left, rows to write again, the settings.
+
+    Args:
+        run: the folder.
+        stopped: what goes on there, if anything does.
+        kept: the settings to write; `None` for a finished run, whose record stays as it is.
+        dataset: whose images a fresh run lists.
+    """
     clean(run.state)
-    if done:
-        drop_rows_after(run, done)
-    write_bytes(run.config, to_yaml(kept.to_json()).encode())
+    for folder in (run.root, run.best.parent, run.teacher):
+        remove_temporaries(folder)
+    if stopped is not None:
+        set_aside_damaged(run.state, stopped.state)
+        drop_rows_after(
+            run, stopped.step, unvalidated=stopped.unvalidated, goes_on=kept is not None
+        )
+    else:
+        write_image_list(run.images, dataset)
+    if kept is not None:
+        write_bytes(run.config, to_yaml(kept.to_json()).encode())
 
 
-def resumed_settings(resume: str | None, output: str | None) -> Settings:
+def _left(run: RunFolder, log: RunLog) -> str:
+    """What a run that is left at once can go on from, in a line."""
+    log.display.stop()
+    return what_is_left(run)
+
+
+def resumed_settings(
+    resume: str | None, output: str | None, recipe: Settings | None = None
+) -> Settings:
     """On resume, the settings the run was started with; else none.
+
+    Args:
+        resume: as in `TrainConfig`, as a flag or keyword.
+        output: the same.
+        recipe: settings of a recipe or a YAML file, which may have an `output`, too.
 
     Raises:
         OutputError, SettingError: a run that is not there, or whose settings cannot be read.
     """
+    output = output or (recipe or {}).get("output")
     run = None if resume is None else resumed_folder(resume, output)
     if run is None:
         return {}
     stored = read_yaml(run.config)
     kept = {key: value for key, value in stored.items() if key not in ("resume", "overwrite")}
     return kept | {"output": str(run.root)}
-
-
-def _changes(run: RunFolder, earlier: TrainConfig, config: TrainConfig) -> list[str]:
-    """What differs from the run that goes on, a line each.
-
-    Raises:
-        SettingError: something that would make it another run, or another folder.
-    """
-    before, now = earlier.to_json(), config.to_json()
-    if config.output is not None and Path(config.output).resolve() != run.root.resolve():
-        raise SettingError(
-            f"--resume {run.root} goes on in that folder; leave out --output {config.output}"
-        )
-    free = [key for key in now if key not in (*FIXED, *WHEREABOUTS) and before[key] != now[key]]
-    changed = [f"{key}: {before[key]} -> {now[key]}" for key in FIXED if before[key] != now[key]]
-    if changed:
-        raise SettingError(
-            f"--resume {run.root}: these settings differ from the run's: {'; '.join(changed)}; "
-            f"leave them out, or start afresh with another --output"
-        )
-    return [f"changed since the start: {key} {before[key]} -> {now[key]}" for key in free]
 
 
 def _say_model(plan: Plan, log: RunLog, model: ViT) -> None:
@@ -282,7 +276,8 @@ def _say_model(plan: Plan, log: RunLog, model: ViT) -> None:
     said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
     log.say(
         f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
-        f"{spec.patch_size[1]}, width {spec.width}, {spec.depth} blocks, {spec.num_heads} heads"
+        f"{spec.patch_size[1]}, width {spec.width}, {counted(spec.depth, 'block')}, "
+        f"{counted(spec.num_heads, 'head')}"
     )
 
 
@@ -296,15 +291,16 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, world: World) -> None:
         log.say(receipt.says())
     if config.probe is None:
         log.say(
-            f"training: {counted(config.epochs, 'epoch')} of {plan.steps.steps_per_epoch} steps, "
+            f"training: {counted(config.epochs, 'epoch')} of "
+            f"{counted(plan.steps.steps_per_epoch, 'step')}, "
             f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
         )
     if world.size > 1:
         each = config.batch_size // world.size
         parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
         log.say(
-            f"processes: {world.size} ({config.parallel}), {each} pictures each{parts} make a batch"
-            f" of {config.batch_size}"
+            f"processes: {world.size} ({config.parallel}), {counted(each, 'picture')} each{parts} "
+            f"make a batch of {config.batch_size}"
         )
 
 
@@ -320,6 +316,10 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
     """Read the best weights back, look at the test split once, and write its score beside them.
 
     A finished run that is resumed has looked already; only other weights are looked at again.
+
+    Raises:
+        Interrupted: a signal came; the run goes on with this.
+        OutputError: the run folder cannot be written.
     """
     world = loop.world
     if not world.decided(run.best.exists):  # stopped before the first epoch ended
@@ -327,25 +327,31 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
         return {}
     best = load(run.best)
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
-    model, splits = best.model.to(loop.plan.device), loop.plan.dataset.splits
+    splits = loop.plan.dataset.splits
+    model = placed_as(best.model, loop.model, world, loop.plan.device)
     temperature = _look_at_validation(loop, model, run, log) if "val" in splits else None
     if "test" in splits and loop.plan.config.test:
-        how = "read before" if "test" in metrics else "read once"
-        if "test" not in metrics:
+        before = world.decided(lambda: tested_at(run))
+        how = f"read again (with other weights after step {before[-1]})" if before else "read once"
+        if "test" in metrics:
+            how = "read before"
+        else:
             made = loop.outputs("test", model)
             metrics["test"], _ = examine(
                 made, loop.plan.spec.num_classes, temperature or 1.0, world
             )
         test = metrics["test"]
         shown = "  ".join(headline(test))
-        log.say(f"test, {test['pictures']:.0f} pictures, {how}, best weights: {shown}")
+        log.say(f"test, {counted(int(test['pictures']), 'picture')}, {how}, best weights: {shown}")
         log.scored("test", loop.progress.step, test)
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
     described = {"preprocess": best.preprocess, "classes": best.classes, **rest}
-    world.decided(lambda: str(save(run.best, model, **described)))
+    whole = whole_model(model, world)
+    world.decided(lambda: str(save(run.best, whole, **described)))
     if loop.progress.skipped:
-        log.say(f"{loop.progress.skipped} steps were skipped: a number was not finite")
+        skipped = counted(loop.progress.skipped, "step")
+        log.say(f"{skipped} skipped: a number was not finite")
     log.say(f"ended after {loop.stopped}; best weights: {run.best}")
     return metrics
 
@@ -374,12 +380,11 @@ def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) 
             yield made
 
     tally = tallied(kept(), classes)
-    temperature = fit_temperature(held, world)
-    if temperature is not None:
-        log.say(f"temperature of the best weights, fitted on validation: {temperature:.3f}")
+    found = calibrate(held, world)
+    log.say(f"best weights: {found.said}")
     if classes <= LARGEST:
         drawn = confusion_matrix(tally.confusion(world), plan.dataset.classes, "validation")
         world.decided(lambda: write_bytes(run.confusion, png(drawn)))
         if plan.config.log_examples:
-            log.picture("val/confusion_matrix", drawn, loop.progress.step)
-    return temperature
+            log.picture("val/confusion_matrix", drawn, loop.progress.step, at_end=True)
+    return found.temperature

@@ -10,7 +10,7 @@ import warnings
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.models.vit import ViT
 from vitkit.training.distributed import World
@@ -60,11 +60,36 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
 
 
-def whole_model(model: ViT) -> ViT:
-    """The model in one piece: itself, or a copy; every process must ask for it."""
-    if not any(is_sharded(parameter) for parameter in model.parameters()):
+def has_shards(model: nn.Module) -> bool:
+    """Whether this process has only a part of the weights."""
+    return any(is_sharded(parameter) for parameter in model.parameters())
+
+
+def placed_as(model: ViT, other: ViT, world: World, device: torch.device) -> ViT:
+    """A model in one piece, on the device or split over the processes, as another one is."""
+    if not has_shards(other):
+        return model.to(device)
+    shard(model, world, device)
+    return model
+
+
+def whole_model(model: ViT, world: World) -> ViT:
+    """The model in one piece, which the first process gets; every process must ask for it.
+
+    Returns:
+        The model itself where it is whole; else, in the first process, a copy on the CPU, and in
+        the others the model as it is: they give their parts and keep nothing.
+    """
+    if not has_shards(model):
         return model
-    device = next(model.parameters()).device
-    copy = ViT(model.spec)
-    copy.load_state_dict({name: whole(value) for name, value in model.state_dict().items()})
-    return copy.to(device)
+    gathered = {}
+    for name, value in model.state_dict().items():
+        tensor = whole(value)
+        if world.first:
+            gathered[name] = tensor.cpu()
+    if not world.first:
+        return model
+    with torch.device("meta"):
+        copy = ViT(model.spec)
+    copy.load_state_dict(gathered, assign=True)
+    return copy.eval()

@@ -28,7 +28,8 @@ from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.flexible import rebuilt
-from vitkit.weights.load import load
+from vitkit.weights.hints import Hints
+from vitkit.weights.load import load_with
 from vitkit.weights.own import digests
 from vitkit.weights.pretrained import as_published, brought
 
@@ -79,7 +80,12 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
     """
     entry = find(config.model or DEFAULT_MODEL) if config.pretrained == CATALOGUE else None
     place = entry.name if entry else str(config.pretrained)
-    stored = load(place, trust_pickle=config.trust_pickle)
+    named = config.model and (entry.preset if entry else config.model.partition(".")[0])
+    wanted = preset(named, **asked) if named else None
+    stored = load_with(
+        place, Hints(asked, wanted), trust_pickle=config.trust_pickle,
+        strict=not config.allow_partial,
+    )  # fmt: skip
     sha256 = fingerprint(stored.model)
     if config.start is not None and config.start.get("sha256") != sha256:
         raise CheckpointError(
@@ -87,10 +93,9 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
             f"settings names {str(config.start.get('sha256'))[:16]}; leave `start` out to take them"
         )
     spec, earlier = stored.model.spec, len(stored.metadata.get("adapted", ()))
-    wanted = spec.replace(**asked)
-    if config.model:
-        wanted = preset(entry.preset if entry else config.model.partition(".")[0], **asked)
-        wanted = as_published(wanted, spec, asked) if entry else wanted
+    wanted = wanted or spec.replace(**asked)
+    if entry and named:
+        wanted = as_published(wanted, spec, asked)
     try:
         stored = brought(stored, wanted, asked, place)
     except CheckpointError as error:
@@ -115,7 +120,8 @@ def begin(stored: Checkpoint, classes: Sequence[str]) -> Start:
              "licence": about.get("licence", "")}  # fmt: skip
     facts = found | {"spec": model.spec.to_json(), "preprocess": kept.preprocess.to_json()}
     first = f"weights: {about['place']} ({stored.format}, sha256 {about['sha256'][:16]})"
-    notes = (first, *about["adapted"], *([] if about["probe"] else [note]))
+    said = [f"weights: {line}" for line in kept.warnings]
+    notes = (first, *said, *about["adapted"], *([] if about["probe"] else [note]))
     return Start(model.spec, kept.preprocess, model.state_dict(), facts, notes)
 
 

@@ -50,6 +50,7 @@ class Progress:
         skipped_in_a_row: the same, since the last step that was made.
         seconds: time spent training, over all sessions.
         data: fingerprint of the data set the run is about.
+        unvalidated: whether this step ends an epoch that is still to be validated and written down.
     """
 
     step: int = 0
@@ -63,6 +64,18 @@ class Progress:
     skipped_in_a_row: int = 0
     seconds: float = 0.0
     data: str = ""
+    unvalidated: bool = False
+
+    def count_best(self, epoch: int, validation: Mapping[str, float]) -> bool:
+        """Whether this epoch is the best so far: by validation top-1, then by loss."""
+        if not validation:
+            return True
+        top1, loss = validation["top1"], validation["loss"]
+        self.stale = 0 if top1 > self.best_top1 else self.stale + 1
+        if (top1, -loss) <= (self.best_top1, -self.best_loss):
+            return False
+        self.best_top1, self.best_loss, self.best_epoch = top1, loss, epoch
+        return True
 
     def tensors(self) -> Tensors:
         """None."""

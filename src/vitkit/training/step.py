@@ -25,7 +25,7 @@ from vitkit.training.distill import Distillation, two_logits
 from vitkit.training.distributed import World
 from vitkit.training.losses import Loss, make_loss
 from vitkit.training.precision import LossScale, Precision, autocast
-from vitkit.training.sharding import is_sharded, local, whole
+from vitkit.training.sharding import has_shards, local, whole
 from vitkit.training.signals import StopFlag
 from vitkit.training.teaching import Teaching
 
@@ -140,7 +140,9 @@ class TrainingStep:
         if isinstance(feed, Teaching):
             self.loss = DistillingObjective(model, precision, device, of_labels, feed.distillation)
         if config.compile:
-            self.loss.compile()
+            # Sizes that vary (`progressive`) are compiled one by one: with sizes for variables,
+            # torch's compiler fails at the interpolation of positions.
+            self.loss.compile(dynamic=False)
         self._parallel = self._wrapped()
 
     def __call__(self, batch: Batch, step: int) -> Outcome:
@@ -148,7 +150,8 @@ class TrainingStep:
         total = torch.zeros((), device=self.device)
         last = self.config.grad_accum_steps - 1
         for number, micro in enumerate(batch.parts(last + 1)):
-            part = number + self.world.rank * (last + 1)
+            # of all processes and micro-batches, the part that holds the places part, part + n ...
+            part = self.world.rank + self.world.size * number
             self._seed(step, part)
             fed = self.feed(micro, step, part)
             with self._gathering_gradients(number == last):
@@ -193,7 +196,7 @@ class TrainingStep:
         return whole(clip_grad_norm_(self.model.parameters(), most))
 
     def _wrapped(self) -> nn.Module:
-        if self.world.size == 1 or any(is_sharded(p) for p in self.model.parameters()):
+        if self.world.size == 1 or has_shards(self.model):
             return self.loss
         # A head that is not read gets no gradient, and is looked for only where there is one. The
         # layout of the gradient of a token is of no weight.
@@ -220,7 +223,7 @@ class TrainingStep:
 
         `None` for a sharded model, with which no process can try it without the others.
         """
-        if any(is_sharded(p) for p in self.model.parameters()):
+        if has_shards(self.model):
             return None
         count = len(batch.labels) // self.config.grad_accum_steps
         weights = [p for p in self.model.parameters() if p.requires_grad]

@@ -73,7 +73,8 @@ class Teacher:
             except UserError as error:
                 raise CheckpointError(f"the teacher cannot be read: {error}") from None
         if isinstance(source, Checkpoint):
-            return cls(source.model, source.preprocess, source.classes)
+            classes = () if source.classes_assumed else source.classes
+            return cls(source.model, source.preprocess, classes)
         return cls(source, _timm_preprocess(source))
 
     @torch.no_grad()

@@ -19,10 +19,10 @@ from time import monotonic
 import numpy as np
 import torch
 from jaxtyping import Float32
-from torch.utils.data import Dataset
 
 from vitkit.data.feeding import Fed, Feed
-from vitkit.data.loader import Batch, TrainingSteps, batches
+from vitkit.data.loader import Batch, BatchSource, TrainingSteps, batches
+from vitkit.data.splits import Split
 from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json
 from vitkit.shapes import Images, Logits
@@ -42,11 +42,15 @@ Kept = Float32[np.ndarray, "N K"]
 
 
 @dataclass(frozen=True)
-class _Blocks(Dataset[Batch]):
+class _Blocks(BatchSource):
     """All pictures of one view, in the split's order."""
 
     steps: TrainingSteps
     view: int
+
+    @property
+    def split(self) -> Split:  # type: ignore[override]
+        return self.steps.split
 
     def __len__(self) -> int:
         return (len(self.steps.split) + BLOCK - 1) // BLOCK
