@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitkit.data import doctor
+from vitkit.data import doctor, sources
+from vitkit.data.cuts import with_validation_of
 from vitkit.data.doctor import Report, sound
 from vitkit.data.preprocess import preprocess_pictures, viewport
-from vitkit.data.sources import Dataset, Split, cached, open_dataset, with_validation
+from vitkit.data.sources import Dataset, Split, cached, open_dataset
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import DataError, SettingError, did_you_mean
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
 from vitkit.models.presets import build
 from vitkit.models.vit import ViT
-from vitkit.prediction import Picture, Predictor, read_picture
+from vitkit.prediction import Picture, Predictor, as_checkpoint, feature_predictor, read_picture
 from vitkit.training import auto, comparing, evaluation, session
 from vitkit.training.comparing import Comparison
 from vitkit.training.config import TrainConfig, layered
@@ -32,6 +33,7 @@ from vitkit.training.recipes import recipe_settings
 from vitkit.training.session import TrainResult
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.imagenet import names_for_data
 from vitkit.weights.load import load
 from vitkit.weights.pretrained import pretrained as with_weights
 
@@ -41,23 +43,26 @@ EXPLAIN_METHODS = ("attention",)
 def create_model(
     name: str,
     *,
-    pretrained: bool | str | Path = False,
+    pretrained: bool | str | Path | None = False,
     trust_pickle: bool = False,
+    strict: bool = True,
     **overrides: Any,
 ) -> ViT:
     """A ViT by name.
 
     Args:
-        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, one of the
-            published checkpoints: `"vit_base_patch16_224.augreg_in1k"`, whose classes and picture
-            size the model then has.
-        pretrained: False for fresh weights (torch's global generator decides them), True for the
-            catalogue's (`vitkit models --pretrained` lists them), or whatever `load` takes: a file
-            or folder of any known format, `hf://owner/name`.
+        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, as in
+            `"vit_base_patch16_224.augreg_in1k"`, with that checkpoint's classes and image size.
+        pretrained: False or None for fresh weights (torch's global generator decides them), True
+            for the catalogue's (`vitkit models --pretrained` lists them), or whatever `load` takes:
+            a file or folder of any known format, `hf://owner/name`.
         trust_pickle: read weights that are published as a pickle, as `load` does.
+        strict: refuse weights with unknown or missing tensors, as `load` does.
         **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`. With
             weights, sizes, channels and classes are adapted as `vitkit.adapt` does it and each step
-            is logged; what is not named stays as the weights were trained.
+            is logged; what is not named stays as the weights were trained. What a file does not say
+            (heads, activation, block, ... of bare weights) is as the name and these fields say; an
+            `image_size` with as many patches as the file has positions is the size it is for.
 
     Returns:
         The model, with `.spec`; in training mode when fresh, in eval mode when pretrained.
@@ -70,13 +75,14 @@ def create_model(
     >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
     192
     """
-    if pretrained is False and "." in name:
+    fresh = pretrained is None or pretrained is False
+    if fresh and "." in name:
         published = find(name)
         sizes = {"num_classes": published.classes, "image_size": published.image_size}
         return build(published.preset, **sizes | overrides)
-    if pretrained is False:
+    if fresh:
         return build(name, **overrides)
-    return with_weights(name, pretrained, overrides, trust_pickle=trust_pickle)
+    return with_weights(name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict)
 
 
 def check(
@@ -103,6 +109,7 @@ def check(
     Raises:
         DataError: data that cannot be opened.
     """
+    sources.refuse_objects(data)
     dataset = open_dataset(
         data,
         data_root=data_root,
@@ -132,12 +139,14 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
     Raises:
         UserError: wrong settings or data, before the first step.
         NonFiniteError: the loss or the gradient is not a finite number.
-        Interrupted: SIGINT or SIGTERM came; everything is saved.
+        Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
+    sources.refuse_objects(data)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in settings.items()}
-    stored = session.resumed_settings(settings.get("resume"), settings.get("output"))
+    named = recipe_settings(recipe)
+    stored = session.resumed_settings(settings.get("resume"), settings.get("output"), named)
     asked = {"data": str(data)} | ({} if recipe is None else {"recipe": recipe})
-    config = TrainConfig(**layered(stored, recipe_settings(recipe), asked, settings))
+    config = TrainConfig(**layered(stored, named, asked, settings))
     return auto.climb(config) if config.auto else session.train(config)
 
 
@@ -171,12 +180,14 @@ def evaluate(
         `brier`, `ece` and `pictures`, which `Counts.scores` explains; `top1_low`, `top1_high` and
         the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
         `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
-        it gives. Beside them `.per_class`, `.confusion` (K, K) and `.rows()`, a row a picture.
+        it gives. Beside them `.per_class`, `.without_images`, `.confusion` (K, K) and
+        `.rows()`, a row a picture.
 
     Raises:
         CheckpointError, DataError, DeviceError, SettingError: what is wrong, by name.
     """
-    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
+    stored = as_checkpoint(checkpoint)
+    sources.refuse_objects(data)
     if batch_size < 1:
         raise SettingError(f"batch_size {batch_size} must be 1 or more")
     if workers < 0:
@@ -193,7 +204,8 @@ def evaluate(
         workers=workers,
     )
     scores, tally = evaluation.examine(made, stored.model.spec.num_classes, stored.temperature)
-    return Evaluation(scores, tally, part, stored.classes or dataset.classes)
+    names = names_for_data(stored, dataset.classes) or dataset.classes
+    return Evaluation(scores, tally, part, names)
 
 
 def compare(
@@ -283,7 +295,7 @@ def explain(
             f"method {method!r} does not exist{did_you_mean(method, EXPLAIN_METHODS)}; "
             f"methods are {', '.join(EXPLAIN_METHODS)}"
         )
-    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
+    stored = as_checkpoint(checkpoint)
     pixels, where = read_picture(picture), resolve_device(device)
     stored = replace(stored, model=on_device(stored.model, where))
     images = preprocess_pictures([pixels], stored.preprocess).to(where)
@@ -308,15 +320,8 @@ def embed(
     Raises:
         ImageError, CheckpointError, DeviceError: what is wrong, by name.
     """
-    stored = checkpoint if isinstance(checkpoint, Checkpoint) else load(checkpoint)
-    where = resolve_device(device)
-    model = on_device(stored.model, where)
-    predictor = Predictor(
-        lambda images: model.pooled(model.forward_features(images)),
-        stored.preprocess,
-        device=where,
-        batch_size=batch_size,
-    )
+    stored = as_checkpoint(checkpoint)
+    predictor = feature_predictor(stored, device=device, batch_size=batch_size)
     return predictor.logits(pictures).numpy()
 
 
@@ -346,13 +351,15 @@ def _opened_as_in_training(
         follow_links=recipe.get("follow_links") is True,
     )
     trained_on = about.get("fingerprint") if isinstance(about, dict) else None
-    _refuse_changed_split(trained_on, dataset)
+    if dataset.as_before is not None and dataset.as_before.fingerprint == trained_on:
+        dataset = dataset.as_before
     if cache is not None:
         dataset = cached(dataset, None if cache == "auto" else cache)
         logging.getLogger("vitkit").info("%s", dataset.notes[-1])
     fraction = recipe.get("val_fraction")
-    if trained_on == dataset.fingerprint and isinstance(fraction, float) and fraction > 0:
-        dataset = with_validation(dataset, fraction)
+    if trained_on is not None and isinstance(fraction, float) and fraction > 0:
+        dataset = with_validation_of(dataset, trained_on, fraction)
+    _refuse_changed_split(trained_on, dataset)
     if recipe.get("bad_images") == "skip":
         dataset, _ = sound(dataset, "skip")
     return dataset
@@ -371,7 +378,7 @@ def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
 def _with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
     """The split with its labels numbered as the checkpoint numbers its classes, by name."""
     part = dataset.splits[split]
-    classes = checkpoint.classes
+    classes = names_for_data(checkpoint, dataset.classes)
     if not classes:
         if len(dataset.classes) != checkpoint.model.spec.num_classes:
             raise DataError(
@@ -382,11 +389,12 @@ def _with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Spl
             "the checkpoint names no classes; taking the data's in natural order", stacklevel=3
         )
         return part
-    unknown = [name for name in dataset.classes if name not in classes]
+    places = {name: place for place, name in enumerate(classes)}
+    unknown = [name for name in dataset.classes if name not in places]
     if unknown:
         raise DataError(
             f"{dataset.name} has classes the checkpoint does not know: {', '.join(unknown[:5])}; "
             f"it knows {', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
         )
-    numbers = np.array([classes.index(name) for name in dataset.classes], dtype=np.int64)
+    numbers = np.array([places[name] for name in dataset.classes], dtype=np.int64)
     return part.relabelled(numbers[part.labels])

@@ -6,13 +6,14 @@
     │   ├── ShapeError                      HTTP 422   a tensor of the wrong shape
     │   ├── SettingError                               a flag, key or value that means nothing
     │   ├── DataError                                  a data set that cannot be used
+    │   ├── LoaderError                                a loader process was killed, or hangs
     │   ├── ImageError                      HTTP 422   a picture that cannot be used; has `.reason`
     │   ├── CheckpointError                            a file that is not the checkpoint expected
     │   ├── OutputError                                a place that cannot be written
     │   ├── DeviceError                                a device that is not there
     │   └── MissingExtraError                          a feature whose extra is not installed
     ├── NonFiniteError             exit 3              training diverged
-    └── Interrupted                exit 130, 143       stopped by a signal, after saving
+    └── Interrupted                exit 128 + signal   stopped by a signal, after saving
 
 A message is one line: the file, key or number that is wrong, what was expected, how to mend it.
 """
@@ -22,8 +23,9 @@ from __future__ import annotations
 import difflib
 import signal
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 LONGEST = 2000
 """Characters of a message; a file may hold names of megabytes."""
@@ -55,11 +57,31 @@ def _one_line(text: str) -> str:
     )
 
 
+@dataclass(frozen=True)
+class WrongValue:
+    """A value that a field cannot have, for messages that name the flag or the line.
+
+    Attributes:
+        field: its name, as a keyword.
+        value: as it was given.
+        expected: such as `must be 1 or more`.
+    """
+
+    field: str
+    value: Any
+    expected: str
+
+
 class UserError(VitkitError):
-    """The user's input, data or settings are wrong; the message says how to mend them."""
+    """The user's input, data or settings are wrong; the message says how to mend them.
+
+    Attributes:
+        wrong: the one value that is wrong, where it is about the value of a field.
+    """
 
     exit_code = 2
     http_status = 400
+    wrong: WrongValue | None = None
 
 
 class SpecError(UserError):
@@ -78,6 +100,10 @@ class SettingError(UserError):
 
 class DataError(UserError):
     """A data set that cannot be read or trained on."""
+
+
+class LoaderError(UserError):
+    """A process that reads the pictures was killed, or hangs."""
 
 
 ImageReason = Literal[
@@ -152,8 +178,13 @@ def exit_code(error: VitkitError) -> int:
 
 
 def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
-    """`"; did you mean 'width'?"`, or an empty string where nothing is near."""
-    near = difflib.get_close_matches(word, list(choices), n=count, cutoff=0.5)
+    """`"; did you mean 'width'?"`, or an empty string where nothing is near.
+
+    Upper and lower case do not matter.
+    """
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
+    near = [by_lower[name] for name in found]
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 

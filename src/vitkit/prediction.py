@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from os import PathLike
@@ -17,9 +20,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.images import as_rgb, decode
-from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.preprocess import fit, normalise
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import CheckpointError, SettingError
+from vitkit.errors import CheckpointError, ImageError, SettingError
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
@@ -27,8 +30,13 @@ from vitkit.weights.load import load
 Picture: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""
 
+Pixels: TypeAlias = UInt8[np.ndarray, "h w C"]
+"""An image in the model's size."""
+
 ENGINES = ("auto", "torch")
 PRECISIONS = ("float32", "bfloat16")
+MOST_THREADS = 8
+"""Threads that decode; each holds one decoded image."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +124,7 @@ class Predictor:
             raise SettingError(
                 f"precision {precision!r} does not exist; there are {', '.join(PRECISIONS)}"
             )
-        if not isinstance(checkpoint, Checkpoint):
-            checkpoint = load(checkpoint)
+        checkpoint = as_checkpoint(checkpoint)
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(
                 f"{checkpoint.path or 'this model'} has no head, so no classes to predict; vitkit "
@@ -147,32 +154,154 @@ class Predictor:
             ImageError: a picture that cannot be used, by name or number.
             SettingError: top_k below 1, or one picture where a list is expected.
         """
+        predictions = []
+        for said in self.stream(pictures, top_k):
+            if isinstance(said, ImageError):
+                raise said
+            predictions.append(said)
+        return predictions
+
+    def stream(
+        self, pictures: Iterable[Picture], top_k: int = 5
+    ) -> Iterator[Prediction | ImageError]:
+        """Yield the prediction of each image as soon as its batch is done, in order.
+
+        Memory does not grow with the number of images. Paths and bytes are decoded in threads while
+        the model runs.
+
+        Args:
+            pictures: as for a call; an iterator is read two batches ahead.
+            top_k: how many classes `top` holds; at most K.
+
+        Yields:
+            A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
+
+        Raises:
+            SettingError: top_k below 1, or one picture where a list is expected.
+        """
         if top_k < 1:
             raise SettingError(f"top_k {top_k} must be 1 or more")
-        predictions: list[Prediction] = []
-        for logits in self.logits(pictures):
-            values, classes = (logits / self.temperature).softmax(-1).topk(min(top_k, len(logits)))
-            names = [self.classes[c] if self.classes else str(c) for c in classes.tolist()]
-            top = tuple(zip(names, values.tolist(), strict=True))
-            predictions.append(Prediction(*top[0], top))
-        return predictions
+        for logits, places in self._batches(pictures):
+            chances = (logits / self.temperature).softmax(-1)
+            values, classes = chances.topk(min(top_k, chances.shape[-1]))
+            rows = zip(values.tolist(), classes.tolist(), strict=True)
+            said = [self._prediction(*row) for row in rows]
+            yield from (place if isinstance(place, ImageError) else said[place] for place in places)
+
+    def outputs(self, pictures: Iterable[Picture]) -> Iterator[Float[Tensor, " K"] | ImageError]:
+        """Yield what `forward` gives for each image (K,), float32 on the CPU; else as `stream`."""
+        for rows, places in self._batches(pictures):
+            yield from (place if isinstance(place, ImageError) else rows[place] for place in places)
 
     def logits(self, pictures: Iterable[Picture]) -> Float[Tensor, "N K"]:
         """Logits of every picture, in order: (N, K) float32 on the CPU. Errors as for a call."""
+        batches = []
+        for rows, places in self._batches(pictures):
+            for place in places:
+                if isinstance(place, ImageError):
+                    raise place
+            batches.append(rows)
+        return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
+
+    def _prediction(self, values: list[float], classes: list[int]) -> Prediction:
+        names = [self.classes[c] if self.classes else str(c) for c in classes]
+        top = tuple(zip(names, values, strict=True))
+        return Prediction(*top[0], top)
+
+    def _batches(
+        self, pictures: Iterable[Picture]
+    ) -> Iterator[tuple[Float[Tensor, "B K"], list[int | ImageError]]]:
+        """The outputs of each batch, and for each of its images its row there, or its error."""
         if isinstance(pictures, str | PathLike | bytes | Image.Image | np.ndarray):
             raise SettingError("one picture was given where a list is expected; write [picture]")
-        outputs = [self._run(batch) for batch in _chunks(pictures, self.batch_size)]
-        return torch.cat(outputs) if outputs else torch.empty(0, len(self.classes))
+        pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
+        waiting: deque[list[Future[Pixels | ImageError]]] = deque()
+        try:
+            for chunk in _chunks(pictures, self.batch_size):
+                waiting.append([self._begin(pool, *each) for each in chunk])
+                if len(waiting) > 1:
+                    yield self._run([each.result() for each in waiting.popleft()])
+            while waiting:
+                yield self._run([each.result() for each in waiting.popleft()])
+        finally:
+            pool.shutdown(cancel_futures=True)
 
-    def _run(self, batch: Sequence[tuple[int, Picture]]) -> Float[Tensor, "B K"]:
-        decoded = [read_picture(picture, name=f"picture {number}") for number, picture in batch]
-        images = preprocess_pictures(decoded, self.preprocess)
+    def _begin(
+        self, pool: ThreadPoolExecutor, number: int, picture: Picture
+    ) -> Future[Pixels | ImageError]:
+        """Decode and scale an image; here if it is the caller's object, else in a thread."""
+        if not isinstance(picture, Image.Image | np.ndarray):
+            return pool.submit(self._prepared, number, picture)
+        done: Future[Pixels | ImageError] = Future()
+        done.set_result(self._prepared(number, picture))
+        return done
+
+    def _prepared(self, number: int, picture: Picture) -> Pixels | ImageError:
+        try:
+            return fit(read_picture(picture, name=f"picture {number}"), self.preprocess)
+        except ImageError as error:
+            return error
+
+    def _run(
+        self, prepared: Sequence[Pixels | ImageError]
+    ) -> tuple[Float[Tensor, "B K"], list[int | ImageError]]:
+        pixels: list[Pixels] = []
+        places: list[int | ImageError] = []
+        for each in prepared:
+            if isinstance(each, ImageError):
+                places.append(each)
+            else:
+                places.append(len(pixels))
+                pixels.append(each)
+        if not pixels:
+            return torch.empty(0, max(len(self.classes), 1)), places
+        images = normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
         with torch.inference_mode():
-            return self.forward(images.to(self.device)).float().cpu()
+            return self.forward(images.to(self.device)).float().cpu(), places
+
+
+def feature_predictor(
+    checkpoint: Checkpoint, *, device: str = "auto", batch_size: int = 64
+) -> Predictor:
+    """Make a predictor whose outputs are the pooled features, what the head reads: (D,) each."""
+    where = resolve_device(device)
+    model = on_device(checkpoint.model, where)
+    return Predictor(
+        lambda images: model.pooled(model.forward_features(images)),
+        checkpoint.preprocess,
+        device=where,
+        batch_size=batch_size,
+    )
+
+
+def as_checkpoint(given: Checkpoint | str | PathLike[str]) -> Checkpoint:
+    """A checkpoint, read from its path if need be.
+
+    Raises:
+        CheckpointError: neither of them, or a file that is no checkpoint.
+    """
+    if isinstance(given, Checkpoint):
+        return given
+    if not isinstance(given, str | PathLike):
+        raise CheckpointError(
+            f"a {type(given).__name__} is no checkpoint; give what vitkit.load returns, which has "
+            f"the model's preprocessing and class names too, or the path of a file"
+        )
+    return load(Path(given) if isinstance(given, PathLike) else given)
 
 
 def read_picture(picture: Picture, name: str = "picture") -> UInt8[np.ndarray, "H W 3"]:
-    """Any picture as (H, W, 3) uint8 RGB. Raises `ImageError`."""
+    """Any picture as (H, W, 3) uint8 RGB.
+
+    Raises:
+        ImageError: one that cannot be used.
+        SettingError: what is no picture at all, such as a list of them.
+    """
+    if not isinstance(picture, str | PathLike | bytes | Image.Image | np.ndarray):
+        raise SettingError(
+            f"{name} is a {type(picture).__name__}; give one picture: a path, bytes, a PIL image "
+            f"or a uint8 array"
+        )
     if isinstance(picture, Image.Image | np.ndarray):
         return as_rgb(picture, name)
     return decode(picture, name=name if isinstance(picture, bytes) else None)

@@ -1,16 +1,20 @@
 """The command `vitkit`: one verb per file, wiring only.
 
 Exit codes: 0 done; 2 the user's input, data or settings are wrong; 3 a number is not finite;
-130 and 143 stopped by a signal after saving; 1 a fault of ours.
+128 + N stopped by signal N after saving (130 for Ctrl-C, 143 for SIGTERM); 1 a fault of ours.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import signal
 import sys
 from importlib import import_module
 
-from vitkit.errors import VitkitError, did_you_mean, exit_code
+from vitkit.errors import Interrupted, SettingError, VitkitError, did_you_mean, exit_code
+from vitkit.process import keep_freed_memory, shorten_spinning
 
 VERBS = {
     "check": "what is wrong with your pictures, before you train on them",
@@ -26,10 +30,36 @@ VERBS = {
     "models": "the models there are",
 }
 
+NEEDED = {
+    "check": ("DATA",),
+    "train": ("DATA",),
+    "eval": ("CHECKPOINT", "DATA"),
+    "compare": ("CHECKPOINT", "OTHER_CHECKPOINT"),
+    "predict": ("CHECKPOINT", "PICTURES"),
+    "explain": ("CHECKPOINT", "PICTURES"),
+    "embed": ("CHECKPOINT", "PICTURES"),
+    "inspect": ("FILE",),
+    "convert": ("FILE", "OUT"),
+    "summary": ("MODEL",),
+}
+"""The arguments that a verb cannot do without, in their order."""
+
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
-    sys.exit(run(sys.argv[1:]))
+    shorten_spinning(os.environ)
+    if sys.argv[1:2] == ["train"]:
+        keep_freed_memory()
+    try:
+        code = run(sys.argv[1:])
+    except KeyboardInterrupt:  # once more, while the first one was reported
+        code = 128 + signal.SIGINT
+    if code > 128:
+        from vitkit.training.signals import end_process
+
+        sys.stdout.flush()
+        end_process(code)  # nothing is left to do, and a further signal shall print no traceback
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -51,6 +81,7 @@ def run(arguments: list[str]) -> int:
         )
         return 2
     try:
+        _check_given(verb, rest)
         import_module(f"vitkit.cli.{verb}").run(rest)
         sys.stdout.flush()
     except VitkitError as error:
@@ -58,18 +89,56 @@ def run(arguments: list[str]) -> int:
             raise
         _complain(str(error))
         return exit_code(error)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader has left (`| head`); keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt as error:
+        _complain(_what_it_met(error))
+        return 128 + signal.SIGINT
+    except BrokenPipeError:  # the reader has left (`| head`)
+        _let_stdout_go()
         return 0
     except Exception as error:  # the last line of defence: whatever comes here is a fault of ours
         if debug:
             raise
+        if _is_of_stdout(error):
+            _let_stdout_go()
+            _complain(f"cannot write what is printed: {error}; choose another place for it")
+            return 2
         _complain(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
         return 1
     return 0
+
+
+def _check_given(verb: str, arguments: list[str]) -> None:
+    """Raise `SettingError` where there are fewer words than the verb needs, whatever they mean.
+
+    Values of flags are words, too, so what passes may still lack an argument.
+    """
+    needed = NEEDED.get(verb, ())
+    words = [word for word in arguments if not re.match(r"--?\w[^=]*$", word)]
+    missing = needed[len(words) :]
+    if missing and not {"-h", "--help"} & set(arguments):
+        raise SettingError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; expected: "
+            f"vitkit {verb} {' '.join(needed)} [flags]"
+        )
+
+
+def _what_it_met(error: KeyboardInterrupt) -> str:
+    """What to say of a Ctrl-C; a second one may have come while the first one was dealt with."""
+    first = error.__context__
+    while first is not None and not isinstance(first, Interrupted):
+        first = first.__context__
+    return str(first) if first is not None else "stopped by SIGINT"
+
+
+def _is_of_stdout(error: Exception) -> bool:
+    """Whether an error is that of a full disk, and of no file with a name."""
+    full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return isinstance(error, OSError) and error.errno in full and error.filename is None
+
+
+def _let_stdout_go() -> None:
+    """Keep the interpreter from complaining about standard output when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _help() -> str:

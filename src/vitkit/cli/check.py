@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import tyro
 from tyro.conf import Positional
 
+from vitkit.cli.progress import bar
 from vitkit.data.doctor import Report, check
 from vitkit.data.sources import open_dataset
 from vitkit.errors import DataError
@@ -38,12 +37,16 @@ def check_data(
     blank pictures. Notes: repeated pictures, rare classes, odd sizes and modes. Unchanged files
     are not decoded again.
 
+    Two pictures are nearly the same if their grey thumbnails of 16 x 16 correlate by 0.997 or more.
+    This finds copies that were saved again, scaled or mirrored, most with a changed contrast or
+    gamma, few that were cropped or have a visible watermark.
+
     Args:
         data: a folder of pictures, a list of them, or a named data set, as for train.
         json: print JSON.
         output: also write the JSON to this file.
         strict: exit with 2 at warnings too.
-        data_root: where to look for named data sets.
+        data_root: where to look for named data sets; for a CSV the folder its paths begin at.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
         workers: threads; 0 means one for each core.
@@ -56,7 +59,7 @@ def check_data(
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
-    with _bar(sum(map(len, dataset.splits.values()))) as advance:
+    with bar(sum(map(len, dataset.splits.values()))) as advance:
         report = check(dataset, workers=workers, advance=advance)
     text = _json(report)
     if json:
@@ -117,18 +120,3 @@ def _print(report: Report) -> None:
     known = f", {report.recalled:,} of them unchanged since the last check"
     found = "nothing found; " if not report.findings else ""
     console.print(f"{found}{report.total:,} pictures looked at{known if report.recalled else ''}")
-
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr where that is a terminal; takes the pictures that are done."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda count: bars.advance(task, count)

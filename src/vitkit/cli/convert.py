@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json as json_text
 import sys
 
 import tyro
@@ -21,26 +22,38 @@ def run(arguments: list[str]) -> None:
         out: Positional[str],
         *,
         to: str,
+        model: str | None = None,
         allow_lossy: bool = False,
         trust_pickle: bool = False,
+        allow_partial: bool = False,
+        json: bool = False,
     ) -> None:
         """Write a checkpoint in another format, say what happened, and prove it.
 
+        The proof is made by the library whose format it is; the report says where that was not
+        possible, and why.
+
         Fields that the file cannot say: --spec.FIELD VALUE, such as --spec.num-heads 6. What is
         to change on the way: --adapt.image-size, --adapt.patch-size, --adapt.resampling,
-        --adapt.in-channels, --adapt.mean, --adapt.std, --adapt.num-classes, --adapt.classes.
+        --adapt.in-channels, --adapt.mean, --adapt.std, --adapt.fit, --adapt.num-classes,
+        --adapt.classes.
 
         Args:
             file: weights of any known format, or a folder with them.
             out: a folder, or a file with the target's ending; nothing there is overwritten.
             to: the format to write.
+            model: the model's name, which decides what the file does not say.
             allow_lossy: also do what approximates or loses something.
             trust_pickle: read .pth, .pt and .bin files, by torch's weights_only reader.
+            allow_partial: go on with weights that have unknown or missing tensors: leave out the
+                unknown, give the missing random values, and list both.
+            json: print JSON.
         """
         report = convert_file(
-            file, out, to=to, allow_lossy=allow_lossy, trust_pickle=trust_pickle,
-            adapt=adapt, **spec,
+            file, out, to=to, model=model, allow_lossy=allow_lossy, trust_pickle=trust_pickle,
+            strict=not allow_partial, adapt=adapt, **spec,
         )  # fmt: skip
-        sys.stdout.write(f"{report}\n")
+        text = json_text.dumps(report.to_json(), indent=2) if json else str(report)
+        sys.stdout.write(f"{text}\n")
 
     tyro.cli(convert, args=rest, prog="vitkit convert")

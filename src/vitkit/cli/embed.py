@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import io
+import shutil
 import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import tyro
+from torch import Tensor
 from tyro.conf import Positional
 
-from vitkit import api
-from vitkit.cli.pictures import find_pictures
+from vitkit.cli.pictures import Usable, find_pictures
 from vitkit.data.images import printable
 from vitkit.errors import OutputError
-from vitkit.weights.files import refuse_unwritable, write_bytes
+from vitkit.prediction import feature_predictor
+from vitkit.weights.files import refuse_unwritable, replacing
 from vitkit.weights.load import load
 
 
@@ -25,8 +29,12 @@ def embed(
     out: str,
     device: str = "auto",
     batch_size: int = 64,
+    strict: bool = False,
 ) -> None:
     """The features of pictures, what the head reads: arrays `features` (N, D) and `pictures` (N,).
+
+    A picture that cannot be used is named on stderr and left out; the others go on, and the exit
+    code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
@@ -34,19 +42,40 @@ def embed(
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
         batch_size: pictures run at once.
+        strict: stop at the first picture that cannot be used, and write nothing.
     """
-    if Path(out).suffix != ".npz":
+    path = Path(out)
+    if path.suffix != ".npz":
         raise OutputError(f"{out}: features are written as .npz; name it so")
-    refuse_unwritable(Path(out))
+    refuse_unwritable(path)
     stored = load(checkpoint)
-    names = find_pictures(pictures)
-    features = api.embed(stored, names, device=device, batch_size=batch_size)
-    content = io.BytesIO()
-    np.savez(content, features=features, pictures=np.array([printable(name) for name in names]))
-    write_bytes(Path(out), content.getvalue())
-    sys.stdout.write(f"{len(features)} pictures x {features.shape[1]} features -> {out}\n")
+    images = Usable(find_pictures(pictures), strict)
+    predictor = feature_predictor(stored, device=device, batch_size=batch_size)
+    count, width = _write(path, images.of(predictor.outputs(images.names)))
+    sys.stdout.write(f"{count} pictures x {width} features -> {out}\n")
+    images.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
     """Parse and embed."""
     tyro.cli(embed, args=arguments, prog="vitkit embed")
+
+
+def _write(path: Path, rows: Iterable[tuple[Path, Tensor]]) -> tuple[int, int]:
+    """Write features to an .npz file as they come, so that memory does not grow; return (N, D)."""
+    names, width = [], 0
+    with replacing(path) as temporary, tempfile.TemporaryFile(dir=path.parent) as features:
+        for name, row in rows:
+            names.append(printable(name))
+            width = len(row)
+            features.write(row.numpy().tobytes())
+        # An array in an .npz file begins with its shape, which is known now.
+        header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), width)}
+        features.seek(0)
+        with zipfile.ZipFile(temporary, "w") as archive:
+            with archive.open("features.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array_header_1_0(entry, header)
+                shutil.copyfileobj(features, entry)
+            with archive.open("pictures.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.array(names, dtype=np.str_))
+    return len(names), width

@@ -47,7 +47,7 @@ def evaluate(
         checkpoint: a run folder (its best weights) or a checkpoint.
         data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
-        data_root: where to look for named data sets.
+        data_root: where to look for named data sets; for a CSV the folder its paths begin at.
         cache: folder of decoded pictures, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
         batch_size: pictures run at once.
@@ -91,7 +91,10 @@ def _json(found: Evaluation) -> str:
          "low": one.low, "high": one.high}
         for one in found.per_class
     ]  # fmt: skip
-    return json.dumps({**found, "per_class": classes, "confusion": found.confusion.tolist()})
+    return json.dumps({
+        **found, "per_class": classes, "classes_without_images": found.without_images,
+        "confusion": found.confusion.tolist(),
+    })  # fmt: skip
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -127,7 +130,19 @@ def _table(found: Evaluation) -> str:
     worst = sorted(found.per_class, key=lambda one: one.accuracy)[:WORST]
     rows = [_worst(found, one) for one in worst if one.accuracy < 1]
     heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
-    return aligned(scores) + ("\n" + aligned([heading, *rows]) if rows else "")
+    table = aligned(scores) + ("\n" + aligned([heading, *rows]) if rows else "")
+    return table + _unseen(found.without_images, len(found.classes))
+
+
+def _unseen(names: list[str], classes: int) -> str:
+    """A line that names classes without images, the first few of many."""
+    if not names:
+        return ""
+    shown = ", ".join(map(printable, names[:WORST])) + (" ..." if len(names) > WORST else "")
+    return (
+        f"\nno images of {len(names):,} of the {classes:,} classes: {shown}; balanced_accuracy is "
+        f"over the others\n"
+    )
 
 
 def _worst(found: Evaluation, one: ClassScore) -> list[str]:

@@ -5,12 +5,14 @@ A group is written `--spec.patch-size 4`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, UserError
 
 
 def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], dict[str, Any]]:
@@ -40,9 +42,29 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
     return rest, fields
 
 
+@contextmanager
+def as_flags(spec: Collection[str] | None = None) -> Iterator[None]:
+    """In the block, a value that is refused is named by its flag: `--batch-size 0: must be ...`.
+
+    Args:
+        spec: fields of the model that were given as `--spec.FIELD`; where it is said, values of
+            these are looked for, and no settings.
+    """
+    try:
+        yield
+    except UserError as error:
+        wrong = error.wrong
+        if wrong is None or (spec is not None and wrong.field not in spec):
+            raise
+        flag = wrong.field.replace("_", "-")
+        dotted = f"--{flag}" if spec is None else f"--spec.{flag}"
+        raise type(error)(f"{dotted} {wrong.value}: {wrong.expected}") from None
+
+
 def filled(arguments: list[str], flag: str, usual: str) -> list[str]:
     """The arguments, with its usual value after a flag that stands without one."""
     words = []
-    for word, after in zip(arguments, [*arguments[1:], "-"], strict=True):
-        words += [word, usual] if word == flag and after.startswith("-") else [word]
+    for number, word in enumerate(arguments, 1):
+        alone = number == len(arguments) or arguments[number].startswith("-")
+        words += [word, usual] if word == flag and alone else [word]
     return words

@@ -1,21 +1,29 @@
-"""Which pictures the arguments of a command mean."""
+"""Which images the arguments of a command mean, and what happens to those that are broken."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from vitkit.data.classes import is_hidden
-from vitkit.data.folders import ENDINGS
-from vitkit.errors import DataError, nearest_parent
+from vitkit.cli.progress import bar
+from vitkit.data.folders import ENDINGS, list_folder
+from vitkit.errors import DataError, ImageError, nearest_parent
+
+Output = TypeVar("Output")
 
 
 def find_pictures(arguments: Iterable[str]) -> list[Path]:
-    """Files as they are, folders as the pictures in them, sorted.
+    """Files as they are, folders as the images in them, sorted; hidden ones are left out.
+
+    Files with an ending that is not read but usual for images are counted on stderr.
 
     Raises:
-        DataError: nothing named, a path that is not there, or a folder without pictures.
+        DataError: nothing named, a path that is not there, a folder without images, or one that
+            cannot be listed.
     """
     found: list[Path] = []
     for argument in arguments:
@@ -25,7 +33,10 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
         if not os.path.isdir(path):
             found.append(path)
             continue
-        inside = sorted(p for p in path.rglob("*") if _is_picture(p, path))
+        listing = list_folder(path, follow_links=True)
+        for warning in listing.warnings():
+            sys.stderr.write(f"vitkit: {path}: {warning}\n")
+        inside = [path.joinpath(*parts) for parts in listing.paths()]
         if not inside:
             raise DataError(f"{path}: no pictures in this folder ({', '.join(ENDINGS)})")
         found += inside
@@ -34,7 +45,36 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
     return found
 
 
-def _is_picture(path: Path, root: Path) -> bool:
-    """A file named like a picture, neither hidden itself nor in a hidden folder below `root`."""
-    hidden = any(is_hidden(part) for part in path.relative_to(root).parts)
-    return not hidden and path.suffix.lower() in ENDINGS and path.is_file()
+@dataclass
+class Usable:
+    """Goes through the outputs for some images; names and counts those that cannot be used."""
+
+    names: Sequence[Path]
+    strict: bool
+    """Whether to stop at the first broken image."""
+    broken: int = 0
+
+    def of(self, outputs: Iterable[Output | ImageError]) -> Iterator[tuple[Path, Output]]:
+        """Yield the images that could be used with their outputs.
+
+        Raises:
+            ImageError: a broken image, if `strict`, or if it is the only one.
+        """
+        with bar(len(self.names)) as advance:
+            for name, output in zip(self.names, outputs, strict=True):
+                advance(1)
+                if not isinstance(output, ImageError):
+                    yield name, output
+                    continue
+                if self.strict or len(self.names) == 1:
+                    raise output
+                sys.stderr.write(f"vitkit: {output}\n")
+                self.broken += 1
+
+    def refuse_broken(self) -> None:
+        """Raise `DataError` if an image could not be used."""
+        if self.broken:
+            raise DataError(
+                f"{self.broken:,} of {len(self.names):,} images could not be used, see above; "
+                f"the others are done"
+            )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import csv as csv_format
 import json as json_format
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.pictures import find_pictures
+from vitkit.cli.pictures import Usable, find_pictures
 from vitkit.data.images import printable
 from vitkit.prediction import Prediction, Predictor
-from vitkit.weights.files import refuse_unwritable, write_bytes
+from vitkit.weights.files import refuse_unwritable, replacing
+from vitkit.weights.load import load
+
+Write = Callable[[Path, Prediction], object]
 
 
 def predict(
@@ -26,8 +30,13 @@ def predict(
     batch_size: int = 64,
     json: bool = False,
     csv: str | None = None,
+    strict: bool = False,
+    allow_partial: bool = False,
 ) -> None:
     """What a checkpoint says of pictures, most probable class first.
+
+    Each line is printed as soon as its batch is done. A picture that cannot be used is named on
+    stderr and left out; the others go on, and the exit code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
@@ -37,20 +46,25 @@ def predict(
         batch_size: pictures run at once.
         json: print JSON.
         csv: write a CSV file instead of printing.
+        strict: stop at the first picture that cannot be used, and write no CSV.
+        allow_partial: go on with weights that have unknown or missing tensors: leave out the
+            unknown, give the missing random values, and list both.
     """
     if csv is not None:
         refuse_unwritable(Path(csv))
-    predictor = Predictor.from_checkpoint(checkpoint, device=device, batch_size=batch_size)
-    names = find_pictures(pictures)
-    predictions = predictor(names, top_k=top_k)
-    if csv is not None:
-        write_bytes(Path(csv), _csv(names, predictions).encode())
-    if json:
-        sys.stdout.write(_json(names, predictions) + "\n")
-    elif csv is None:
-        for name, said in zip(names, predictions, strict=True):
-            shown = ", ".join(f"{printable(label)} {p:.3f}" for label, p in said.top)
-            sys.stdout.write(f"{printable(name)}: {shown}\n")
+    stored = load(checkpoint, strict=not allow_partial)
+    predictor = Predictor.from_checkpoint(stored, device=device, batch_size=batch_size)
+    images = Usable(find_pictures(pictures), strict)
+    with ExitStack() as open_now:
+        writers: list[Write] = []
+        if csv is not None:
+            writers.append(open_now.enter_context(_csv(Path(csv))))
+        if json:
+            writers.append(open_now.enter_context(_json()))
+        for name, said in images.of(predictor.stream(images.names, top_k)):
+            for write in writers or [_plain]:
+                write(name, said)
+    images.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
@@ -58,24 +72,42 @@ def run(arguments: list[str]) -> None:
     tyro.cli(predict, args=arguments, prog="vitkit predict")
 
 
-def _json(names: list[Path], predictions: list[Prediction]) -> str:
-    rows = [
-        {
+def _plain(name: Path, said: Prediction) -> None:
+    shown = ", ".join(f"{printable(label)} {p:.3f}" for label, p in said.top)
+    sys.stdout.write(f"{printable(name)}: {shown}\n")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _json() -> Iterator[Write]:
+    """Print a JSON list, an entry at a time."""
+    before = "[\n  "
+
+    def write(name: Path, said: Prediction) -> None:
+        nonlocal before
+        row = {
             "picture": printable(name),
             "label": said.label,
             "probability": said.probability,
             "top": [{"label": label, "probability": p} for label, p in said.top],
         }
-        for name, said in zip(names, predictions, strict=True)
-    ]
-    return json_format.dumps(rows, indent=2)
+        sys.stdout.write(before + json_format.dumps(row, indent=2).replace("\n", "\n  "))
+        before = ",\n  "
+
+    yield write
+    sys.stdout.write("[]\n" if before.startswith("[") else "\n]\n")
 
 
-def _csv(names: list[Path], predictions: list[Prediction]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["picture", "rank", "label", "probability"])
-    for name, said in zip(names, predictions, strict=True):
-        for rank, (label, probability) in enumerate(said.top, 1):
-            writer.writerow([printable(name), rank, label, f"{probability:.6f}"])
-    return text.getvalue()
+@contextmanager
+def _csv(path: Path) -> Iterator[Write]:
+    """Write a CSV file, a row at a time; it takes its name when all are done."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv_format.writer(file, lineterminator="\n")
+        writer.writerow(["picture", "rank", "label", "probability"])
+
+        def write(name: Path, said: Prediction) -> None:
+            for rank, (label, probability) in enumerate(said.top, 1):
+                writer.writerow([printable(name), rank, label, f"{probability:.6f}"])
+
+        yield write
+        file.flush()

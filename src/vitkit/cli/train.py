@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 import tyro
 
-from vitkit.cli.fields import filled, take_fields
+from vitkit.cli.fields import as_flags, filled, take_fields
 from vitkit.errors import SettingError, VitkitError
 from vitkit.frozen import field_names
 from vitkit.training import auto, session
 from vitkit.training.config import Settings, TrainConfig, layered
 from vitkit.training.proof import prove_resume
 from vitkit.training.recipes import recipe_settings
+from vitkit.training.setting_names import refused_flag
 
 DESCRIPTION = """Train a ViT on your pictures.
 
@@ -41,28 +44,52 @@ def run(arguments: list[str]) -> None:
         rest = filled(rest, flag, "auto")
     rest = filled(rest, "--grad-checkpointing", "block")
     given = {name: _peek(rest, flags) for name, flags in FIRST.items()}
-    stored = session.resumed_settings(given["resume"], given["output"])
+    recipe = recipe_settings(given["recipe"])
+    stored = session.resumed_settings(given["resume"], given["output"], recipe)
     named = bool(rest) and not rest[0].startswith("-")
     data, flags = (rest[0], rest[1:]) if named else (str(stored.get("data", "")), rest)
     if not data and not {"-h", "--help"} & set(rest):
         raise SettingError("DATA is missing; it comes first: vitkit train DATA [flags]")
+    if (said := refused_flag(flags, TrainConfig)) is not None:
+        raise SettingError(said)
+    config = _configured(data, flags, spec, (stored, recipe), given)
+    with as_flags(spec):
+        _begin(config, prove=prove)
+
+
+def _configured(
+    data: str,
+    flags: list[str],
+    spec: Mapping[str, Any],
+    layers: tuple[Settings, Settings],
+    given: Mapping[str, str | None],
+) -> TrainConfig:
+    """Combine all settings: defaults < `layers` (the stopped run's, the recipe's) < flags."""
     asked: Settings = {"data": data, "spec": spec}
     if given["model"] is not None:
         asked["model"] = given["model"]
-    layers = (stored, recipe_settings(given["recipe"]))
     base = TrainConfig(**layered(*layers, asked))
-    config = tyro.cli(
-        TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
-    )
+    with as_flags():
+        config = tyro.cli(
+            TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
+        )
     said = {name: getattr(config, name) for name in field_names(TrainConfig)}
     asked |= {name: value for name, value in said.items() if value != getattr(base, name)}
     late = [name for name in given if name in asked and asked[name] != given[name]]
     if late:
         flag, value = FIRST[late[0]][0], asked[late[0]]
         raise SettingError(f"{flag} decides what other flags change; write it as {flag} {value}")
-    config = TrainConfig(**layered(*layers, asked))
+    return TrainConfig(**layered(*layers, asked))
+
+
+def _begin(config: TrainConfig, *, prove: bool) -> None:
+    """Train, climb, or prove."""
     if prove and config.auto:
         raise SettingError("--prove-resume is about one run; leave --auto out")
+    if prove and config.devices > 1:
+        raise SettingError(
+            f"--prove-resume proves a run of one process; leave --devices {config.devices} out"
+        )
     if prove:
         proof = prove_resume(config)
         sys.stdout.write(f"{proof}\n")
