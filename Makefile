@@ -55,7 +55,8 @@ floors: .venv/.develop
 	$(BIN)/lint-imports
 
 pytest: .venv/.develop
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		--cov --cov-report=term:skip-covered
 
 soak: .venv/.develop
 	$(BIN)/python -m pytest -m soak

@@ -6,7 +6,9 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
+import shape_checks
 import torch
 
 
@@ -34,6 +36,26 @@ def declare_torchvision_operators() -> None:
 
 KEPT: list[torch.library.Library] = []
 declare_torchvision_operators()
+shape_checks.install()
+
+
+LONGEST = (
+    "test_chapters", "test_compile", "test_resume", "test_round_trips", "test_log", "test_hostile",
+    "test_presets", "test_runs", "test_distributed", "test_launched", "test_timm", "test_distill",
+    "test_google_flax", "test_examples", "test_timm_files", "test_measurements", "test_readme",
+    "test_ladder", "test_memory", "test_finding", "test_progressive", "test_commands",
+)  # fmt: skip
+"""Files in which the tests take longest, in about this order; it need not be exact."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first: of two workers, none is left with one when the other is done."""
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+def pytest_runtest_setup() -> None:
+    shape_checks.made.clear()
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -42,3 +64,11 @@ def a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def wrong_types_come_in() -> Iterator[None]:
+    """Arguments of another type reach vitkit's own checks, as they do where no tests run."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

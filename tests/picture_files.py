@@ -89,6 +89,14 @@ def grey_tiff(values: np.ndarray, bits: int, photometric: int = 1, order: str = 
     return tiff(entries, values.astype(order + "u2").tobytes(), order)
 
 
+def jpeg_of_scans(picture: Image.Image, scans: int) -> bytes:
+    """A progressive JPEG that goes over its first AC coefficients `scans` times more than usual."""
+    content = encode(picture, "JPEG", progressive=True)
+    start = content.index(b"\xff\xda", content.index(b"\xff\xda") + 2)  # the second scan
+    end = content.index(b"\xff\xc4", start)  # the tables of the third
+    return content[:start] + content[start:end] * (scans + 1) + content[end:]
+
+
 def reason_of(source: bytes | str | Path, **options: object) -> str:
     with pytest.raises(ImageError) as caught:
         decode(source, **options)

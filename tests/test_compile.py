@@ -1,4 +1,4 @@
-"""torch.compile without graph breaks and strict torch.export, against the eager model."""
+"""torch.compile without graph breaks, torch.export and torch.jit.trace, against eager."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from compiling import CASES, SPEC, VARIATIONS
 from peers import TOLERANCE
 
+pytestmark = pytest.mark.timeout(600)
 Results = dict[str, dict[str, object]]
 
 

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.timeout(600)
 def test_a_transformer_learns_to_write_backwards(tmp_path):
     """The example in full, 15 to 20 seconds of one core."""
     done = subprocess.run(

@@ -11,7 +11,7 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
-from vitkit.errors import CheckpointError, DeviceError, ImageError, SettingError
+from vitkit.errors import CheckpointError, DeviceError, ImageError, SettingError, UserError
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
@@ -81,6 +81,41 @@ def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, pictures
     np.testing.assert_allclose(seen[0][0].permute(1, 2, 0), expected, atol=1e-6)
 
 
+def test_a_stream_names_broken_pictures_and_goes_on(checkpoint, pictures, tmp_path):
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"words")
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=2)
+    said = [*predictor.stream([broken, pictures[0], broken, broken, *pictures[1:]], top_k=2)]
+    assert [place for place, each in enumerate(said) if isinstance(each, ImageError)] == [0, 2, 3]
+    assert said[0].reason == "not a picture"
+    good = [each for each in said if not isinstance(each, ImageError)]
+    assert [each.label for each in good] == [each.label for each in predictor(pictures)]
+    assert [len(each.top) for each in good] == [2] * 5
+    with pytest.raises(ImageError, match=r"broken\.png: not a picture"):
+        predictor([pictures[0], broken])
+    with pytest.raises(ImageError, match=r"broken\.png"):
+        predictor.logits([broken])
+
+
+def test_a_stream_is_read_and_kept_a_few_batches_at_a_time(pictures):
+    taken, given = 0, []
+
+    def endless():
+        nonlocal taken
+        while True:
+            taken += 1
+            yield pictures[0]
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        given.append(len(images))
+        return torch.zeros(len(images), 3)
+
+    stream = vitkit.Predictor(forward, PREPROCESS, batch_size=2).stream(endless())
+    assert [next(stream).label for _ in range(4)] == ["0"] * 4
+    assert (taken, given) == (6, [2, 2])
+    stream.close()
+
+
 def test_any_engine_serves_and_nameless_classes_are_numbers(pictures):
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
     assert {said.label for said in predictor(pictures)} <= {"0", "1", "2"}
@@ -129,3 +164,25 @@ def test_a_model_without_a_head_predicts_nothing_and_explains_without_a_label(tm
         vitkit.Predictor.from_checkpoint(stored)
     made = vitkit.explain(stored, np.zeros((20, 30, 3), np.uint8))
     assert (made.label, made.probability, made.heatmap.shape) == ("", 0.0, (20, 30))
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_what_people_pass_instead_is_told_what_to_pass(checkpoint, pictures):
+    picture = pictures[0]
+    cases = [
+        (lambda: vitkit.explain(checkpoint, pictures), "picture is a list; give one picture"),
+        (lambda: vitkit.explain(checkpoint, picture, layer=[0, 1]), r"layer \[0, 1\] is no whole"),
+        (lambda: vitkit.explain(checkpoint, picture, head="all"), "head 'all' is no whole number"),
+        (lambda: vitkit.explain(checkpoint.model, picture), "a ViT is no checkpoint; give what"),
+        (lambda: vitkit.embed(checkpoint.model, pictures), "a ViT is no checkpoint"),
+        (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is no checkpoint"),
+        (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is no checkpoint"),
+        (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; vitkit.resized"),
+        (lambda: vitkit.train(pictures), "data is a list; give the path of a folder"),
+        (lambda: vitkit.evaluate(checkpoint, np.zeros(3)), "data is a ndarray; give the path"),
+        (lambda: vitkit.check(pictures), "data is a list; give the path"),
+    ]
+    for call, said in cases:
+        with pytest.raises(UserError, match=said) as error:
+            call()
+        assert len(str(error.value)) < 200

@@ -79,7 +79,9 @@ def in_child(code: str) -> str:
 def test_importing_is_silent_and_brings_no_heavy_library():
     code = (
         "import sys, vitkit, vitkit.models.presets\n"
-        "heavy = {'ignite', 'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision'}\n"
+        "vitkit.load\n"
+        "heavy = {'ignite', 'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision',\n"
+        "         'huggingface_hub'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert in_child(code) == "[]\n"

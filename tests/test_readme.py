@@ -6,9 +6,12 @@ import doctest
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.mark.timeout(600)
 def test_the_readme_s_sessions_run(tmp_path, monkeypatch):
     text = (ROOT / "README.md").read_text()
     sessions = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))

@@ -53,9 +53,10 @@ def test_no_such_folder_names_the_nearest_and_what_is_in_it(complaint, tmp_path)
 
 
 def test_a_folder_without_pictures_counts_what_it_has(complaint, tmp_path):
+    (tmp_path / "d").mkdir()
     for name in ("a.heic", "b.heic", "notes.txt"):
-        (tmp_path / name).write_text("x")
-    said = complaint("train", str(tmp_path))
+        (tmp_path / "d" / name).write_text("x")
+    said = complaint("train", str(tmp_path / "d"))
     assert "2 .heic" in said
     assert "1 .txt" in said
 
@@ -96,7 +97,7 @@ def test_a_picture_that_cannot_be_decoded_is_named_before_the_first_step(
     assert "--bad-images skip" in said
     arguments = ["train", str(root), *FAST, "--bad-images", "skip", "--output", "run"]
     assert cli.run(arguments) == 0
-    assert "skipped 1 pictures of train" in capsys.readouterr().out
+    assert "skipped 1 picture of train" in capsys.readouterr().out
     stored = vitkit.load("run/weights/last.safetensors").metadata["data"]["pictures"]
     assert stored["train"] + stored["val"] == 11
 
@@ -132,14 +133,20 @@ def test_an_unknown_flag_gets_the_parsers_panel_with_the_nearest(capsys):
     [
         (["--img-size", "250"], "250 (H) is not divisible by patch_size 16; the nearest sizes"),
         (["--spec.width", "500"], "width 500 is not divisible by num_heads 3"),
-        (["--lr", "-1"], "lr = -1.0"),
-        (["--epochs", "0"], "epochs = 0"),
+        (["--lr", "-1"], "vitkit: --lr -1.0: must be above 0\n"),
+        (["--epochs", "0"], "vitkit: --epochs 0: must be 1 or more\n"),
+        (["--smoothing", "2"], "--label-smoothing 2.0: must be below 1"),
+        (["--progressive", "0", "8"], "--progressive 0: must be 1 or more"),
+        (["--spec.width", "-1"], "--spec.width -1: must be 1 or more"),
+        (["--learning-rate", "0.1"], "no flag --learning-rate; did you mean --lr?"),
+        (["--lr", "1", "--num_epochs=3"], "no flag --num_epochs; did you mean --epochs?"),
+        (["--opt", "Adam-W"], "there is no optimizer 'adam-w'; did you mean 'adamw'"),
         (["--device", "cuda:7"], "device 'cuda:7' is not on this machine; here are:"),
         (["--device", "gpu"], "device 'gpu' is no device's name"),
         (["--resume", "nowhere"], "--resume nowhere: no such run folder"),
         (["--batch-size", "9999"], "do not fill one batch of 9999"),
         (["--spec.depth"], "--spec.depth needs a value"),
-        (["--seed", str(2**70)], "seed = "),
+        (["--seed", str(2**70)], "must be below "),
     ],
 )
 def test_settings_that_cannot_be(complaint, flags, said):
@@ -151,11 +158,31 @@ def test_data_left_out_or_last(complaint):
     assert "DATA is missing; it comes first" in complaint("train", "--recipe=digits", "digits")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train"], "DATA is missing; expected: vitkit train DATA [flags]"),
+        (["check"], "DATA is missing; expected: vitkit check DATA [flags]"),
+        (["eval"], "CHECKPOINT and DATA are missing; expected: vitkit eval CHECKPOINT DATA"),
+        (["eval", "run", "--json"], "DATA is missing; expected: vitkit eval CHECKPOINT DATA"),
+        (["eval", "run", "--cache"], "DATA is missing; expected: vitkit eval CHECKPOINT DATA"),
+        (["compare"], "CHECKPOINT and OTHER_CHECKPOINT are missing; expected: vitkit compare"),
+        (["predict", "run"], "PICTURES is missing; expected: vitkit predict CHECKPOINT PICTURES"),
+    ],
+)
+def test_a_verb_without_its_arguments_names_them(complaint, words, said):
+    assert said in complaint(*words)
+
+
+def test_a_flag_without_its_value_may_be_the_only_word(complaint):
+    assert "DATA is missing; it comes first" in complaint("train", "--cache", "--data-root=x")
+
+
 def test_a_spec_that_is_none(complaint, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("spec: 3\n")
     said = complaint("train", "digits", "--recipe", str(recipe))
-    assert "spec = 3: expected fields of ViTSpec" in said
+    assert "r.yaml:1: spec = 3: must be names with values, such as {width: 64}" in said
 
 
 def test_numbers_and_names_of_other_commands(complaint, tmp_path):
@@ -182,12 +209,12 @@ def complaint_for_layer(complaint, path: Path, root: Path) -> str:
     return complaint("explain", str(path), str(root / "black.png"), "--layer", "7")
 
 
-def test_a_run_folder_that_exists_is_left_as_it_is(complaint, tmp_path):
+def test_a_folder_that_is_no_run_is_left_as_it_is(complaint, tmp_path):
     mine = tmp_path / "run" / "mine.txt"
     mine.parent.mkdir()
     mine.write_text("precious")
     said = complaint("train", "digits", "--recipe", "digits", "--output", str(tmp_path / "run"))
-    assert "--overwrite" in said
+    assert "is no run of vitkit, so it is left alone" in said
     assert mine.read_text() == "precious"
 
 
@@ -289,9 +316,10 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
         (["train", "digits", "--recipe", "digits", "-cmnist", "--recipe=x"], "no recipe 'x'"),
         (["train", "digits", "-cnone"], "there is no recipe 'none'"),
         (["train", "nowhere", "--output_dir", "PICTURES/no", "--resume", "auto"], "nowhere: no"),
-        (["train", "digits", "--recipe", "PICTURES/mine.yaml"], "mine.yaml: its recipe 5 is none"),
+        (["train", "digits", "--recipe", "PICTURES/mine.yaml"], "mine.yaml:1: recipe = 5: must"),
         (["train", "digits", "--model-ema-decay", "0.9"], "pass --model-ema with it"),
         (["train", "nowhere", "--prove-resume"], "nowhere: no such folder"),
+        (["train", "digits", "--prove-resume", "--devices", "2"], "leave --devices 2 out"),
         (["train", "digits", "--probe", "linear", "--prove-resume"], "a probe takes no steps"),
     ],
 )  # fmt: skip

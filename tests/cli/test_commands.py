@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from processes import forked, wait_until
 
 import vitkit
 from vitkit import cli
@@ -82,6 +82,59 @@ def test_predict_takes_a_folder(run, best, tmp_path, capsys):
         shutil.copy(picture, tmp_path)
     assert cli.run(["predict", best, str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path, capsys):
+    for number in range(3):
+        shutil.copy(run / f"picture-{number}.png", tmp_path)
+    (tmp_path / "picture-1b.png").write_bytes(b"words")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
+    (tmp_path / "camera.heic").touch()
+    good = [str(tmp_path / f"picture-{number}.png") for number in range(3)]
+    assert cli.run(["predict", best, str(tmp_path), "--batch-size", "2"]) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(": ")[0] for line in out.splitlines()] == good
+    assert [
+        part in err
+        for part in (
+            "gone.jpg: missing",
+            "pipe.jpg: not a file",
+            "b.png: not a",
+            "1 .heic",
+            "3 of 6 images could not be used",
+        )
+    ] == [True] * 5
+    table, features = tmp_path / "rows.csv", tmp_path / "f.npz"
+    command = ["predict", best, str(tmp_path), "--json", "--csv", str(table), "--top-k", "1"]
+    assert cli.run(command) == 2
+    assert [row["picture"] for row in json.loads(capsys.readouterr().out)] == good
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["picture", *good]
+    assert cli.run(["embed", best, str(tmp_path), "--out", str(features)]) == 2
+    stored = np.load(features)
+    assert (stored["features"].shape, stored["pictures"].tolist()) == ((3, 32), good)
+    before = table.read_text()
+    assert cli.run([*command, "--strict"]) == 2
+    assert "gone.jpg: missing" in capsys.readouterr().err
+    assert table.read_text() == before
+    assert (
+        cli.run(["embed", best, str(tmp_path), "--out", str(tmp_path / "s.npz"), "--strict"]) == 2
+    )
+    assert not (tmp_path / "s.npz").exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monkeypatch):
+    (tmp_path / "shut").mkdir()
+    scandir = os.scandir
+
+    def refusing(path):
+        if Path(path).name == "shut":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert cli.run(["predict", best, str(tmp_path)]) == 2
+    assert "shut: cannot be listed: Permission denied" in capsys.readouterr().err
 
 
 def test_explain_writes_a_png_a_picture(run, best, tmp_path, capsys):
@@ -160,25 +213,15 @@ def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
     assert (stored["shift"], stored["flip"]) == (1, 0.0)
 
 
-def in_child(*arguments: str, **options) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "vitkit", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, **options,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
     output = tmp_path / "run"
     endless = [flag if flag != "2" else "500" for flag in TRAIN]
-    child = in_child("train", "digits", "--output", str(output), *endless)
-    limit = time.monotonic() + 60
-    while not list(output.glob("state/step-*")) and time.monotonic() < limit:
-        time.sleep(0.05)
-    child.send_signal(signum)
-    _, said = child.communicate(timeout=30)
-    assert child.returncode == code
+    with forked(["train", "digits", "--output", str(output), *endless], tmp_path) as child:
+        wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
+        child.send_signal(signum)
+        assert child.wait() == code
+    said = child.stderr
     assert said.startswith("vitkit: stopped at step ")
     assert f"vitkit train --resume {output}" in said
     assert "Traceback" not in said
@@ -187,28 +230,30 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
 
 
 def test_a_reader_that_leaves_early_is_no_error():
-    child = in_child("models")
+    child = subprocess.Popen(
+        [sys.executable, "-m", "vitkit", "models"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     assert child.stdout is not None
     child.stdout.readline()
     child.stdout.close()
     assert child.stderr is not None
     with child.stderr:
         assert child.stderr.read() == ""
-    assert child.wait(timeout=60) == 0
+    assert child.wait() == 0
 
 
-def test_training_in_a_pipe_prints_plain_lines(tmp_path):
+def test_training_in_a_file_prints_plain_lines(tmp_path):
     loud = [flag for flag in TRAIN if flag != "--quiet"]
-    child = in_child("train", "digits", "--output", str(tmp_path / "run"), *loud)
-    out, said = child.communicate(timeout=120)
-    assert (child.returncode, said) == (0, "")
-    assert "\x1b" not in out
-    assert "epoch   2/2" in out
-    assert "test, 359 pictures, read once" in out
+    with forked(["train", "digits", "--output", str(tmp_path / "run"), *loud], tmp_path) as child:
+        assert (child.wait(), child.stderr) == (0, "")
+    assert "\x1b" not in child.stdout
+    assert "epoch   2/2" in child.stdout
+    assert "test, 359 pictures, read once" in child.stdout
 
 
 def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
-    """A child that may write 20 kB a file: the kernel refuses in the middle of a checkpoint."""
+    """A fork that may write 20 kB a file: the kernel refuses in the middle of a checkpoint."""
     output = tmp_path / "run"
     assert cli.run(["train", "digits", "--output", str(output), *TRAIN]) == 0
     before = {path: path.read_bytes() for path in output.rglob("*") if path.suffix != ".log"
@@ -217,9 +262,10 @@ def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    child = in_child("train", "--resume", str(output), "--epochs", "9", preexec_fn=limit)
-    _, said = child.communicate(timeout=60)
-    assert child.returncode == 2, said
+    words = ["train", "--resume", str(output), "--epochs", "9"]
+    with forked(words, tmp_path, before=limit) as child:
+        assert child.wait() == 2, child.stderr
+    said = child.stderr
     assert "the file would be larger than the limit allows" in said
     assert "MB needed" in said
     assert said.count("\n") == 1

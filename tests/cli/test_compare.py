@@ -196,6 +196,22 @@ def test_eval_says_everything_as_json(saved, pictures, capsys):
     assert found["calibrated_loss"] != found["loss"]
 
 
+def test_eval_names_the_classes_that_have_no_images(saved, pictures, capsys):
+    path = saved(0, classes=("ant", "bee", "cat", "dog", "elk"))
+    assert cli.run(["eval", path, str(pictures), "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "no images of 2 of the 5 classes: dog, elk; balanced_accuracy is over the others" in said
+    assert cli.run(["eval", path, str(pictures), "--json", "--device", "cpu"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["classes_without_images"] == ["dog", "elk"]
+    assert found["top1"] == sum(row[i] for i, row in enumerate(found["confusion"])) / 37
+    assert found["balanced_accuracy"] == pytest.approx(
+        np.mean([one["accuracy"] for one in found["per_class"]])
+    )
+    assert cli.run(["eval", saved(0), str(pictures), "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["classes_without_images"] == []
+
+
 def test_eval_prints_a_table_and_writes_files(saved, pictures, tmp_path, capsys):
     path = saved(5, temperature=2.0)
     labels, predicted, probabilities = said(path, pictures)

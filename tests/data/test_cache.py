@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 import pytest
 from PIL import Image
+from processes import wait_until
 from shards import as_folder, samples, train_briefly
 
 import vitkit
@@ -166,19 +167,25 @@ def test_a_damaged_cache_is_made_again(folder: Dataset, tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.splits["test"].read(1), expected)
 
 
-def slowly(dataset: Dataset, place: Path) -> None:
+def stuck(dataset: Dataset, place: Path, begun: Path) -> None:
+    """Make a cache, and stop in the middle."""
+
+    def progress(*_: object) -> None:
+        begun.touch()
+        time.sleep(600)
+
     cache.BLOCK = 4
-    cached(dataset, place, progress=lambda *_: time.sleep(0.2))
+    cached(dataset, place, progress=progress)
 
 
 def test_a_run_that_is_killed_leaves_nothing_that_counts(folder: Dataset, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
     process = multiprocessing.get_context("fork").Process(
-        target=slowly, args=(folder, tmp_path / "c")
+        target=stuck, args=(folder, tmp_path / "c", begun), daemon=True
     )
     process.start()
-    while not list((tmp_path / "c").glob("*.making/pixels.bin")):
-        time.sleep(0.01)
-    time.sleep(0.3)
+    wait_until(begun.exists)
+    assert list((tmp_path / "c").glob("*.making/pixels.bin"))
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     assert whole(tmp_path / "c") == [".making"]

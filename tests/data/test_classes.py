@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 
 from vitkit.data.classes import (
+    doubtful_names,
     is_hidden,
     listed,
     natural_order,
@@ -43,6 +44,7 @@ def test_natural_order_from_any_order(ordered: tuple[str, ...]) -> None:
         (".git", True),
         (".ipynb_checkpoints", True),
         ("__MACOSX", True),
+        ("@eaDir", True),
         ("cat", False),
         ("_", False),
     ],
@@ -65,6 +67,22 @@ def test_names_that_look_alike_are_refused(names: tuple[str, str]) -> None:
         refuse_look_alikes(("dog", *names), "/data")
     assert all(ascii(name) in str(caught.value) for name in names)
     refuse_look_alikes(("dog", names[0], names[0]), "/data")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("cat", "cat "), ("great white", "great_white"), ("great-white", "GreatWhite"), ("1", "01"),
+     ("cat", "\uff43\uff41\uff54"), ("cat", "c\u200bat"), ("img 7", "img 007")],
+)  # fmt: skip
+def test_names_that_may_be_one_class_are_told(names: tuple[str, str]) -> None:
+    (line,) = doubtful_names(("dog", *names))
+    assert all(ascii(name) in line for name in names)
+    assert "look alike" in line
+
+
+def test_names_that_are_none_are_told_and_others_are_not() -> None:
+    assert "missing label" in doubtful_names(["dog", "NaN"])[0]
+    assert doubtful_names(["dog", "nancy", "1", "10", "100", "1.5", "1.05", "-", "_"]) == []
 
 
 def test_names_that_json_cannot_hold_are_refused() -> None:

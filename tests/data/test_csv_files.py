@@ -34,6 +34,26 @@ def test_classes_are_what_the_list_says(pictures: Path) -> None:
     assert found == {("10" if i % 2 else "9", i) for i in range(12)}
 
 
+def test_a_list_beside_the_folder_of_its_pictures(pictures: Path, tmp_path: Path) -> None:
+    text = "path,label\n" + ROWS
+    beside = listing(tmp_path, text)
+    inside = open_dataset(listing(pictures, text))
+    dataset = open_dataset(beside, data_root=pictures)
+    assert dataset.fingerprint == inside.fingerprint
+    assert contents(dataset) == contents(inside)
+    out = refusal(listing(tmp_path, "path,label\n../elsewhere.png,a\n"), data_root=pictures)
+    assert f"leads out of the folder {pictures}" in out
+
+
+def test_the_unicode_text_of_excel(pictures: Path) -> None:
+    plain = open_dataset(listing(pictures, "path\tlabel\n" + ROWS.replace(",", "\t")))
+    for encoding in ("utf-16", "utf-16-be"):
+        mark = b"\xfe\xff" if encoding.endswith("be") else b""
+        text = "path\tlabel\r\n" + ROWS.replace(",", "\t")
+        (pictures / "excel.csv").write_bytes(mark + text.encode(encoding))
+        assert open_dataset(pictures / "excel.csv").fingerprint == plain.fingerprint
+
+
 def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
     flat = folder(tmp_path / "flat", {"cat": 30, "dog": 20})
     whole = open_dataset(flat)
@@ -49,6 +69,10 @@ def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
     "text",
     [
         "filename,label\n{}",
+        "file_name,class\n{}",
+        "filepath,Target\n{}",
+        "image,label\n{}",
+        "id,class_name\n{}",
         "\ufeffimage_path,label\n{}",
         "Label,PATH\n{swapped}",
         "id;path;label\n{semicolons}",
@@ -131,7 +155,10 @@ def test_only_the_first_bad_rows_are_shown(pictures: Path) -> None:
         ("path,name\nx/0.png,a\n", "no column 'label'"),
         ("path,filename,label\n", "columns ['path', 'filename'] could all be the path"),
         ("path,label\n", "no pictures"),
-        ("path,label,split\nx/0.png,a,dev\n", "line 2: split 'dev', expected train, val or test"),
+        (
+            "path,label,split\nx/0.png,a,extra\n",
+            "line 2: split 'extra', expected train, val or test",
+        ),
         ("path,label,split\nx/0.png,a,\n", "line 2: split '', expected"),
         ("path,label,split\nx/0.png,a,train\nx/0.png,a,val\n", "is 'val/a' here and 'train/a'"),
     ],
@@ -145,6 +172,8 @@ def test_a_list_that_is_no_text(pictures: Path) -> None:
     assert "expected UTF-8 text" in refusal(pictures / "data.csv")
     (pictures / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
     assert "not a CSV from line 2 on" in refusal(pictures / "data.csv")
+    (pictures / "data.csv").write_text("x" * 140_000)
+    assert "not a CSV from line 1 on: field larger than" in refusal(pictures / "data.csv")
 
 
 def test_links_out_of_the_folder(pictures: Path, tmp_path: Path) -> None:

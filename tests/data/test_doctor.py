@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from vitkit.data import look
 from vitkit.data.doctor import Problem, sound
 from vitkit.data.look import look_through
 from vitkit.data.paths import Paths
@@ -135,6 +137,31 @@ def test_more_pictures_than_one_block(tmp_path: Path) -> None:
         paths[place] = bad
     split = FileSplit(Paths(paths), np.zeros(2500, np.int64), tmp_path)
     assert [p.index for p in look_through(split, workers=2).problems] == [0, 1023, 1024, 2499]
+
+
+def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a check of large pictures needs no more memory on more cores."""
+    inside, most = [0], [0]
+
+    def counted(*seen: object) -> object:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.003)
+        inside[0] -= 1
+        return summarise(*seen)
+
+    summarise = look.summarise
+    monkeypatch.setattr(look, "summarise", counted)
+    monkeypatch.setattr(look, "GROUP", 1)
+    split = open_dataset(root).splits["val"]
+    pixels = split.read(0).shape[0] * split.read(0).shape[1]
+    look_through(split, workers=4)
+    assert most[0] > 1
+    for size in (1, pixels, 2 * pixels):
+        most[0] = 0
+        monkeypatch.setattr(look, "PIXELS_AT_ONCE", size)
+        assert not look_through(split, workers=4).problems
+        assert 1 <= most[0] <= max(1, size // pixels)
 
 
 def test_no_thread_is_left_behind(root: Path) -> None:

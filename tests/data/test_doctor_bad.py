@@ -47,6 +47,7 @@ def test_a_checker_that_opens_headers_misses_some(tmp_path: Path) -> None:
     assert len(found_in(tmp_path)) == 2 * KINDS
 
 
+@pytest.mark.soak
 def test_each_kind_takes_little_time(tmp_path: Path) -> None:
     make_bad_folder(tmp_path, bad=2, good=0)
     for split in open_dataset(tmp_path).splits.values():

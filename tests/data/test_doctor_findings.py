@@ -14,7 +14,7 @@ from picture_files import encode, folder
 from PIL import Image, ImageEnhance
 
 from vitkit.data.doctor import Report, check, sound
-from vitkit.data.duplicates import near_pairs, same_pixels
+from vitkit.data.duplicates import NONE, nearest_copies, same_pixels
 from vitkit.data.findings import KINDS, Finding
 from vitkit.data.look import SIDE, summarise
 from vitkit.data.sources import open_dataset
@@ -63,6 +63,10 @@ def test_the_same_pixels_in_two_splits_are_a_leak_whatever_the_file(root: Path) 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "saved at 50": lambda p: Image.open(io.BytesIO(encode(p, "JPEG", quality=50))),
     "half size": lambda p: p.resize((100, 80), Image.Resampling.BICUBIC),
+    "a quarter": lambda p: p.resize((50, 40), Image.Resampling.BICUBIC),
+    "mirrored": lambda p: p.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "more contrast": lambda p: ImageEnhance.Contrast(p).enhance(1.2),
+    "gamma": lambda p: p.point([round(255 * (v / 255) ** 1.15) for v in range(256)] * 3),
     "twice the size": lambda p: p.resize((400, 320), Image.Resampling.BICUBIC),
     "grey": lambda p: p.convert("L"),
     "brighter": lambda p: ImageEnhance.Brightness(p).enhance(1.05),
@@ -79,11 +83,40 @@ def test_a_changed_copy_in_another_split_is_a_near_leak(root: Path, change: str)
     assert found(root, "leak") == []
 
 
-@pytest.mark.parametrize("turn", [Image.Transpose.FLIP_LEFT_RIGHT, Image.Transpose.ROTATE_180])
-def test_a_turned_copy_is_another_picture(root: Path, turn: Image.Transpose) -> None:
+def test_a_copy_upside_down_is_another_picture(root: Path) -> None:
     with Image.open(root / "train" / "dog" / "7.png") as picture:
-        picture.transpose(turn).save(root / "val" / "dog" / "copy.png")
+        turned = picture.transpose(Image.Transpose.ROTATE_180)
+        turned.save(root / "val" / "dog" / "copy.png")
     assert found(root, "near leak") == []
+
+
+def test_a_changed_copy_under_another_class_is_told(root: Path) -> None:
+    with Image.open(root / "train" / "dog" / "7.png") as picture:
+        picture.save(root / "train" / "cat" / "copy.jpg")
+        picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
+    (torn,) = found(root, "near two labels")
+    assert torn.pictures == (("train/cat/copy.jpg", "train/dog/7.png"),)
+    assert torn.severity == "warning"
+    assert "1 pair of nearly the same pictures under two classes, of 'cat', 'dog'" in torn.message
+    (repeated,) = found(root, "near duplicate")
+    assert (repeated.count, repeated.severity) == (2, "note")
+    assert found(root, "two labels") == found(root, "duplicate") == []
+
+
+def test_alike_pictures_are_told_once_each(tmp_path: Path) -> None:
+    """Frames of a fixed camera: each has one copy named, not all of the others."""
+    draw = np.random.default_rng(0)
+    scene = draw.integers(0, 200, (40, 40, 3))
+    for split, count in (("train", 30), ("val", 20)):
+        for name in ("open", "shut"):
+            place = tmp_path / split / name
+            place.mkdir(parents=True)
+            for number in range(count // 2):
+                frame = scene + draw.integers(0, 6, scene.shape)
+                Image.fromarray(frame.astype(np.uint8)).save(place / f"{number}.png")
+    (leak,) = found(tmp_path, "near leak")
+    assert leak.count == len(leak.pictures) == 20
+    assert len(found(tmp_path, "near two labels")[0].pictures) <= 70
 
 
 def test_digits_are_not_taken_for_each_other() -> None:
@@ -91,36 +124,44 @@ def test_digits_are_not_taken_for_each_other() -> None:
     assert report.findings == ()
 
 
-def test_near_pairs_are_those_that_a_search_of_all_pairs_finds() -> None:
-    draw = np.random.default_rng(3)
-    many = draw.integers(0, 256, (400, SIDE, SIDE)).astype(np.uint8)
-    few = many[::4].copy()
-    noise = draw.normal(0, np.linspace(0, 12, len(few))[:, None, None], few.shape)
-    few = np.clip(few + noise, 0, 255).astype(np.uint8)
-    flat = lambda a: a.reshape(len(a), -1).astype(float)  # noqa: E731
-    correlation = np.corrcoef(flat(few), flat(many))[: len(few), len(few) :]
-    pairs = near_pairs(few, many)
-    assert {*pairs} <= {*zip(*(part.tolist() for part in np.nonzero(correlation >= 0.999)))}  # noqa: B905
-    assert len(pairs) >= 25
-    assert all(4 * one == other for one, other in pairs)
-
-
-def test_no_pair_within_four_bits_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
+    mirrored: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vitkit.data import duplicates
 
-    draw = np.random.default_rng(4)
-    many = draw.integers(0, 1 << 63, 300).astype(np.uint64)
-    few = many.copy()
-    for place in range(len(few)):
-        for bit in draw.choice(64, place % 7, replace=False):
-            few[place] ^= np.uint64(1 << int(bit))
-    monkeypatch.setattr(duplicates, "PAIRS_AT_ONCE", 7)
-    candidates = {
-        (int(one), int(other))
-        for first, second in duplicates._candidates(few, many)
-        for one, other in zip(first, second, strict=True)
-    }
-    assert {(place, place) for place in range(300) if place % 7 <= 4} <= candidates
+    monkeypatch.setattr(duplicates, "ROWS", 7)
+    monkeypatch.setattr(duplicates, "COLUMNS", 13)
+    draw = np.random.default_rng(3)
+    many = draw.integers(0, 256, (1 if alike else 200, SIDE, SIDE)).repeat(200 if alike else 1, 0)
+    many = np.clip(many + draw.normal(0, 2, many.shape), 0, 255).astype(np.uint8)
+    many[5] = 90
+    noise = draw.normal(0, np.linspace(0, 12, 100)[:, None, None], (100, SIDE, SIDE))
+    few = np.clip(many[::2] + noise, 0, 255).astype(np.uint8)
+    few[::3] = few[::3, :, ::-1]
+    labels = draw.integers(0, 2, 100), draw.integers(0, 2, 200)
+
+    def correlation(views: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            both = np.concatenate([views, many]).reshape(300, -1)
+            return np.nan_to_num(np.corrcoef(both)[:100, 100:])
+
+    for apart in (None, labels):
+        expected = correlation(few)
+        if mirrored:
+            expected = np.maximum(expected, correlation(few[:, :, ::-1]))
+        if apart is not None:
+            expected[apart[0][:, None] == apart[1]] = 0
+        copies = nearest_copies(few, many, mirrored=mirrored, apart=apart)
+        found = copies != NONE
+        assert (found == (expected.max(axis=1) >= 0.997)).all()
+        assert 10 < found.sum() < 100
+        np.testing.assert_allclose(
+            expected[found, copies[found]], expected[found].max(axis=1), atol=1e-6
+        )
+    assert len(nearest_copies(few[:0], many)) == 0
+    assert (nearest_copies(few, many[:0]) == NONE).all()
 
 
 def test_groups_of_the_same_pixels() -> None:
@@ -165,7 +206,9 @@ def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
     report = check(open_dataset(folder(tmp_path, counts)))
     said = {finding.kind: finding.message for finding in report.findings}
     assert said["empty class"] == "train has no pictures of class 'e'"
-    assert said["missing class"] == "val has no pictures of classes 'b', 'e'"
+    assert (
+        said["missing class"] == "val has no pictures of class 'b'"
+    )  # of e, train has none either
     assert said["single picture"] == "train has a single picture of class 'd'"
     assert said["rare class"] == "train has few pictures of class 'c', others have 40"
     assert not {*report.notes} & {*said.values()}
@@ -176,6 +219,17 @@ def test_a_class_of_unreadable_pictures_is_an_empty_one(root: Path) -> None:
     (root / "train" / "newt" / "a.png").write_bytes(b"words")
     (empty,) = found(root, "empty class")
     assert "'newt'" in empty.message
+
+
+def test_other_proportions_of_classes_and_names_that_look_alike(tmp_path: Path) -> None:
+    counts = {"train/a": 40, "train/a_": 5, "val/a": 5, "val/a_": 40, "test/a": 9, "test/a_": 2}
+    root = folder(tmp_path, counts)
+    (shift,) = found(root, "class shift")
+    assert shift.split == "val"
+    assert shift.severity == "warning"
+    assert "'a' 11% (89%), 'a_' 89% (11%)" in shift.message
+    (alike,) = found(root, "class names")
+    assert "'a' and 'a_' look alike" in alike.message
 
 
 def test_suspicious_sizes(root: Path) -> None:

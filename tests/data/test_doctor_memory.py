@@ -13,8 +13,8 @@ from picture_files import folder, save
 
 import vitkit.data.cache
 from vitkit.data import look
+from vitkit.data.digests import LEAST_REMEMBERED, file_digests
 from vitkit.data.doctor import Report, check, sound
-from vitkit.data.folders import LEAST_REMEMBERED, file_digests
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
 from vitkit.data.paths import Paths
 from vitkit.data.sources import Dataset, cached, open_dataset

@@ -18,6 +18,7 @@ from picture_files import (
     save,
 )
 
+from vitkit.data.doctor import check, sound
 from vitkit.data.sources import (
     Dataset,
     FileSplit,
@@ -28,7 +29,7 @@ from vitkit.data.sources import (
 from vitkit.errors import DataError, ImageError
 
 
-@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val"])
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "dev", "eval"])
 def test_train_val_and_test_folders(tmp_path: Path, val: str) -> None:
     counts = {"train/cat": 3, "train/dog": 2, f"{val}/cat": 1, f"{val}/dog": 1, "test/dog": 2}
     dataset = open_dataset(folder(tmp_path / "pets", counts))
@@ -58,6 +59,42 @@ def test_any_nesting_and_any_case_of_ending(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert Counter(dataset.splits["train"].labels.tolist()) == {0: 8, 1: 8}
     assert contents(dataset)["train"] >= {("cat", 7), ("dog", 107)}
+
+
+def test_training_and_testing_are_splits_and_not_classes(tmp_path: Path) -> None:
+    counts = {"Training/a": 3, "Training/b": 3, "Testing/a": 1, "Testing/b": 2}
+    dataset = open_dataset(folder(tmp_path, counts))
+    assert dataset.classes == ("a", "b")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
+
+
+def test_folders_that_all_hold_the_same_folders_are_told(tmp_path: Path) -> None:
+    folds = folder(tmp_path / "folds", {f"fold{f}/{c}": 10 for f in (1, 2) for c in "abc"})
+    (told,) = open_dataset(folds).warnings
+    assert "'fold1', 'fold2' all hold the folders 'a', 'b', 'c', which may be the classes" in told
+    turned = folder(tmp_path / "t", {f"{c}/{s}": 10 for c in "ab" for s in ("train", "test")})
+    (told,) = open_dataset(turned).warnings
+    assert "put the splits above the classes: train/<class>, test/<class>" in told
+    nested = folder(tmp_path / "n", {"a/2020": 10, "a/2021": 10, "b/2020": 10})
+    assert open_dataset(nested).warnings == ()
+
+
+def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train/a": 2, "train/b": 2})
+    for number in range(3):
+        save(root / "train" / "b" / f"{number}.jfif", 500 + number)
+        save(root / "train" / "a" / f"{number}.JPE", 600 + number)
+        (root / "train" / "a" / f"{number}.HEIC").touch()
+    for name in ("labels.json", "readme", "notes.txt", "more.txt"):
+        (root / name).touch()
+    dataset = open_dataset(root)
+    assert len(dataset.splits["train"]) == 10
+    (told,) = dataset.warnings
+    assert "not read: 3 .heic; convert them" in told
+    assert "not read: 2 .txt, 1 .json, 1 without an ending" in dataset.notes
+    report = check(dataset)
+    assert told in report.warnings()
+    assert told in sound(dataset, "refuse")[1].warnings()
 
 
 def test_no_val_folder_leaves_val_out(tmp_path: Path) -> None:
@@ -209,12 +246,12 @@ def test_an_empty_class_is_noted_and_keeps_its_number(tmp_path: Path) -> None:
     flat = open_dataset(folder(tmp_path / "f", {"a": 20, "b": 0, "c": 20}))
     assert flat.classes == ("a", "b", "c")
     assert set(flat.splits["train"].labels.tolist()) == {0, 2}
-    assert "the data has no pictures of class 'b'" in flat.notes
+    assert "train has no pictures of class 'b'" in flat.notes
 
 
 def test_hidden_folders_are_skipped_and_counted(tmp_path: Path) -> None:
     counts = {"train/a": 2, "train/b": 2, "train/.ipynb_checkpoints": 1, "__MACOSX/train/a": 3}
-    root = folder(tmp_path, {**counts, ".git": 1, "train/a/.thumbs": 1})
+    root = folder(tmp_path, {**counts, ".git": 1, "train/@eaDir": 1})
     save(root / "train" / "a" / "._0.png", 5)
     dataset = open_dataset(root)
     assert dataset.classes == ("a", "b")

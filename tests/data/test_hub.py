@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import time
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,36 @@ def test_a_set_without_train_val_or_test(cache: Path) -> None:
     assert "its splits are 'extra'; expected train, val or test" in refusal("hf://owner/flowers")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "folder"])
+def test_what_hf_download_left_is_found(cache: Path, tmp_path: Path, kind: str) -> None:
+    """A snapshot is a folder of links to blobs, named after its commit."""
+    place = tmp_path / "hub" / "datasets--owner--flowers"
+    snapshot, blobs = place / "snapshots" / COMMIT, place / "blobs"
+    (place / "refs").mkdir(parents=True)
+    blobs.mkdir()
+    (place / "refs" / "main").write_text(COMMIT)
+    if kind == "parquet":
+        build(cache, {"train": [0, 1, 0]}, ["rose", "tulip"], address="other/flowers")
+        files = {"data/train-00000-of-00001.parquet": tmp_path / "sources" / "train.parquet"}
+    else:
+        files = {}
+        for number in range(3):
+            name = f"train/{'rose' if number % 2 == 0 else 'tulip'}/{number}.png"
+            files[name] = tmp_path / f"{number}.png"
+            files[name].write_bytes(picture(number)["bytes"])
+    for number, (name, source) in enumerate(files.items()):
+        (blobs / str(number)).write_bytes(source.read_bytes())
+        link = snapshot / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(blobs / str(number))
+    for address in ("hf://owner/flowers", f"hf://owner/flowers@{COMMIT}"):
+        dataset = open_dataset(address)
+        assert (dataset.name, dataset.classes) == ("flowers", ("rose", "tulip"))
+        assert sorted(dataset.splits["train"].labels.tolist()) == [0, 0, 1]
+        assert str(snapshot) in dataset.notes[-1]
+    assert "not in the cache" in refusal("hf://owner/flowers@another")
+
+
 def test_revisions(cache: Path) -> None:
     build(cache, {"train": [2, 0, 1, 2], "test": [1, 1]}, NAMES)
     check_flowers(open_dataset(f"hf://owner/flowers@{COMMIT}"))
@@ -139,9 +169,7 @@ def test_revisions(cache: Path) -> None:
 
 
 def test_nothing_in_the_cache_and_no_hub(cache: Path) -> None:
-    start = time.monotonic()
     message = refusal("hf://nobody/nothing")
-    assert time.monotonic() - start < 5
     assert "not in the cache, and the Hub cannot be reached" in message
     assert "HF_HUB_OFFLINE" in message
 
@@ -150,7 +178,8 @@ def test_a_hub_that_does_not_answer(cache: Path, monkeypatch: pytest.MonkeyPatch
     """The name is never looked up in less than a minute; the cache is used all the same."""
     build(cache, {"train": [2, 0, 1, 2], "test": [1, 1]}, NAMES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(hub, "_answers", lambda address: time.sleep(2))
+    never = threading.Event()
+    monkeypatch.setattr(hub, "_answers", lambda address: never.wait())
     monkeypatch.setattr(hub, "PATIENCE", 0.2)
     load, told = datasets.load_dataset, []
 
@@ -159,9 +188,8 @@ def test_a_hub_that_does_not_answer(cache: Path, monkeypatch: pytest.MonkeyPatch
         return load(*arguments, **options)
 
     monkeypatch.setattr(datasets, "load_dataset", watched)
-    start = time.monotonic()
     check_flowers(open_dataset("hf://owner/flowers"))
-    assert time.monotonic() - start < 5
+    never.set()
     assert told == [(True, True)]
     assert constants.HF_HUB_OFFLINE is False
 

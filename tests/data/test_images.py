@@ -25,6 +25,7 @@ from PIL import Image
 
 from vitkit.data.images import as_rgb, decode
 from vitkit.errors import ImageError
+from vitkit.prediction import read_picture
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])
@@ -301,6 +302,33 @@ def test_other_arrays_are_refused_with_what_was_expected_and_found(array: np.nda
 def test_pil_pictures_are_converted_as_files_are() -> None:
     for content in [*VARIANTS.values(), encode(PHOTO.convert("CMYK"), "JPEG"), grey_tiff(RAMP, 16)]:
         np.testing.assert_array_equal(as_rgb(Image.open(io.BytesIO(content))), decode(content))
+
+
+def test_a_transparent_colour_is_the_same_of_a_pil_picture() -> None:
+    for depth, colour, row, key in (
+        (2, 0, bytes([0b11010000]), struct.pack(">H", 1)),
+        (4, 0, bytes([0x29, 0x00]), struct.pack(">H", 9)),
+        (16, 2, struct.pack(">9H", *[2560] * 3, *[512] * 3, *[40000] * 3),
+         struct.pack(">3H", 40000, 40000, 40000)),
+    ):  # fmt: skip
+        content = png(3, 1, depth, colour, [row], chunk(b"tRNS", key))
+        picture = Image.open(io.BytesIO(content))
+        for _ in range(2):  # opened, then loaded
+            np.testing.assert_array_equal(read_picture(picture), decode(content))
+
+
+@pytest.mark.parametrize("size", [(120, 90), (96, 128), (65, 33)])
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+@pytest.mark.parametrize("compression", [None, "zlib"])
+def test_tiled_tiffs_of_any_size(size: tuple[int, int], planes: str, compression: str) -> None:
+    """Tiles at the right edge are narrower in the picture than in the file."""
+    tifffile = pytest.importorskip("tifffile")
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    stored = pixels if planes == "contig" else pixels.transpose(2, 0, 1)
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, stored, photometric="rgb", planarconfig=planes, tile=(32, 32),
+                     compression=compression)  # fmt: skip
+    np.testing.assert_array_equal(decode(stream.getvalue()), pixels)
 
 
 def test_a_pil_picture_that_cannot_be_read_is_an_image_error() -> None:

@@ -5,19 +5,30 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.augment import Augmentation, augment_batch, crop_box, training_pixels
+from vitkit.data import watching
+from vitkit.data.augment import (
+    FLIP,
+    SHIFT,
+    Augmentation,
+    augment_batch,
+    crop_box,
+    training_pixels,
+)
 from vitkit.data.loader import EvaluationBatches, TrainingSteps, batches
 from vitkit.data.paths import Paths
 from vitkit.data.preprocess import fit
+from vitkit.data.randomness import uniform
 from vitkit.data.sources import ArraySplit, open_dataset
-from vitkit.errors import DataError, ImageError
+from vitkit.errors import DataError, ImageError, LoaderError
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")
@@ -131,6 +142,25 @@ def test_shifts_move_whole_pictures_evenly_and_repeat_the_edge():
     np.testing.assert_array_equal(down_two, expected)
 
 
+@pytest.mark.parametrize("shape", [(40, 7, 9, 3), (40, 9, 7, 1), (40, 1, 2, 3)])
+@pytest.mark.parametrize("most", [0, 1, 4, 12])
+def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: int):
+    """Pixel by pixel, written the slow way; shifts of more than the size, too."""
+    batch, height, width, _ = shape
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    indices, given = np.arange(batch) * 7, pixels.copy()
+    out = augment_batch(pixels, Augmentation(flip=0.5, shift=most), 3, 2, indices)
+    flipped = uniform(3, 2, indices, FLIP) < 0.5
+    draws = uniform(3, 2, indices[None, :], SHIFT, np.arange(2)[:, None])
+    down, across = (draws * (2 * most + 1)).astype(int) - most
+    for n in range(batch):
+        rows = np.clip(np.arange(height) + down[n], 0, height - 1)
+        columns = np.clip(np.arange(width) + across[n], 0, width - 1)
+        picture = given[n, :, ::-1] if flipped[n] else given[n]
+        np.testing.assert_array_equal(out[n], picture[rows][:, columns])
+    np.testing.assert_array_equal(pixels, given)
+
+
 def test_augmentation_of_a_picture_does_not_depend_on_its_batch():
     pixels, indices = counting(50), np.arange(50)
     whole = augment_batch(pixels, EVERYTHING, 0, 4, indices)
@@ -144,11 +174,19 @@ def test_crops_keep_the_asked_area_and_shape_and_lie_inside():
         assert 0 <= left < right <= 80
         assert 0 <= top < bottom <= 50
         width, height = right - left, bottom - top
-        assert 0.34 <= width * height / (50 * 80) <= 1.0
-        assert 0.72 <= width / height <= 1.38 or (width, height) == (80, 50)
+        assert 0.34 <= width * height / (50 * 80) <= 1.0 or (width, height) == (67, 50)
+        assert 0.72 <= width / height <= 1.38
     boxes = {crop_box((50, 80), 0.35, 0, 0, index) for index in range(500)}
     assert len(boxes) > 480
-    assert crop_box((2, 1000), 0.9, 0, 0, 0) == (0, 0, 1000, 2)  # nothing fits: the whole picture
+
+
+def test_a_crop_that_fits_nowhere_is_the_middle_at_the_nearest_ratio():
+    assert crop_box((2, 1000), 0.9, 0, 0, 0) == (498, 0, 501, 2)  # 3 x 2, the nearest to 4:3
+    assert crop_box((1000, 300), 0.9, 0, 0, 0) == (0, 300, 300, 700)
+    assert crop_box((1, 1), 0.9, 0, 0, 0) == (0, 0, 1, 1)
+    for index in range(50):
+        left, top, right, bottom = crop_box((90, 900), 0.3, 0, 0, index)
+        assert (right - left) / (bottom - top) <= 1.38
 
 
 def test_without_a_crop_training_sees_what_evaluation_sees():
@@ -211,7 +249,7 @@ raise ValueError("the consumer fails")
 def test_a_process_that_fails_does_not_wait_for_its_workers(started):
     done = subprocess.run(
         [sys.executable, "-c", ABANDONED.format(started=started)],
-        capture_output=True, text=True, timeout=50, check=False,
+        capture_output=True, text=True, check=False,
         env={**os.environ, "JAXTYPING_DISABLE": "1", "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 1
@@ -236,3 +274,61 @@ def test_other_labels_leave_the_pictures_alone(folder):
         assert (turned.labels == 1 - split.labels).all()
         assert (turned.read(3) == split.read(3)).all()
         assert turned.name(3) == split.name(3)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Half a second without a sign of life is too long."""
+    monkeypatch.setattr(watching, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(watching, "LOOKS", 5)
+
+
+@pytest.mark.parametrize(
+    ("happens", "said"),
+    [
+        (lambda pid: os.kill(pid, signal.SIGKILL), r"was killed by signal 9: .* fewer --workers"),
+        (lambda pid: os.kill(pid, signal.SIGSTOP), r"has not run for 0.5 s: is the disk"),
+    ],
+    ids=["killed", "stopped"],
+)
+def test_a_loader_process_that_is_gone_or_hangs_is_named_and_all_are_ended(
+    folder, impatient, happens, said
+):
+    arriving = batches(steps(folder.splits["train"]), range(100), workers=2)
+    next(arriving)
+    happens(multiprocessing.active_children()[0].pid)
+    with pytest.raises(
+        LoaderError, match=rf"^loader process \d+ {said}.* the batch of step \d+ \("
+    ):
+        list(arriving)
+    assert multiprocessing.active_children() == []
+
+
+class Slow(ArraySplit):
+    """Reads an image for longer than a process may be silent, a piece at a time; or hangs."""
+
+    pieces = 20
+
+    def read(self, index):
+        for _ in range(self.pieces):
+            time.sleep(0.05)
+        time.sleep(0 if self.pieces else 1000)
+        return super().read(index)
+
+
+def test_slow_data_that_live_are_waited_for_and_those_that_hang_are_not(impatient, monkeypatch):
+    images = np.zeros((8, 16, 16, 3), np.uint8)
+    living = TrainingSteps(Slow(images, np.zeros(8, int), "slow"), SMALL, Augmentation(),
+                           batch_size=1, seed=0)  # fmt: skip
+    assert len(list(batches(living, range(1), workers=1))) == 1
+    monkeypatch.setattr(Slow, "pieces", 0)
+    with pytest.raises(LoaderError, match=r"not run for 0.5 s.* the batch of step 0 \(slow\[\d\]"):
+        list(batches(living, range(1), workers=1))
+
+
+def test_nobody_waits_for_a_batch_that_is_not_wanted_any_more(impatient, monkeypatch):
+    monkeypatch.setattr(Slow, "pieces", 0)
+    hanging = TrainingSteps(Slow(np.zeros((8, 16, 16, 3), np.uint8), np.zeros(8, int), "slow"),
+                            SMALL, Augmentation(), batch_size=1, seed=0)  # fmt: skip
+    with pytest.raises(LoaderError, match="stopped"):
+        list(batches(hanging, range(1), workers=1, stopped=lambda: True))

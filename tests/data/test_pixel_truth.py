@@ -25,10 +25,10 @@ OTHER = Image.fromarray(NOISE[::-1])
 CLEAR = np.dstack([np.asarray(PHOTO), NOISE[:, :, 0]])
 
 
-def turned(orientation: int) -> bytes:
+def turned(orientation: int, format: str = "JPEG") -> bytes:
     exif = Image.Exif()
     exif[0x0112] = orientation
-    return encode(PHOTO, "JPEG", exif=exif)
+    return encode(PHOTO, format, exif=exif)
 
 
 DEEP_COLOUR = np.stack([RAMP, RAMP[::-1], RAMP.T], axis=2)
@@ -36,6 +36,8 @@ FILES: dict[str, tuple[bytes, set[str]]] = {
     **{name: (content, set()) for name, content in VARIANTS.items()},
     **{f"orientation {n}": (turned(n), {"turned"}) for n in range(2, 9)},
     "orientation 1": (turned(1), set()),
+    "orientation 1 of a TIFF": (turned(1, "TIFF"), set()),
+    "orientation 6 of a TIFF": (turned(6, "TIFF"), {"turned"}),
     "CMYK": (encode(PHOTO.convert("CMYK"), "JPEG"), {"CMYK"}),
     "CMYK with a profile": (
         encode(PHOTO.convert("CMYK"), "JPEG", icc_profile=ink_profile()),

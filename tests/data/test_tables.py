@@ -52,6 +52,41 @@ def table(
     return path
 
 
+def test_labels_that_are_true_or_false_in_a_column_y(tmp_path: Path) -> None:
+    made = pa.table({"image": PICTURES, "y": [True, False] * 4})
+    parquet.write_table(made, tmp_path / "train.parquet")
+    dataset = open_dataset(tmp_path)
+    assert dataset.classes == ("False", "True")
+    assert dataset.splits["train"].labels.tolist() == [1, 0] * 4
+    parquet.write_table(made.rename_columns(["image", "kind"]), tmp_path / "train.parquet")
+    assert "column named one of label, labels, fine_label" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["ape", "cat"])}
+    )
+    rows = {"image": [{"bytes": p, "path": None} for p in PICTURES], "label": [0, 1] * 4}
+    whole = datasets.Dataset.from_dict(rows, features=features)
+    saved = tmp_path / "saved"
+    if several:
+        parts = {"train": whole, "validation": whole.select(range(2)), "extra": whole}
+        datasets.DatasetDict(parts).save_to_disk(str(saved))
+    else:
+        whole.save_to_disk(str(saved))
+    dataset = open_dataset(saved)
+    assert (dataset.name, dataset.classes, dataset.cut) == ("saved", ("ape", "cat"), not several)
+    sizes = {name: len(split) for name, split in dataset.splits.items()}
+    assert sizes == ({"train": 8, "val": 2} if several else {"train": 5, "val": 1, "test": 2})
+    assert ("splits not read: 'extra'" in dataset.notes) == several
+    assert dataset.splits["train"].read(0).shape == (4, 5, 3)
+    state = saved / "train" / "state.json" if several else saved / "state.json"
+    state.write_text('{"_data_files": [{"filename": "gone.arrow"}]}')
+    assert "gone.arrow: no such Arrow file" in refusal(saved)
+
+
 def test_class_names_of_the_schema_keep_their_order(tmp_path: Path) -> None:
     table(tmp_path / "train.parquet", [1, 0, 1], names=["zebra", "ape", "cat"])
     dataset = open_dataset(tmp_path)

@@ -52,6 +52,20 @@ def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "more than 50 shards" in refusal(f"wds:{tmp_path}/c-{{1..7}}-{{0..999999999}}.tar")
 
 
+def test_braces_in_braces_and_in_the_names_of_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "old [1] {a,b}"
+    folder.mkdir()
+    names = ["train-0", "train-1", "val-7", "x[2]"]
+    for name in names:
+        write_tar(folder / f"{name}.tar", PAIR)
+    found = find_shards(f"{folder}/{{train-{{0..1}},val-7}}.tar")
+    assert [path.stem for path in found] == names[:3]
+    assert [path.stem for path in find_shards(f"{folder}/t*.tar")] == names[:2]
+    assert [path.stem for path in find_shards(f"{folder}/x[2].tar")] == names[3:]
+    assert webdataset.expanded("a{b,c{1..2}{x,y}}d") == ["abd", "ac1xd", "ac1yd", "ac2xd", "ac2yd"]
+    assert webdataset.expanded("a{b-{0..1}") == ["a{b-0", "a{b-1"]
+
+
 @pytest.mark.parametrize("label", ["cls", "txt", "json"])
 def test_labels_of_each_kind(tmp_path: Path, label: str) -> None:
     made = samples(4)
@@ -150,6 +164,38 @@ def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
 def test_sizes_that_lie(tmp_path: Path, at: int, content: bytes, expected: str) -> None:
     path = changed(write_tar(tmp_path / "train.tar", PAIR), at, content)
     assert expected in refusal(f"wds:{path}")
+
+
+def test_what_follows_the_end_is_never_lost_in_silence(tmp_path: Path) -> None:
+    """A header of zeros looks like the end of a tar; so does the end of the first of two."""
+    path = write_tar(tmp_path / "train.tar", PAIR)
+    assert len(open_dataset(f"wds:{path}").splits["train"]) == 2
+    whole = path.read_bytes()
+    hole = 2 * 1024  # of the third entry
+    path.write_bytes(whole[:hole] + bytes(512) + whole[hole + 512 :])
+    assert f"zeros at byte {hole:,}, but there is more at byte {hole + 512:,}" in refusal(
+        f"wds:{path}"
+    )
+    path.write_bytes(whole + whole)
+    assert "joined by cat: join them by tar --concatenate" in refusal(f"wds:{path}")
+    path.write_bytes(whole + bytes(3_000_000))  # padding is no entry
+    assert len(open_dataset(f"wds:{path}").splits["train"]) == 2
+
+
+def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
+    """Python's `int` refuses more than 4,300 digits."""
+    many = "9" * 5000
+    entries = [("2.png", picture(3)), ("2.cls", many.encode()), ("3.png", picture(4)),
+               ("3.cls", b"10"), *PAIR]  # fmt: skip
+    dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', entries)}")
+    assert dataset.classes == ("10", many, "a", "b")
+    for record in (f"{many} path=x\n", f"{len(many) + 11} size={many}\n"):
+        about = tarfile.TarInfo("long")
+        about.type, about.size = tarfile.XHDTYPE, len(record)
+        with tarfile.open(tmp_path / "pax.tar", "w") as tar:
+            tar.addfile(about, io.BytesIO(record.encode()))
+            tar.addfile(tarfile.TarInfo("0.png"))
+        assert "damaged at byte" in refusal(f"wds:{tmp_path}/pax.tar")
 
 
 def test_files_that_are_no_tars(tmp_path: Path) -> None:

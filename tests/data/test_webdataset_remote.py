@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from picture_files import refusal
+from processes import wait_until
 from shard_server import ShardServer, serving
 from shards import as_tars, samples, train_briefly, write_tar
 
@@ -173,9 +176,7 @@ def test_the_next_shard_is_fetched_while_one_is_read(
     server.fetched.clear()
     list(batches(steps, range(1)))
     present, coming = list(dict.fromkeys(shards_of(dataset)[epoch_of(steps, 0)]))[:2]
-    deadline = time.monotonic() + 10
-    while len(server.fetched) < 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(server.fetched) >= 2)
     assert server.fetched == {TRAIN[present]: 1, TRAIN[coming]: 1}
 
 
@@ -188,6 +189,56 @@ def test_broken_connections_are_gone_on_with(server: ShardServer) -> None:
     server.ranges, server.breaks[name] = False, [4000, 5000]
     for index in range(24):
         assert dataset.splits["train"].read(index).ndim == 3
+
+
+@pytest.mark.parametrize("page", [b"<html>sign in</html>", bytes(2048)])
+def test_one_bad_answer_is_asked_for_again_and_never_kept(
+    server: ShardServer, tmp_path: Path, page: bytes
+) -> None:
+    server.instead[TRAIN[1]] = [page]
+    assert len(open_dataset(whole(server)).splits["train"]) == 24
+    assert not server.instead[TRAIN[1]]
+    for path in (tmp_path / "cache").rglob("*"):
+        assert not path.is_file() or page not in path.read_bytes()[: len(page)]
+
+
+def test_what_cannot_be_indexed_is_fetched_again_by_the_next_run(
+    server: ShardServer, tmp_path: Path
+) -> None:
+    good = server.files[TRAIN[1]]
+    server.files[TRAIN[1]] = b"<html>"  # the sign-in page for every request, as a proxy gives it
+    assert f"{TRAIN[1]}: not a tar file" in refusal(whole(server))
+    assert "the next run fetches it again" in refusal(whole(server))
+    assert server.fetched[TRAIN[1]] == 2
+    server.files[TRAIN[1]] = good
+    assert len(open_dataset(whole(server)).splits["train"]) == 24
+
+
+def test_what_came_before_a_reset_is_kept(server: ShardServer) -> None:
+    name = TRAIN[1]
+    server.resets[name] = [3000] * 3
+    open_dataset(whole(server))
+    assert server.went_on == [(name, 3000), (name, 6000), (name, 9000)]
+
+
+@pytest.mark.parametrize("form", ["3", "date", "999999", "soon"])
+def test_a_server_is_not_asked_before_it_wants_to_be(
+    server: ShardServer, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(remote_shards, "time", SimpleNamespace(sleep=waits.append))
+    server.wait = formatdate(time.time() + 60, usegmt=True) if form == "date" else form
+    server.fails[TRAIN[2]] = [503]
+    open_dataset(whole(server))
+    (wait,) = waits
+    expected = {"3": (3, 3), "date": (30, 60), "999999": (120, 120), "soon": (0.001, 0.001)}[form]
+    assert expected[0] <= wait <= expected[1]
+
+
+def test_a_length_that_is_no_number_is_no_length(server: ShardServer) -> None:
+    server.lengths = "abc"
+    server.ranges = False
+    assert len(open_dataset(whole(server)).splits["train"]) == 24
 
 
 def refused(error: type[UserError], dataset: Dataset) -> str:

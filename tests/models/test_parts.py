@@ -9,7 +9,7 @@ from torch import nn
 
 import vitkit
 from vitkit.errors import SpecError
-from vitkit.models.attention import Context, plain_attention, use_attention
+from vitkit.models.attention import Context, attention_weights, plain_attention, use_attention
 
 
 def copy_block(ours: vitkit.EncoderBlock, theirs: nn.TransformerEncoderLayer) -> None:
@@ -101,6 +101,25 @@ def test_fused_and_explicit_attention_agree_with_and_without_a_mask():
     assert (weights[..., ~causal] == 0).all()
 
 
+def test_a_query_that_may_look_at_no_key_gets_zeros():
+    """With and without weights, by both kernels, in a record, and in the gradients."""
+    q, k, v = (torch.randn(1, 2, 4, 8, requires_grad=True) for _ in range(3))
+    mask = torch.ones(4, 4, dtype=torch.bool)
+    mask[1] = False
+    mixed, weights = vitkit.scaled_dot_product_attention(q, k, v, mask=mask, return_weights=True)
+    assert (weights[:, :, 1] == 0).all()
+    assert (mixed[:, :, 1] == 0).all()
+    torch.testing.assert_close(vitkit.scaled_dot_product_attention(q, k, v, mask=mask), mixed)
+    torch.testing.assert_close(plain_attention(q, k, v, mask), mixed)
+    for gradient in torch.autograd.grad(mixed.sum(), [q, k, v]):
+        assert gradient.isfinite().all()
+    record = vitkit.Record(attention=[0])
+    record.begin(depth=1)
+    attention = vitkit.MultiHeadSelfAttention(16, 2)
+    attention(torch.randn(1, 4, 16), Context(mask=mask, attend=record.attend(0)))
+    assert (record.attention[0].sum(-1)[:, :, 1] == 0).all()
+
+
 @pytest.mark.parametrize("heads_differ", [False, True])
 def test_both_kernels_have_the_same_outputs_and_gradients(tokens, heads_differ):
     """A model is told which one to use; the mask and a width of its own per head hold for both."""
@@ -157,3 +176,10 @@ def test_activations_by_name():
     }
     for name, values in expected.items():
         torch.testing.assert_close(vitkit.MLP(8, 8, activation=name).act(x), values)
+
+
+@pytest.mark.parametrize("tokens", [5, 31])
+def test_short_rows_in_bfloat16_are_the_softmax_rounded_once(tokens: int):
+    q, k = torch.randn(2, 1, 3, tokens, 8, dtype=torch.bfloat16)
+    scores = q @ k.mT / 8**0.5
+    assert torch.equal(attention_weights(q, k), scores.float().softmax(dim=-1).bfloat16())

@@ -11,7 +11,7 @@ from training.worlds import in_world, together
 
 import vitkit
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.training.calibration import fit_temperature
+from vitkit.training.calibration import calibrate, fit_temperature
 
 N, K = 3000, 6
 
@@ -59,6 +59,48 @@ def test_where_all_pictures_are_right_there_is_no_temperature():
     assert fit_temperature([]) is None
 
 
+@pytest.mark.parametrize("temperature", [0.5, 2.5])
+def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
+    logits, labels = drawn(temperature, 400)
+    found = calibrate(zip(logits.split(64), labels.split(64), strict=True))
+    assert found.temperature == fit_temperature([(logits, labels)])
+    assert found.said.startswith(f"temperature {found.temperature:.3f}, fitted on validation;")
+
+
+@pytest.mark.parametrize(
+    ("temperature", "images", "said"),
+    [
+        (0.5, 99, "temperature left at 1: fitting one needs 100 validation images, and there are"),
+        (1.0, 400, "temperature left at 1: no clear gain in 5-fold cross-validation on 400 images"),
+    ],
+)
+def test_else_it_stays_at_1_and_that_is_said(temperature, images, said):
+    found = calibrate([drawn(temperature, images)])
+    assert found.temperature is None
+    assert found.said.startswith(said)
+
+
+def test_where_all_are_right_it_stays_at_1_and_that_is_said():
+    logits, _ = drawn(1.0, 200)
+    found = calibrate([(logits, logits.argmax(1))])
+    assert found.temperature is None
+    assert "no minimum in [0.05, 20]" in found.said
+
+
+def test_processes_find_the_temperature_that_one_finds():
+    logits, labels = drawn(2.5, 301)
+
+    def found(world):
+        mine = logits[world.rank :: world.size], labels[world.rank :: world.size]
+        return vars(calibrate([mine], world))
+
+    first, second = together(2, in_world(found))
+    alone = vars(calibrate([(logits, labels)]))
+    assert first == second
+    assert first["said"] == alone["said"]
+    assert first["temperature"] == pytest.approx(alone["temperature"], rel=1e-9)
+
+
 @pytest.fixture
 def tiny() -> vitkit.ViT:
     torch.manual_seed(0)
@@ -101,10 +143,3 @@ def test_a_temperature_that_is_none_is_named(tiny, tmp_path, wrong):
 def test_a_predictor_refuses_it_too(tiny, wrong):
     with pytest.raises(SettingError, match=r"temperature .* must be a positive number"):
         vitkit.Predictor(tiny, GREY, temperature=wrong)
-
-
-def test_another_head_has_no_temperature(tiny, tmp_path):
-    path = vitkit.save(tmp_path / "a.safetensors", tiny, preprocess=GREY, temperature=2.0)
-    checkpoint = vitkit.load(path)
-    assert vitkit.adapt(checkpoint, image_size=16).temperature == 2.0
-    assert vitkit.adapt(checkpoint, num_classes=2).temperature == 1.0

@@ -64,7 +64,11 @@ def test_a_short_name_wins_over_the_long_one_of_an_earlier_layer(
         ({"batch_size": -4}, "batch_size = -4"),
         ({"label_smoothing": 1.0}, "label_smoothing = 1.0"),
         ({"bad_images": "ignore"}, "bad_images = 'ignore'"),
-        ({"lr": "fast"}, "lr = 'fast': .*valid number"),
+        ({"lr": "fast"}, "^lr = 'fast': must be a number$"),
+        ({"epochs": 1.5}, "^epochs = 1.5: must be a whole number$"),
+        ({"freeze": "backbone"}, r"^freeze = 'backbone': must be a list, such as \[backbone\]$"),
+        ({"sched": "cosin"}, "must be 'cosine', 'linear', .*; did you mean 'cosine'?"),
+        ({"std": (1.0, 2.0)}, "must be 1 number or must be 3 numbers"),
     ],
 )
 def test_values_out_of_range_are_named(settings, said):
@@ -75,6 +79,20 @@ def test_values_out_of_range_are_named(settings, said):
 def test_unknown_settings_name_the_nearest():
     with pytest.raises(SettingError, match="did you mean 'weight_decay'"):
         layered({"weight_deca": 1})
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("learning_rate", "lr"), ("learningrate", "lr"), ("numEpochs", "epochs"),
+     ("wd", "weight_decay"), ("output_dir", "output"), ("optimizer", "opt")],
+)  # fmt: skip
+def test_names_of_other_programs_are_answered_with_ours(theirs, ours):
+    with pytest.raises(SettingError, match=f"no setting '{theirs}'; did you mean '{ours}'"):
+        vitkit.train("digits", **{theirs: 1})
+
+
+def test_the_case_of_an_optimizer_does_not_matter():
+    assert TrainConfig(data="digits", opt="AdamW").opt == "adamw"
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -90,6 +108,9 @@ def written(tmp_path: Path, text: str) -> Path:
         ("lr: 1e-3\nweight_deca: 2\n", r"recipe.yaml:2: there is no setting .*weight_decay."),
         ("x: !!python/object/apply:os.system ['true']\n", "recipe.yaml:1: not valid YAML"),
         ("lr: [1\n", "not valid YAML"),
+        ("lr: 1e-3\nlearningrate: 2\n", "recipe.yaml:2: there is no .*; did you mean 'lr'"),
+        ("lr: 1e-3\nepochs: many\n", "recipe.yaml:2: epochs = 'many': must be a whole number"),
+        ("freeze: backbone\n", r"recipe.yaml:1: freeze = 'backbone': must be a list"),
         ("just words\n", "expected `setting: value` lines"),
         ("", "expected `setting: value` lines"),
     ],

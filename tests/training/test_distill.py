@@ -301,7 +301,7 @@ STEPS = 25
 def teacher(tmp_path_factory) -> Path:
     """A checkpoint that knows the digits, with a normalisation of its own."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
-    return vitkit.save(path, small(7, **DIGITS), preprocess=GREY, classes="0123456789")
+    return vitkit.save(path, small(7, **DIGITS), preprocess=GREY, classes=[*"0123456789"])
 
 
 def taught(output: Path, teacher: Path | str, trainer: type[Trainer] = Trainer, **settings):
@@ -424,7 +424,7 @@ def test_only_the_teacher_it_began_with_goes_on(teacher, tmp_path):
     with pytest.raises(Interrupted):
         taught(output, teacher, stopping(3))
     other = vitkit.save(tmp_path / "o.safetensors", small(8, **DIGITS), preprocess=GREY,
-                        classes="0123456789")  # fmt: skip
+                        classes=[*"0123456789"])  # fmt: skip
     with pytest.raises(CheckpointError, match=r"o\.safetensors is not the one that the run began"):
         taught(output, other, resume=str(output))
     moved = shutil.copy(teacher, tmp_path / "moved.safetensors")
@@ -470,7 +470,7 @@ def no_model() -> int:
 
 def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
     letters = vitkit.save(tmp_path / "abc.safetensors", small(**DIGITS), preprocess=GREY,
-                          classes="abcdefghij")  # fmt: skip
+                          classes=[*"abcdefghij"])  # fmt: skip
     here = f"{__name__}:"
     for source, said in (
         (letters, "the teacher does not know the classes '0', '1', .* it knows 'a', 'b'"),

@@ -14,14 +14,15 @@ import torch
 from safetensors.torch import load_file
 from training.worlds import Recorder, config_of, in_world, numbers, order, run, together
 
+import vitkit
 from vitkit.data.loader import EvaluationBatches, TrainingSteps
 from vitkit.data.sources import ArraySplit
 from vitkit.errors import DeviceError, SettingError
 from vitkit.spec import Preprocess
-from vitkit.training import checkpointing
+from vitkit.training import checkpointing, loop, sharding
 from vitkit.training.checkpointing import damage, newest_state, read_state, run_hash
 from vitkit.training.distributed import World
-from vitkit.training.evaluation import evaluate
+from vitkit.training.evaluation import evaluate, outputs
 from vitkit.training.plan import make_plan
 
 GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
@@ -108,6 +109,19 @@ def test_accumulation_and_averages_are_those_of_one_process(tmp_path):
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-3
 
 
+def test_four_parts_of_a_batch_are_the_same_however_processes_and_micro_batches_make_them(tmp_path):
+    """Mixing and dropout are drawn by a part's place in the whole batch."""
+    spec = {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.2}
+    settings = {"spec": spec, "mixup": 0.8, "cutmix": 1.0, "max_steps": 2}
+    one, two = (
+        numbers(run(size, tmp_path / str(size), grad_accum_steps=4 // size, **settings))
+        for size in (1, 2)
+    )
+    assert [two[step][0] for step in (0, 1)] == pytest.approx(
+        [one[step][0] for step in (0, 1)], abs=1e-5
+    )
+
+
 def counted(pictures: int):
     """A split whose pictures say their own number, and a model that is right about some of them."""
     images = np.zeros((pictures, 4, 4, 1), np.uint8)
@@ -134,6 +148,42 @@ def test_evaluation_counts_every_picture_once(pictures):
     assert first["top1"] == pytest.approx(alone["top1"], abs=1e-9)
     assert first["top5"] == pytest.approx(alone["top5"], abs=1e-9)
     assert first["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "images"), [(0, 3), (1, 2)])
+def test_a_model_in_parts_is_called_equally_often_by_every_process(rank, images):
+    split, forward = counted(5)
+    calls = []
+
+    def noted(batch):
+        calls.append(len(batch))
+        return forward(batch)
+
+    made = outputs(noted, split, GREY, batch_size=1, world=World(rank, 2), collective=True)
+    assert len(list(made)) == images
+    assert len(calls) == 3
+
+
+def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_path, monkeypatch):
+    def noted(model, world):
+        if not sharding.has_shards(model):  # by the other run
+            return model
+        assert all(sharding.is_sharded(p) for p in model.parameters())  # after evaluation, too
+        with (tmp_path / f"gathered-{world.rank}").open("a") as file:
+            file.write("x")
+        return sharding.whole_model(model, world)
+
+    monkeypatch.setattr(loop, "whole_model", noted)
+    settings = {"epochs": 2, "model_ema": True, "max_steps": 40, "warmup_epochs": 0.5}
+    whole, parts = (run(2, tmp_path / parallel, parallel=parallel, **settings)
+                    for parallel in ("ddp", "fsdp"))  # fmt: skip
+    assert [one["error"] for one in parts] == [None, None]
+    for split in ("val", "test"):
+        ours, theirs = (found[0]["metrics"][split] for found in (parts, whole))
+        assert ours == pytest.approx(theirs, abs=1e-3)
+    again = vitkit.evaluate(tmp_path / "fsdp" / "weights" / "best.safetensors", "digits")
+    assert again["loss"] == pytest.approx(parts[0]["metrics"]["test"]["loss"], abs=1e-6)
+    assert (tmp_path / "gathered-1").read_text() == "xx"
 
 
 def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):

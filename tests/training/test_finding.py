@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-import time
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from training.tiny_runs import end_of, run
 
 import vitkit
+from vitkit import cli
 from vitkit.data.feeding import Feed
 from vitkit.data.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
@@ -71,14 +72,23 @@ def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_tim
     assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
 
 
-def test_the_batch_grows_until_memory_ends(plan):
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The seconds that are measured are those that a test adds here, whatever else runs."""
+    seconds = [0.0]
+    watch = SimpleNamespace(perf_counter=lambda: sum(seconds))
+    monkeypatch.setattr("vitkit.training.finding.time", watch)
+    return seconds
+
+
+def test_the_batch_grows_until_memory_ends(plan, clock):
     """A machine where a step takes a constant time, and 33 pictures are too many."""
     model = fresh(plan)
 
     def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
         if len(inputs[0]) > 32:
             raise torch.OutOfMemoryError("out of memory")
-        time.sleep(0.1)
+        clock.append(0.1)
 
     model.register_forward_pre_hook(machine)
     size, said = find_batch_size(plan, model)
@@ -87,10 +97,10 @@ def test_the_batch_grows_until_memory_ends(plan):
     assert said.endswith("64: out of memory)")
 
 
-def test_the_batch_stops_growing_where_it_is_no_faster(plan):
+def test_the_batch_stops_growing_where_it_is_no_faster(plan, clock):
     """A machine that is slower with more pictures at once."""
     model = fresh(plan)
-    model.register_forward_pre_hook(lambda m, inputs: time.sleep(1e-3 * len(inputs[0]) ** 2))
+    model.register_forward_pre_hook(lambda m, inputs: clock.append(1e-3 * len(inputs[0]) ** 2))
     assert find_batch_size(plan, model)[0] == 8
 
 
@@ -202,14 +212,14 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
     assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
 
 
-def test_the_kernel_that_was_tried_is_kept(tmp_path):
-    """A run that is asked to try finds one for good; a run that names its precision tries none."""
+def test_the_kernel_that_was_decided_is_kept(tmp_path):
+    """`auto` decides once for a run; a run that names its precision has nothing to decide."""
     asked = SHORT | {"amp": "auto", "spec": SPEC, "max_steps": 2}
     run(tmp_path / "tried", **asked)
     before = read_yaml(tmp_path / "tried" / "config.yaml")
     assert before["attention_kernel"] in ("fused", "plain")
     log = (tmp_path / "tried" / "train.log").read_text()
-    assert f", {before['attention_kernel']} attention (a step of" in log
+    assert f"precision: float32, {before['attention_kernel']} attention (" in log
     run(tmp_path / "tried", **asked | {"max_steps": 3, "resume": str(tmp_path / "tried")})
     assert read_yaml(tmp_path / "tried" / "config.yaml") == before | {"max_steps": 3}
     other = "fused" if before["attention_kernel"] == "plain" else "plain"
@@ -219,6 +229,7 @@ def test_the_kernel_that_was_tried_is_kept(tmp_path):
     asked |= {"resume": None, "attention_kernel": "auto"}
     run(tmp_path / "named", **asked | {"amp": "off"})
     assert read_yaml(tmp_path / "named" / "config.yaml")["attention_kernel"] == "fused"
+    assert "precision:" not in (tmp_path / "named" / "train.log").read_text()
 
 
 def test_checkpointed_gradients_are_the_same_to_the_bit(tmp_path):
@@ -227,14 +238,16 @@ def test_checkpointed_gradients_are_the_same_to_the_bit(tmp_path):
     assert end_of(tmp_path / "again") == end_of(tmp_path / "plain")
 
 
-def child(tmp_path, name: str, *flags: str, **environment: str) -> str:
+def compiled(output: Path) -> list[str]:
+    """The command of a run that is compiled."""
+    return ["train", "digits", "--recipe", "digits", "--device", "cpu", "--threads", "1",
+            "--epochs", "6", "--save-every", "3", "--compile", "--output", str(output)]  # fmt: skip
+
+
+def child(tmp_path, name: str, *flags: str) -> None:
     """A run in a process of its own, where no checks of shapes break the compiled graph."""
-    words = [sys.executable, "-m", "vitkit", "train", "digits", "--recipe", "digits", "--device",
-             "cpu", "--threads", "1", "--epochs", "6", "--save-every", "3", "--compile",
-             "--output", str(tmp_path / name)]  # fmt: skip
-    done = subprocess.run([*words, *flags], env=os.environ | environment, capture_output=True,
-                          text=True, check=True)  # fmt: skip
-    return done.stdout
+    words = [sys.executable, "-m", "vitkit", *compiled(tmp_path / name), *flags]
+    subprocess.run(words, capture_output=True, text=True, check=True)
 
 
 @pytest.mark.soak
@@ -247,8 +260,20 @@ def test_a_compiled_run_resumes_with_the_same_bits_and_leaves_plain_names(tmp_pa
     assert "blocks.0.attn.qkv.weight" in stored.state_dict()
 
 
-def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path):
-    said = child(tmp_path, "run", "--max-steps", "1", PATH="/nowhere", CXX="/nowhere/c++")
+@pytest.mark.soak
+def test_a_compiled_run_whose_pictures_grow_resumes_with_the_same_bits(tmp_path):
+    growing = ("--progressive", "4", "6", "8", "--epochs", "3", "--spec.patch-size", "2")
+    child(tmp_path, "straight", *growing)
+    child(tmp_path, "stopped", *growing, "--max-steps", "12")
+    child(tmp_path, "stopped", *growing, "--max-steps", "60", "--resume", "auto")
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+
+
+def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert cli.run([*compiled(tmp_path / "run"), "--max-steps", "1"]) == 0
+    said = capsys.readouterr().out
     assert "compile: there is no C++ compiler here; the training step stays as it is" in said
     assert read_yaml(tmp_path / "run" / "config.yaml")["compile"] is False
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from PIL import Image
 from training.starts import a_checkpoint
 
 from vitkit.errors import SettingError
@@ -31,11 +33,44 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
         ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 only says how; pass --mixup or --cutmix"),
         ({"model_ema_decay": 0.5}, "pass --model-ema with it"),
         ({"bce_threshold": 0.2}, "bce_threshold 0.2 is for --loss bce"),
+        ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 is where a schedule ends"),
+        ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 is for --fit crop"),
+        ({"teacher": "T", "distill_alpha": 0.0}, "--distill-alpha 0 leaves the teacher without"),
+        (
+            {"teacher": "T", "distill_alpha": 1.0, "label_smoothing": 0.2},
+            "--label-smoothing 0.2 is for labels",
+        ),
+        ({"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0}, "nothing changes it at random"),
+        ({"freeze": ("backbone",)}, "train a head on features of random weights; .*--pretrained"),
     ],
 )
 def test_a_setting_without_effect_is_refused(settings, said):
     with pytest.raises(SettingError, match=said):
         planned(**settings)
+
+
+def test_what_comes_after_the_end_or_is_for_other_data_is_said():
+    found = planned(
+        epochs=2, mixup=0.8, mixup_off_epoch=2, patience=5, max_steps=10**6, val_fraction=0.3,
+        parallel="fsdp", timeout=30.0, lr=1e-6,
+    ).notes  # fmt: skip
+    end = "the run ends after 2 epochs"
+    assert f"mixup_off_epoch 2 and patience 5 without effect: {end}" in found
+    assert any(line.startswith(f"max_steps 1000000 without effect: {end}, ") for line in found)
+    assert "parallel fsdp and timeout 30.0 without effect: there is one process" in found
+    assert "min_lr 1e-05 is lowered to 1e-08, for this lr" in found
+    assert not any("without effect" in line for line in planned(epochs=2, patience=1).notes)
+
+
+def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_path):
+    for split in ("train", "val"):
+        for number in range(4):
+            place = tmp_path / split / "ab"[number % 2] / f"{split}-{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(pixels).save(place)
+    notes = planned(data=str(tmp_path), val_fraction=0.3, batch_size=2).notes
+    assert "val_fraction 0.3 without effect: the data have a val split" in notes
 
 
 @pytest.mark.parametrize(
@@ -71,3 +106,15 @@ def test_a_recipe_of_training_can_be_probed(tmp_path):
     assert any("layer_decay" in line for line in plan.notes)
     with pytest.raises(SettingError, match="layer_decay cannot be had with probe"):
         make_plan(TrainConfig(**asked, layer_decay=0.5))
+
+
+def test_classes_without_images_are_said_once(tmp_path):
+    for number in range(40):
+        place = tmp_path / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(
+            place
+        )
+    (tmp_path / "c").mkdir()
+    notes = planned(data=str(tmp_path), batch_size=2).notes
+    assert [note for note in notes if "'c'" in note] == ["train has no pictures of class 'c'"]

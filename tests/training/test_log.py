@@ -27,15 +27,17 @@ from vitkit.data.sources import open_dataset, with_validation
 from vitkit.errors import Interrupted, MissingExtraError
 from vitkit.training import checkpointing, display, loop, records, reporter, session
 from vitkit.training.bottleneck import Machine, PictureCost, diagnosis
+from vitkit.training.checkpointing import newest_state, run_hash
 from vitkit.training.config import TrainConfig, layered
 from vitkit.training.examples import example_predictions
 from vitkit.training.loop import Trainer
 from vitkit.training.meter import Reading
 from vitkit.training.recipes import recipe_settings
+from vitkit.weights.own import DESCRIBED
 
 TINY = {
-    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
-    "quiet": True, "device": "cpu", "log_interval": 5, "threads": 1,
+    "recipe": "digits", "epochs": 3, "save_every": 20, "warmup_epochs": 1.0, "amp": "off",
+    "batch_size": 64, "quiet": True, "device": "cpu", "log_interval": 5, "threads": 1,
     "spec": {"depth": 1, "width": 32, "patch_size": 2},
 }  # fmt: skip
 TIMES = {"images_per_s", "data_wait", "seconds", "memory"}
@@ -123,13 +125,13 @@ def test_example_predictions_are_the_model_s(result):
     best = vitkit.load(result.last)
     dataset = with_validation(open_dataset("digits"), 0.1, 0)
     cpu = torch.device("cpu")
-    drawn = example_predictions(best.model, dataset, best.preprocess, "off", cpu)
+    drawn = example_predictions(best.model, dataset, best.preprocess, cpu)
     shown = np.asarray(Image.open(io.BytesIO(last.encoded_image_string)))
     assert last.step == 60
     assert np.array_equal(shown, drawn)
     with torch.no_grad():
         best.model.head.weight.neg_()  # the control: another model, another picture
-    other = example_predictions(best.model, dataset, best.preprocess, "off", cpu)
+    other = example_predictions(best.model, dataset, best.preprocess, cpu)
     assert not np.array_equal(shown, other)
 
 
@@ -162,7 +164,7 @@ def test_a_torn_line_and_lines_from_beyond_the_state_are_gone_after_resume(resul
 def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
     """The control of the test above."""
     run = stopped_and_torn(tmp_path / "run")
-    monkeypatch.setattr(session, "drop_rows_after", lambda run, step: None)
+    monkeypatch.setattr(session, "drop_rows_after", lambda run, step, **how: None)
     train(run, resume=str(run))
     with pytest.raises(json.JSONDecodeError):
         lines(run)
@@ -199,6 +201,72 @@ def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
     for tag in straight.Tags()["scalars"]:
         assert [p.step for p in found.Scalars(tag)] == [p.step for p in straight.Scalars(tag)], tag
     assert without_times(lines(run)) == without_times(lines(result.run))
+
+
+def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
+    """A run that is killed while it validates the second epoch, or with its row just written."""
+
+    def kill(self, *asked) -> None:
+        if self.progress.step == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(self, *asked)
+
+    def kill_after_the_row(folder, registry, step, world) -> bool:
+        if step == 40:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return checkpointing.save_values(folder, registry, step, world)
+
+    evaluate = Trainer.evaluate
+    if where == "validation":
+        Trainer.evaluate = kill
+    else:
+        loop.save_values = kill_after_the_row
+    train(output)
+
+
+@pytest.mark.parametrize("where", ["validation", "after the row"])
+def test_an_epoch_whose_validation_is_killed_is_not_lost_and_has_one_row(result, tmp_path, where):
+    """Its last step is saved; the validation is made again, and leaves what a straight run has."""
+    run, fork = tmp_path / "run", multiprocessing.get_context("fork")
+    process = fork.Process(target=killed_at_an_epoch_s_end, args=(run, where))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    time.sleep(1.0 - time.time() % 1.0)  # event files are in the order of the second in their names
+    train(run, resume=str(run))
+    assert "going on from step 40" in (run / "train.log").read_text()
+    assert run_hash(newest_state(run / "state")[0]) == run_hash(
+        newest_state(result.run / "state")[0]
+    )
+    assert without_times(lines(run)) == without_times(lines(result.run))
+    assert without_times(table(run)) == without_times(table(result.run))
+    found, straight = curves(run), curves(result.run)
+    for tag in straight.Tags()["scalars"]:
+        points = [(p.step, p.value) for p in found.Scalars(tag)]
+        wanted = [(p.step, p.value) for p in straight.Scalars(tag)]
+        assert [step for step, _ in points] == [step for step, _ in wanted], tag
+        assert points == wanted or tag.startswith(("perf/", "system/")), tag
+
+
+def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
+    """Also where a kill came between the test score and the end, and where a longer run follows."""
+    run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
+    best = vitkit.load(run / "weights" / "best.safetensors")
+    without = {name: v for name, v in best.metadata["metrics"].items() if name != "test"}
+    rest = {name: v for name, v in best.metadata.items() if name not in DESCRIBED}
+    train(run, resume=str(run), epochs=1, warmup_epochs=0.5)
+    vitkit.save(run / "weights" / "best.safetensors", best.model, preprocess=best.preprocess,
+                classes=best.classes, **rest | {"metrics": without})  # fmt: skip
+    train(run, resume=str(run), epochs=1, warmup_epochs=0.5)
+    assert [p.step for p in curves(run).Scalars("test/top1")] == [20]
+    assert len(curves(run).Images("val/confusion_matrix")) == 1
+    assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [20]
+    train(run, resume=str(run), epochs=2, warmup_epochs=0.5)
+    assert [p.step for p in curves(run).Scalars("test/top1")] == [40]
+    assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [20, 40]
+    said = (run / "train.log").read_text()
+    assert said.count("read once") == 2
+    assert "pictures, read again (with other weights after step 20), best weights" in said
 
 
 @pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
@@ -379,7 +447,7 @@ def test_a_run_that_waits_for_pictures_says_so_and_what_would_help(tmp_path, mon
 
 def test_a_run_that_hardly_waits_says_so(tmp_path):
     """The control of the test above: the same number of pictures in memory, and a larger model."""
-    larger = {"spec": {"depth": 4, "width": 64, "patch_size": 1}, "max_steps": 31}
+    larger = {"spec": {"depth": 2, "width": 64, "patch_size": 1}, "max_steps": 31}
     line = diagnosed(train(tmp_path / "run", **larger).run)
     (share,) = re.findall(r"(\d+)\s?%", line.partition("after 30 steps")[2])[:1]
     assert int(share) < 50

@@ -130,6 +130,7 @@ def limited(room: int, words: list[str], output: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
 def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
     """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""

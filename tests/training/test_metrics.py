@@ -51,6 +51,22 @@ def test_scores_are_those_of_scikit_learn():
     assert abs(found["balanced_accuracy"] - found["top1"]) > 0.01  # the classes are uneven enough
 
 
+@pytest.mark.parametrize("label", [0, 4, 5, 9])
+def test_equal_logits_are_in_the_order_of_the_classes_in_top1_and_in_top5(label):
+    tally = Tally(10)
+    tally.add(torch.zeros(6, 10), torch.full((6,), label))
+    found = tally.counts().scores()
+    assert (found["top1"], found["top5"]) == (float(label == 0), float(label < 5))
+
+
+def test_a_tie_behind_the_first_classes_counts_as_argmax_would():
+    logits = torch.tensor([[3.0, 2, 2, 2, 2, 2, 2, 1], [0, 0, 0, 0, 0, 0, 0, float("nan")]])
+    tally = Tally(8)
+    tally.add(logits.repeat(8, 1), torch.arange(8).repeat_interleave(2))
+    found = tally.counts().scores()
+    assert found["top1"] <= found["top5"] == (5 + 5) / 16  # NaN comes first
+
+
 def test_the_calibration_error_is_the_mean_over_fifteen_bins():
     """Guo et al., Eq. 3, by a loop over bins that are open below and closed above."""
     confidence, right = PROBABILITIES.max(1), PROBABILITIES.argmax(1) == LABELS

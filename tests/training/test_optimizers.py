@@ -7,9 +7,11 @@ import sys
 
 import pytest
 import torch
+from torch import nn, optim
 
 import vitkit
 from vitkit.errors import MissingExtraError, SettingError
+from vitkit.training.muon import BatchedMuon
 from vitkit.training.optimizer import check_optimizer, make_optimizer
 from vitkit.training.state import OptimizerPart
 
@@ -144,3 +146,27 @@ def test_muon_without_a_matrix_to_train_is_refused():
     vitkit.freeze(model, "blocks")
     with pytest.raises(SettingError, match="none trains; take adamw"):
         made(model, "muon")
+
+
+def test_batched_muon_has_the_bits_of_torch_s():
+    """Several shapes, one matrix alone of its shape, one above the size that is batched."""
+    shapes = [(24, 24)] * 4 + [(48, 24), (24, 48)] * 2 + [(8, 40), (300, 20), (20, 300)]
+    ends = []
+    for make in (
+        lambda p: BatchedMuon(p, lr=1e-2, weight_decay=0.1),
+        lambda p: optim.Muon(p, lr=1e-2, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+    ):
+        draw = torch.Generator().manual_seed(0)
+        matrices = [nn.Parameter(torch.randn(shape, generator=draw)) for shape in shapes]
+        optimizer = make(matrices)
+        for number in range(4):
+            for matrix in matrices:
+                matrix.grad = torch.randn(matrix.shape, generator=draw)
+            matrices[number].grad = None
+            optimizer.step()
+        ends.append((matrices, optimizer.state_dict()["state"]))
+    (ours, our_state), (theirs, their_state) = ends
+    assert all(map(torch.equal, ours, theirs))
+    assert our_state.keys() == their_state.keys()
+    assert all(torch.equal(state["momentum_buffer"], their_state[number]["momentum_buffer"])
+               for number, state in our_state.items())  # fmt: skip

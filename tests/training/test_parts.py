@@ -16,7 +16,7 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.evaluation import evaluate
 from vitkit.training.optimizer import make_optimizer
 from vitkit.training.parameters import parameter_groups
-from vitkit.training.precision import fastest_arithmetic
+from vitkit.training.precision import choose_kernel, choose_precision
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.schedule import learning_rate
 
@@ -83,44 +83,51 @@ def test_with_two_classes_the_k_of_top_k_is_two():
         evaluate(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
 
 
-def test_the_precision_trial_leaves_the_model_as_it_was():
-    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    images, labels = torch.randn(4, 3, 224, 224), torch.tensor([0, 1, 2, 0])
-    amp, kernel, said = fastest_arithmetic(
-        model, images, labels, torch.device("cpu"), ("fused", "plain")
-    )
-    assert amp in ("off", "bfloat16")
-    assert kernel in ("fused", "plain")
-    assert said.startswith(
-        f"precision: {'float32' if amp == 'off' else 'bfloat16 autocast'}, {kernel}"
-    )
-    assert "x one of float32, fused attention here" in said
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None for p in model.parameters())
+AMD, INTEL, AMX = (
+    {"cpu_name": "AMD EPYC", "avx512_bf16": True, "amx_bf16": False},
+    {"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": False},
+    {"cpu_name": "Intel(R) Xeon(R)", "avx512_bf16": True, "amx_bf16": True},
+)
+
+
+@pytest.mark.parametrize(
+    ("features", "batch_size", "precision"),
+    [(AMD, 64, "bfloat16"), (AMX, 64, "bfloat16"), (AMD, 2, "off"), (INTEL, 64, "off"),
+     ({}, 64, "off")],
+)  # fmt: skip
+def test_precision_follows_the_processor_the_model_and_the_batch(
+    monkeypatch, features, batch_size, precision
+):
+    """A batch of 64 is 1.3e9 operations here, of 2 it is 4e7."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
+    cpu, model = torch.device("cpu"), vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=8, patch_size=2, width=64, depth=4, num_heads=4,
+        mlp_width=256, num_classes=10,
+    )  # fmt: skip
+    chosen, reason = choose_precision(model, batch_size, cpu)
+    assert chosen == precision
+    assert "bfloat16" in reason
+    assert choose_kernel(model, chosen, cpu) == ("fused" if precision == "off" else "plain")
+
+
+def test_long_sequences_keep_the_fused_kernel():
+    model = vitkit.create_model("vit_tiny_patch16_224", image_size=528, depth=1, num_classes=3)
+    assert choose_kernel(model, "bfloat16", torch.device("cpu")) == "fused"
 
 
 def test_run_folders_are_numbered_and_never_taken_twice(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = TrainConfig(data="some/pictures", model="vit_tiny_patch16_224")
-    assert new_folder(config).root == Path("runs/pictures-vit_tiny_patch16_224-1")
-    assert new_folder(config).root == Path("runs/pictures-vit_tiny_patch16_224-2")
+    assert new_folder(config, print).root == Path("runs/pictures-vit_tiny_patch16_224-1")
+    assert new_folder(config, print).root == Path("runs/pictures-vit_tiny_patch16_224-2")
 
 
-def test_a_folder_in_use_is_refused_or_put_aside_but_never_emptied(tmp_path: Path):
-    mine = tmp_path / "run" / "mine.txt"
-    mine.parent.mkdir()
-    mine.write_text("precious")
-    config = TrainConfig(data="digits", output=str(tmp_path / "run"))
-    with pytest.raises(
-        OutputError, match=r"run exists; go on with --resume .*--overwrite to put it aside"
-    ):
-        new_folder(config)
-    fresh = new_folder(TrainConfig(data="digits", output=str(tmp_path / "run"), overwrite=True))
-    assert list(fresh.root.iterdir()) == []
-    assert (tmp_path / "run.old-1" / "mine.txt").read_text() == "precious"
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
+    file = tmp_path / "mine.txt"
+    file.write_text("precious")
     with pytest.raises(OutputError, match="is a file"):
-        new_folder(TrainConfig(data="digits", output=str(tmp_path / "run.old-1" / "mine.txt")))
+        new_folder(TrainConfig(data="digits", output=str(file), overwrite=True), print)
+    assert file.read_text() == "precious"
 
 
 def test_resume_names_a_run_that_is_not_there(tmp_path: Path):

@@ -11,7 +11,9 @@ from vitkit.training.config import TrainConfig
 from vitkit.training.plan import make_plan
 
 
-def test_copies_that_the_validation_cut_tears_apart_are_told(tmp_path: Path) -> None:
+def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_told(
+    tmp_path: Path,
+) -> None:
     draw = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
@@ -21,10 +23,9 @@ def test_copies_that_the_validation_cut_tears_apart_are_told(tmp_path: Path) -> 
                 picture.save(tmp_path / "train" / name / f"{number}{copy}.jpg", quality=quality)
     settings = {"data": str(tmp_path), "model": "vit_tiny_patch16_224", "batch_size": 4}
     plan = make_plan(TrainConfig(**settings, val_fraction=0.2))
-    (exact,) = [note for note in plan.notes if "of val also in train, pixel for pixel" in note]
-    assert int(exact.split()[0]) > 0
+    assert not any("of val also in train, pixel for pixel" in note for note in plan.notes)
     assert any("of val nearly the same as in train" in note for note in plan.notes)
-    assert len(plan.dataset.splits["val"]) == round(0.2 * 36)
+    assert abs(len(plan.dataset.splits["val"]) - 0.2 * 36) <= 2
     assert not any(
         "in train" in note for note in make_plan(TrainConfig(**settings, val_fraction=0)).notes
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -141,6 +142,9 @@ def test_the_likely_cause_is_data_then_settings_then_labels(receipt: Receipt):
     assert (data or "").endswith("likely: data letters instead of digits, lr 0.5 instead of 0.001")
     (same,) = watched(receipt, [0.1])
     assert "vitkit check DATA" in (same or "")
+    older = {name: value for name, value in receipt.settings.items() if name != "balance"}
+    (same,) = watched(replace(receipt, settings=older), [0.1])
+    assert "vitkit check DATA" in (same or ""), "a setting that there was not is as usual"
 
 
 def test_a_longer_run_is_compared_at_the_same_share_of_its_epochs(receipt: Receipt):

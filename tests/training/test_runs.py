@@ -23,7 +23,7 @@ from vitkit.errors import (
     SettingError,
     exit_code,
 )
-from vitkit.training import session
+from vitkit.training import loop, session
 from vitkit.training.checkpointing import newest_state
 from vitkit.training.config import TrainConfig, layered, read_yaml
 from vitkit.training.loop import Trainer
@@ -32,6 +32,7 @@ from vitkit.training.recipes import recipe_settings
 TINY = {
     "recipe": "digits",
     "epochs": 3,
+    "save_every": 20,
     "warmup_epochs": 1.0,
     "amp": "off",
     "batch_size": 64,
@@ -118,8 +119,21 @@ def test_eval_gives_the_test_score_again(result):
     assert again["loss"] == pytest.approx(result.metrics["test"]["loss"], rel=1e-5)
 
 
-def test_the_temperature_is_of_the_validation_pictures_and_helps_them(result):
+def test_a_run_in_bfloat16_is_judged_as_eval_judges_its_file(tmp_path):
+    made = train(tmp_path / "run", epochs=1, warmup_epochs=0.5, amp="bfloat16")
+    again = vitkit.evaluate(made.best, "digits")
+    assert dict(again) == made.metrics["test"]
+    again = vitkit.evaluate(made.best, "digits", split="val")
+    for name, value in made.metrics["val"].items():  # of the run's own kernel of attention
+        assert again[name] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_temperature_is_of_the_validation_pictures_and_helps_them(tmp_path):
+    quick = {"depth": 1, "width": 32, "patch_size": 2}
+    result = train(tmp_path / "run", lr=1e-2, warmup_epochs=0.2, epochs=6, label_smoothing=0.5,
+                   spec=quick)  # fmt: skip
     best = vitkit.load(result.best)
+    assert "best weights: temperature 0." in (result.run / "train.log").read_text()
     found = vitkit.evaluate(best, "digits", split="val")
     assert best.metadata["temperature"] == found["temperature"] == best.temperature != 1
     assert (
@@ -244,16 +258,6 @@ def test_resume_refuses_other_pictures_and_takes_the_same_ones_from_another_plac
     assert start(tmp_path / "there", **resume).stopped == "all 3 epochs"
 
 
-def test_resume_auto_starts_afresh_where_a_run_died_before_its_first_state(tmp_path):
-    run = tmp_path / "run"
-    (run / "weights").mkdir(parents=True)
-    (run / "config.yaml").write_text("data: digits\n")
-    result = train(run, resume="auto", epochs=2)
-    assert result.stopped == "all 2 epochs"
-    assert (tmp_path / "run.old-1" / "config.yaml").exists()
-    assert "nothing to resume" in (run / "train.log").read_text()
-
-
 def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
     run = tmp_path / "run"
     train(run)
@@ -274,6 +278,16 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
         (state / "MANIFEST.json").unlink()
     with pytest.raises(CheckpointError, match="no state that is whole"):
         train(run, resume=str(run))
+
+
+def test_epochs_shorter_than_some_seconds_share_a_state(tmp_path, monkeypatch):
+    """Without `save_every`, the last one saves; were every epoch long, every one would."""
+    train(tmp_path / "short", save_every=None)
+    states = [path.name for path in (tmp_path / "short" / "state").glob("step-*")]
+    assert states == ["step-00000060"]
+    monkeypatch.setattr(loop, "SAVED_EVERY", 0.0)
+    train(tmp_path / "long", save_every=None)
+    assert len([*(tmp_path / "long" / "state").glob("step-*")]) == 2
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path):

@@ -14,7 +14,16 @@ import torch
 
 import vitkit
 from vitkit.errors import OutputError
-from vitkit.training.checkpointing import clean, load_state, newest_state, run_hash, save_state
+from vitkit.training.checkpointing import (
+    clean,
+    load_state,
+    newest_state,
+    read_state,
+    run_hash,
+    save_state,
+    save_values,
+)
+from vitkit.training.distributed import World
 from vitkit.training.ema import EMA
 from vitkit.training.optimizer import make_optimizer
 from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
@@ -42,7 +51,14 @@ def registry(step: int) -> Registry:
     return made
 
 
-def in_child(folder: Path, state: Registry, step: int, at: int, do: Callable[[], None]) -> int:
+def in_child(
+    folder: Path,
+    state: Registry,
+    step: int,
+    at: int,
+    do: Callable[[], None],
+    save: Callable[[Path, Registry, int], object] = save_state,
+) -> int:
     """Save in a fork in which the call number `at` to `folder` is disturbed.
 
     Returns:
@@ -64,7 +80,7 @@ def in_child(folder: Path, state: Registry, step: int, at: int, do: Callable[[],
     sys.addaudithook(watch)
     code = 5
     try:
-        save_state(folder, state, step)
+        save(folder, state, step)
         code = 0 if seen < at else 3
     except OutputError as error:
         text = str(error)
@@ -108,6 +124,20 @@ def test_killed_at_every_call_there_is_the_state_before_or_the_new_one(saved):
             later.rename(folder.parent / f"gone-{at}")
             save_state(folder, registry(4), 4)
     assert at > 10
+
+
+def test_killed_while_its_values_are_replaced_a_state_has_the_old_or_the_new_ones(saved):
+    """What follows a validation is one rename, and the state is whole before and after it."""
+    folder, _ = saved
+    state, status, at = registry(4), -signal.SIGKILL, 0
+    state["progress"].stale = 3
+    while status == -signal.SIGKILL:
+        at += 1
+        status = in_child(folder, state, 4, at, kill, lambda *save: save_values(*save, World()))
+        newest, passed_over = newest_state(folder)
+        assert (newest.name, passed_over) == ("step-00000004", [])
+        assert read_state(newest)[0]["progress"]["stale"] in ((3,) if status == 0 else (0, 3))
+    assert (status, at > 2) == (0, True)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])

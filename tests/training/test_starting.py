@@ -230,3 +230,20 @@ def test_a_published_name_with_a_slash_and_its_own_size(tmp_path, monkeypatch):
     begun = vitkit.load(run.last).model.spec
     assert (begun.image_size, begun.pooling) == ((28, 28), "cls_mean")
     assert run.run.resolve().parent == tmp_path / "runs"
+
+
+def test_allow_partial_starts_from_weights_with_an_unknown_tensor(tmp_path, capsys):
+    from vitkit.cli import run
+
+    stored = a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
+    weights = tmp_path / "extra.safetensors"
+    safetensors.torch.save_file(
+        {**stored.model.state_dict(), "extra.weight": torch.ones(3)}, weights
+    )
+    words = ["train", "digits", "--output", str(tmp_path / "run"), "--device", "cpu",
+             "--max-steps", "1", "--amp", "off", "--threads", "1", "--pretrained", str(weights),
+             "--quiet"]  # fmt: skip
+    assert run(words) == 2
+    assert "belong to nothing known: extra.weight" in capsys.readouterr().err
+    assert run([*words, "--allow-partial", "--overwrite"]) == 0
+    assert "1 unknown tensors are left out: extra.weight" in said(tmp_path / "run")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 from vitkit.training import session
@@ -36,7 +33,7 @@ def end_of(output: Path) -> str:
 
 def command(output: Path, **settings: object) -> list[str]:
     """The same run from the command line."""
-    words = [sys.executable, "-m", "vitkit", "train", "digits", "--output", str(output)]
+    words = ["train", "digits", "--output", str(output)]
     for name, value in (TINY | settings).items():
         flag = f"--{name.replace('_', '-')}"
         if name == "spec":
@@ -46,11 +43,3 @@ def command(output: Path, **settings: object) -> list[str]:
         else:
             words += [flag, str(value)]
     return words
-
-
-def start(words: list[str]) -> subprocess.Popen[str]:
-    """In a process group of its own, on one thread."""
-    return subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip

@@ -26,7 +26,7 @@ from vitkit.training.sharding import local
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
-    "quiet": True, "device": "cpu", "threads": 1, "timeout": 20.0,
+    "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
 """20 steps an epoch, and nothing random in the model: the loss depends on the pictures alone."""
@@ -126,7 +126,7 @@ def in_world(work: Callable[[World], Any]) -> Callable[[int], Any]:
     """`work` with the world that `together` sets up."""
 
     def one(rank: int) -> Any:
-        with joined(torch.device("cpu"), 20.0) as world:
+        with joined(torch.device("cpu"), 100.0) as world:
             return work(world)
 
     return one

@@ -25,6 +25,7 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
+pytestmark = pytest.mark.timeout(600)
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
 TEACHING = [path for path in CHAPTERS if "bugs" not in path.stem]
@@ -218,7 +219,15 @@ def run(path: Path) -> str:
     return " ".join(printed.getvalue().split())
 
 
-@pytest.fixture(scope="module", params=CHAPTERS, ids=lambda path: path.stem)
+LONG = {"06", "07", "08"}
+"""Chapters that print none of `NUMBERS` and train for long; `make docs` runs them too."""
+RUN = [
+    pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem[:2] in LONG else [])
+    for path in CHAPTERS
+]
+
+
+@pytest.fixture(scope="module", params=RUN)
 def printed(request: pytest.FixtureRequest) -> tuple[str, str]:
     """A chapter's name and what it prints; an assertion in a solution of it fails here."""
     return request.param.stem, run(request.param)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked")
 
@@ -15,6 +17,7 @@ def contents() -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (TUTORIAL / "results").glob("*")}
 
 
+@pytest.mark.timeout(600)
 def test_every_experiment_runs():
     before = contents()
     words = [sys.executable, TUTORIAL / "measure.py", *QUICK, "--quick"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -131,6 +134,24 @@ def test_a_head_of_another_size_is_fresh_and_the_features_stay():
     assert bare.metadata["adapted"] == ["lost: head: none, features come out; the one of 5 classes"]
 
 
+def test_a_fresh_head_of_the_same_size_is_fresh_and_has_no_names():
+    given = checkpoint()
+    made = vitkit.adapt(given, num_classes=5)
+    assert made.classes == ()
+    assert not torch.equal(made.model.head.weight, given.model.head.weight)
+    assert "a fresh one of 5, to be trained" in made.metadata["adapted"][0]
+
+
+def test_a_class_named_twice_is_refused():
+    given = checkpoint()
+    with pytest.raises(SpecError, match="classes has 'dog' twice"):
+        vitkit.adapt(given, classes=("dog", "dog"))
+    cranes = replace(given, classes=("crane", "cat", "crane", "bee", "ant"))
+    with pytest.raises(SpecError, match="several classes called 'crane'"):
+        vitkit.adapt(cranes, classes=("crane", "cat"))
+    assert vitkit.adapt(cranes, classes=("bee", "cat")).classes == ("bee", "cat")
+
+
 def test_the_checkpoint_itself_stays_as_it_is():
     given = checkpoint()
     before = {name: tensor.clone() for name, tensor in given.model.state_dict().items()}
@@ -167,3 +188,56 @@ def test_conversion_adapts_on_the_way_and_reports_it(tmp_path, capsys):
     assert again.preprocess.mean == (0.485, 0.456, 0.406)
     assert cli.run([*line[:2], str(tmp_path / "x"), *line[3:], "--adapt.width", "7"]) == 2
     assert "width" in capsys.readouterr().err
+
+
+WHOLE = {"metrics": {"test": {"top1": 0.98}}, "temperature": 1.3, "licence": "mit"}
+
+
+@pytest.mark.parametrize("changes", [
+    {"num_classes": 3}, {"classes": ("dog", "bee")}, {"image_size": 48}, {"patch_size": 4},
+    {"fit": "crop"}, {"in_channels": 1},
+])  # fmt: skip
+def test_what_was_measured_is_not_said_of_another_function(changes):
+    given = replace(checkpoint(), metadata=WHOLE)
+    made = vitkit.adapt(given, **changes).metadata
+    assert made.pop("adapted")
+    assert made == {"licence": "mit"}
+    assert given.metadata == WHOLE
+
+
+def test_what_was_measured_stays_where_the_function_does():
+    given = replace(checkpoint(), metadata=WHOLE)
+    for changes in ({}, {"mean": (0.1, 0.2, 0.3)}, {"fit": "squash"}):
+        assert vitkit.adapt(given, **changes).metadata.items() >= WHOLE.items()
+
+
+CHANGES = [
+    {"mean": (0.1, 0.2, 0.3)}, {"std": (0.5, 0.5, 0.5)}, {"in_channels": 1}, {"num_classes": 3},
+    {"classes": ("dog", "bee")}, {"image_size": 48}, {"patch_size": 4}, {"resampling": "bilinear"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=lambda changes: next(iter(changes)))
+def test_it_works_on_any_device_and_in_any_dtype(changes):
+    """`meta` in a GPU's place; the fresh head has the same numbers on every device."""
+    given = checkpoint(distillation_token=True)
+
+    def adapted(model: vitkit.ViT) -> vitkit.ViT:
+        torch.manual_seed(0)
+        return vitkit.adapt(replace(given, model=model), **changes).model
+
+    expected = adapted(given.model)
+    far = adapted(copy.deepcopy(given.model).to("meta"))
+    assert {p.device.type for p in far.parameters()} == {"meta"}
+    assert {n: p.shape for n, p in far.named_parameters()} == {
+        n: p.shape for n, p in expected.named_parameters()
+    }
+    half = adapted(copy.deepcopy(given.model).bfloat16())
+    assert {p.dtype for p in half.parameters()} == {torch.bfloat16}
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = adapted(given.model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name, tensor in other.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name]), name

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 from noise import fill_with_noise
+from peers import peer
+from processes import forked
+from torch.nn.utils import prune
 
 import vitkit
 from vitkit.errors import CheckpointError, OutputError
@@ -143,27 +144,25 @@ def test_a_write_that_fails_leaves_the_old_file_byte_for_byte(tmp_path: Path):
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_a_real_limit_on_the_size_of_files_leaves_the_old_checkpoint(tmp_path: Path, model):
-    """A child process may write 4 kB a file: the kernel refuses in the middle of the new one."""
+def test_a_real_limit_on_the_size_of_files_leaves_the_old_checkpoint(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, model
+):
+    """A fork may write 4 kB a file: the kernel refuses in the middle of the new one."""
     path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)
     before = path.read_bytes()
-    code = (
-        "import sys, vitkit\n"
-        "from vitkit.errors import OutputError\n"
-        f"checkpoint = vitkit.load({str(path)!r})\n"
-        "try:\n"
-        f"    vitkit.save({str(path)!r}, checkpoint.model, preprocess=checkpoint.preprocess)\n"
-        "except OutputError as error:\n"
-        "    print(error); sys.exit(error.exit_code)\n"
-    )
+    checkpoint = vitkit.load(path)
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, preexec_fn=limit, check=False
-    )
-    assert done.returncode == 2, done.stderr
+    def save_again() -> int:
+        with pytest.raises(OutputError) as refused:
+            vitkit.save(path, checkpoint.model, preprocess=checkpoint.preprocess)
+        print(refused.value)  # noqa: T201
+        return refused.value.exit_code
+
+    with forked(save_again, tmp_path_factory.mktemp("said"), before=limit) as done:
+        assert done.wait() == 2, done.stderr
     assert "the file would be larger than the limit allows" in done.stdout
     assert "MB needed" in done.stdout
     assert path.read_bytes() == before
@@ -189,3 +188,116 @@ def test_create_model_takes_a_checkpoint_of_the_same_spec_only(tmp_path: Path):
     assert torch.equal(dropping.head.weight, model.head.weight)
     with pytest.raises(CheckpointError, match="depth: 3 asked, 2 in the file"):
         vitkit.create_model("vit_tiny_patch16_224", pretrained=path, **fields | {"depth": 3})
+
+
+def head_of(count: int, model: vitkit.ViT) -> vitkit.ViT:
+    model.head = torch.nn.Linear(model.spec.head_inputs, count)
+    return model
+
+
+def without_head(model: vitkit.ViT) -> vitkit.ViT:
+    model.head = torch.nn.Identity()
+    return model
+
+
+def one_block_compiled(model: vitkit.ViT) -> vitkit.ViT:
+    model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    return model
+
+
+WRAPPED = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "one block compiled": one_block_compiled,
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "another head": lambda model: head_of(7, model),
+    "no head": without_head,
+}
+
+
+@pytest.mark.parametrize("how", WRAPPED)
+def test_what_people_do_to_a_model_is_saved_as_the_model_it_is(tmp_path: Path, model, how):
+    images = torch.randn(2, 1, 16, 16)
+    expected = model.eval()(images)
+    given = WRAPPED[how](model)
+    expected = given(images) if how.endswith("head") else expected
+    names = tuple("abcdefg") if how == "another head" else ()
+    path = vitkit.save(tmp_path / "a.safetensors", given, preprocess=GREY, classes=names)
+    again = vitkit.load(path)
+    torch.testing.assert_close(again.model(images), expected, rtol=0, atol=0)
+    assert again.classes == names
+    if how == "another head":
+        assert again.model.spec == SPEC.replace(num_classes=7)
+
+
+def pruned(model: vitkit.ViT) -> vitkit.ViT:
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    return model
+
+
+def parametrized(model: vitkit.ViT) -> vitkit.ViT:
+    torch.nn.utils.parametrizations.spectral_norm(model.blocks[1].mlp.fc1)
+    return model
+
+
+def adapted_by_peft(model: vitkit.ViT) -> torch.nn.Module:
+    config, wrap = peer("peft", "LoraConfig", "get_peft_model")
+    return wrap(model, config(r=2, target_modules=["qkv"]))
+
+
+def with_nan(model: vitkit.ViT) -> vitkit.ViT:
+    model.head.weight.data[0, 0] = torch.nan
+    return model
+
+
+def larger_head(model: vitkit.ViT) -> vitkit.ViT:
+    model.head = torch.nn.Sequential(torch.nn.Linear(16, 3))
+    return model
+
+
+def narrow_norm(model: vitkit.ViT) -> vitkit.ViT:
+    model.norm = torch.nn.LayerNorm(8)
+    return model
+
+
+UNREADABLE = {
+    "pruned": (pruned, {}, r"head\.weight_mask.*torch\.nn\.utils\.prune\.remove"),
+    "parametrized": (parametrized, {}, r"remove_parametrizations"),
+    "peft": (adapted_by_peft, {}, r"PeftModel is not a ViT; .*merge_and_unload\(\)"),
+    "its base": (lambda m: adapted_by_peft(m).get_base_model(), {}, r"lora_A.*merge_and_unload"),
+    "NaN": (with_nan, {}, r"head\.weight: 1 of 48 numbers are not finite"),
+    "meta": (lambda model: model.to("meta"), {}, "cls_token has no numbers, on the meta device"),
+    "larger head": (larger_head, {}, r"2 tensors missing \(head\.bias.*2 unknown \(head\.0"),
+    "shape": (narrow_norm, {}, r"norm\.weight has shape \(8,\), the model's spec needs \(16,\)"),
+    "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; give a"),
+    "numbers": (None, {"classes": range(3)}, "classes has 0; give a list with a text for each"),
+    "one text": (None, {"classes": "abc"}, "classes has 'abc'; give a list"),
+    "long": (None, {"recipe": ["x" * 1_000_000] * 26}, r"26\.\d MB of metadata; .* at most 25 MB"),
+    "twice": (None, {"recipe": {1: 0, "1": 0}}, "the key '1' is there twice"),
+    "no pixels": (None, {"preprocess": None}, "preprocess= is missing"),
+}
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, model, fault):
+    change, settings, said = UNREADABLE[fault]
+    given = change(model) if change else model
+    with pytest.raises(CheckpointError, match=said) as error:
+        vitkit.save(tmp_path / "a.safetensors", given, **{"preprocess": GREY} | settings)
+    assert str(tmp_path / "a.safetensors") in str(error.value)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_model_before_its_path_is_told_the_order(tmp_path: Path, model):
+    with pytest.raises(CheckpointError, match=r"first argument is a ViT.*vitkit\.save\('model"):
+        vitkit.save(model, tmp_path / "a.safetensors")
+
+
+def test_files_are_as_readable_as_the_umask_says(tmp_path: Path, model):
+    before = os.umask(0o027)
+    try:
+        path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
+
 import pytest
 import torch
 from weights.round_trips import noisy, same_bits, without_our_entry
@@ -9,6 +12,7 @@ from weights.round_trips import noisy, same_bits, without_our_entry
 import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError, OutputError
+from vitkit.weights import peers
 from vitkit.weights.fitting import fit
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
@@ -181,3 +185,118 @@ def test_the_command_converts_and_reports(tmp_path, capsys):
     assert "largest difference" in text
     assert cli.run(["convert", str(own), str(tmp_path / "x"), "--to", "nothing"]) == 2
     assert "is none of" in capsys.readouterr().err
+
+
+def test_the_report_says_who_ran_the_files_and_why_not_another(tmp_path, monkeypatch, capsys):
+    _, own = saved(tmp_path)
+    proved = vitkit.convert(own, tmp_path / "a", to="torchvision")
+    assert (proved.unproved, "not run by" in str(proved)) == ("", False)
+    assert vitkit.convert(own, tmp_path / "a.safetensors", to="vitkit").unproved == ""
+
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(peers.importlib.metadata, "version", missing)
+    line = ["convert", str(own), str(tmp_path / "b"), "--to", "torchvision"]
+    assert cli.run(line) == 0
+    text = capsys.readouterr().out
+    assert "not run by another library: torchvision is not installed; pip install 'torch" in text
+    assert "run by vitkit: largest difference" in text
+    line[2] = str(tmp_path / "c")
+    assert cli.run([*line, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["unproved"].startswith("torchvision is not installed")
+    assert (report["proved_by"], report["max_difference"] < 1e-6) == ("vitkit", True)
+    assert report["files"] == [str(tmp_path / "c" / "model.safetensors")]
+
+
+def run_folder(tmp_path, own):
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "best.safetensors").write_bytes(own.read_bytes())
+    (tmp_path / "config.yaml").touch()
+
+
+COMPANY = {
+    "a run": (lambda place, own: run_folder(place, own), "", "timm", "is the folder of a run"),
+    "its model": (lambda place, own: run_folder(place, own), "model.safetensors", "torchvision",
+                  "is the folder of a run"),
+    "other weights": (lambda place, own: (place / "pytorch_model.bin").touch(), "", "torchvision",
+                      "is read by its pytorch_model.bin"),
+    "a bare file": (lambda place, own: (place / "a.pth").touch(), "", "timm",
+                    "a.pth would be read by the new config.json"),
+    "a config": (lambda place, own: (place / "config.json").write_text("{}"), "x.safetensors",
+                 "torchvision", "x.safetensors would be read by .*config.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", COMPANY)
+def test_no_folder_comes_to_mean_something_else(tmp_path, case):
+    make, name, to, said = COMPANY[case]
+    _, own = saved(tmp_path)
+    place = tmp_path / "place"
+    place.mkdir()
+    make(place, own)
+    before = sorted(place.rglob("*"))
+    with pytest.raises(OutputError, match=rf"{said}.*; choose another"):
+        vitkit.convert(own, place / name, to=to)
+    assert sorted(place.rglob("*")) == before
+
+
+def test_a_converted_file_may_stand_in_a_run_under_a_name_of_its_own(tmp_path):
+    _, own = saved(tmp_path)
+    run_folder(tmp_path, own)
+    vitkit.convert(own, tmp_path / "for_torchvision.safetensors", to="torchvision")
+    assert vitkit.load(tmp_path).format == "vitkit"
+
+
+def test_a_resized_side_says_the_crop_ratio(tmp_path):
+    """224 / 0.9 and 224 / 0.9032 are both 248 pixels."""
+    _, own = saved(tmp_path)
+    report = vitkit.convert(own, tmp_path / "out", to="huggingface")
+    assert not any("preprocessing" in note for note in report.notes)
+    assert json.loads((tmp_path / "out" / "preprocessor_config.json").read_text())["size"] == {
+        "shortest_edge": 35
+    }
+
+
+def test_another_library_s_other_sizes_are_told(tmp_path):
+    _, own = saved(tmp_path)
+    report = vitkit.convert(own, tmp_path / "hf", to="huggingface")
+    (note,) = report.notes
+    assert "huggingface resamples positions by bicubic, this model by bicubic_antialias" in note
+    assert vitkit.convert(own, tmp_path / "timm", to="timm").notes == ()
+    _, own = saved(tmp_path, position_resampling="bilinear_antialias")
+    report = vitkit.convert(own, tmp_path / "flexi", to="timm")
+    assert "timm resamples positions by bicubic_antialias" in report.notes[0]
+    _, own = saved(tmp_path, positions="none")
+    assert vitkit.convert(own, tmp_path / "none", to="timm").notes == ()
+
+
+def test_an_oblong_crop_is_squashed_as_the_refusal_says(tmp_path):
+    model = noisy(vitkit.ViTSpec(**SMALL | {"image_size": (32, 48)}))
+    preprocess = vitkit.Preprocess(image_size=(32, 48))
+    own = vitkit.save(tmp_path / "own.safetensors", model, preprocess=preprocess)
+    line = ["convert", str(own), str(tmp_path / "hf"), "--to", "huggingface"]
+    assert cli.run(line) == 2
+    assert cli.run([*line, "--adapt.fit", "squash"]) == 0
+    assert vitkit.load(tmp_path / "hf").preprocess == preprocess.replace(fit="squash")
+
+
+def test_the_class_head_alone_is_folded_for_transformers(tmp_path):
+    model, own = saved(tmp_path, distillation_token=True, distilled_readout="cls")
+    report = vitkit.convert(own, tmp_path / "hf", to="huggingface")
+    assert "distilled_readout: twice the class head beside one of zeros" in report.folded
+    assert report.proved_by.startswith("transformers")
+    assert report.max_difference <= 1e-5
+    with torch.no_grad():
+        expected = model(IMAGES)
+        torch.testing.assert_close(vitkit.load(tmp_path / "hf").model(IMAGES), expected)
+
+
+@pytest.mark.parametrize("to", ["huggingface", "dinov2"])
+def test_rows_of_registers_that_go_into_them_are_reported(tmp_path, to):
+    _, own = saved(tmp_path, num_registers=2, layer_scale=1.0, num_classes=0, mlp_width=256)
+    report = vitkit.convert(own, tmp_path / "out", to=to)
+    assert report.folded == ("pos_embed: the rows of the registers added to the registers",)
+    assert report.kept == len(vitkit.load(own).model.state_dict()) - 2
+    assert report.max_difference <= 1e-5

@@ -310,6 +310,16 @@ def test_dinov3_without_biases_and_with_all_of_them(tmp_path):
     assert relative(model(images), expected) <= 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounded_periods_are_told(tmp_path, dtype):
+    weights = their_weights("plain", 4, third=True)
+    exact = saved(weights, tmp_path / "exact.pth").metadata["notes"]
+    weights["rope_embed.periods"] = weights["rope_embed.periods"].bfloat16().to(dtype)
+    rounded = saved(weights, tmp_path / "rounded.pth").metadata["notes"]
+    (said,) = set(rounded) - set(exact)
+    assert "periods are rounded to bfloat16" in said
+
+
 def test_dinov3_is_not_written():
     fields = {"positions": "rope", "qkv_bias": "no_key", "num_registers": 4, "norm_eps": 1e-5}
     model = noisy(vitkit.ViTSpec(**SMALL | fields))

@@ -196,7 +196,8 @@ def test_a_bare_file_is_read_with_what_is_usual_and_says_so(tmp_path):
         assert checkpoint.metadata["sure"][name] == "usual"
     assert "need norm_eps=1e-6" in checkpoint.metadata["warnings"][0]
     assert checkpoint.preprocess.fit == "squash"
-    assert load(tmp_path / "v.safetensors", norm_eps=1e-6).metadata["warnings"] == []
+    (line,) = load(tmp_path / "v.safetensors", norm_eps=1e-6).metadata["warnings"]
+    assert "only usual: num_heads 1, activation gelu, image_size 32 x 32, preprocess" in line
 
 
 def test_a_pooler_beside_a_classifier_is_set_aside(tmp_path):
@@ -298,6 +299,7 @@ def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields, d
     made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
     assert relative(preprocess_pictures([pixels], checkpoint.preprocess), made) <= 1e-6
     assert len(checkpoint.metadata["warnings"]) == doubts
+    assert checkpoint.metadata["sure"]["preprocess"] == ("usual" if doubts else "stored")
 
 
 def test_older_processors_are_understood(tmp_path):
@@ -319,13 +321,21 @@ def edited(folder: Path, **changes: object) -> Path:
     return folder
 
 
+def test_a_function_after_a_pooler_that_nothing_reads_is_no_hindrance(tmp_path):
+    theirs("vit").save_pretrained(tmp_path)
+    assert load(edited(tmp_path, pooler_act="relu")).model.spec.num_classes
+    base = noisy(vitkit.ViTSpec(**SMALL | {"num_classes": 0, "representation_width": 8}))
+    folder = edited(written(FORMAT, base, tmp_path / "base"), pooler_act="relu")
+    with pytest.raises(CheckpointError, match="pooler_act 'relu' is not tanh"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"hidden_act": "mish"}, "hidden_act 'mish'"),
         ({"num_attention_heads": 5}, "num_heads 5"),
         ({"image_size": 64}, "the file has positions for 16"),
-        ({"pooler_act": "relu"}, "pooler_act 'relu'"),
         ({"num_attention_heads": "4"}, "num_heads"),
         ({"id2label": ["one"]}, "id2label is not an object"),
     ],
@@ -397,5 +407,5 @@ def test_a_head_of_one_token_is_written_where_nothing_is_lost(tmp_path):
 
 
 def test_a_crop_to_an_oblong_is_refused(tmp_path):
-    with pytest.raises(CheckpointError, match="fit to 'squash'"):
+    with pytest.raises(CheckpointError, match=r"--adapt\.fit squash"):
         with_preprocess(tmp_path, vitkit.Preprocess(image_size=(32, 48)))

@@ -218,7 +218,7 @@ def test_nothing_is_said_and_nothing_stays_changed(tmp_path, capfd, caplog):
 def test_formats_without_a_library_have_no_witness(tmp_path):
     ours = model_of("torchvision", "plain")
     for target in {"vitkit", *FORMATS} - LIBRARIES.keys():
-        assert foreign(target, tmp_path, ours.spec) is None
+        assert f"the format {target}" in foreign(target, tmp_path, ours.spec)
     assert {"google", "jeonsworld", "dinov2"} <= FORMATS.keys() - LIBRARIES.keys()
 
 
@@ -234,7 +234,8 @@ BEYOND = [
 @pytest.mark.parametrize(("target", "fields"), BEYOND)
 def test_what_no_class_of_theirs_computes_has_no_witness(tmp_path, target, fields):
     ours = noisy(vitkit.ViTSpec(**SMALL | fields))
-    assert foreign(target, written(FORMATS[target], ours, tmp_path), ours.spec) is None
+    said = foreign(target, written(FORMATS[target], ours, tmp_path), ours.spec)
+    assert re.fullmatch(r"\w+ [\d.+cpu]+ has no class that computes this model", said)
 
 
 @pytest.fixture
@@ -248,6 +249,7 @@ def simple(tmp_path):
 
 BROKEN = ("ImportError('not here')", "RuntimeError('torch 1.4')", "OSError('libcudart.so.12')",
           "AttributeError('ops')")  # fmt: skip
+NAMED = r"vit-pytorch [\d.]+"
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -257,7 +259,9 @@ def test_a_library_that_cannot_be_imported_is_no_witness(tmp_path, monkeypatch, 
     for name in [name for name in sys.modules if name.partition(".")[0] == "vit_pytorch"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    assert foreign("lucidrains", *simple) is None
+    kind, said = re.fullmatch(r"(\w+)\('(.*)'\)", fault).groups()
+    expected = rf"{NAMED} cannot be imported \({kind}: {said}\); .* python -c 'import vit_pytorch'"
+    assert re.match(expected, foreign("lucidrains", *simple))
 
 
 def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
@@ -265,7 +269,8 @@ def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(peers.importlib.metadata, "version", missing)
-    assert foreign("lucidrains", *simple) is None
+    said = "vit-pytorch is not installed; pip install 'vit-pytorch>=1.16.1'"
+    assert foreign("lucidrains", *simple) == said
 
 
 @pytest.mark.parametrize(("version", "taken"), [("1.16.0", False), ("1.9.4rc1", False),
@@ -274,7 +279,10 @@ def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
 def test_a_library_older_than_what_is_tested_is_no_witness(monkeypatch, simple, version, taken):
     monkeypatch.setattr(peers.importlib.metadata, "version", lambda name: version)
     witness = foreign("lucidrains", *simple)
-    assert (witness and witness.library) == (f"vit-pytorch {version}" if taken else None)
+    if taken:
+        assert witness.library == f"vit-pytorch {version}"
+    else:
+        assert f"vit-pytorch {version} is older than what" in witness
 
 
 def test_the_oldest_versions_are_those_of_the_extra():

@@ -96,6 +96,13 @@ def test_what_the_caller_does_not_name_is_as_the_weights_were_trained(tmp_path):
         vitkit.create_model(NAME, pretrained=own, img_sze=3)
 
 
+def test_no_weights_and_an_empty_name():
+    small = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 1, "num_heads": 2}
+    assert vitkit.create_model(NAME, pretrained=None, **small).training
+    with pytest.raises(CheckpointError, match="the name of the weights is empty"):
+        vitkit.create_model(NAME, pretrained="", **small)
+
+
 def test_models_without_published_weights_are_named(hub):
     with pytest.raises(SettingError, match="no weights are published for vit_base_patch16_gap_224"):
         vitkit.create_model("vit_base_patch16_gap_224", pretrained=True)

@@ -81,6 +81,7 @@ def test_the_card_says_what_the_checkpoint_says(tmp_path, checkpoint):
     adapted = vitkit.adapt(checkpoint, num_classes=0)
     adapted.push_to_hub("me/bare", to="timm", hub=LocalHub(tmp_path))
     card = ModelCard((tmp_path / "me/bare/README.md").read_text())
+    assert "top1" not in card.text, "measured with the head that is gone"
     assert (card.data.library_name, card.data.pipeline_tag) == ("timm", "image-feature-extraction")
     assert "- lost: head: none" in card.text
     assert "vitkit embed hf://me/bare" in card.text
@@ -132,3 +133,13 @@ def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
     with pytest.raises(CheckpointError, match=r"^checkpoint: as huggingface: class_token = False"):
         Checkpoint(noisy(attention), GREY, ()).push_to_hub("me/x", hub=LocalHub(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_head_put_in_place_of_the_old_one_is_written_in_every_format(tmp_path):
+    model = noisy(SPEC)
+    model.head = torch.nn.Linear(64, 7)
+    for to in ("huggingface", "vitkit"):
+        Checkpoint(model, GREY, ()).push_to_hub(f"me/{to}", to=to, hub=LocalHub(tmp_path))
+        again = vitkit.load(tmp_path / "me" / to)
+        same_bits(model.state_dict(), again.model.state_dict())
+        assert again.model.spec.num_classes == 7

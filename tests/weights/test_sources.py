@@ -146,7 +146,7 @@ def test_a_pickle_runs_no_code_whether_trusted_or_not(tmp_path):
         assert "\n" not in str(error.value)
         renamed = tmp_path / "renamed.safetensors"
         renamed.write_bytes(content)
-        with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        with pytest.raises(CheckpointError, match=r"not a (whole )?safetensors file"):
             vitkit.load(renamed)
     assert not canary.exists()
 

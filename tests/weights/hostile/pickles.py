@@ -230,7 +230,10 @@ def overlapping() -> bytes:
 
 def tensors() -> dict[str, bytes]:
     """Tensors that lie about their numbers."""
-    sparse, quantised = io.BytesIO(), io.BytesIO()
+    sparse, quantised, parted = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, torch says
+        torch.save({"w": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])}, parted)
     torch.save({"w": torch.eye(4).to_sparse()}, sparse)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -263,7 +266,9 @@ def tensors() -> dict[str, bytes]:
         "numpy array": np.zeros(3),
     }
     made = {name: archive(pickled({"w": lie})) for name, lie in lies.items()}
-    return made | {"sparse": sparse.getvalue(), "quantised": quantised.getvalue()}
+    return made | {
+        "sparse": sparse.getvalue(), "quantised": quantised.getvalue(), "nested": parted.getvalue(),
+    }  # fmt: skip
 
 
 class Special(torch.Tensor):

@@ -1,6 +1,7 @@
 """Hostile files of weights: a line that names the file, no code run, no more memory than they have.
 
-Every file is opened in a process of its own under an audit hook; see `watch.py`.
+Every file is opened in a process of its own under an audit hook; see `watch.py`. They are forks of
+one process for all the tests, because importing torch takes longest.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+from processes import forked
 from weights.hostile import archives, documents, pickles, safetensors_files
 from weights.hostile.watch import Case
 
-TESTS = Path(__file__).parents[2]
 DOORS = ("load", "inspect", "command")
 TRUSTED = ("trusted load", "trusted inspect")
 GROWTH = 300_000_000
@@ -35,29 +37,60 @@ def put(folder: Path, cases: Mapping[str, Case]) -> dict[str, Path]:
     return places
 
 
-def watched(places: Mapping[str, Path], doors: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """What each file did; whole files are opened first, so that all modules are imported."""
-    folder = next(iter(places.values())).parent.parent
+class Watch:
+    """The process that watches; what it writes on stderr is kept in a file."""
+
+    def __init__(self, folder: Path, whole: Mapping[str, bytes], doors: tuple[str, ...]) -> None:
+        self.complaints = folder / "stderr.txt"
+        with self.complaints.open("w") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "error", "-m", "weights.hostile.watch"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True, cwd=folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path),
+                     "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        for name, content in whole.items():
+            (folder / name).write_bytes(content)
+            self.ask("", folder / name, doors)
+
+    def ask(self, case: str, path: Path, doors: tuple[str, ...]) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([case, str(path), doors]) + "\n")
+        self.process.stdin.flush()
+
+    def said(self, places: Mapping[str, Path], doors: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+        """What each file did."""
+        results = {}
+        for name, path in places.items():
+            self.ask(name, path, doors)
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+            assert line, self.complaints.read_text()[-2000:]
+            results[name] = json.loads(line)
+        assert self.complaints.read_text() == ""
+        return results
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """All modules are imported once it has opened whole files of each kind."""
     whole = {"w.safetensors": safetensors_files.whole(), "w.npz": archives.with_array("x", None),
              "own.safetensors": safetensors_files.own(), "w.pth": pickles.plain()}  # fmt: skip
-    if doors == ("unsafe",):
-        whole = {"w.pth": whole["w.pth"]}
-    for name, content in whole.items():
-        (folder / name).write_bytes(content)
-    lines = [("", str(folder / name)) for name in whole]
-    lines += [(name, str(path)) for name, path in places.items()]
-    result = subprocess.run(
-        [sys.executable, "-W", "error", "-m", "weights.hostile.watch", *doors],
-        input="\n".join(map(json.dumps, lines)),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert result.stderr == ""
-    return {found["case"]: found for found in map(json.loads, result.stdout.splitlines())}
+    watch = Watch(tmp_path_factory.mktemp("watch"), whole, DOORS + TRUSTED)
+    yield watch
+    watch.end()
+
+
+@pytest.fixture
+def unsafe_watch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
+    """One of its own, so that nothing an unsafe reader does counts as harmless to the others."""
+    watch = Watch(tmp_path_factory.mktemp("unsafe"), {"w.pth": pickles.plain()}, ("unsafe",))
+    yield watch
+    watch.end()
 
 
 def faults(cases: Mapping[str, Case], path: Path, found: dict[str, Any]) -> list[str]:
@@ -83,59 +116,59 @@ def faults(cases: Mapping[str, Case], path: Path, found: dict[str, Any]) -> list
     return wrong
 
 
-def all_well(cases: Mapping[str, Case], folder: Path, doors: tuple[str, ...]) -> None:
+def all_well(watch: Watch, cases: Mapping[str, Case], folder: Path, doors: tuple[str, ...]) -> None:
     places = put(folder, cases)
-    results = watched(places, doors)
+    results = watch.said(places, doors)
     assert list(results) == list(cases)
     wrong = {name: found for name, result in results.items()
              if (found := faults(cases, places[name], result))}  # fmt: skip
     assert not wrong, "\n".join(f"{name}: {'; '.join(lines)}" for name, lines in wrong.items())
 
 
-def test_safetensors_files(tmp_path):
+def test_safetensors_files(watch, tmp_path):
     groups = (safetensors_files.containers(), safetensors_files.oddities(),
               safetensors_files.mismatches(), safetensors_files.descriptions())  # fmt: skip
     cases = {name: case for group in groups for name, case in group.items()}
     assert len(cases) == sum(map(len, groups)) >= 38
-    all_well(cases, tmp_path, DOORS)
+    all_well(watch, cases, tmp_path, DOORS)
 
 
-def test_archives(tmp_path):
+def test_archives(watch, tmp_path):
     cases = {**archives.broken(), **archives.mismatches()}
-    all_well(cases, tmp_path, DOORS)
+    all_well(watch, cases, tmp_path, DOORS)
 
 
-def test_documents(tmp_path):
-    all_well(documents.cases(), tmp_path, DOORS)
+def test_documents(watch, tmp_path):
+    all_well(watch, documents.cases(), tmp_path, DOORS)
 
 
-def test_pickles_are_refused_without_trust(tmp_path):
+def test_pickles_are_refused_without_trust(watch, tmp_path):
     canaries = tmp_path / "canaries"
     canaries.mkdir()
     every, renamed = pickles.cases(canaries), pickles.codes(canaries)
     assert len(every) >= 25
     cases = {n: case._replace(said="a pickle, which can run code") for n, case in every.items()}
     cases |= {
-        f"{name}, renamed": Case({"w.safetensors": content}, "not a whole safetensors file")
+        f"{name}, renamed": Case({"w.safetensors": content}, "not a (whole )?safetensors file")
         for name, content in renamed.items()
     }
-    all_well(cases, tmp_path, ("load",))
+    all_well(watch, cases, tmp_path, ("load",))
     assert not list(canaries.iterdir())
 
 
-def test_pickles_run_no_code_with_trust(tmp_path):
+def test_pickles_run_no_code_with_trust(watch, tmp_path):
     canaries = tmp_path / "canaries"
     canaries.mkdir()
-    all_well(pickles.cases(canaries), tmp_path, TRUSTED)
+    all_well(watch, pickles.cases(canaries), tmp_path, TRUSTED)
     assert not list(canaries.iterdir())
 
 
-def test_the_watch_sees_what_a_careless_reader_lets_happen(tmp_path):
+def test_the_watch_sees_what_a_careless_reader_lets_happen(unsafe_watch, tmp_path):
     canaries = tmp_path / "canaries"
     canaries.mkdir()
     names = pickles.codes(canaries)
     cases = {name: case for name, case in pickles.cases(canaries).items() if name in names}
-    results = watched(put(tmp_path, cases), ("unsafe",))
+    results = unsafe_watch.said(put(tmp_path, cases), ("unsafe",))
     unseen = [name for name, found in results.items() if not found.get("events")]
     assert not unseen
     assert {place.name for place in canaries.iterdir()} == set(names)
@@ -144,13 +177,7 @@ def test_the_watch_sees_what_a_careless_reader_lets_happen(tmp_path):
 def test_the_command_says_it_too(tmp_path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(safetensors_files.whole()[:-1])
-    result = subprocess.run(
-        [sys.executable, "-m", "vitkit", "inspect", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert (result.returncode, result.stdout) == (2, "")
+    with forked(["inspect", str(path)], tmp_path) as result:
+        assert (result.wait(), result.stdout) == (2, "")
     assert result.stderr.startswith(f"vitkit: {path}: not a whole safetensors file")
     assert result.stderr.count("\n") == 1

@@ -1,11 +1,11 @@
 """Opens files one by one, each in a process of its own, and says what happened to it.
 
-Run as a program: a JSON line `[case, path]` for each on stdin, doors as arguments, one JSON line
-per case on stdout. First it opens whole files of each kind, which have no name: that imports every
-module, and what it evaluates (the annotations of our own commands) is no sign of hostility. Each
-case then runs in a fork, with an audit hook, a limit of address space and a deadline. Memory is the
-fork's peak (VmHWM) less what it has at its start; pages of shared libraries that it touches again
-count too, some 20 MB.
+Run as a program: a JSON line `[case, path, doors]` for each on stdin, one JSON line for it on
+stdout, and it waits for the next. First it opens whole files of each kind, which have no name: that
+imports every module, and what it evaluates (the annotations of our own commands) is no sign of
+hostility. Each case then runs in a fork, with an audit hook, a limit of address space and a
+deadline. Memory is the fork's peak (VmHWM) less what it has at its start; pages of shared libraries
+that it touches again count too, some 20 MB.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import resource
 import signal
@@ -78,6 +79,8 @@ def doors() -> dict[str, Callable[[str], tuple[str, str]]]:
     import vitkit
     from vitkit import cli
     from vitkit.errors import CheckpointError
+
+    logging.getLogger("vitkit").setLevel(logging.ERROR)  # what is guessed of a whole file
 
     def opened(read: Callable[..., Any], **how: Any) -> Callable[[str], tuple[str, str]]:
         def door(path: str) -> tuple[str, str]:
@@ -166,11 +169,11 @@ def in_a_fork(path: str, *how: Any) -> dict[str, Any]:
     return json.loads(said)
 
 
-def results(lines: Iterator[str], named: list[str]) -> Iterator[dict[str, Any]]:
-    """One result for each case; the whole files that come first have no name."""
+def results(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """One result for each case; whole files, which come before the others, have no name."""
     ways, recorder = doors(), Recorder()
     for line in lines:
-        case, path = json.loads(line)
+        case, path, named = json.loads(line)
         if case:
             yield {"case": case, "path": path, **in_a_fork(path, named, ways, recorder)}
             continue
@@ -185,6 +188,6 @@ def results(lines: Iterator[str], named: list[str]) -> Iterator[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    for result in results(iter(sys.stdin.read().splitlines()), sys.argv[1:]):
+    for result in results(iter(sys.stdin.readline, "")):
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()

@@ -1,0 +1,102 @@
+"""Check shapes and types at run time in some of the calls of every function of vitkit.
+
+A check costs far more than a call: a short training run calls 30,000 functions, always with the
+same shapes, and would take three times as long if all were checked. So in each test the first
+calls of a function are checked, and then its 8th, 16th, 32nd and so on.
+
+jaxtyping has an import hook of its own, pytest's option `--jaxtyping-packages`, that checks every
+call. Besides, it leaves no use for the bytecode that is stored of whatever vitkit imports, so that
+importing vitkit takes five times as long.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType
+from typing import Any
+
+from beartype import beartype
+from jaxtyping import jaxtyped
+
+FIRST = 4
+"""This many calls of a function are all checked, in each test."""
+DECORATOR = "check_shapes"
+made: dict[CodeType, int] = {}
+"""How often each function was called in the test that is running."""
+
+
+def is_checked(number: int) -> bool:
+    """Return whether the call of this number, from 1, is checked."""
+    return number <= FIRST or not number & (number - 1)
+
+
+def check_shapes(function: Any) -> Any:
+    """Return a function, or a dataclass, some calls of which are checked."""
+    if isinstance(function, type):
+        if dataclasses.is_dataclass(function):
+            function.__init__ = check_shapes(function.__init__)
+        return function
+    checked: list[Callable[..., Any]] = []  # built at the first call
+    code = function.__code__
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        made[code] = number = made.get(code, 0) + 1
+        if not is_checked(number):
+            return function(*args, **kwargs)
+        if not checked:
+            checked.append(jaxtyped(function, typechecker=beartype))
+        return checked[0](*args, **kwargs)
+
+    return call
+
+
+class Decorating(ast.NodeTransformer):
+    """Decorate every function below its own decorators, and every class above them."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        self.generic_visit(node)
+        node.decorator_list.append(ast.copy_location(ast.Name(DECORATOR, ast.Load()), node))
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.generic_visit(node)
+        node.decorator_list.insert(0, ast.copy_location(ast.Name(DECORATOR, ast.Load()), node))
+        return node
+
+
+class CheckedLoader(SourceFileLoader):
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the decorated module's code; it is not stored."""
+        path = self.get_filename(fullname)
+        tree = Decorating().visit(ast.parse(self.get_data(path), path))
+        return compile(tree, path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module)[DECORATOR] = check_shapes
+        super().exec_module(module)
+
+
+class CheckedFinder(MetaPathFinder):
+    """Find the modules of vitkit as usual, and load them with checks."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "vitkit":
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            spec.loader = CheckedLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def install() -> None:
+    """Check what is imported of vitkit from now on."""
+    assert "vitkit" not in sys.modules
+    sys.meta_path.insert(0, CheckedFinder())

@@ -1,0 +1,61 @@
+"""A loader process that is killed or hangs: what there is is saved, and the run goes on from it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+
+import pytest
+from training.starts import bits, train
+
+from vitkit.data import watching
+from vitkit.errors import Interrupted, LoaderError
+from vitkit.training.loop import Trainer
+
+ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
+                                "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip
+
+
+def sending(signum: int, *, term: bool = False) -> type[Trainer]:
+    """A loop whose loader process gets a signal after the second step."""
+    others = set(multiprocessing.active_children())
+
+    class Sending(Trainer):
+        def _step(self, engine, batch):
+            loss = super()._step(engine, batch)
+            if self.progress.step == 2:
+                (loader,) = set(multiprocessing.active_children()) - others
+                os.kill(loader.pid, signum)
+                if term:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            return loss
+
+        def _after_step(self, engine):
+            if not term:  # else as though the signal came while the next batch is waited for
+                super()._after_step(engine)
+
+    return Sending
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> str:
+    return bits(train(tmp_path_factory.mktemp("straight") / "run", **ASKED | {"workers": 0}).last)
+
+
+def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_path):
+    said = r"was killed by signal 9.*; go on with: vitkit train --resume .*run$"
+    with pytest.raises(LoaderError, match=said):
+        train(tmp_path / "run", sending(signal.SIGKILL), **ASKED)
+    assert [path.name for path in (tmp_path / "run" / "state").iterdir()] != []
+    assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
+
+
+def test_a_signal_is_heard_while_the_loader_hangs(straight, tmp_path, monkeypatch):
+    others = set(multiprocessing.active_children())
+    monkeypatch.setattr(watching, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(watching, "LOOKS", 10**6)
+    with pytest.raises(Interrupted, match="all is saved, go on with: vitkit train --resume"):
+        train(tmp_path / "run", sending(signal.SIGSTOP, term=True), **ASKED)
+    assert set(multiprocessing.active_children()) <= others
+    assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight

@@ -1,0 +1,187 @@
+"""Images that go missing, or become others, while a run is on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from ignite.engine import Engine
+from shards import as_csv, as_folder, as_tars, samples
+
+from vitkit.data import rereading
+from vitkit.data.loader import Batch
+from vitkit.errors import DataError, ImageError
+from vitkit.training import session
+from vitkit.training.checkpointing import newest_state, run_hash, step_of
+from vitkit.training.config import TrainConfig
+from vitkit.training.loop import Trainer
+
+
+class Meddled(Trainer):
+    """Calls a function before one step of the run."""
+
+    before: ClassVar[int]
+    meddle: ClassVar[Callable[[], object]]
+
+    def _step(self, engine: Engine, batch: Batch) -> float:
+        if self.progress.step == self.before:
+            type(self).meddle()
+        return super()._step(engine, batch)
+
+
+def meddling(step: int, meddle: Callable[[], object]) -> type[Trainer]:
+    return type("Meddling", (Meddled,), {"before": step, "meddle": staticmethod(meddle)})
+
+
+def train(
+    data: Path | str, output: Path, trainer: type[Trainer] = Trainer, **settings: Any
+) -> session.TrainResult:
+    spec = {"width": 16, "depth": 1, "num_heads": 2, "patch_size": 4}
+    config: dict[str, Any] = {
+        "spec": spec, "img_size": 8, "epochs": 2, "warmup_epochs": 0.0, "batch_size": 6,
+        "device": "cpu", "amp": "off", "attention_kernel": "fused", "workers": 0, "quiet": True,
+        "log_examples": False, "log_histograms": False, "flip": 0.5, "threads": 1,
+    }  # fmt: skip
+    config |= {"data": str(data), "output": str(output)} | settings
+    return session.train(TrainConfig(**config), trainer=trainer)
+
+
+def end_of(output: Path) -> str:
+    return run_hash(newest_state(output / "state")[0])
+
+
+def said(output: Path) -> str:
+    return (output / "train.log").read_text()
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return as_folder(tmp_path / "data", samples())
+
+
+def gone(root: Path, split: str = "train", label: str = "2") -> list[Path]:
+    return sorted((root / split / label).iterdir())
+
+
+def test_a_run_saves_before_it_ends_for_a_missing_image(pictures: Path, tmp_path: Path) -> None:
+    train(pictures, tmp_path / "through")
+    taken = {path: path.read_bytes() for path in gone(pictures)[1:]}
+    times = {path: path.stat().st_mtime_ns for path in taken}
+
+    def take_away() -> None:
+        for path in taken:
+            path.unlink()
+
+    output = tmp_path / "stopped"
+    with pytest.raises(ImageError) as caught:
+        train(pictures, output, meddling(3, take_away))
+    state, _ = newest_state(output / "state")
+    assert step_of(state) == 4  # the next batch has an image of every class
+    assert "missing: no such file; the run stopped at step 4, and all is saved" in str(caught.value)
+    assert f"vitkit train --resume {output}" in str(caught.value)
+    assert "--bad-images skip" in str(caught.value)
+    with pytest.raises(DataError, match=r"not those the run .* by adding --bad-images skip"):
+        train(pictures, output, resume=str(output))
+    for path, content in taken.items():
+        path.write_bytes(content)
+        os.utime(path, ns=(0, times[path]))
+    train(pictures, output, resume=str(output))
+    assert end_of(output) == end_of(tmp_path / "through")
+
+
+def test_an_image_that_becomes_another_is_refused(pictures: Path, tmp_path: Path) -> None:
+    first = gone(pictures)[0]
+    other = gone(pictures, label="10")[0].read_bytes()
+    with pytest.raises(ImageError, match=f"{first.name}: missing: the file was changed after"):
+        train(pictures, tmp_path / "run", meddling(2, lambda: first.write_bytes(other)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_with_skip_another_image_of_the_class_takes_the_place(
+    pictures: Path, tmp_path: Path, workers: int
+) -> None:
+    lost = [gone(pictures)[1], gone(pictures)[2], gone(pictures, "val", "10")[0]]
+
+    def lose() -> None:
+        for path in lost:
+            path.unlink()
+
+    output = tmp_path / "run"
+    train(pictures, output, meddling(1, lose), bad_images="skip", workers=workers, epochs=3)
+    log = said(output)
+    for path in lost:
+        name = path.relative_to(pictures).as_posix()
+        assert log.count(f"{name}: missing: no such file; another image of its class") == 1
+    assert "epoch 3: " in log
+    assert "an image could not be read" in log
+
+
+@pytest.mark.parametrize("form", [as_folder, as_csv])
+def test_a_run_with_fewer_images_goes_on_with_the_same_bits(
+    tmp_path: Path, form: Callable[..., Path]
+) -> None:
+    """The files are gone from the same step on; one run goes through, the other one is stopped."""
+    for name in ("through", "stopped"):
+        data = form(tmp_path / f"{name} data", samples())
+        root = data if data.is_dir() else data.parent
+        lost = [gone(root)[1], gone(root)[2], gone(root, "val", "10")[0]]
+        trainer = meddling(4, lambda lost=lost: [path.unlink() for path in lost])
+        limit = {"max_steps": 5} if name == "stopped" else {}
+        train(data, tmp_path / name, trainer, bad_images="skip", **limit)
+    train(data, tmp_path / name, bad_images="skip", resume=str(tmp_path / name), max_steps=None)
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "through")
+    assert "2 of 18 images of train are missing or changed since" in said(tmp_path / name)
+    assert "1 of 6 images of val are missing or changed since" in said(tmp_path / name)
+
+
+def test_a_run_that_refused_goes_on_without_the_image_when_told_to(
+    pictures: Path, tmp_path: Path
+) -> None:
+    output, lost = tmp_path / "run", gone(pictures)[1]
+    train(pictures, output, max_steps=1)
+    os.replace(gone(pictures, label="10")[0], lost)  # one is another, one is gone
+    with pytest.raises(DataError, match="not those the run"):
+        train(pictures, output, resume=str(output), max_steps=None)
+    train(pictures, output, resume=str(output), max_steps=None, bad_images="skip")
+    assert "bad_images refuse -> skip" in said(output)
+    assert "2 of 18 images of train are missing or changed" in said(output)
+    assert "2/1.png: missing: the file was changed after it was opened; another" in said(output)
+
+
+def test_a_class_of_which_nothing_is_left_ends_the_run(pictures: Path, tmp_path: Path) -> None:
+    def lose() -> None:
+        for path in gone(pictures):
+            path.unlink()
+
+    with pytest.raises(ImageError, match="missing: no such file; the run stopped at step"):
+        train(pictures, tmp_path / "run", meddling(3, lose), bad_images="skip")
+
+
+@pytest.mark.parametrize("form", [as_folder, as_tars])
+def test_a_disk_that_fails_for_a_moment_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: Callable[..., Path | str]
+) -> None:
+    data = form(tmp_path / "data", samples())
+    pauses: list[float] = []
+    monkeypatch.setattr(rereading.time, "sleep", pauses.append)
+    opened, failing = Path.open, [0]
+
+    def fail(path: Path, *args: Any, **options: Any) -> Any:
+        if failing[0] and tmp_path / "data" in path.parents:
+            failing[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    def hiccup(times: int) -> type[Trainer]:
+        return meddling(2, lambda: failing.__setitem__(0, times))
+
+    monkeypatch.setattr(Path, "open", fail)
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+    train(data, tmp_path / "run", hiccup(2))
+    assert pauses == [0.2, 1.0]
+    with pytest.raises(ImageError, match="Input/output error; the run stopped at step 3"):
+        train(data, tmp_path / "ended", hiccup(4))
