@@ -116,7 +116,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 def near() -> dict[str, object]:
     """Copies found among photographs; pairs found in sets that should have none."""
     from vitkit.data.doctor import check
-    from vitkit.data.duplicates import near_pairs
+    from vitkit.data.duplicates import nearest_copies
     from vitkit.data.look import summarise
     from vitkit.data.sources import open_dataset
 
@@ -127,11 +127,10 @@ def near() -> dict[str, object]:
     originals = thumbnails(pictures)
     rows: dict[str, object] = {"photographs": len(pictures)}
     for name, change in CHANGES.items():
-        pairs = near_pairs(thumbnails([change(picture) for picture in pictures]), originals)
-        rows[name] = {
-            "found": sum(one == other for one, other in pairs),
-            "others": sum(one != other for one, other in pairs),
-        }
+        changed = thumbnails([change(picture) for picture in pictures])
+        copies = nearest_copies(changed, originals, mirrored=True)
+        found = copies == np.arange(len(pictures))
+        rows[name] = {"found": int(found.sum()), "others": int((~found & (copies >= 0)).sum())}
         print(f"{name:<24} {rows[name]}", flush=True)
     for name in ("digits", "fashion-mnist"):
         report = check(open_dataset(name))

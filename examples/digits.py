@@ -1,10 +1,15 @@
 """Train a ViT on real handwritten digits, read its test score, and see what it looks at.
 
-Run by `make demo`; needs no network. Leaves everything in runs/demo-N.
+Run by `make demo`; needs no network. Leaves everything in runs/demo-N. `--seed N` trains another
+model.
+
+No training image is set aside for validation: the recipe's length was chosen by cross-validation,
+and the last epoch of its schedule is a better choice than the best of 160 on 144 images.
 """
 
 from __future__ import annotations
 
+import argparse
 from itertools import count
 from pathlib import Path
 
@@ -17,8 +22,13 @@ PICTURE = 1  # a seven, docs/pictures/seven.png
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seed", type=int, default=0)
+    seed = parser.parse_args().seed
     output = next(path for n in count(1) if not (path := Path("runs") / f"demo-{n}").exists())
-    result = vitkit.train("digits", recipe="digits", output=str(output))
+    result = vitkit.train(
+        "digits", recipe="digits", val_fraction=0.0, seed=seed, output=str(output)
+    )
 
     test = open_dataset("digits").splits["test"]
     picture = output / "test-picture.png"

@@ -37,6 +37,22 @@ the server still has the same file. It counts only once its length is right and,
 the SHA-256 is published, that too. With `HF_HUB_OFFLINE=1` the network is left alone, and what is
 in the caches is used.
 
+## Class names
+
+A head of 1,000 classes whose file names none gets ImageNet-1k's names, in the order of the sorted
+WordNet ids (`src/vitkit/weights/imagenet.tsv`, from torchvision's and timm's lists). It is an
+assumption: `load` puts it into `metadata["warnings"]`, and `inspect`, `predict` and `convert` say
+it in one line. Names that a file has are kept, and other heads get none.
+
+## Files of others
+
+A training checkpoint (`.pth`, `.pth.tar`, `.ckpt`) may hold the weights under any entry
+(`state_dict`, `model_state_dict`, `model`, `teacher`, ...). The names may have a common prefix
+(`module.`, `model.`, `student.vit.`, ...): it is taken off where a known layout lies behind it.
+What lies outside of it, such as a head or a second network, is left out and listed in
+`metadata["warnings"]`; two ViTs in one file are refused. Unknown or missing tensors are refused,
+unless `strict=False` (`--allow-partial`) says to go on without them.
+
 ## What was checked
 
 - timm's and torchvision's lines are held against timm 1.0.31 and torchvision 0.28 by

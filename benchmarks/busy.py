@@ -1,0 +1,150 @@
+"""What a training step costs beside another busy program, by how OpenMP's threads wait.
+
+    python benchmarks/busy.py [--recipe fashion-mnist] [--amp bfloat16] [--threads 2]
+                              [--rounds 8] [--ways as-is vitkit OMP_WAIT_POLICY=PASSIVE ...]
+
+Every way is a process of its own, as the variables must stand before libgomp is loaded. They take
+turns, first on a quiet machine, then beside one busy process, round after round. Shown is the
+median step, and its ratio to the quiet step of `as-is` with the quartiles of the rounds.
+
+`as-is` sets nothing, `vitkit` what the command line sets for OpenMP, `NAME=VALUE[,NAME=VALUE]` the
+variables named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+
+WAYS = ("as-is", "vitkit", "OMP_WAIT_POLICY=PASSIVE", "GOMP_SPINCOUNT=1000")
+
+
+def child(recipe: str, amp: str, threads: int) -> None:
+    """Answer each line of the standard input, a number of steps, with the seconds they took."""
+    import numpy as np
+    import torch
+
+    import vitkit
+    from vitkit.data.augment import Augmentation
+    from vitkit.data.loader import TrainingSteps
+    from vitkit.data.sources import ArraySplit, Dataset
+    from vitkit.models.presets import preset
+    from vitkit.models.vit import ViT
+    from vitkit.training.config import TrainConfig
+    from vitkit.training.finding import trial
+    from vitkit.training.plan import Plan
+    from vitkit.training.recipes import recipe_settings
+
+    torch.set_num_threads(threads)
+    settings = recipe_settings(recipe)
+    settings |= {"data": "noise", "amp": amp, "attention_kernel": "plain"}
+    config = TrainConfig(**settings)
+    spec = preset(config.model, **{**config.spec, "num_classes": 10})
+    size, channels = spec.image_size[0], spec.in_channels
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (1024, size, size, channels), dtype=np.uint8)
+    split = ArraySplit(pixels, random.integers(0, 10, 1024), "noise")
+    preprocess = vitkit.Preprocess(image_size=size, mean=[0.5] * channels, std=[0.5] * channels)
+    steps = TrainingSteps(split, preprocess, Augmentation(), batch_size=config.batch_size, seed=0)
+    classes = tuple("0123456789")
+    plan = Plan(config=config, dataset=Dataset("noise", classes, {"train": split}, "noise"),
+                spec=spec, preprocess=preprocess, steps=steps, device=torch.device("cpu"),
+                workers=0, notes=())  # fmt: skip
+    step, batch = trial(plan, ViT(spec)), steps[0]
+    for line in sys.stdin:
+        start = time.perf_counter()
+        for number in range(int(line)):
+            step(batch, number)
+        print(time.perf_counter() - start, flush=True)
+
+
+class Way:
+    """A process that makes steps when it is asked to."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        environment = dict(os.environ)
+        if name == "vitkit":
+            from vitkit.process import shorten_spinning
+
+            shorten_spinning(environment)
+        elif name != "as-is":
+            environment |= dict(part.split("=", 1) for part in name.split(","))
+        self.name = name
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--child", *arguments],
+            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.times: dict[bool, list[float]] = {False: [], True: []}
+
+    def steps(self, number: int) -> float:
+        """Milliseconds of a step, the mean of `number`."""
+        asked, answered = self.process.stdin, self.process.stdout
+        assert asked is not None
+        assert answered is not None
+        asked.write(f"{number}\n")
+        asked.flush()
+        return 1000 * float(answered.readline()) / number
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """One other process that takes a core."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def shown(values: list[float]) -> str:
+    """Median and quartiles."""
+    low, _, high = quantiles(values, n=4)
+    return f"{median(values):5.2f} [{low:4.2f}, {high:4.2f}]"
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipe", default="fashion-mnist")
+    parser.add_argument("--amp", default="bfloat16")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ways", nargs="+", default=WAYS)
+    parser.add_argument("--child", action="store_true")
+    args = parser.parse_args()
+    if args.child:
+        child(args.recipe, args.amp, args.threads)
+        return
+    passed = ["--recipe", args.recipe, "--amp", args.amp, "--threads", str(args.threads)]
+    ways = [Way(name, passed) for name in args.ways]
+    for way in ways:
+        way.steps(3)
+    for _ in range(args.rounds):
+        for way in ways:
+            way.times[False].append(way.steps(args.steps))
+        with busy():
+            for way in ways:
+                way.times[True].append(way.steps(args.steps))
+    usual = ways[0].times[False]
+    print(f"{args.recipe}, {args.amp}, {args.threads} threads; usual {median(usual):.0f} ms")
+    for way in ways:
+        quiet, other = (way.times[state] for state in (False, True))
+        print(f"{way.name:44} quiet {median(quiet):6.1f} ms "
+              f"{shown([a / b for a, b in zip(quiet, usual, strict=True)])}  "
+              f"busy {median(other):6.1f} ms "
+              f"{shown([a / b for a, b in zip(other, usual, strict=True)])}")  # fmt: skip
+        way.process.stdin.close()
+        way.process.wait()
+
+
+if __name__ == "__main__":
+    main()
