@@ -71,10 +71,10 @@ class Server:
         if self.version:
             request.send_header("ETag", self.version)
         request.send_header("Content-Length", str(len(body)))
-        request.end_headers()
         body = body[: self.breaks.pop(0)] if self.breaks else body
+        self.served.append(len(body))  # before anything is sent: the client may be ahead of this
+        request.end_headers()
         request.wfile.write(body)
-        self.served.append(len(body))
 
 
 @pytest.fixture
