@@ -322,7 +322,7 @@ def _check_tokens(spec: ViTSpec) -> None:
 
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
-Fit = Literal["squash", "crop"]
+Fit = Literal["squash", "crop", "squash-crop"]
 Channel = tuple[float] | tuple[float, float, float]
 
 
@@ -343,9 +343,10 @@ class Preprocess:
     interpolation: Interpolation = "bicubic"
     """The resampling filter; all but `nearest` are antialiased when they shrink."""
     fit: Fit = "crop"
-    """`crop`: shorter side to image_size / crop_ratio, then the centre; `squash`: both sides."""
+    """`crop`: shorter side to image_size / crop_ratio, then the centre; `squash`: each side to
+    image_size; `squash-crop`: each side to image_size / crop_ratio, then the centre."""
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Part of the shorter side that the centre crop keeps (with `fit="crop"`)."""
+    """Part of the shorter side that the centre crop keeps; `fit="squash"` crops nothing."""
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):

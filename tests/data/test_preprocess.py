@@ -59,7 +59,7 @@ def test_crop_of_a_rectangle_fits_the_side_that_is_shorter_for_its_target() -> N
 @pytest.mark.parametrize("shape", [(500, 20), (20, 500), (61, 77), (1, 1)])
 def test_the_result_always_has_the_size_asked_for(shape: tuple[int, int]) -> None:
     for size in [(32, 32), (24, 48), (48, 24)]:
-        for how in ("crop", "squash"):
+        for how in ("crop", "squash", "squash-crop"):
             for ratio in (0.87, 1.0):
                 preprocess = Preprocess(image_size=size, fit=how, crop_ratio=ratio)
                 assert fit(picture(*shape), preprocess).shape == (*size, 3)
@@ -70,6 +70,16 @@ def test_squash_takes_the_whole_picture() -> None:
     expected = np.asarray(Image.fromarray(pixels).resize((40, 30), Image.Resampling.BILINEAR))
     preprocess = Preprocess(image_size=(30, 40), fit="squash", interpolation="bilinear")
     np.testing.assert_array_equal(fit(pixels, preprocess), expected)
+
+
+def test_squash_crop_takes_the_centre_of_the_whole_picture() -> None:
+    """DeiT's way in transformers: to 256 x 256, whatever the shape, of it the middle 224 x 224."""
+    pixels = picture(50, 90)
+    squashed = np.asarray(Image.fromarray(pixels).resize((48, 32), Image.Resampling.BICUBIC))
+    preprocess = Preprocess(image_size=(28, 42), fit="squash-crop", crop_ratio=0.875)
+    np.testing.assert_array_equal(fit(pixels, preprocess), squashed[2:30, 3:45])
+    top, left, height, width = viewport((50, 90), preprocess)
+    assert (top, left, height, width) == (2 * 50 / 32, 3 * 90 / 48, 28 * 50 / 32, 42 * 90 / 48)
 
 
 def test_a_picture_of_the_right_size_is_returned_untouched() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import hashlib
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -281,13 +284,39 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
 
 
 def test_epochs_shorter_than_some_seconds_share_a_state(tmp_path, monkeypatch):
-    """Without `save_every`, the last one saves; were every epoch long, every one would."""
+    """Without `save_every`, the first and the last epoch save; were all long, all would."""
     train(tmp_path / "short", save_every=None)
-    states = [path.name for path in (tmp_path / "short" / "state").glob("step-*")]
-    assert states == ["step-00000060"]
+    states = sorted(path.name for path in (tmp_path / "short" / "state").glob("step-*"))
+    assert states == ["step-00000020", "step-00000060"]
     monkeypatch.setattr(loop, "SAVED_EVERY", 0.0)
     train(tmp_path / "long", save_every=None)
-    assert len([*(tmp_path / "long" / "state").glob("step-*")]) == 2
+    states = sorted(path.name for path in (tmp_path / "long" / "state").glob("step-*"))
+    assert states == ["step-00000040", "step-00000060"]
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_same_command_goes_on_after_a_kill_behind_the_best_weights(result, tmp_path, epoch):
+    """Epochs shorter than some seconds: weights are there before the second state is."""
+    run = tmp_path / "run"
+
+    def killed_behind_weights() -> None:
+        def save_weights(self, path, *asked) -> None:
+            saved(self, path, *asked)
+            if path.name == "best.safetensors" and self.progress.step == 20 * epoch:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        saved = Trainer.save_weights
+        Trainer.save_weights = save_weights
+        train(run, save_every=None, resume="auto")
+
+    process = multiprocessing.get_context("fork").Process(target=killed_behind_weights)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    resumed = train(run, save_every=None, resume="auto")
+    assert "going on from step 20" in (run / "train.log").read_text()
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    assert fingerprint(resumed.best) == fingerprint(result.best)
 
 
 def test_patience_ends_a_run_that_does_not_get_better(tmp_path):

@@ -227,6 +227,8 @@ PREPROCESSINGS = [
     CROP | {"crop_ratio": 1.0},
     {"fit": "squash", "mean": (0.5,), "std": (0.25,)},
     {"crop_ratio": 0.875, "mean": (0.5,), "std": (0.25,)},
+    CROP | {"fit": "squash-crop", "crop_ratio": 0.8},
+    CROP | {"fit": "squash-crop", "crop_ratio": 0.8, "image_size": (32, 48)},
 ]
 
 
@@ -285,6 +287,8 @@ PROCESSORS = [
     ("ViTImageProcessor", {"size": {"height": 32, "width": 32}, "do_rescale": False,
                            "image_mean": [127.5] * 3, "image_std": [64.0] * 3}, 0),
     ("DeiTImageProcessor", {"size": {"height": 36, "width": 36},
+                            "crop_size": {"height": 32, "width": 32}}, 0),
+    ("DeiTImageProcessor", {"size": {"height": 40, "width": 36},
                             "crop_size": {"height": 32, "width": 32}}, 1),
 ]  # fmt: skip
 
@@ -311,8 +315,9 @@ def test_older_processors_are_understood(tmp_path):
     old = {"feature_extractor_type": "DeiTFeatureExtractor", "size": 256, "crop_size": 224}
     file.write_text(json.dumps(old))
     read = load(tmp_path)
-    assert (read.preprocess.fit, read.preprocess.crop_ratio) == ("crop", 0.875)
-    assert len(read.metadata["warnings"]) == 2  # squashed before the cut; another size
+    assert (read.preprocess.fit, read.preprocess.crop_ratio) == ("squash-crop", 0.875)
+    (line,) = read.metadata["warnings"]
+    assert "pictures become 224 x 224 there; here 32 x 32" in line
 
 
 def edited(folder: Path, **changes: object) -> Path:

@@ -7,14 +7,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
 from peers import peer
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
+from vitkit.data.preprocess import preprocess_pictures
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
 from vitkit.weights import timm_config
@@ -275,6 +278,26 @@ def test_the_config_gives_classes_and_pictures(tmp_path):
     said = " ".join(checkpoint.metadata["warnings"])
     for word in ("mine is no preset", "lanczos", "'border'", "rope_rotate_half"):
         assert word in said
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.8])
+def test_their_squash_makes_the_same_pixels(tmp_path, ratio):
+    """And what `convert` writes brings the same pixels back."""
+    saved(tmp_path)
+    settings = {"mean": [0.1, 0.2, 0.3], "std": [1, 1, 1], "interpolation": "bicubic",
+                "crop_pct": ratio, "crop_mode": "squash"}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", **settings}))
+    checkpoint = load(tmp_path)
+    assert checkpoint.preprocess.fit == ("squash" if ratio == 1.0 else "squash-crop")
+    written = timm_config.document(checkpoint.model.spec, checkpoint.preprocess)["pretrained_cfg"]
+    for asked in (settings, written):
+        theirs = timm.data.create_transform(
+            (3, 32, 32), mean=asked["mean"], std=asked["std"], crop_pct=asked["crop_pct"],
+            crop_mode=asked["crop_mode"], interpolation=asked["interpolation"],
+        )  # fmt: skip
+        pixels = np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
+        ours = preprocess_pictures([pixels], checkpoint.preprocess)[0]
+        assert (theirs(Image.fromarray(pixels)) - ours).abs().max() <= 1e-6
 
 
 def test_pictures_that_the_config_says_nothing_of_are_only_usual(tmp_path):

@@ -33,7 +33,7 @@ def fit(
 
     Args:
         picture: (H, W, 3) RGB or (H, W, 1) grey, uint8.
-        preprocess: size (h, w), channels C, filter, and whether to squash or to crop.
+        preprocess: size (h, w), channels C, filter, and whether to squash, to crop, or both.
 
     Returns:
         (h, w, C) uint8; the picture itself where there is nothing to do.
@@ -149,6 +149,8 @@ def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, in
     """(H, W) of the resized picture of which the crop is the centre."""
     height, width = size
     tall, wide = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
+    if preprocess.fit == "squash-crop":
+        return tall, wide
     if tall != wide:
         # The side that is shorter for its target fits it; timm rounds here ...
         factor = min(height / tall, width / wide)

@@ -227,7 +227,8 @@ class TrainConfig:
     interpolation: Interpolation | None = None
     """The resampling filter; default bicubic."""
     fit: Fit | None = None
-    """How pictures are brought to size outside training: centre `crop` (default), or `squash`."""
+    """How pictures are brought to size outside training: centre `crop` (default); `squash`, each
+    side by its own factor; or `squash-crop`, to image size / crop ratio, of it the centre."""
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Part of the shorter side that the centre crop keeps; default 0.9."""
     val_fraction: Fraction = 0.1

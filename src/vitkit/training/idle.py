@@ -87,7 +87,7 @@ def _contradicted(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
         yield ["min_lr"], why
     if config.fit == "squash" and config.crop_ratio is not None:
         why = (f"--crop-ratio {config.crop_ratio:g} is for --fit crop; --fit squash cuts nothing "
-               f"off: leave one out")  # fmt: skip
+               f"off: leave one out, or take --fit squash-crop")  # fmt: skip
         yield ["crop_ratio"], why
     if config.teacher is not None and config.distill_alpha == 0:
         why = ("--distill-alpha 0 leaves the teacher without a part in the loss; raise it, or "

@@ -266,9 +266,9 @@ class Trainer:
         self.reporter.next_epoch()
 
     def _is_due(self) -> bool:
-        """Whether the end of an epoch saves: the last one, one of `--save-every`, or a late one."""
+        """Whether this epoch's end saves: the first and the last do, `--save-every`, a late one."""
         step, every = self.progress.step, self.plan.config.save_every
-        late = time.monotonic() - self._saved >= SAVED_EVERY
+        late = self._saved_step < 0 or time.monotonic() - self._saved >= SAVED_EVERY
         due = late or step == self.plan.last_step or (every is not None and step % every == 0)
         return self.world.decided(lambda: due)
 

@@ -192,14 +192,15 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
     sides = _sides(given)
     if not keeps_shape and crop in (None, sides):
         return {"fit": "squash"}, sides, []
-    doubt = []
-    if not keeps_shape:
-        doubt.append(f"pictures are squashed to {sides[0]} x {sides[1]} there before they are cut")
     if crop is None:
         return {"fit": "crop", "crop_ratio": 1.0}, None, ["pictures keep their shape there"]
+    doubt = []
     if crop[0] > sides[0]:
         doubt.append("the cut is larger than the picture there, and filled up")
-    return {"fit": "crop", "crop_ratio": _ratio(crop[0], sides[0])}, crop, doubt
+    ratio = _ratio(crop[0], sides[0])
+    if not keeps_shape and math.floor(crop[1] / ratio) != sides[1]:
+        doubt.append(f"pictures are squashed to {sides[0]} x {sides[1]} there before they are cut")
+    return {"fit": "crop" if keeps_shape else "squash-crop", "crop_ratio": ratio}, crop, doubt
 
 
 def _ratio(crop: int, edge: int) -> float:
@@ -355,6 +356,14 @@ def preprocessor_json(preprocess: Preprocess) -> bytes:
         "image_std": list(preprocess.std),
         "do_convert_rgb": preprocess.channels == 3,
     }
+    if preprocess.fit == "squash-crop":
+        tall, wide = (math.floor(side / preprocess.crop_ratio) for side in (height, width))
+        document |= {
+            "image_processor_type": "DeiTImageProcessor",
+            "size": {"height": tall, "width": wide},
+            "do_center_crop": True,
+            "crop_size": {"height": height, "width": width},
+        }
     if preprocess.fit == "crop":
         if height != width:
             raise CheckpointError(

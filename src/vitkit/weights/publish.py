@@ -161,9 +161,11 @@ def _python(imports: str, code: str) -> str:
 def _preprocessing(checkpoint: Checkpoint) -> str:
     pixels = checkpoint.preprocess
     size = _by(pixels.image_size)
-    fitted = f"squashed to {size}"
-    if pixels.fit == "crop":
-        fitted = f"the centre {size} of a shorter side resized by 1 / {pixels.crop_ratio:g}"
+    fitted = {
+        "squash": f"squashed to {size}",
+        "crop": f"the centre {size} of a shorter side resized by 1 / {pixels.crop_ratio:g}",
+        "squash-crop": f"squashed to 1 / {pixels.crop_ratio:g} of its size, the centre {size}",
+    }[pixels.fit]
     mean, std = (", ".join(f"{v:g}" for v in values) for values in (pixels.mean, pixels.std))
     colour = "grey" if pixels.channels == 1 else "RGB"
     return f"{colour}, {fitted} ({pixels.interpolation}), divided by 255, mean {mean}, std {std}."

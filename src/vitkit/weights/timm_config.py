@@ -204,12 +204,10 @@ def _pictures(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]
         fields["crop_ratio"] = float(ratio)
     crop = pretrained.get("crop_mode") or "center"
     if pretrained.get("crop_mode") or ratio:
-        fields["fit"] = "squash" if crop == "squash" else "crop"
-    if crop not in ("center", "squash") or (crop == "squash" and fields.get("crop_ratio", 1) < 1):
-        ratio = fields.get("crop_ratio")
-        warnings.append(
-            f"config.json: crop_mode {crop!r} with crop_pct {ratio} is read as {fields['fit']!r}"
-        )
+        squash = "squash-crop" if fields.get("crop_ratio", 1) < 1 else "squash"
+        fields["fit"] = squash if crop == "squash" else "crop"
+    if crop not in ("center", "squash"):
+        warnings.append(f"config.json: crop_mode {crop!r} is read as {fields['fit']!r}")
     return fields, warnings
 
 
@@ -218,7 +216,6 @@ def document(
 ) -> dict[str, Any]:
     """The `config.json` for a model; without `architecture` where timm has none that is equal."""
     found = architecture(spec)
-    squash = preprocess.fit == "squash"
     root = f"patch_embed.backbone.{'stem.' if spec.resnet_layers else ''}conv"
     made: dict[str, Any] = {"architecture": found[0]} if found else {
         "note": "no model of timm's registry computes this; load the tensors into one of your own"
@@ -238,8 +235,8 @@ def document(
         "mean": list(preprocess.mean),
         "std": list(preprocess.std),
         "interpolation": preprocess.interpolation,
-        "crop_pct": 1.0 if squash else preprocess.crop_ratio,
-        "crop_mode": "squash" if squash else "center",
+        "crop_pct": 1.0 if preprocess.fit == "squash" else preprocess.crop_ratio,
+        "crop_mode": "center" if preprocess.fit == "crop" else "squash",
         "first_conv": root if spec.stem == "resnet" else "patch_embed.proj",
         "classifier": ["head", "head_dist"] if spec.distillation_token else "head",
     }
