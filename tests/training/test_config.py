@@ -69,6 +69,7 @@ def test_a_short_name_wins_over_the_long_one_of_an_earlier_layer(
         ({"freeze": "backbone"}, r"^freeze = 'backbone': must be a list, such as \[backbone\]$"),
         ({"sched": "cosin"}, "must be 'cosine', 'linear', .*; did you mean 'cosine'?"),
         ({"std": (1.0, 2.0)}, "must be 1 number or must be 3 numbers"),
+        ({"mean": []}, r"^mean = \[\]: must be 1 number or must be 3 numbers$"),
     ],
 )
 def test_values_out_of_range_are_named(settings, said):
@@ -110,6 +111,7 @@ def written(tmp_path: Path, text: str) -> Path:
         ("lr: [1\n", "not valid YAML"),
         ("lr: 1e-3\nlearningrate: 2\n", "recipe.yaml:2: there is no .*; did you mean 'lr'"),
         ("lr: 1e-3\nepochs: many\n", "recipe.yaml:2: epochs = 'many': must be a whole number"),
+        ('"lr": -1\n', r"recipe.yaml: lr = -1: must be above 0"),
         ("freeze: backbone\n", r"recipe.yaml:1: freeze = 'backbone': must be a list"),
         ("just words\n", "expected `setting: value` lines"),
         ("", "expected `setting: value` lines"),

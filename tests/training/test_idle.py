@@ -62,6 +62,19 @@ def test_what_comes_after_the_end_or_is_for_other_data_is_said():
     assert not any("without effect" in line for line in planned(epochs=2, patience=1).notes)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sched": "constant", "lr": 1e-6},
+        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "mixup": 0.8},
+        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
+    ],
+)
+def test_a_setting_that_has_an_effect_or_that_nobody_made_is_not_refused(settings):
+    made = planned(epochs=2, **settings)
+    assert made.config.min_lr == TrainConfig.min_lr
+
+
 def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_path):
     for split in ("train", "val"):
         for number in range(4):

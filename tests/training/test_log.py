@@ -310,6 +310,21 @@ def test_on_a_terminal_there_is_a_bar(tmp_path, monkeypatch, capsys):
     assert "images/s  data wait" in shown
 
 
+def test_the_bar_cuts_neither_steps_nor_the_time_left_on_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    bar = display.Display(total=12_510, done=0, quiet=False)
+    status = "loss 1.058  3,265 images/s  data wait 13%  10.4 GB"
+    bar.show(1234, "epoch 123/160", status, 7204.0)
+    bar.start()
+    bar.stop()
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", capsys.readouterr().out)
+    assert "epoch 123/160" in shown
+    assert "1234/12510 2:00:04 left  loss 1.058  3,265 images/s" in shown
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+
+
 class Service:
     """Stands for wandb and for mlflow: remembers what it is told, and fails when asked to."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,11 +14,14 @@ from shards import as_csv, as_folder, as_tars, samples
 
 from vitkit.data import rereading
 from vitkit.data.loader import Batch
-from vitkit.errors import DataError, ImageError
+from vitkit.errors import CheckpointError, DataError, ImageError, Interrupted
+from vitkit.models.vit import ViT
 from vitkit.training import session
 from vitkit.training.checkpointing import newest_state, run_hash, step_of
 from vitkit.training.config import TrainConfig
+from vitkit.training.evaluation import Output
 from vitkit.training.loop import Trainer
+from vitkit.training.metrics import Metrics
 
 
 class Meddled(Trainer):
@@ -91,6 +94,52 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(pictures: Path, tmp_path
         os.utime(path, ns=(0, times[path]))
     train(pictures, output, resume=str(output))
     assert end_of(output) == end_of(tmp_path / "through")
+    teacher = tmp_path / "through" / "weights" / "best.safetensors"
+    with pytest.raises(ImageError, match="go on with: vitkit train --resume") as caught:
+        train(pictures, tmp_path / "taught", meddling(3, take_away), teacher=str(teacher))
+    assert "skip" not in str(caught.value)  # a teacher has not seen the images that would come
+
+
+def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
+    pictures: Path, tmp_path: Path
+) -> None:
+    """In the test split; in validation that a signal had stopped, when it is made again."""
+    output, last = tmp_path / "run", tmp_path / "run" / "weights" / "last.safetensors"
+    test, val = gone(pictures, "test")[0], gone(pictures, "val")[0]
+    hint = rf"the run stopped at step 6, and all is saved: .* --resume {output}; or without it"
+    with pytest.raises(ImageError, match=hint):
+        train(pictures, output, meddling(5, lambda: test.rename(tmp_path / "away")))
+    weights = last.read_bytes()
+    (tmp_path / "away").rename(test)
+
+    class Gone(Trainer):
+        def outputs(self, split: str, model: ViT) -> Iterator[Output]:
+            if split == "test":
+                test.rename(tmp_path / "away")
+            return super().outputs(split, model)
+
+    with pytest.raises(ImageError, match=hint):
+        train(pictures, output, Gone, resume=str(output))
+    assert last.read_bytes() == weights
+    (tmp_path / "away").rename(test)
+
+    class Stopped(Trainer):
+        def evaluate(self, split: str) -> Metrics:
+            raise Interrupted(15, "stopped")
+
+    class GoneToo(Trainer):
+        def evaluate(self, split: str) -> Metrics:
+            val.rename(tmp_path / "away")
+            return super().evaluate(split)
+
+    other = tmp_path / "other"
+    with pytest.raises(Interrupted):
+        train(pictures, other, Stopped)
+    with pytest.raises(ImageError, match=rf"stopped at step 3, and all is saved.*{other}"):
+        train(pictures, other, GoneToo, resume=str(other))
+    (tmp_path / "away").rename(val)
+    train(pictures, other, resume=str(other))
+    assert end_of(other) == end_of(output)
 
 
 def test_an_image_that_becomes_another_is_refused(pictures: Path, tmp_path: Path) -> None:
@@ -150,6 +199,22 @@ def test_a_run_that_refused_goes_on_without_the_image_when_told_to(
     assert "bad_images refuse -> skip" in said(output)
     assert "2 of 18 images of train are missing or changed" in said(output)
     assert "2/1.png: missing: the file was changed after it was opened; another" in said(output)
+
+
+def test_a_damaged_list_of_images_is_refused_in_a_line(pictures: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    train(pictures, output, max_steps=1)
+    place = output / "images.npz"
+    content = place.read_bytes()
+    flipped = bytearray(content)
+    flipped[content.index(b"train/names.npy") + 100] ^= 1
+    for damaged in (b"", content[:-40], bytes(flipped)):
+        place.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match=r"images\.npz: the list .* is damaged"):
+            train(pictures, output, resume=str(output), max_steps=2, bad_images="skip")
+    place.write_bytes(content)
+    with pytest.raises(CheckpointError, match="of another run"):
+        train("digits", output, resume=str(output), max_steps=2, bad_images="skip")
 
 
 def test_a_class_of_which_nothing_is_left_ends_the_run(pictures: Path, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from vitkit.errors import (
     VitkitError,
     exit_code,
 )
-from vitkit.training import judging
+from vitkit.training import judging, session
 from vitkit.training.checkpointing import damage, newest_state, run_hash
 from vitkit.training.loop import Trainer
 from vitkit.training.manifest import digest_of, read_manifest, write_manifest
@@ -351,6 +351,41 @@ def test_every_kind_of_damage_is_seen_and_the_state_before_is_used(straight, tmp
     assert "sha256" in newest_state(output / "state")[1][0]
     run(output, resume=str(output))
     assert end_of(output) == end_of(straight)
+
+
+def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch):
+    """Two processes go on with one run: the second finds it in use before it looks for a state.
+
+    Otherwise it could begin with a state that the first one has deleted by the time it is read.
+    """
+    output, plan = tmp_path / "run", session.make_plan
+    run(output, max_steps=5)
+
+    def by_the_first(*args, **options):
+        monkeypatch.setattr(session, "make_plan", plan)
+        with pytest.raises(OutputError, match=f"in use by process {os.getpid()} on "):
+            run(output, resume=str(output), max_steps=15)
+        return plan(*args, **options)
+
+    monkeypatch.setattr(session, "make_plan", by_the_first)
+    run(output, resume=str(output), max_steps=10)
+    assert newest_state(output / "state")[0].name == "step-00000010"
+
+
+def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_path):
+    class PowerFailure(Exception):
+        pass
+
+    class Killed(Trainer):
+        def save_weights(self, path, *args):
+            if self.progress.step == 24:
+                raise PowerFailure
+            super().save_weights(path, *args)
+
+    with pytest.raises(PowerFailure):
+        run(tmp_path / "run", Killed, max_steps=24)
+    ended = run(tmp_path / "run", max_steps=24, resume="auto")
+    assert vitkit.load(ended.last).metadata["epoch"] == 1.2
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

@@ -8,8 +8,10 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import OutputError, SettingError
+from vitkit.errors import Interrupted, OutputError, SettingError
+from vitkit.training import display, session
 from vitkit.training.checkpointing import damage, states
 from vitkit.training.config import TrainConfig, read_yaml, to_yaml
+from vitkit.training.loop import Trainer
 from vitkit.training.manifest import read_manifest, write_manifest
 
 SMALL = {
@@ -231,7 +235,55 @@ def test_a_run_goes_on_where_what_it_prints_meets_a_full_disk(pictures, tmp_path
     monkeypatch.setattr("sys.stdout", Full())
     settings = SMALL | {"quiet": False}
     assert "ended after" in said(vitkit.train(pictures, output=tmp_path / "run", **settings).run)
-    sys.stdout.close()  # by now it is /dev/null
+
+
+class Terminal(io.StringIO):
+    """A terminal that can be closed."""
+
+    open = True
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not self.open:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(text)
+
+
+def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
+    pictures, tmp_path, monkeypatch
+):
+    """The bar cannot be drawn any more; a hang-up ends the run as it says, not by that."""
+    monkeypatch.setattr(display, "REFRESH", 0.0)
+    settings = {"data": str(pictures)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
+
+    def closing(signum: int) -> type[Trainer]:
+        class Closing(Trainer):
+            def _step(self, engine, batch):
+                if self.progress.step == 1:
+                    terminal.open = False
+                if self.progress.step == 3 and signum:
+                    signal.raise_signal(signum)
+                return super()._step(engine, batch)
+
+        return Closing
+
+    for name, signum in {"through": 0, "signalled": signal.SIGHUP}.items():
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        config = TrainConfig(**settings, output=str(tmp_path / name))
+        with pytest.raises(Interrupted, match="all is saved") if signum else nullcontext():
+            session.train(config, trainer=closing(signum))
+        assert "\x1b[" in terminal.getvalue()  # there was a bar
+        assert "epoch   2/2" in said(tmp_path / name)
+
+
+def test_a_complaint_that_nobody_can_read_leaves_the_exit_code(monkeypatch):
+    terminal = Terminal()
+    terminal.open = False
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert cli.run(["no-such-verb"]) == 2
 
 
 def test_any_other_command_ends_with_a_line_there():

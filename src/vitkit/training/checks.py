@@ -36,7 +36,7 @@ def check_settings(config: TrainConfig, processes: int) -> None:
 
 
 def _check_alone(config: TrainConfig) -> None:
-    if config.min_lr > config.lr:
+    if config.sched != "constant" and config.min_lr > config.lr:
         raise SettingError(f"min_lr {config.min_lr:g} is above lr {config.lr:g}; lower it")
     if config.warmup_epochs >= config.epochs:
         raise SettingError(

@@ -368,19 +368,19 @@ def read_yaml(path: str | Path) -> Settings:
         raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")
     settings = {str(key): value for key, value in read.items()}
     for key in settings:
-        check_names([key], where=f"{path}:{_line(text, key)}: ")
+        check_names([key], where=f"{path}{_line(text, key)}: ")
     try:
         TrainConfig(**{"data": ""} | settings)
     except SettingError as error:
-        line = f":{_line(text, error.wrong.field)}" if error.wrong else ""
+        line = _line(text, error.wrong.field) if error.wrong else ""
         raise SettingError(f"{path}{line}: {error}") from None
     return settings
 
 
-def _line(text: str, key: str) -> int:
-    """Where a key of a YAML text stands, counted from 1; 0 where it is written in another way."""
+def _line(text: str, key: str) -> str:
+    """Return `:` and the line of a key of a YAML text, or nothing where its spelling differs."""
     rows = enumerate(text.splitlines(), 1)
-    return next((number for number, row in rows if row.startswith(f"{key}:")), 0)
+    return next((f":{number}" for number, row in rows if row.startswith(f"{key}:")), "")
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

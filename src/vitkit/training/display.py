@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 
 REFRESH = 0.5
 """Seconds between two looks of the bar. No thread draws it: that would take time from the steps."""
+LEAST_BAR = 8
+"""Characters of the shortest bar, and of what separates the columns."""
 PLAIN = 30.0
 """Seconds between two lines where there is no bar."""
 
@@ -19,13 +23,16 @@ PLAIN = 30.0
 class _Console(Console):
     """A console that falls silent when nothing can be written to it; the run goes on.
 
-    Its reader may leave (`| head`), or the disk may be full to which it is redirected. What it
-    would have said stands in train.log.
+    Its reader may leave (`| head`), the terminal may be closed, or the disk may be full to which it
+    is redirected. What it would have said stands in train.log.
     """
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - kept to the end of the process
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        with suppress(OSError):  # a file that is none of the system's has no number
+            os.dup2(nowhere, self.file.fileno())  # for what it could not write yet, and others will
+        os.close(nowhere)
 
 
 class Display:
@@ -42,7 +49,7 @@ class Display:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[status]}"),
             console=self._console,
             transient=True,
@@ -61,18 +68,15 @@ class Display:
 
     def start(self) -> None:
         """Show the bar."""
-        self._bar.start()
+        self._draw(self._bar.start)
 
     def stop(self) -> None:
         """Take the bar away."""
-        self._bar.stop()
+        self._draw(self._bar.stop)
 
     def say(self, line: str) -> None:
         """One line that stays."""
-        try:
-            self._console.print(line, markup=False)
-        except OSError:
-            self._console.on_broken_pipe()
+        self._draw(lambda: self._console.print(line, markup=False))
 
     def is_due(self) -> bool:
         """Whether it is time to `show` again."""
@@ -81,9 +85,19 @@ class Display:
     def show(self, step: int, epoch: str, status: str, left: float) -> None:
         """Where the run is; `left` is in seconds."""
         self._shown = time.monotonic()
-        status = f"{status}  {timedelta(seconds=round(left))} left"
+        time_left = f"{timedelta(seconds=round(left))} left"
         if self._bar.disable:
-            self.say(f"{epoch}  step {step}/{self._total}  {status}")
+            self.say(f"{epoch}  step {step}/{self._total}  {status}  {time_left}")
             return
+        # rich would shorten every column of a narrow terminal, the numbers of steps too
+        room = self._console.width - len(epoch) - 2 * len(str(self._total)) - LEAST_BAR
+        status = f"{time_left}  {status}"[: max(room, 0)].rstrip()
         self._bar.update(self._task, completed=step, description=epoch, status=status)
-        self._bar.refresh()
+        self._draw(self._bar.refresh)
+
+    def _draw(self, draw: Callable[[], object]) -> None:
+        """Write to the terminal, as long as it is there."""
+        try:
+            draw()
+        except OSError:
+            self._console.on_broken_pipe()

@@ -98,7 +98,7 @@ def _contradicted(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
                f"leaves them without a part in the loss; leave one out")  # fmt: skip
         yield ["label_smoothing"], why
     random = (config.flip, config.shift, config.crop_scale < 1, config.aa, config.color_jitter,
-              config.reprob)  # fmt: skip
+              config.reprob, config.mixup, config.cutmix)  # fmt: skip
     if config.repeated_aug > 1 and not any(random):
         why = (f"--repeated-aug {config.repeated_aug} shows an image several times, and nothing "
                f"changes it at random; leave it out, or pass --crop-scale or --aa")  # fmt: skip

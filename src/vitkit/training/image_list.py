@@ -11,14 +11,16 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import zlib
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import UInt64
 
 from vitkit.data.digests import file_digests
 from vitkit.data.paths import Paths
-from vitkit.data.rereading import NO_FILE, file_stamps
+from vitkit.data.rereading import ANOTHER_FILE, file_stamps
 from vitkit.data.sources import Dataset, FileSplit, Split
 from vitkit.data.stand_ins import StandIns
 from vitkit.errors import CheckpointError
@@ -27,7 +29,9 @@ from vitkit.weights.files import write_bytes
 FINGERPRINT, CLASSES = "fingerprint", "classes"
 NAMES, LABELS, LINES, DIGESTS = "names", "labels", "lines", "digests"
 BETWEEN = b"\0"
-DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError)
+DAMAGE = (OSError, ValueError, LookupError, EOFError, TypeError, NotImplementedError, BadZipFile,
+          zlib.error)  # fmt: skip
+"""What reading a damaged list raises."""
 
 
 def write_image_list(place: Path, dataset: Dataset) -> None:
@@ -63,17 +67,19 @@ def restored(place: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
 
     Args:
         place: the list.
-        dataset: what is found now.
+        dataset: what is found now; one of another kind than image files comes back as it is.
 
     Raises:
         CheckpointError: the list cannot be read.
     """
+    root = next((s.root for s in dataset.splits.values() if isinstance(s, FileSplit)), None)
+    if root is None:
+        return dataset, []
     try:
         with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             columns = {name: stored[name] for name in stored.files}
         splits: dict[str, Split] = {}
         notes: list[str] = []
-        root = next(s.root for s in dataset.splits.values() if isinstance(s, FileSplit))
         for name in [key.removesuffix(f"/{NAMES}") for key in columns if key.endswith(NAMES)]:
             split, gone = _restored_split(columns, name, root)
             splits[name] = split
@@ -84,8 +90,11 @@ def restored(place: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
                 )
         classes = tuple(name.decode() for name in _unpacked(columns[CLASSES]))
         mark = _unpacked(columns[FINGERPRINT])[0].decode()
-    except (*DAMAGE, StopIteration) as error:
-        raise CheckpointError(f"{place}: cannot be read: {error}; start afresh") from None
+    except DAMAGE as error:
+        raise CheckpointError(
+            f"{place}: the list of the run's images is damaged ({error}); bring back the images "
+            f"that are gone and pass --bad-images refuse, or start afresh"
+        ) from None
     return dataclasses.replace(dataset, classes=classes, splits=splits, fingerprint=mark), notes
 
 
@@ -97,7 +106,7 @@ def _restored_split(columns: dict[str, np.ndarray], name: str, root: Path) -> tu
     gone = _short_digests(paths) != columns[f"{name}/{DIGESTS}"]
     split = FileSplit(
         paths, columns[f"{name}/{LABELS}"], root, columns.get(f"{name}/{LINES}"),
-        np.where(gone, NO_FILE, stamps),
+        np.where(gone, ANOTHER_FILE, stamps),
     )  # fmt: skip
     return split, int(gone.sum())
 

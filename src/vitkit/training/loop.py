@@ -17,7 +17,7 @@ from typing import NoReturn, cast
 from ignite.engine import Engine, Events
 
 from vitkit.data.loader import Batch, batches
-from vitkit.errors import Interrupted, LoaderError, NonFiniteError, counted
+from vitkit.errors import Interrupted, NonFiniteError, counted
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.augmenting import make_feed
@@ -127,6 +127,7 @@ class Trainer:
         load_state(state, self.registry)
         if what := self.plan.dataset.difference(self.progress.data):
             raise other_data(self, what)
+        self._saved_step = self.progress.step
         self.log.say(f"going on from step {self.progress.step} ({state})")
 
     @property
@@ -145,13 +146,17 @@ class Trainer:
         """
         self.registry.refuse_strangers(self)
         self._started = time.monotonic()
-        if self.progress.unvalidated:  # a signal or a kill came between the last step and here
-            self._end_epoch(self.progress.step // self.plan.steps.steps_per_epoch)
-        remaining = range(self.progress.step, self.plan.last_step)
-        if self._out_of_patience() or not remaining:
-            if not self.world.decided(self.run_folder.last.exists):
+        with saved_when_images_fail(self):
+            if self.progress.unvalidated:  # a signal or a kill came between the last step and here
+                self._end_epoch(self.progress.step // self.plan.steps.steps_per_epoch)
+            remaining = range(self.progress.step, self.plan.last_step)
+            if not self._out_of_patience() and remaining:
+                self._train(remaining)
+            elif not self.world.decided(self.run_folder.last.exists):
                 self.save_weights(self.run_folder.last, {})
-            return
+
+    def _train(self, remaining: range) -> None:
+        """Make the remaining steps."""
         engine = quiet_engine(self._step)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._after_epoch)
@@ -164,16 +169,9 @@ class Trainer:
         train_mode(self.model)
         self._started = time.monotonic()
         arriving = batches(
-            self.plan.steps, remaining, workers=self.plan.workers, stopped=self._stops_alone
+            self.plan.steps, remaining, workers=self.plan.workers, stopped=self.stops_alone
         )
-        try:
-            with saved_when_images_fail(self):
-                engine.run(self.reporter.watched(arriving))
-        except LoaderError as error:
-            self.save_between_steps()
-            if self._stops_alone():
-                self.interrupt(self.stop.signum or 0)
-            raise LoaderError(f"{error}; {self._how_to_go_on()}") from None
+        engine.run(self.reporter.watched(arriving))
 
     def _step(self, engine: Engine, batch: Batch) -> float:
         """One step of the arithmetic, and what a number that is not finite means."""
@@ -238,16 +236,16 @@ class Trainer:
         if step % self.plan.steps.steps_per_epoch == 0:
             return  # the end of an epoch does all of this
         signum, last = self._signal(), step == self.plan.last_step
+        if signum or last:  # before the state: a run that is killed in between makes both again
+            self.save_weights(self.run_folder.last, {})
         if signum or last or (config.save_every and step % config.save_every == 0):
             self._save_state()
-        if signum or last:
-            self.save_weights(self.run_folder.last, {})
         if signum:
             self.interrupt(signum)
         if last:
             engine.terminate()
 
-    def _stops_alone(self) -> bool:
+    def stops_alone(self) -> bool:
         """Whether a signal may end the wait for a batch; others of several would not know of it."""
         return self.world.size == 1 and self.stop.signum is not None
 
@@ -359,9 +357,10 @@ class Trainer:
     def interrupt(self, signum: int) -> NoReturn:
         """Leave; everything is saved. Raises `Interrupted`."""
         where = f"step {self.progress.step} of {self.plan.total_steps}"
-        raise Interrupted(signum, f"stopped at {where}; all is saved, {self._how_to_go_on()}")
+        raise Interrupted(signum, f"stopped at {where}; all is saved, {self.how_to_go_on()}")
 
-    def _how_to_go_on(self) -> str:
+    def how_to_go_on(self) -> str:
+        """Say by which command."""
         return f"go on with: vitkit train --resume {shlex.quote(str(self.run_folder.root))}"
 
     def _signal(self) -> int:

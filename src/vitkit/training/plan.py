@@ -172,7 +172,7 @@ def suited(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 def _below_peak(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """A rate at the end that nobody asked for is below the peak that somebody asked for."""
-    if config.min_lr <= config.lr:
+    if config.sched == "constant" or config.min_lr <= config.lr:
         return config, []
     usual = recipe_settings(config.recipe).get("min_lr", TrainConfig.min_lr)
     if config.min_lr != usual:

@@ -14,7 +14,7 @@ from vitkit.training.checkpointing import newest_state, step_of
 from vitkit.training.config import TrainConfig, read_yaml
 from vitkit.training.manifest import manifest_of
 from vitkit.training.plan import suited
-from vitkit.training.run_folder import RunFolder, resumed_folder
+from vitkit.training.run_folder import RunFolder
 
 FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img_size",
          "progressive", "balance", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
@@ -66,16 +66,13 @@ class StoppedRun:
         ]
 
 
-def stopped_run(config: TrainConfig) -> dict[str, Any] | None:
-    """The run to go on with, as JSON values; `None` where there is none.
+def stopped_run(run: RunFolder) -> dict[str, Any]:
+    """Describe the run to go on with, as JSON values.
 
     Raises:
-        OutputError, SettingError: a run that is not there, or whose settings cannot be read.
+        SettingError: its settings cannot be read.
         CheckpointError: no state of it is whole.
     """
-    run = None if config.resume is None else resumed_folder(config.resume, config.output)
-    if run is None:
-        return None
     state, passed_over = newest_state(run.state)
     manifest, written = manifest_of(state), TrainConfig(**read_yaml(run.config))
     known, sealed = field_names(TrainConfig), manifest["settings"] or {}

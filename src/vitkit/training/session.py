@@ -26,6 +26,7 @@ from vitkit.training.distributed import World, in_world, is_launched, joined
 from vitkit.training.evaluation import Output, examine, tallied
 from vitkit.training.finding import no_compiler, try_out
 from vitkit.training.image_list import write_image_list
+from vitkit.training.leaving import saved_when_images_fail
 from vitkit.training.lock import locked
 from vitkit.training.log import RunLog, Silence
 from vitkit.training.loop import Trainer
@@ -35,13 +36,7 @@ from vitkit.training.precision import Precision
 from vitkit.training.probing import PROBES, NeighbourProbe, without_effect
 from vitkit.training.receipt import WITHOUT_WEIGHT, receipt_of
 from vitkit.training.records import drop_rows_after, tested_at
-from vitkit.training.resuming import (
-    WHEREABOUTS,
-    StoppedRun,
-    decided_before,
-    going_on,
-    stopped_run,
-)
+from vitkit.training.resuming import WHEREABOUTS, StoppedRun, decided_before, going_on, stopped_run
 from vitkit.training.run_folder import (
     RunFolder,
     check_output,
@@ -135,24 +130,24 @@ def _importable(trainer: type[Trainer]) -> str:
 
 def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainResult:
     """One process's part of it."""
-    config, stopped = _beginning(config, world)
-    plan = _planned(config, world, goes_on=stopped is not None)
-    aside: list[str] = []
-    run = RunFolder(
-        Path(world.decided(lambda: str(new_folder(config, aside.append).root)))
-        if stopped is None
-        else stopped.root
-    )
-    world.announce(run.root)
-    config = replaced(plan.config, threads=config.threads or torch.get_num_threads())
-    plan = replace(plan, config=config)
-    torch.set_num_threads(config.threads or 1)
-    torch.manual_seed(config.seed)
-    model = make_model(plan.spec, plan.weights, config, plan.device)
-    plan = replace(plan, weights=None)  # the model has them
-    done = 0 if stopped is None else stopped.step
     with ExitStack() as stack:
-        world.decided(lambda: stack.enter_context(locked(run.root)))
+        config, stopped = _beginning(config, world, stack)
+        plan = _planned(config, world, goes_on=stopped is not None)
+        aside: list[str] = []
+        if stopped is not None:
+            run = RunFolder(stopped.root)
+        else:
+            made = world.decided(lambda: str(new_folder(config, aside.append).root))
+            run = RunFolder(Path(made))
+            world.decided(lambda: stack.enter_context(locked(run.root)))
+        world.announce(run.root)
+        config = replaced(plan.config, threads=config.threads or torch.get_num_threads())
+        plan = replace(plan, config=config)
+        torch.set_num_threads(config.threads or 1)
+        torch.manual_seed(config.seed)
+        model = make_model(plan.spec, plan.weights, config, plan.device)
+        plan = replace(plan, weights=None)  # the model has them
+        done = 0 if stopped is None else stopped.step
         log = stack.enter_context(
             RunLog(run, total=plan.last_step, done=done, quiet=config.quiet,
                    unvalidated=stopped is not None and stopped.unvalidated)
@@ -189,17 +184,30 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
             world.decided(lambda: save_augmented_grid(run.augmented, plan))
         with left_at_once(left) if config.probe else nullcontext():
             loop.train()
-        metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
+        with nullcontext() if config.probe else saved_when_images_fail(loop):
+            metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
 
 
-def _beginning(config: TrainConfig, world: World) -> tuple[TrainConfig, StoppedRun | None]:
+def _beginning(
+    config: TrainConfig, world: World, stack: ExitStack
+) -> tuple[TrainConfig, StoppedRun | None]:
     """Find the stopped run that goes on, with its settings; else check the new run's folder.
+
+    A run that goes on is locked first, by `stack`: another process may be about to end there.
 
     Raises:
         UserError: the run cannot go on so, or a new one cannot be there.
     """
-    found = world.decided(lambda: stopped_run(config))
+
+    def find() -> dict[str, Any] | None:
+        run = None if config.resume is None else resumed_folder(config.resume, config.output)
+        if run is None:
+            return None
+        stack.enter_context(locked(run.root))
+        return stopped_run(run)
+
+    found = world.decided(find)
     if found is not None:
         return going_on(config, found)
     world.decided(lambda: check_output(config))
