@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
+from vitkit import prediction
 from vitkit.errors import CheckpointError, DeviceError, ImageError, SettingError, UserError
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
@@ -116,6 +119,32 @@ def test_a_stream_is_read_and_kept_a_few_batches_at_a_time(pictures):
     stream.close()
 
 
+@pytest.mark.parametrize(("at_once", "most"), [(1, 1), (100, 1), (200, 2), (10**6, 4)])
+def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
+    """So large photographs need no more memory on more cores."""
+    path = tmp_path / "a.png"
+    Image.new("RGB", (10, 10)).save(path)
+    lock, inside, seen = threading.Lock(), [0], [0]
+
+    def slow(*given):
+        with lock:
+            inside[0] += 1
+            seen[0] = max(seen[0], inside[0])
+        time.sleep(0.01)
+        with lock:
+            inside[0] -= 1
+        return fit(*given)
+
+    fit = prediction.fit
+    monkeypatch.setattr(prediction, "fit", slow)
+    monkeypatch.setattr(prediction, "PIXELS_AT_ONCE", at_once)
+    monkeypatch.setattr(prediction.os, "cpu_count", lambda: 4)
+    predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
+    assert len(predictor([path] * 13)) == 13
+    assert seen[0] <= most
+    assert seen[0] > 1 or most == 1
+
+
 def test_any_engine_serves_and_nameless_classes_are_numbers(pictures):
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
     assert {said.label for said in predictor(pictures)} <= {"0", "1", "2"}
@@ -130,7 +159,7 @@ def test_what_is_wrong_is_named(checkpoint, pictures):
             predictor(one)
     with pytest.raises(SettingError, match="precision 'float8' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, precision="float8")
-    with pytest.raises(SettingError, match="top_k 0 must be 1 or more"):
+    with pytest.raises(SettingError, match="top_k = 0: must be 1 or more"):
         predictor(pictures, top_k=0)
     with pytest.raises(SettingError, match="engine 'onx' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, engine="onx")

@@ -19,8 +19,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.images import as_rgb, decode
+from vitkit.data.images import as_rgb, examine
 from vitkit.data.preprocess import fit, normalise
+from vitkit.data.room import PIXELS_AT_ONCE, Room
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, ImageError, SettingError
 from vitkit.spec import Preprocess
@@ -36,7 +37,7 @@ Pixels: TypeAlias = UInt8[np.ndarray, "h w C"]
 ENGINES = ("auto", "torch")
 PRECISIONS = ("float32", "bfloat16")
 MOST_THREADS = 8
-"""Threads that decode; each holds one decoded image."""
+"""Threads that decode."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Predictor:
         temperature: float = 1.0,
     ) -> None:
         if batch_size < 1:
-            raise SettingError(f"batch_size {batch_size} must be 1 or more")
+            raise SettingError.about("batch_size", batch_size, "must be 1 or more")
         if not 0 < temperature < math.inf:
             raise SettingError(f"temperature {temperature:g} must be a positive number")
         self.forward = forward
@@ -180,7 +181,7 @@ class Predictor:
             SettingError: top_k below 1, or one picture where a list is expected.
         """
         if top_k < 1:
-            raise SettingError(f"top_k {top_k} must be 1 or more")
+            raise SettingError.about("top_k", top_k, "must be 1 or more")
         for logits, places in self._batches(pictures):
             chances = (logits / self.temperature).softmax(-1)
             values, classes = chances.topk(min(top_k, chances.shape[-1]))
@@ -215,10 +216,11 @@ class Predictor:
         if isinstance(pictures, str | PathLike | bytes | Image.Image | np.ndarray):
             raise SettingError("one picture was given where a list is expected; write [picture]")
         pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
+        room = Room(PIXELS_AT_ONCE)
         waiting: deque[list[Future[Pixels | ImageError]]] = deque()
         try:
             for chunk in _chunks(pictures, self.batch_size):
-                waiting.append([self._begin(pool, *each) for each in chunk])
+                waiting.append([self._begin(pool, room, *each) for each in chunk])
                 if len(waiting) > 1:
                     yield self._run([each.result() for each in waiting.popleft()])
             while waiting:
@@ -227,20 +229,21 @@ class Predictor:
             pool.shutdown(cancel_futures=True)
 
     def _begin(
-        self, pool: ThreadPoolExecutor, number: int, picture: Picture
+        self, pool: ThreadPoolExecutor, room: Room, number: int, picture: Picture
     ) -> Future[Pixels | ImageError]:
         """Decode and scale an image; here if it is the caller's object, else in a thread."""
         if not isinstance(picture, Image.Image | np.ndarray):
-            return pool.submit(self._prepared, number, picture)
+            return pool.submit(self._prepared, room, number, picture)
         done: Future[Pixels | ImageError] = Future()
-        done.set_result(self._prepared(number, picture))
+        done.set_result(self._prepared(room, number, picture))
         return done
 
-    def _prepared(self, number: int, picture: Picture) -> Pixels | ImageError:
-        try:
-            return fit(read_picture(picture, name=f"picture {number}"), self.preprocess)
-        except ImageError as error:
-            return error
+    def _prepared(self, room: Room, number: int, picture: Picture) -> Pixels | ImageError:
+        with room.admission() as admit:  # until the pixels are in the model's size
+            try:
+                return fit(read_picture(picture, f"picture {number}", admit), self.preprocess)
+            except ImageError as error:
+                return error
 
     def _run(
         self, prepared: Sequence[Pixels | ImageError]
@@ -290,8 +293,17 @@ def as_checkpoint(given: Checkpoint | str | PathLike[str]) -> Checkpoint:
     return load(Path(given) if isinstance(given, PathLike) else given)
 
 
-def read_picture(picture: Picture, name: str = "picture") -> UInt8[np.ndarray, "H W 3"]:
+def read_picture(
+    picture: Picture,
+    name: str = "picture",
+    admit: Callable[[int], object] = lambda pixels: None,
+) -> UInt8[np.ndarray, "H W 3"]:
     """Any picture as (H, W, 3) uint8 RGB.
+
+    Args:
+        picture: the picture.
+        name: what to call it in a message; a path is called by itself.
+        admit: as in `images.examine`; not asked where the pixels are in memory already.
 
     Raises:
         ImageError: one that cannot be used.
@@ -304,7 +316,7 @@ def read_picture(picture: Picture, name: str = "picture") -> UInt8[np.ndarray, "
         )
     if isinstance(picture, Image.Image | np.ndarray):
         return as_rgb(picture, name)
-    return decode(picture, name=name if isinstance(picture, bytes) else None)
+    return examine(picture, name=name if isinstance(picture, bytes) else None, admit=admit)[0]
 
 
 def _chunks(pictures: Iterable[Picture], size: int) -> Iterable[list[tuple[int, Picture]]]:

@@ -45,6 +45,24 @@ def test_a_list_beside_the_folder_of_its_pictures(pictures: Path, tmp_path: Path
     assert f"leads out of the folder {pictures}" in out
 
 
+def test_a_file_that_was_away_when_the_list_was_opened_is_read_once_it_is_back(
+    pictures: Path,
+) -> None:
+    away = pictures / "x" / "3.png"
+    content = away.read_bytes()
+    away.unlink()
+    dataset = open_dataset(listing(pictures, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
+    with pytest.raises(ImageError, match=r"x/3\.png \(line 2\): missing: no such file"):
+        dataset.splits["train"].read(0)
+    away.write_bytes(content)
+    assert dataset.splits["train"].read(0).size
+    away.write_bytes((pictures / "x" / "4.png").read_bytes() + b"longer")
+    dataset = open_dataset(listing(pictures, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
+    away.write_bytes(content)
+    with pytest.raises(ImageError, match="the file was changed after it was opened"):
+        dataset.splits["train"].read(0)
+
+
 def test_the_unicode_text_of_excel(pictures: Path) -> None:
     plain = open_dataset(listing(pictures, "path\tlabel\n" + ROWS.replace(",", "\t")))
     for encoding in ("utf-16", "utf-16-be"):
@@ -170,6 +188,8 @@ def test_lists_that_cannot_be_used(pictures: Path, text: str, expected: str) -> 
 def test_a_list_that_is_no_text(pictures: Path) -> None:
     (pictures / "data.csv").write_bytes(b"path,label\nx/\xff.png,a\n")
     assert "expected UTF-8 text" in refusal(pictures / "data.csv")
+    (pictures / "data.csv").write_bytes("path,label\nx/0.png,a\n".encode("utf-16")[:-1])
+    assert "or UTF-16 with its mark" in refusal(pictures / "data.csv")
     (pictures / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
     assert "not a CSV from line 2 on" in refusal(pictures / "data.csv")
     (pictures / "data.csv").write_text("x" * 140_000)

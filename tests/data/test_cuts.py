@@ -12,6 +12,7 @@ from PIL import Image
 import vitkit
 from vitkit import cli
 from vitkit.data import cuts
+from vitkit.data.doctor import sound
 from vitkit.data.sources import Dataset, open_dataset, stratified_split, with_validation
 
 
@@ -68,6 +69,16 @@ def test_copies_in_train_stay_together_when_validation_is_taken(tmp_path: Path) 
         again = cuts.with_validation_of(opened, each.fingerprint, 0.1)
         assert again.splits["val"].paths == each.splits["val"].paths
     assert cuts.with_validation_of(opened, "another", 0.1) is opened
+
+
+def test_copies_stay_together_when_images_were_left_out_first(tmp_path: Path) -> None:
+    copies(tmp_path / "pets" / "train")
+    for name in ("000", "031"):
+        (tmp_path / "pets" / "train" / "cat" / f"{name}.png").write_bytes(b"words")
+    opened, _ = sound(open_dataset(tmp_path / "pets"), "skip")
+    dataset = with_validation(opened, 0.1)
+    assert sum(map(len, dataset.splits.values())) == 128
+    assert torn(dataset) == 0
 
 
 def test_without_copies_the_cut_and_the_fingerprint_are_those_of_before(tmp_path: Path) -> None:

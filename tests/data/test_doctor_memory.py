@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from picture_files import folder, save
 
 import vitkit.data.cache
-from vitkit.data import look
+from vitkit.data import look, rereading
 from vitkit.data.digests import LEAST_REMEMBERED, file_digests
 from vitkit.data.doctor import Report, check, sound
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
@@ -197,6 +200,35 @@ def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> Non
     second = [*map(bytes, file_digests(Paths([*paths, tmp_path / "9999.bin"])))]
     assert [place for place, digest in enumerate(first) if digest != second[place]] == [5]
     assert second[:20] == [*map(bytes, file_digests(Paths(paths[:20])))]  # few files: hashed now
+
+
+@pytest.mark.parametrize("count", [3, LEAST_REMEMBERED])
+def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    paths = [tmp_path / f"{number:04}.bin" for number in range(count)]
+    for path in paths:
+        path.write_text(path.name)
+    files = Paths(paths)
+    failing, pauses, opened = [0], list[float](), open
+
+    def fail(path: Any, *args: Any, **options: Any) -> Any:
+        if failing[0] and str(path).endswith(".bin"):
+            failing[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", fail)
+    monkeypatch.setattr(rereading.time, "sleep", pauses.append)
+    expected = [hashlib.sha256(path.name.encode()).digest() for path in paths]
+
+    failing[0] = 10**9  # the disk is gone: not every file is waited for
+    assert {*map(bytes, file_digests(files))} == {hashlib.sha256().digest()}
+    assert 3 <= len(pauses) <= 3 * 8
+    failing[0] = 2  # nothing was remembered of what could not be read
+    assert [*map(bytes, file_digests(files))] == expected
+    failing[0] = 10**9 if count == LEAST_REMEMBERED else 0
+    assert [*map(bytes, file_digests(files))] == expected
 
 
 def test_rows_by_key(tmp_path: Path) -> None:

@@ -85,15 +85,20 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
         save(root / "train" / "b" / f"{number}.jfif", 500 + number)
         save(root / "train" / "a" / f"{number}.JPE", 600 + number)
         (root / "train" / "a" / f"{number}.HEIC").touch()
+    save(root / "train" / "b" / "copy.jfif", 500)
     for name in ("labels.json", "readme", "notes.txt", "more.txt"):
         (root / name).touch()
     dataset = open_dataset(root)
-    assert len(dataset.splits["train"]) == 10
+    assert len(dataset.splits["train"]) == 11
     (told,) = dataset.warnings
     assert "not read: 3 .heic; convert them" in told
     assert "not read: 2 .txt, 1 .json, 1 without an ending" in dataset.notes
     report = check(dataset)
     assert told in report.warnings()
+    order = ["error", "warning", "note"]
+    assert {f.severity for f in report.findings} >= {"warning", "note"}
+    severities = [order.index(finding.severity) for finding in report.findings]
+    assert severities == sorted(severities)
     assert told in sound(dataset, "refuse")[1].warnings()
 
 

@@ -153,6 +153,17 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     assert decode(commented).shape == (37, 53, 3)
 
 
+def test_a_jpeg_of_many_markers_is_refused_before_they_are_counted() -> None:
+    plain = encode(PHOTO, "JPEG", progressive=True)
+    for count, refused in ((1000, False), (1 << 20, True)):
+        padded = plain[:-2] + b"\xff\xe1\0\2" * count + plain[-2:]  # empty APP1 segments
+        if refused:
+            with pytest.raises(ImageError, match="too large: a JPEG of more than 20,000 markers"):
+                decode(padded)
+        else:
+            assert np.array_equal(decode(padded), decode(plain))
+
+
 @pytest.mark.parametrize(
     ("pixels", "said"),
     [

@@ -8,13 +8,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data import watching
+from vitkit.data import remote_shards, watching
 from vitkit.data.augment import (
     FLIP,
     SHIFT,
@@ -324,6 +325,47 @@ def test_slow_data_that_live_are_waited_for_and_those_that_hang_are_not(impatien
     monkeypatch.setattr(Slow, "pieces", 0)
     with pytest.raises(LoaderError, match=r"not run for 0.5 s.* the batch of step 0 \(slow\[\d\]"):
         list(batches(living, range(1), workers=1))
+
+
+class Blocked(ArraySplit):
+    """Reads an image once a FIFO is opened, and waits for that as for a slow disk (state D)."""
+
+    def read(self, index):
+        self.fifo.with_name("waits").touch()
+        opens = [(os.POSIX_SPAWN_OPEN, 9, str(self.fifo), os.O_RDONLY, 0)]
+        os.waitpid(os.posix_spawn("/bin/true", ["true"], {}, file_actions=opens), 0)
+        return super().read(index)
+
+
+@pytest.fixture
+def busy(monkeypatch, tmp_path):
+    """One batch of a disk that answers when its FIFO is opened for writing."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    monkeypatch.setattr(Blocked, "fifo", fifo, raising=False)
+    images = np.zeros((8, 16, 16, 3), np.uint8)
+    split = Blocked(images, np.zeros(8, int), "busy")
+    yield TrainingSteps(split, SMALL, Augmentation(), batch_size=1, seed=0)
+    os.close(os.open(fifo, os.O_RDWR))  # lets go whoever still waits
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a process waits for")
+def test_one_read_of_a_busy_disk_may_take_longer(impatient, busy, monkeypatch):
+    def answer_late():
+        while not Blocked.fifo.with_name("waits").exists():
+            time.sleep(0.05)
+        time.sleep(1.5)  # three times what a process may be silent
+        os.close(os.open(Blocked.fifo, os.O_RDWR))
+
+    threading.Thread(target=answer_late, daemon=True).start()
+    assert len(list(batches(busy, range(1), workers=1))) == 1
+    monkeypatch.setattr(watching, "LOOKS_LONG", 10)
+    with pytest.raises(LoaderError, match="has not run for 1 s"):
+        list(batches(busy, range(1), workers=1))
+
+
+def test_a_process_that_waits_as_long_as_a_server_asks_it_to_does_not_hang():
+    assert watching.LOOKS_LONG * watching.LOOK_EVERY > remote_shards.LONGEST_WAIT
 
 
 def test_nobody_waits_for_a_batch_that_is_not_wanted_any_more(impatient, monkeypatch):

@@ -49,6 +49,7 @@ def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     missing = refusal(f"wds:{tmp_path}/a-{{09..12}}.tar")
     assert "a-12.tar: no such file, and 1 of 4 shards are not there" in missing
     assert "the nearest folder that exists" in refusal(f"wds:{tmp_path}/c-*.tar")
+    assert "~nobody-here/a.tar: no such file" in refusal("wds:~nobody-here/a.tar")
     assert "more than 50 shards" in refusal(f"wds:{tmp_path}/c-{{1..7}}-{{0..999999999}}.tar")
 
 

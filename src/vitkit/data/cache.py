@@ -30,7 +30,7 @@ from jaxtyping import Int, Int64, UInt8, UInt16
 
 from vitkit.data.images import ODDITIES, Oddity, examine, printable
 from vitkit.data.indexes import DAMAGE
-from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split, StoredSplit
+from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split, SplitOver, StoredSplit
 from vitkit.errors import ImageError
 from vitkit.places import cache_folder
 
@@ -69,7 +69,7 @@ def cached(
     stored = {name: s for name, s in dataset.splits.items() if not isinstance(s, ArraySplit)}
     if not stored:
         return _noted(dataset, "cache: the pictures are in memory already, none is needed")
-    base = cache_folder() / "pixels" if folder is None else Path(folder).expanduser()
+    base = cache_folder() / "pixels" if folder is None else Path(os.path.expanduser(folder))
     place = base / _key(dataset)
     try:
         pixels = _open(place)
@@ -125,25 +125,12 @@ class Pixels:
 
 
 @dataclass(frozen=True, eq=False)
-class CachedSplit:
-    """Another split, its pictures read from a cache."""
+class CachedSplit(SplitOver):
+    """Another split, its pictures read from a cache; what is not in it is read as ever."""
 
-    split: Split
-    """Where the pictures come from; names, labels and what is not in the cache are its own."""
     pixels: Pixels
     numbers: Int64[np.ndarray, " N"]
     """Each picture's number in the cache."""
-
-    @property
-    def labels(self) -> Int64[np.ndarray, " N"]:
-        """Class numbers (N,)."""
-        return self.split.labels
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def name(self, index: int) -> str:
-        return self.split.name(index)
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         found = self.pixels[int(self.numbers[index])]

@@ -117,7 +117,7 @@ def _rows(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None
                         },
                     )
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8 text: {error}") from None
+        raise DataError(f"{where}: expected UTF-8 text, or UTF-16 with its mark: {error}") from None
     except csv.Error as error:
         raise DataError(f"{where}: not a CSV from line {before + 1} on: {error}") from None
     except OSError as error:

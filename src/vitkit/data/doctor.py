@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.data.findings import Finding, findings, layout_findings
+from vitkit.data.cuts import first_copies
+from vitkit.data.findings import Finding, findings
 from vitkit.data.look import LOOK, Looks, Problem, as_stored, look_through
 from vitkit.data.memory import Memory
 from vitkit.data.splits import ArraySplit, Dataset, FileSplit, Split
@@ -116,7 +117,7 @@ def sound(
         return dataset, report
     if problems_policy == "refuse":
         raise DataError(_refusal(dataset, report))
-    splits = dict(dataset.splits)
+    splits, copies = dict(dataset.splits), dataset.first_copies
     for name, problems in report.problems.items():
         bad = [problem.index for problem in problems]
         kept = np.setdiff1d(np.arange(len(splits[name])), bad)
@@ -125,7 +126,9 @@ def sound(
                 f"{dataset.name}: no picture of {name} can be decoded; {_first(problems)}"
             )
         splits[name] = splits[name].subset(kept)
-    return dataclasses.replace(dataset, splits=splits), report
+        if name == "train" and copies is not None:
+            copies = first_copies(place.tobytes() for place in copies[kept])
+    return dataclasses.replace(dataset, splits=splits, first_copies=copies), report
 
 
 def _look(
@@ -149,8 +152,7 @@ def _look(
 
 
 def _report(dataset: Dataset, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Report:
-    found = findings(dataset.classes, splits, looks) if splits else ()
-    found += layout_findings(dataset.warnings)
+    found = findings(dataset.classes, splits, looks, dataset.warnings) if splits else ()
     said = {finding.message for finding in found}
     counts = {
         name: np.bincount(split.labels, minlength=len(dataset.classes)).tolist()

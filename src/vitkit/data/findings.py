@@ -91,7 +91,10 @@ KINDS: dict[str, Severity] = {
 
 
 def findings(
-    classes: Sequence[str], splits: Mapping[str, Split], looks: Mapping[str, Looks]
+    classes: Sequence[str],
+    splits: Mapping[str, Split],
+    looks: Mapping[str, Looks],
+    warnings: Iterable[str] = (),
 ) -> tuple[Finding, ...]:
     """Everything found, errors first.
 
@@ -99,6 +102,7 @@ def findings(
         classes: the data set's class names.
         splits: its splits, training first.
         looks: what was seen of each.
+        warnings: what was noticed when the files were listed.
     """
     pictures = Pictures(splits, looks)
     found = itertools.chain(
@@ -110,6 +114,7 @@ def findings(
         _classes(classes, pictures),
         _class_names(classes),
         _class_shifts(classes, splits),
+        (_finding("layout", message, (), 1) for message in warnings),
         _traits(pictures),
         _duplicates(pictures),
         _near_duplicates(splits, looks),
@@ -117,11 +122,6 @@ def findings(
     )
     order = [*KINDS]
     return tuple(sorted(found, key=lambda finding: order.index(finding.kind)))
-
-
-def layout_findings(warnings: Iterable[str]) -> tuple[Finding, ...]:
-    """Findings for what was noticed when the files were listed."""
-    return tuple(_finding("layout", message, (), 1) for message in warnings)
 
 
 class Pictures:

@@ -5,8 +5,8 @@ properly but early; it decodes a TIFF whose strips do not cover the picture. Bot
 One gap stays: a JPEG cut short and then closed with a proper end marker decodes with a grey rest,
 and telling that apart would take a second entropy decoder.
 
-A JPEG may go over its picture any number of times; one with more scans than any real picture has
-is refused, since a small file could keep the decoder busy for minutes.
+A JPEG may go over its picture any number of times; one with more scans, or more markers, than any
+real picture has is refused, since it could keep the decoder or the count itself busy for minutes.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ WITHOUT_LENGTH = (0x01, 0xD8)
 MARKERS_AT_ONCE = 1 << 12
 MOST_SCANS = 100
 """Encoders write 10 or so, optimisers some 20. A scan takes up to a nanosecond a pixel."""
+MOST_MARKERS = 20_000
+"""A scan has some five; profiles and the like come in pieces of up to 64 kB, a marker each."""
 TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
 
 
@@ -55,11 +57,13 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
     """Count a JPEG's scans, without decoding any; memory stays flat.
 
     Raises:
-        ImageError: "too large" with more than `MOST_SCANS`.
+        ImageError: "too large" with more than `MOST_SCANS`, or more than `MOST_MARKERS` in all.
     """
     place, scans = 2, 0
     frame, components = 0, 0
-    while scans <= MOST_SCANS and (found := _next_marker(handle, place)) is not None:
+    for _ in range(MOST_MARKERS):
+        if (found := _next_marker(handle, place)) is None:
+            return
         place, kind = found
         if kind == END_OF_IMAGE:
             return
@@ -72,11 +76,13 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
             frame, components = kind, head[7]
         if kind == START_OF_SCAN:
             scans += 1
+            if scans > MOST_SCANS:
+                break
             if frame in SEQUENTIAL and head[2] == components:
                 return  # all is in this one scan, and decoders do not look for another
         place += 2 + int.from_bytes(head[:2])
-    if scans > MOST_SCANS:
-        raise ImageError(name, "too large", f"a JPEG of more than {MOST_SCANS} scans; save it anew")
+    most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
+    raise ImageError(name, "too large", f"a JPEG of more than {most}; save it anew")
 
 
 def check_png_chunks(handle: Stream, name: str) -> None:

@@ -13,7 +13,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,7 +24,7 @@ from vitkit.data.cache import CachedSplit, examined
 from vitkit.data.images import ODDITIES
 from vitkit.data.memory import UNKNOWN, Memory, file_keys
 from vitkit.data.remote_shards import RemoteTars, content_keys
-from vitkit.data.room import Room
+from vitkit.data.room import PIXELS_AT_ONCE, Room
 from vitkit.data.splits import FileSplit, Split, StoredSplit
 from vitkit.errors import ImageError, ImageReason, SettingError
 
@@ -50,8 +49,6 @@ GROUP = 32
 """Pictures that a thread takes at once; handing over one small picture costs as much as it does."""
 BLOCK = 1024
 """Pictures handed to the threads at once; what is waiting takes memory, pixels are dropped."""
-PIXELS_AT_ONCE = 50_000_000
-"""Pixels that all threads decode at once: as many as one picture may have, some 600 MB."""
 SAVE_EVERY = 60.0
 """Seconds after which the memory is written; a check that is broken off goes on from there."""
 
@@ -100,7 +97,7 @@ def look_through(
         advance: is told how many pictures more are done.
     """
     if workers < 0:
-        raise SettingError(f"workers {workers} must be 0 or more; 0 means one for each core")
+        raise SettingError.about("workers", workers, "must be 0 or more; 0 means one for each core")
     if memory:
         rows, known = memory.recall(_keys(as_stored(split)))
     else:
@@ -165,18 +162,13 @@ def _look(
 ) -> list[tuple[int, tuple[object, ...] | Problem]]:
     seen: list[tuple[int, tuple[object, ...] | Problem]] = []
     for index in map(int, indices):
-        with ExitStack() as held:  # until the pixels have been looked at
-            admit = partial(_admit, room, held)
+        with room.admission() as admit:  # until the pixels have been looked at
             try:
                 seen.append((index, summarise(*examined(split, index, admit))))
             except ImageError as error:
                 problem = Problem(index, split.name(index), error.reason, error.detail)
                 seen.append((index, problem))
     return seen
-
-
-def _admit(room: Room, held: ExitStack, pixels: int) -> None:
-    held.enter_context(room.taken(pixels))
 
 
 def _keys(split: Split) -> UInt64[np.ndarray, " N"]:

@@ -24,6 +24,8 @@ PAUSES = (0.2, 1.0, 3.0)
 """Seconds to wait before the next attempts."""
 NO_FILE = np.uint64(0)
 """The stamp of what cannot be seen."""
+ANOTHER_FILE = np.uint64(1)
+"""The stamp of what is gone: any file under its name is another one."""
 Answer = TypeVar("Answer")
 
 
@@ -31,13 +33,13 @@ def patiently(read: Callable[[], Answer]) -> Answer:
     """Read, and read again after a pause where the disk failed in a way that may pass.
 
     Raises:
-        ImageError: what `read` raises, at once or at the last attempt.
+        ImageError, OSError: what `read` raises, at once or at the last attempt.
     """
     for pause in PAUSES:
         try:
             return read()
-        except ImageError as error:
-            if not _may_pass(error):
+        except (ImageError, OSError) as error:
+            if not may_pass(error):
                 raise
         time.sleep(pause)
     return read()
@@ -49,18 +51,18 @@ def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, "
     return np.where(facts[:, 0] == 0, NO_FILE, hash64(facts[:, 1], facts[:, 2]))
 
 
+def may_pass(error: BaseException | None) -> bool:
+    """Tell whether an error, or one it comes from, is of the disk and may be over in a moment."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in PASSING:
+            return True
+        error = error.__cause__
+    return False
+
+
 def _facts(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return 0, 0, 0
     return 1, found.st_size, found.st_mtime_ns
-
-
-def _may_pass(error: BaseException | None) -> bool:
-    """Whether an error, or one that it comes from, is of the disk and may be over in a moment."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in PASSING:
-            return True
-        error = error.__cause__
-    return False

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+PIXELS_AT_ONCE = 50_000_000
+"""Pixels that all threads decode at once: as many as one picture may have, some 600 MB."""
 
 
 class Room:
@@ -30,3 +33,9 @@ class Room:
             with self._changed:
                 self.held -= amount
                 self._changed.notify_all()
+
+    @contextmanager
+    def admission(self) -> Iterator[Callable[[int], object]]:
+        """Give a function that takes an amount, which is held until the end of the block."""
+        with ExitStack() as held:
+            yield lambda amount: held.enter_context(self.taken(amount))

@@ -84,7 +84,8 @@ def open_dataset(
         DataError: nothing of that name, or a data set that cannot be trained on.
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
-    root = None if data_root is None else Path(data_root).expanduser()
+    # `Path.expanduser` raises for ~nobody.
+    root = None if data_root is None else Path(os.path.expanduser(data_root))
     if isinstance(data, str) and data in NAMES:
         return _open_named(data, root)
     if isinstance(data, str) and data.startswith(HUB):
@@ -92,10 +93,7 @@ def open_dataset(
     if isinstance(data, str) and data.startswith(SHARDS):
         opened = open_remote_webdataset if is_remote(data) else open_webdataset
         return opened(data, ignore_extra_classes=ignore_extra_classes)
-    try:
-        path = Path(data).expanduser()
-    except RuntimeError:  # ~nobody
-        path = Path(data)
+    path = Path(os.path.expanduser(data))
     if not os.path.exists(path):
         name = printable(data)
         near = did_you_mean(name, NAMES)

@@ -103,7 +103,8 @@ class FileSplit:
     """Each picture's line in the list that names it, where there is one."""
     stamps: UInt64[np.ndarray, " N"] | None = None
     """What tells each file from another one under its name: `rereading.file_stamps`, by default
-    as they are now. A file that has another one when it is read is refused."""
+    as they are now. A file that has another one when it is read is refused; one that could not be
+    seen at first has none, and is read as it is."""
 
     def __post_init__(self) -> None:
         if self.stamps is None:
@@ -122,7 +123,8 @@ class FileSplit:
     def _read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         path, name = self.paths[index], self.name(index)
         (now,) = file_stamps([path])
-        if self.stamps is not None and now not in (self.stamps[index], NO_FILE):
+        opened = now if self.stamps is None else self.stamps[index]
+        if NO_FILE not in (now, opened) and now != opened:
             raise ImageError(name, "missing", "the file was changed after it was opened")
         return decode(path, name=name)
 
@@ -151,6 +153,25 @@ class Store(Protocol):
         Raises:
             ImageError: it is not there, or cannot be read.
         """
+
+
+@dataclass(frozen=True, eq=False)
+class SplitOver:
+    """The labels and names of another split, whose images a subclass reads in its own way."""
+
+    split: Split
+    """The other one."""
+
+    @property
+    def labels(self) -> Int64[np.ndarray, " N"]:
+        """Class numbers (N,)."""
+        return self.split.labels
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def name(self, index: int) -> str:
+        return self.split.name(index)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from vitkit.data.remote_shards import RemoteTars
-from vitkit.data.splits import Dataset, FileSplit, Split, StoredSplit
+from vitkit.data.splits import Dataset, FileSplit, Split, SplitOver, StoredSplit
 from vitkit.errors import ImageError
 
 MOST_TRIED = 100
@@ -20,26 +20,14 @@ LONGEST = 5.0
 
 
 @dataclass(frozen=True, eq=False)
-class StandIns:
+class StandIns(SplitOver):
     """A split that reads another image of the same class where one cannot be read.
 
     It is the next one of its class in the split's order, so labels and their counts stay as they
     are, and which image it is depends on nothing but which ones can be read.
     """
 
-    split: Split
     _failed: list[str] = field(default_factory=list, repr=False)
-
-    @property
-    def labels(self) -> Int64[np.ndarray, " N"]:
-        """Class numbers (N,)."""
-        return self.split.labels
-
-    def __len__(self) -> int:
-        return len(self.split)
-
-    def name(self, index: int) -> str:
-        return self.split.name(index)
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         try:

@@ -12,14 +12,19 @@ from typing import Any, TypeVar
 
 import torch
 
+from vitkit.data.remote_shards import LONGEST_WAIT
 from vitkit.errors import LoaderError
 
 T = TypeVar("T")
 LOOK_EVERY = 1.0
 """Seconds between two looks at the processes, while a batch is waited for."""
-LOOKS, LOOKS_REMOTE = 8, 90
-"""Looks in a row without a sign of life, after which a process hangs. A server may be silent for
-30 s, and is asked again after a pause, before the process that reads from it gives up."""
+LOOKS = 8
+"""Looks in a row without a sign of life, after which a process hangs."""
+LOOKS_LONG = int(LONGEST_WAIT) + 30
+"""The same of a process that is inside of a read from a disk, or that reads from a server, which
+may ask it to wait. Under load a disk may need half a minute for one read, a network's more."""
+IN_DISK = re.compile(r"^State:\tD", re.MULTILINE)
+RUNNING = re.compile(r"^State:\tR", re.MULTILINE)
 SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:.*", re.MULTILINE)
 """Of /proc/PID/task/TID/status: how often a thread has stopped running."""
 
@@ -33,9 +38,10 @@ def watched(
 ) -> Iterator[T]:
     """Hand on what loader processes make, and raise where one of them is gone or hangs.
 
-    A process hangs when it has not run at all for 8 s (90 s where the images come over the network)
-    while a batch is waited for. A process that reads slowly runs for a moment for every piece that
-    arrives, and an idle one wakes every 5 s. Looks are counted, not seconds, so that a run that is
+    A process hangs when it has not run at all for 8 s while a batch is waited for; for 150 s where
+    it is inside of a read from a disk, or the images come over the network. A process that reads
+    slowly runs for a moment for every piece that arrives, one that waits for a processor counts as
+    running, and an idle one wakes every 5 s. Looks are counted, not seconds, so that a run that is
     suspended as a whole may go on. Only Linux tells how often a process has run; elsewhere only a
     process that is gone is noticed.
 
@@ -49,7 +55,7 @@ def watched(
         LoaderError: a process is gone or hangs, or `stopped`; all of them are ended.
     """
     processes = _taken_over(arriving)
-    watch = _Watch(processes, LOOKS_REMOTE if remote else LOOKS, stopped)
+    watch = _Watch(processes, LOOKS_LONG if remote else LOOKS, stopped)
     watch.start()
     number = 0
     try:
@@ -110,16 +116,16 @@ class _Watch(threading.Thread):
                 awaited, last = self.awaited, {}
                 continue
             for one in self._processes:
-                now, (before, silent) = _life(one.pid), last.get(one, ([], 0))
-                last[one] = now, silent + 1 if now and now == before else 0
-            hanging = [one.pid for one, (_, silent) in last.items() if silent >= self._most]
-            if hanging:
-                self.found = (
-                    f"loader process {hanging[0]} has not run for {self._most * LOOK_EVERY:g} s: "
-                    f"is the disk or the network drive still there?"
-                )
-            elif self._stopped():
-                self.found = "stopped"
+                (now, in_disk), (before, silent) = _life(one.pid), last.get(one, ([], 0))
+                silent = silent + 1 if now and now == before else 0
+                last[one] = now, silent
+                if silent >= (LOOKS_LONG if in_disk else self._most):
+                    self.found = (
+                        f"loader process {one.pid} has not run for {silent * LOOK_EVERY:g} s: "
+                        f"is the disk or the network drive still there?"
+                    )
+            if self._stopped():
+                self.found = self.found or "stopped"
             if self.found is not None:
                 _kill(self._processes)
                 return
@@ -130,18 +136,22 @@ class _Watch(threading.Thread):
         self.join()
 
 
-def _life(pid: int | None) -> list[str]:
-    """What changes when any thread of a process runs; nothing where one does, or nobody tells."""
-    found = []
+def _life(pid: int | None) -> tuple[list[str], bool]:
+    """What changes when any thread of a process runs, and whether one waits for a disk.
+
+    There is nothing where a thread runs just now, waits for a processor, or where nobody tells.
+    """
+    found, in_disk = [], False
     for thread in sorted(Path(f"/proc/{pid}/task").glob("*/status")):
         try:
             status = thread.read_text()
         except OSError:  # the thread has ended in between: so it has run
-            return []
-        if "State:\tR" in status:
-            return []
+            return [], False
+        if RUNNING.search(status):
+            return [], False
+        in_disk |= IN_DISK.search(status) is not None
         found += SWITCHES.findall(status)
-    return found
+    return found, in_disk
 
 
 def _death(processes: Sequence[BaseProcess], within: float) -> str | None:

@@ -81,7 +81,7 @@ def find_shards(pattern: str) -> list[Path]:
         DataError: none, or one of a `{first..last}` that is not there.
     """
     shards: list[Path] = []
-    folder, rest = _literal_folder(Path(pattern).expanduser())
+    folder, rest = _literal_folder(Path(os.path.expanduser(pattern)))
     for text in expanded(rest):
         path = folder / text
         if set(text) & set("*?[") and not path.is_file():
