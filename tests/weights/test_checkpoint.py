@@ -105,7 +105,7 @@ def test_files_that_are_no_checkpoints_are_named_for_what_they_are(tmp_path: Pat
             tmp_path / "lfs.safetensors", b"version https://git-lfs.github.com/spec/v1\n"
         ),
         "a pickle, which can run code": write(tmp_path / "old.pth", b"\x80\x02}q\x00."),
-        r"1 tensors \(conv.weight, ...\) of no known format; known are vitkit": plain,
+        r"1 tensor \(conv.weight\) of no known format; known are vitkit": plain,
     }
     for said, path in cases.items():
         with pytest.raises(CheckpointError, match=said) as error:
@@ -249,6 +249,11 @@ def with_nan(model: vitkit.ViT) -> vitkit.ViT:
     return model
 
 
+def too_large(model: vitkit.ViT) -> vitkit.ViT:
+    model.double().head.weight.data[0, 0] = 1e300
+    return model
+
+
 def larger_head(model: vitkit.ViT) -> vitkit.ViT:
     model.head = torch.nn.Sequential(torch.nn.Linear(16, 3))
     return model
@@ -270,6 +275,8 @@ UNREADABLE = {
     "shape": (narrow_norm, {}, r"norm\.weight has shape \(8,\), the model's spec needs \(16,\)"),
     "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; give a"),
     "numbers": (None, {"classes": range(3)}, "classes has 0; give a list with a text for each"),
+    "no names": (None, {"classes": None}, "classes has None; give a list"),
+    "beyond float32": (too_large, {}, r"head\.weight: 1 of 48 numbers are not finite in float32"),
     "one text": (None, {"classes": "abc"}, "classes has 'abc'; give a list"),
     "long": (None, {"recipe": ["x" * 1_000_000] * 26}, r"26\.\d MB of metadata; .* at most 25 MB"),
     "twice": (None, {"recipe": {1: 0, "1": 0}}, "the key '1' is there twice"),
@@ -292,6 +299,40 @@ def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, model, fau
 def test_a_model_before_its_path_is_told_the_order(tmp_path: Path, model):
     with pytest.raises(CheckpointError, match=r"first argument is a ViT.*vitkit\.save\('model"):
         vitkit.save(model, tmp_path / "a.safetensors")
+
+
+def test_blocks_that_share_their_weights_are_saved_as_blocks_of_their_own(tmp_path: Path, model):
+    model.blocks[1] = model.blocks[0]
+    images = torch.rand(2, 1, 16, 16)
+    again = vitkit.load(vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)).model
+    assert torch.equal(again.eval()(images), model.eval()(images))
+
+
+def test_what_float64_loses_is_noted_beside_earlier_notes(tmp_path: Path, model):
+    double = model.double()
+    double.head.weight.data /= 3
+    path = vitkit.save(tmp_path / "a.safetensors", double, preprocess=GREY, notes=["mine"])
+    notes = vitkit.load(path).metadata["notes"]
+    assert notes == ["mine", "1 tensor of float64 is rounded to float32"]
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_class_names_may_come_from_a_generator(tmp_path: Path, model):
+    names = (name for name in ("ant", "bee", "cat"))
+    path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, classes=names)
+    assert vitkit.load(path).classes == ("ant", "bee", "cat")
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_description_that_is_wrong_at_length_is_said_in_one_short_line(tmp_path: Path, model):
+    path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)
+    with safetensors.safe_open(path, framework="pt") as file:
+        document = json.loads(file.metadata()["vitkit"])
+    document["spec"]["activation"] = "x" * 100_000
+    safetensors.torch.save_file(model.state_dict(), path, {"vitkit": json.dumps(document)})
+    with pytest.raises(CheckpointError, match="activation = 'xxx") as error:
+        vitkit.load(path)
+    assert len(str(error.value)) < 1000
 
 
 def test_files_are_as_readable_as_the_umask_says(tmp_path: Path, model):

@@ -282,6 +282,20 @@ def test_an_oblong_crop_is_squashed_as_the_refusal_says(tmp_path):
     assert vitkit.load(tmp_path / "hf").preprocess == preprocess.replace(fit="squash")
 
 
+@pytest.mark.parametrize("size", [(16, 64), (16, 40)], ids=["of a square number", "of none"])
+def test_an_oblong_size_is_noted_only_where_the_file_cannot_say_it(tmp_path, size):
+    model = noisy(vitkit.ViTSpec(**SMALL | {"image_size": size, "activation": "gelu_tanh"}))
+    preprocess = vitkit.Preprocess(image_size=size, fit="squash")
+    own = vitkit.save(tmp_path / "own.safetensors", model, preprocess=preprocess)
+    for to, said in (("huggingface", True), ("timm", True), ("google", False)):
+        report = vitkit.convert(own, tmp_path / to, to=to, allow_lossy=True)
+        notes = [note for note in report.notes if "image_size" in note and "pass it" in note]
+        assert len(notes) == (not said), (to, report.notes)
+        assert report.max_difference <= 1e-5
+        asked = {} if said else {"image_size": size}
+        assert vitkit.load(tmp_path / to, **asked).model.spec.image_size == size
+
+
 def test_the_class_head_alone_is_folded_for_transformers(tmp_path):
     model, own = saved(tmp_path, distillation_token=True, distilled_readout="cls")
     report = vitkit.convert(own, tmp_path / "hf", to="huggingface")

@@ -112,7 +112,7 @@ def test_arguments_of_a_command_line_are_read_where_torch_may(tmp_path):
     ("name", "tensor", "message"),
     [
         ("head_dist.weight", None, "head_dist.weight is missing"),
-        ("blocks.0.attn.extra", torch.zeros(1), "belong to nothing known: blocks.0.attn.extra"),
+        ("blocks.0.attn.extra", torch.zeros(1), "1 unknown tensor: blocks.0.attn.extra"),
         ("norm.bias", torch.zeros(3), r"gives norm.bias the shape \(3,\)"),
         ("blocks.0.norm11.weight", torch.zeros(3), "parallel blocks"),
     ],

@@ -345,7 +345,7 @@ def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
     ("third", "change", "said"),
     [
         (False, lambda w: w.pop("norm.bias"), "tensor norm.bias is missing"),
-        (False, lambda w: w.update(extra=torch.zeros(2)), "belong to nothing known: extra"),
+        (False, lambda w: w.update(extra=torch.zeros(2)), "1 unknown tensor: extra"),
         (False, lambda w: w.update({"norm.bias": torch.zeros(3)}), "gives norm.bias the shape"),
         (False, lambda w: w.update(pos_embed=torch.zeros(1, 16, WIDTH)), "no square grid"),
         (
@@ -358,7 +358,11 @@ def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
             lambda w: w.update({"blocks.0.attn.qkv.bias_mask": torch.ones(3 * WIDTH)}),
             "leaves a bias to the keys",
         ),
-        (True, lambda w: w.update({"cls_norm.weight": torch.ones(WIDTH)}), "known: cls_norm"),
+        (
+            True,
+            lambda w: w.update({"cls_norm.weight": torch.ones(WIDTH)}),
+            "unknown tensor: cls_norm",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path, third, change, said):

@@ -241,7 +241,7 @@ def test_only_vits_are_claimed():
 KEY = "Transformer/encoderblock_1/MlpBlock_3/Dense_0/kernel"
 WRONG: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "missing": (lambda a: {n: v for n, v in a.items() if n != KEY}, f"{KEY} is missing"),
-    "unknown": (lambda a: a | {"extra/kernel": a["cls"]}, "1 tensors belong to nothing known"),
+    "unknown": (lambda a: a | {"extra/kernel": a["cls"]}, "1 unknown tensor"),
     "shape": (lambda a: a | {KEY: a[KEY][:, 1:]}, r"shape \(95, 64\); the model needs \(96, 64\)"),
     "mixed": (lambda a: a | linen(a), "two layouts are mixed"),
     "ragged": (

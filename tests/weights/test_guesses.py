@@ -146,6 +146,15 @@ def test_load_inspect_and_convert_take_a_name(tmp_path, capsys):
             door(bare, model="test_vot")
 
 
+def test_a_name_of_other_patches_is_refused(tmp_path):
+    model = noisy(vitkit.create_model("test_vit", patch_size=32, num_classes=5).spec)
+    save_file(model.state_dict(), tmp_path / "bare.safetensors")
+    for door in (vitkit.load, vitkit.inspect):
+        with pytest.raises(CheckpointError, match=r"patch_size \(16, 16\), not \(32, 32\)"):
+            door(tmp_path / "bare.safetensors", model="test_vit")
+    assert vitkit.load(tmp_path / "bare.safetensors", model="test_vit", patch_size=32)
+
+
 def test_a_name_leaves_alone_what_a_format_s_code_decides(tmp_path):
     """Google's JAX has the approximate GELU whatever timm computes by the name."""
     fields = {**SMALL, "num_heads": 1, "activation": "gelu_tanh"}
@@ -160,7 +169,7 @@ def test_a_name_leaves_alone_what_a_format_s_code_decides(tmp_path):
     assert made.spec.activation == "gelu"
 
 
-def test_a_square_table_is_no_proof_of_a_square_picture(tmp_path):
+def test_a_square_table_is_no_proof_of_a_square_picture(tmp_path, caplog):
     model, bare = saved(tmp_path, image_size=(16, 64), num_heads=1)
     images = torch.randn(1, 3, 16, 64)
     assert vitkit.inspect(bare).sure["image_size"] == "usual"
@@ -173,6 +182,7 @@ def test_a_square_table_is_no_proof_of_a_square_picture(tmp_path):
         "vit_tiny_patch16_224", pretrained=bare, **sizes, image_size=(16, 64)
     )
     assert same(made, model, images)
+    assert "read as those of 16 x 64 pixels, as asked, not resampled from 32 x 32" in caplog.text
     for name in ("torchvision", "jeonsworld", "dinov2", "deit", "google", "huggingface"):
         fields = {"activation": "gelu_tanh"} if name == "google" else {"num_classes": 0}
         folder = written(FORMATS[name], noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path / name)

@@ -369,7 +369,7 @@ NORM = "vit.encoder.layer.1.layernorm_before.weight"
     ("change", "message"),
     [
         (lambda t: t.pop(NORM), r"tensor encoder\.layer\.1\.layernorm_before\.weight is missing"),
-        (lambda t: t.update(extra=torch.ones(1)), "1 tensors belong to nothing known: extra"),
+        (lambda t: t.update(extra=torch.ones(1)), "1 unknown tensor: extra"),
         (lambda t: t.update({NORM: torch.ones(3)}), r"the shape \(3,\); the model needs \(64,\)"),
         (lambda t: t.update({NORM[4:]: torch.ones(64)}), "two generations of names"),
         (lambda t: t.update({"vit.x.mlp.gate_proj.weight": torch.ones(1)}), "up_proj.weight is mi"),

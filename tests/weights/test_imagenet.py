@@ -85,6 +85,22 @@ def test_names_that_a_file_has_are_kept(tmp_path):
         assert not found.classes_assumed
 
 
+def test_names_of_another_head_are_no_assumption(tmp_path):
+    """The metadata may go on to a file of a model with other classes."""
+    found = vitkit.load(folder("torchvision", tmp_path / "model"))
+    kept = vitkit.adapt(found, classes=("tabby", "goldfish"))
+    assert kept.classes_assumed
+    assert ASSUMED in kept.warnings
+    fresh = vitkit.adapt(found, num_classes=2)
+    assert not fresh.classes_assumed
+    path = vitkit.save(tmp_path / "own.safetensors", fresh.model, preprocess=fresh.preprocess,
+                       classes=("mine", "yours"), **fresh.metadata)  # fmt: skip
+    again = vitkit.load(path)
+    assert not again.classes_assumed
+    assert ASSUMED not in again.warnings
+    assert "classes" not in vitkit.inspect(path).sure
+
+
 def test_inspect_predict_and_convert_say_that_it_is_an_assumption(tmp_path, capsys, caplog):
     source = folder("torchvision", tmp_path / "source")
     assert ASSUMED in str(vitkit.inspect(source))

@@ -212,7 +212,7 @@ def test_pictures_are_squashed_to_the_range_from_minus_one(tmp_path):
     ("change", "said"),
     [
         (lambda w: w.pop(SWAPPED[0]), r"tensor \S+attn.query.weight is missing"),
-        (lambda w: w.update(extra=torch.zeros(2)), "1 tensors belong to nothing known: extra"),
+        (lambda w: w.update(extra=torch.zeros(2)), "1 unknown tensor: extra"),
         (lambda w: w.update({SWAPPED[0]: torch.zeros(3, WIDTH)}), r"shape \(259, 128\); the model"),
         (lambda w: w.pop(f"{EMBEDDINGS}.cls_token"), "cls_token is missing"),
         (

@@ -18,6 +18,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
+from vitkit.weights import sources
 from vitkit.weights.rules import write_tensors
 from vitkit.weights.torchvision import FORMAT
 
@@ -194,7 +195,7 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     name = "encoder.layers.encoder_layer_1.mlp.0.bias"
     for change, said in [
         ({name: None}, f"as torchvision: tensor {name} is missing"),
-        ({"decoder.weight": torch.zeros(3)}, "1 tensors belong to nothing known: decoder.weight"),
+        ({"decoder.weight": torch.zeros(3)}, "1 unknown tensor: decoder.weight"),
         (
             {name: torch.zeros(5)},
             r"blocks.1.mlp.fc1.bias the shape \(5,\); the model needs \(96,\)",
@@ -205,5 +206,30 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
         with pytest.raises(CheckpointError, match=said):
             vitkit.load(tmp_path / "broken.safetensors")
     save_file({"something": torch.zeros(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match=r"1 tensors \(something, ...\) of no known format"):
+    with pytest.raises(CheckpointError, match=r"1 tensor \(something\) of no known format"):
         vitkit.load(tmp_path / "other.safetensors")
+
+
+def test_weights_come_to_the_processor_whatever_the_default_device_is(tmp_path):
+    model, place = noisy(vitkit.ViTSpec(**SMALL)), tmp_path / "w.safetensors"
+    save_file(model.state_dict(), place)
+    with torch.device("meta"):  # in the place of a GPU, as by torch.set_default_device
+        found = vitkit.load(place).model
+    assert torch.equal(found.head.weight, model.head.weight)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_it_was(tmp_path, monkeypatch):
+    """A run puts new files in the place of its weights while others read them."""
+    place, pictures = tmp_path / "best.safetensors", vitkit.Preprocess(image_size=32)
+    first = noisy(vitkit.ViTSpec(**SMALL))
+    vitkit.save(place, first, preprocess=pictures)
+    opened = sources.safe_open
+
+    def replaced(path, **options):
+        vitkit.save(path, noisy(vitkit.ViTSpec(**SMALL)), preprocess=pictures, epoch=2)
+        return opened(path, **options)
+
+    monkeypatch.setattr(sources, "safe_open", replaced)
+    found = vitkit.load(place)
+    assert torch.equal(found.model.head.weight, first.head.weight)
+    assert "epoch" not in found.metadata

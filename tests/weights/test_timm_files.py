@@ -236,7 +236,7 @@ def saved(folder: Path, **changes: torch.Tensor | None) -> Path:
     ("changes", "message"),
     [
         ({"blocks.1.norm2.bias": None}, "blocks.1.norm2.bias is missing"),
-        ({"head.extra": torch.zeros(1)}, "belong to nothing known: head.extra"),
+        ({"head.extra": torch.zeros(1)}, "1 unknown tensor: head.extra"),
         ({"norm.weight": torch.zeros(5)}, r"gives norm.weight the shape \(5,\)"),
         ({"pos_embed": torch.zeros(1, 12, 128)}, "no square grid"),
         ({"blocks.0.mlp.fc2.weight": None}, "not what such a file holds"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peers import peer
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from weights.round_trips import noisy
 
@@ -120,6 +120,20 @@ PARTS: dict[str, tuple[Callable[[], State], str]] = {
 }
 
 
+def test_a_layer_without_tensors_before_the_head_is_told(tmp_path):
+    """It may be an activation: tensors do not show it."""
+    first, second = (read(tmp_path, WHOLE[f"torchvision, {head}"]) for head in (
+        "heads = Sequential(Linear)", "heads.head = Sequential(Dropout, Linear)"))  # fmt: skip
+    assert "the head is read from heads.0" in first.metadata["notes"]
+    (note,) = [note for note in second.metadata["notes"] if "head is read" in note]
+    assert note.endswith("heads.head.1; what was before it has no tensors and is taken for dropout")
+
+
+def test_a_whole_model_in_a_pickle_is_named_with_what_to_save(tmp_path):
+    with pytest.raises(CheckpointError, match=r"holds a vitkit\.models\.vit\.ViT; .*state_dict\("):
+        read(tmp_path, {"model": MODEL})
+
+
 @pytest.mark.parametrize("what", PARTS)
 def test_what_lies_outside_of_the_model_is_listed(what, tmp_path):
     content, said = PARTS[what]
@@ -173,10 +187,43 @@ def test_unknown_and_missing_tensors_are_left_out_only_when_asked(tmp_path):
     assert found.metadata["left_out"] == ["extra.weight"]
     assert found.metadata["fresh"] == ["blocks.1.attn.proj.bias"]
     lines = " ".join(found.metadata["warnings"])
-    assert "1 unknown tensors are left out: extra.weight" in lines
+    assert "1 unknown tensor left out: extra.weight" in lines
     assert "blocks.1.attn.proj.bias" in lines
     assert torch.equal(found.model.head.weight, TIMM["head.weight"])
     assert found.model(torch.zeros(1, 3, 32, 32)).isfinite().all()
+
+
+def test_random_values_are_the_same_in_every_call_and_no_generator_notices(tmp_path, monkeypatch):
+    name = "blocks.1.mlp.fc1.weight"
+    save_file(
+        {other: TIMM[other] for other in TIMM if other != name}, tmp_path / "model.safetensors"
+    )
+    seeded: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
+    torch.manual_seed(3)
+    seeded.clear()
+    before = torch.random.get_rng_state()
+    made = [vitkit.load(tmp_path / "model.safetensors", strict=False) for _ in range(2)]
+    first, second = (found.model.blocks[1].mlp.fc1.weight for found in made)
+    assert torch.equal(first, second)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert seeded == []
+
+
+def test_a_part_whose_others_are_missing_is_listed_as_left_out(tmp_path):
+    """transformers has query, key and value where vitkit has one matrix."""
+    vitkit.save(tmp_path / "own.safetensors", MODEL, preprocess=vitkit.Preprocess(image_size=32))
+    vitkit.convert(tmp_path / "own.safetensors", tmp_path / "hf", to="huggingface")
+    place = tmp_path / "hf" / "model.safetensors"
+    state = load_file(place)
+    key = next(name for name in state if name.endswith("layer.1.attention.attention.key.weight"))
+    del state[key]
+    save_file(state, place)
+    found = vitkit.load(place, strict=False)
+    others = [key.removeprefix("vit.").replace("key", other) for other in ("query", "value")]
+    assert found.metadata["left_out"] == others
+    assert found.metadata["fresh"] == ["blocks.1.attn.qkv.weight"]
+    assert any(all(name in line for name in others) for line in found.warnings)
 
 
 def timm_wrapper(place: Path) -> tuple[Any, Any]:
@@ -243,10 +290,10 @@ def test_partial_loading_is_a_flag_and_a_keyword(tmp_path, caplog, capsys):
     convert = ["convert", str(extra), str(tmp_path / "out"), "--to", "vitkit"]
     for words in (predict, convert):
         assert cli.run(words) == 2
-        assert "belong to nothing known: extra.weight" in capsys.readouterr().err
+        assert "1 unknown tensor: extra.weight" in capsys.readouterr().err
         assert cli.run([*words, "--allow-partial"]) == 0
         said = capsys.readouterr()
-        assert "1 unknown tensors are left out: extra.weight" in said.out + caplog.text
+        assert "1 unknown tensor left out: extra.weight" in said.out + caplog.text
     assert same_logits(vitkit.load(tmp_path / "out").model)
     fields = {"width": 64, "num_heads": 1, "depth": 2, "mlp_width": 96, "patch_size": 8}
     with caplog.at_level("INFO", logger="vitkit"):
@@ -289,3 +336,16 @@ def test_inspect_shows_what_a_vitkit_file_says_of_its_training(tmp_path, capsys)
     found = json.loads(capsys.readouterr().out)
     assert found["metadata"]["metrics"] == {"test": {"top1": 0.987654321}}
     assert found["classes"][6] == "class 6"
+
+
+SETTINGS = {"name": "vit", "depth": 2}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [{"ema": {"decay": 0.99}, "state_dict": TIMM}, {"model": SETTINGS, "params": TIMM},
+     {"ema": {"decay": torch.tensor(0.99), "updates": 7}, "model": {"state_dict": TIMM}}],
+    ids=["decay alone", "the model's settings", "a tensor that is one number"],
+)  # fmt: skip
+def test_an_entry_without_weights_hides_no_other(content, tmp_path):
+    assert same_logits(read(tmp_path, content).model)

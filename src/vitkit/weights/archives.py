@@ -147,7 +147,7 @@ def bytes_reader(
     def read() -> Tensor:
         if dtype not in DTYPES:
             raise ValueError(f"{dtype} numbers are no weights; save them as float32")
-        tensor = torch.empty(math.prod(shape), dtype=DTYPES[dtype])
+        tensor = torch.empty(math.prod(shape), dtype=DTYPES[dtype], device="cpu")
         file.seek(start)
         if (found := file.readinto(tensor.view(torch.uint8).numpy().data)) != tensor.nbytes:
             raise ValueError(f"{found} of {tensor.nbytes} bytes are there; the file was cut off")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, counted
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.rules import shapes
@@ -62,11 +62,12 @@ def refuse_unusable(tensors: Mapping[str, Tensor], path: Path) -> None:
             what = "has no numbers, on the meta device" if tensor.is_meta else f"is {tensor.dtype}"
             raise CheckpointError(f"{path}: {name} {what}; a file holds floats")
         if not torch.isfinite(tensor.sum(dtype=torch.float32)):  # sums never lose a NaN or infinity
-            wrong = int((~torch.isfinite(tensor)).sum())
+            wrong = int((~torch.isfinite(tensor.float())).sum())
             if wrong:
                 raise CheckpointError(
-                    f"{path}: {name}: {wrong} of {tensor.numel()} numbers are not finite, and no "
-                    f"model can be read from such a file; save a model from before they were"
+                    f"{path}: {name}: {wrong} of {tensor.numel()} numbers are not finite in "
+                    f"float32, and no model can be read from such a file; save a model from before "
+                    f"they were"
                 )
 
 
@@ -101,8 +102,8 @@ def _refuse_misfits(spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> N
     if unknown or missing:
         found = "; ".join(mend for part, mend in MEND.items() if any(part in n for n in unknown))
         raise CheckpointError(
-            f"{path}: the model is not what its spec says: {len(missing)} tensors missing "
-            f"({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
+            f"{path}: the model is not what its spec says: {counted(len(missing), 'tensor')} "
+            f"missing ({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
             f"({', '.join(unknown[:3]) or 'none'}); "
             f"{found or 'save its state_dict() beside the code that makes it'}"
         )

@@ -40,14 +40,14 @@ class Checkpoint:
     @property
     def classes_assumed(self) -> bool:
         """Whether no file names the classes and they are assumed to be those of ImageNet-1k."""
-        return bool(self.classes) and names_are_assumed(self.metadata)
+        return names_are_assumed(self.classes, self.metadata)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What of the model is only guessed, random or left out, a line each."""
         lines = self.metadata.get("warnings")
         lines = lines if isinstance(lines, list) else []
-        return tuple(str(line) for line in lines if line != ASSUMED or self.classes)
+        return tuple(str(line) for line in lines if line != ASSUMED or self.classes_assumed)
 
     @property
     def temperature(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from vitkit.errors import CheckpointError
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
@@ -19,7 +21,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fitting import Step
 from vitkit.weights.formats import FORMATS
 from vitkit.weights.hints import Hints
-from vitkit.weights.inspection import inspect
+from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_with, refuse_other_model
 from vitkit.weights.own import OWN
 from vitkit.weights.peers import Foreign, foreign
@@ -152,9 +154,13 @@ def _unsaid(
     """Fields of the spec that the file written cannot say, and a line on each of them."""
     if to == OWN:
         return {}, []
-    height, width = spec.image_size
-    size: dict[str, Any] = {} if height == width else {"image_size": spec.image_size}
-    found = inspect(place, **size)
+    size: dict[str, Any] = {}
+    found: Inspection | None = None
+    with suppress(CheckpointError):  # an oblong picture that nothing but the caller knows of
+        found = inspect(place)
+    if found is None or found.spec.image_size != spec.image_size:
+        size = {"image_size": spec.image_size}
+        found = inspect(place, **size)
     unsaid = size | {
         field: getattr(spec, field)
         for field, sure in found.sure.items()

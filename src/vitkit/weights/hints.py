@@ -51,12 +51,12 @@ class Hints:
         """The hints of `load(..., model=NAME)`; the name may have a tag. Errors as for `preset`."""
         return cls(named=preset(model.partition(".")[0], **overrides)) if model else cls()
 
-    def differences(self, spec: ViTSpec) -> list[str]:
-        """The fields in which a file's tensors are not those of the named preset."""
+    def differences(self, spec: ViTSpec, *further: str) -> list[str]:
+        """The fields, `SHAPED` and further ones, in which a file is not the named preset."""
         if self.named is None:
             return []
         ours, theirs = vars(self.named), vars(spec)
-        return [f"{name} {ours[name]}, not {theirs[name]}" for name in SHAPED
+        return [f"{name} {ours[name]}, not {theirs[name]}" for name in (*SHAPED, *further)
                 if ours[name] != theirs[name]]  # fmt: skip
 
     def sizes(self) -> Iterator[Any]:
@@ -90,7 +90,23 @@ def infer(form: Format, header: Header, overrides: Mapping[str, Any], hints: Hin
     if "image_size" in left and size is not None:
         likely["image_size"] = size
         likely.pop("positions_cover_prefix", None)  # the size decides it
-    return form.infer(header, {**likely, **overrides}) if likely else found
+    if not likely:
+        return found
+    made = form.infer(header, {**likely, **overrides})
+    before, after = found.spec.image_size, made.spec.image_size
+    same_rows = made.spec.position_rows and made.spec.num_patches == found.spec.num_patches
+    if before == after or not same_rows:
+        return made
+    line = (
+        f"its positions are read as those of {_by(after)} pixels, as asked, not resampled from "
+        f"{_by(before)}; if the file is of a model for {_by(before)}, resample them first: vitkit "
+        f"convert --adapt.image-size {after[0]} {after[1]}"
+    )
+    return replace(made, warnings=(*made.warnings, line))
+
+
+def _by(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]}"
 
 
 def _first(
@@ -119,7 +135,7 @@ def _fits(spec: ViTSpec, size: Any) -> bool:
 
 def with_doubt(found: Inferred, form: Format) -> Inferred:
     """Add the line that names every guess of the model, and of its pictures; or nothing."""
-    values = vars(found.spec) | {"image_size": " x ".join(map(str, found.spec.image_size))}
+    values = vars(found.spec) | {"image_size": _by(found.spec.image_size)}
     guesses = [f"{name} {values[name]}" for name in GUESSED
                if found.sure.get(name) == "usual" and name not in form.fixed]  # fmt: skip
     if not guesses:

@@ -55,10 +55,14 @@ def with_assumption(metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def names_are_assumed(metadata: Mapping[str, Any]) -> bool:
-    """Whether the metadata of a checkpoint, or of a file made of one, say that its names are."""
+def names_are_assumed(classes: Sequence[str], metadata: Mapping[str, Any]) -> bool:
+    """Whether the metadata of a checkpoint, or of a file made of one, say that its names are.
+
+    They may be older than the names, as of a model that has been given another head since.
+    """
     sure = metadata.get("sure")
-    return isinstance(sure, Mapping) and sure.get("classes") == "usual"
+    said = isinstance(sure, Mapping) and sure.get("classes") == "usual"
+    return said and bool(classes) and set(classes) <= set(imagenet().values())
 
 
 def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def inspect(
             own.check(header, said)
             refuse_other_model(path, hints, said.spec)
             sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
-            if names_are_assumed(said.document):
+            if names_are_assumed(said.classes, said.document):
                 sure["classes"] = "usual"
             made = _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())
             rest = {name: value for name, value in said.document.items() if name not in BESIDE}

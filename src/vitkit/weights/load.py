@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, SpecError
+from vitkit.errors import CheckpointError, SpecError, counted
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
@@ -74,7 +74,7 @@ def load(
 
 def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
     """Raise `CheckpointError` where the named preset is not the model that the file holds."""
-    if found := hints.differences(spec):
+    if found := hints.differences(spec, "patch_size"):
         raise CheckpointError(f"{path}: of another model than --model names: {'; '.join(found)}")
 
 
@@ -100,7 +100,10 @@ def load_with(
             raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
         tensors = own.read_own(source, said)
         model, dtype, rounded = _filled(said.spec, tensors)
-        document = said.document | ({"notes": rounded} if rounded else {})
+        document = dict(said.document)
+        if rounded:
+            earlier = document.get("notes")
+            document["notes"] = [*(earlier if isinstance(earlier, list) else []), *rounded]
         return _named(Checkpoint(model, said.preprocess, said.classes, own.OWN, document,
                                  source.header.path, dtype))  # fmt: skip
 
@@ -129,7 +132,9 @@ def _filled(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, list[s
         if stored.dtype == torch.float64:
             rounded += not torch.equal(floats[name].double(), stored)
     model.load_state_dict(floats, assign=True)
-    notes = [f"{rounded} tensors of float64 are rounded to float32"] if rounded else []
+    be = "is" if rounded == 1 else "are"
+    said = f"{counted(rounded, 'tensor')} of float64 {be} rounded to float32"
+    notes = [said] if rounded else []
     dtype = found.pop() if len(found) == 1 else "float32"
     return model.eval(), "float32" if dtype == "float64" else dtype, notes
 
@@ -166,7 +171,7 @@ def read(
         "warnings": [*inferred.warnings, *partial_lines(found)],
         "notes": [*source.header.notes, *found.aside, *rounded],
     }
-    left_out = [*inferred.left_out, *found.unknown]
+    left_out = [*inferred.left_out, *found.unknown, *found.alone]
     metadata |= {"left_out": left_out} if left_out else {}
     metadata |= {"fresh": list(found.fresh)} if found.fresh else {}
     return Checkpoint(
@@ -176,22 +181,26 @@ def read(
 
 def _random(spec: ViTSpec, names: Iterable[str]) -> dict[str, Tensor]:
     """Initial values of some tensors of a model, always the same; no generator is advanced."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would also seed every GPU
         made = ViT(spec).state_dict()
-    return {name: made[name] for name in names}
+    return {name: made[name].float() for name in names}
 
 
 def partial_lines(found: Account) -> list[str]:
     """A line on what of a file is not read, and one on what starts at random."""
     lines = []
     if found.unknown:
-        lines.append(f"{len(found.unknown)} unknown tensors are left out: {few(found.unknown)}")
+        unknown = counted(len(found.unknown), "unknown tensor")
+        lines.append(f"{unknown} left out: {few(found.unknown)}")
     if found.fresh:
+        missing = counted(len(found.missing), "missing tensor")
         lines.append(
-            f"{len(found.missing)} tensors are missing ({few(found.missing)}); these have random "
-            f"initial values: {few(found.fresh)}"
+            f"{missing} ({few(found.missing)}), so that these have random initial values: "
+            f"{few(found.fresh)}"
         )
+    if found.alone:
+        lines.append(f"left out, as what belongs to them is missing: {few(found.alone)}")
     return lines
 
 

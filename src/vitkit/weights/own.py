@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, SpecError
+from vitkit.errors import CheckpointError, SpecError, counted
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.as_saved import as_saved, refuse_unusable
 from vitkit.weights.documents import parse
@@ -40,6 +40,8 @@ DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha
 """What `save` says by itself."""
 ENTRY = 200
 """Bytes that a tensor's entry in a header takes beside its name, at most."""
+LONGEST_REASON = 300
+"""Characters of what is wrong with a description, which may quote all of it."""
 ABOUT = "vitkit_about"
 """The entry of files that are written in another format: what that format has no place for."""
 
@@ -109,17 +111,10 @@ def content(
     spec, state = as_saved(model, place)
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
     refuse_unusable(tensors, place)
-    wrong: list[object] = [classes] if isinstance(classes, str) else []
-    wrong += [name for name in classes if not isinstance(name, str)]
-    if wrong:
-        raise CheckpointError(
-            f"{place}: classes has {wrong[0]!r}; give a list with a text for each class, such as "
-            f"['cat', 'dog']"
-        )
     document = {
         **metadata,
         "format_version": FORMAT_VERSION,
-        **about(spec, preprocess, classes),
+        **about(spec, preprocess, _class_names(classes, place)),
         "versions": {"vitkit": version("vitkit"), "torch": torch.__version__},
         "sha256": digests(tensors),
     }
@@ -131,6 +126,21 @@ def content(
         ) from None
     description(Header(place, {}, {}, {OWN: text}))  # what reading the file will demand of it
     return safetensors_content(tensors, {OWN: text}, place)
+
+
+def _class_names(classes: object, place: Path) -> list[str]:
+    """The names as a list; `CheckpointError` for anything but several texts."""
+    wrong: object = classes
+    if isinstance(classes, Iterable) and not isinstance(classes, str):
+        given = list(classes)
+        names = [name for name in given if isinstance(name, str)]
+        if len(names) == len(given):
+            return names
+        wrong = next(name for name in given if not isinstance(name, str))
+    raise CheckpointError(
+        f"{place}: classes has {wrong!r}; give a list with a text for each class, such as "
+        f"['cat', 'dog']"
+    )
 
 
 def about(spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Any]:
@@ -149,6 +159,11 @@ def safetensors_content(
         CheckpointError: a longer header than `load` reads, because of its metadata.
     """
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    taken: set[int] = set()
+    for name, tensor in whole.items():  # the library refuses blocks that share their weights
+        if tensor.data_ptr() in taken:
+            whole[name] = tensor.clone()
+        taken.add(tensor.data_ptr())
     size = sum(tensor.nbytes for tensor in whole.values())
     header = {"format": "pt", **metadata}
     length = len(json.dumps(header)) + sum(len(name) + ENTRY for name in whole)
@@ -227,7 +242,7 @@ def description(header: Header, entry: str = OWN) -> Description | None:
         preprocess = Preprocess.from_json(document["preprocess"])
         classes = document.get("classes", [])
     except (SpecError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error)[:LONGEST_REASON].split())
         raise CheckpointError(f"{header.path}: its description cannot be read: {reason}") from None
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise CheckpointError(f"{header.path}: its class names are no list of texts")
@@ -277,8 +292,9 @@ def check(header: Header, said: Description) -> None:
     missing, extra = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
     if missing or extra:
         raise CheckpointError(
-            f"{header.path}: {len(missing)} tensors missing ({', '.join(missing[:5]) or 'none'}), "
-            f"{len(extra)} unknown ({', '.join(extra[:5]) or 'none'}) for the spec in the file"
+            f"{header.path}: {counted(len(missing), 'tensor')} missing "
+            f"({', '.join(missing[:5]) or 'none'}), {len(extra)} unknown "
+            f"({', '.join(extra[:5]) or 'none'}) for the spec in the file"
         )
     for name, shape in theirs.items():
         if shape != ours[name]:

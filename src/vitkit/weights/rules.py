@@ -20,7 +20,7 @@ import torch
 from einops import EinopsError
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, did_you_mean
+from vitkit.errors import CheckpointError, counted, did_you_mean
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.sources import Header, Source
@@ -150,6 +150,7 @@ class Account(NamedTuple):
         rows: the rows of the table whose tensors are all there.
         missing: names that other rows need and the file lacks.
         fresh: our names of what cannot be read because of that.
+        alone: names that are there and of no use without the missing ones.
         aside: a line for each tensor that is known and not needed.
         unknown: names that belong to nothing known.
     """
@@ -157,6 +158,7 @@ class Account(NamedTuple):
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
     fresh: tuple[str, ...]
+    alone: tuple[str, ...]
     aside: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -175,6 +177,7 @@ def account(table: Table, spec: ViTSpec, header: Header) -> Account:
         tuple(there),
         tuple(name for name in needed if name not in names),
         tuple(name for line in other for name in line.ours),
+        tuple(name for name in needed if name in names),
         tuple(f"{name}: {why}" for name, why in (aside | counts).items()),
         tuple(name for name in rest if name not in aside and name not in counts),
     )
@@ -234,7 +237,7 @@ def _refuse(found: Account, theirs: Source) -> None:
         )
     if unknown := found.unknown:
         raise CheckpointError(
-            f"{len(unknown)} tensors belong to nothing known: {few(unknown)}; {PARTIAL}"
+            f"{counted(len(unknown), 'unknown tensor')}: {few(unknown)}; {PARTIAL}"
         )
 
 

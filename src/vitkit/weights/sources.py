@@ -7,7 +7,9 @@ opened only where the user says that it is trusted, and then by torch's restrict
 from __future__ import annotations
 
 import argparse
-import struct
+import io
+import os
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -241,22 +243,21 @@ def check_file(path: Path) -> None:
 
 
 def _open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
-    _check_start(path)
-    files = ExitStack()
-    try:
-        with path.open("rb") as start:
-            (length,) = struct.unpack("<Q", start.read(8))
-            said = parse(start.read(length))
+    with ExitStack() as opened:
+        # One opening for all of it: a run may put a new file in its place at any moment.
+        file = opened.enter_context(path.open("rb"))
+        length = _header_length(path, file)
+        try:
+            said = parse(file.read(length))
             if len(said) > MOST + 1:
                 raise ValueError(f"{len(said)} tensors are too many; {MOST} are the most")
             with safe_open(path, framework="pt"):
                 pass  # it checks the whole header
-            file = files.enter_context(path.open("rb"))
-    except DAMAGE as error:
-        files.close()
-        raise CheckpointError(
-            f"{path}: not a whole safetensors file: {error}; get it again"
-        ) from None
+        except DAMAGE as error:
+            raise CheckpointError(
+                f"{path}: not a whole safetensors file: {error}; get it again"
+            ) from None
+        files = opened.pop_all()
     metadata = said.pop("__metadata__", None) or {}
     shapes = {name: tuple(entry["shape"]) for name, entry in said.items()}
     dtypes = {name: entry["dtype"] for name, entry in said.items()}
@@ -269,10 +270,14 @@ def _open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> So
     return Source(header, readers, files)
 
 
-def _check_start(path: Path) -> None:
-    """Raise `CheckpointError` where a file does not begin with the length of a header and `{`."""
-    with path.open("rb") as file:
-        start, size = file.read(9), path.stat().st_size
+def _header_length(path: Path, file: io.BufferedReader) -> int:
+    """Read the length of the header, and go to where it begins.
+
+    Raises:
+        CheckpointError: the file does not begin with such a length and `{`, or is too short.
+    """
+    start, size = file.read(9), os.fstat(file.fileno()).st_size
+    file.seek(8)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 9 or start[8:] != b"{":
         raise CheckpointError(f"{path}: not a safetensors file; get it again")
@@ -286,6 +291,7 @@ def _check_start(path: Path) -> None:
             f"{path}: not a whole safetensors file: a header of {length} bytes in a file of "
             f"{size}; get it again"
         )
+    return length
 
 
 def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
@@ -347,6 +353,10 @@ def _open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
     except Exception as error:  # noqa: BLE001 - whatever a hostile pickle makes torch raise
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
+        if found := re.search(r"Unsupported global: GLOBAL (\S+)", reason):
+            reason = (
+                f"it holds a {found[1]}; torch.save(model.state_dict(), ...) writes tensors alone"
+            )
         raise CheckpointError(f"{path}: torch's weights_only reader refuses: {reason}") from None
     stated = stated_model(content)
     tensors, notes = unpacked(path, content, records)

@@ -134,15 +134,15 @@ def read(
         warnings.append(f"{said_by}: {name} is no preset: what shapes do not say is only usual")
     if size := pretrained.get("input_size"):
         fields["image_size"] = tuple(size[1:])
-    fields |= _from_arguments(arguments)
+    fields |= _from_arguments(arguments, said_by)
     pool = arguments.get("global_pool") or config.get("global_pool")
     if pool is not None:
         if pool not in POOLINGS:
-            raise CheckpointError(f"config.json: global_pool {pool!r} is none of {list(POOLINGS)}")
+            raise CheckpointError(f"{said_by}: global_pool {pool!r} is none of {list(POOLINGS)}")
         everything = pool == "avg" and arguments.get("pool_include_prefix")
         fields["pooling"] = "mean_all" if everything else POOLINGS[pool]
     if unknown := sorted(set(arguments) - UNDERSTOOD):
-        warnings.append(f"config.json: model_args not understood: {', '.join(unknown)}")
+        warnings.append(f"{said_by}: model_args not understood: {', '.join(unknown)}")
     pictures, remarks = _pictures(pretrained)
     names, doubt = _class_names(config.get("label_names") or pretrained.get("label_names") or ())
     return Stated(fields, pictures, names, width, (*warnings, *remarks, *doubt))
@@ -163,7 +163,7 @@ def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
     return tuple(map(str, names)), []
 
 
-def _from_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _from_arguments(arguments: Mapping[str, Any], said_by: str) -> dict[str, Any]:
     fields = {field: arguments[field] for field in ("num_heads", "rope_temperature")
               if field in arguments}  # fmt: skip
     if "img_size" in arguments:
@@ -180,7 +180,7 @@ def _from_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if fields["activation"] not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise CheckpointError(
-                f"config.json: act_layer {fields['activation']!r} is none of {known}"
+                f"{said_by}: act_layer {fields['activation']!r} is none of {known}"
             )
     if arguments.get("norm_layer") in ("layernorm", "rmsnorm"):  # by name, with timm's epsilon
         fields["norm_eps"] = 1e-6

@@ -31,7 +31,7 @@ def unpacked(
     notes: list[str] = []
     while isinstance(content, dict):
         holding = [name for name, value in content.items() if _holds_tensors(value)]
-        inner = next((n for n in CONTAINERS if isinstance(content.get(n), dict)), None)
+        inner = next((n for n in CONTAINERS if _leads_to_tensors(content.get(n))), None)
         if inner is None and len(holding) == 1 and not _holds_tensors(content):
             (inner,) = holding
         elif inner is None and len(holding) > 1:
@@ -60,7 +60,16 @@ def unpacked(
 
 
 def _holds_tensors(value: object) -> bool:
-    return isinstance(value, dict) and any(isinstance(part, Tensor) for part in value.values())
+    """Whether it is a dictionary with more than numbers: `{"decay": tensor(0.99)}` holds none."""
+    parts = value.values() if isinstance(value, dict) else ()
+    return any(isinstance(part, Tensor) and part.dim() > 0 for part in parts)
+
+
+def _leads_to_tensors(value: object, levels: int = 3) -> bool:
+    """Whether it holds tensors, in itself or through entries of `CONTAINERS`; settings do not."""
+    if not isinstance(value, dict) or not levels or _holds_tensors(value):
+        return isinstance(value, dict)
+    return any(_leads_to_tensors(value.get(name), levels - 1) for name in CONTAINERS)
 
 
 def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, counted
 from vitkit.weights.format import Format
 from vitkit.weights.rules import few, is_integer
 from vitkit.weights.sources import Source
@@ -56,7 +56,7 @@ class Found(NamedTuple):
         if not self.outside:
             return ()
         parts = Counter(name.partition(".")[0] for name in self.outside)
-        said = [f"{part} ({count} tensor{'s' * (count > 1)})" for part, count in parts.items()]
+        said = [f"{part} ({counted(count, 'tensor')})" for part, count in parts.items()]
         return (f"left out, as it is outside of {self.prefix!r}: {few(said, most=10)}",)
 
 
@@ -99,11 +99,11 @@ def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
             f"{header.path}: transformers' model_type {kind!r} is not supported; "
             f"`vitkit models --pretrained '{UNSUPPORTED[kind]}'` lists such models as timm has them"
         )
-    names = ", ".join(list(source)[:3])
+    names, more = ", ".join(list(source)[:3]), ", ..." if len(source) > 3 else ""
     said = f"; config.json says model_type {kind!r}" if isinstance(kind, str) else ""
     return CheckpointError(
-        f"{header.path}: {len(source)} tensors ({names}, ...) of no known format{said}; known are "
-        f"vitkit, {', '.join(known)}"
+        f"{header.path}: {counted(len(source), 'tensor')} ({names}{more}) of no known "
+        f"format{said}; known are vitkit, {', '.join(known)}"
     )
 
 
@@ -123,7 +123,10 @@ def plain_head(source: Source, root: str, target: str) -> Source:
     if layer == target or not known or not matrix or names - {f"{layer}.weight", f"{layer}.bias"}:
         return source
     new = {name: name.replace(layer, target, 1) if name in names else name for name in source}
-    return source.renamed(new, f"the head is read from {layer}")
+    note = f"the head is read from {layer}"
+    if re.search(r"\.[1-9]\d*$", layer):
+        note += "; what was before it has no tensors and is taken for dropout"
+    return source.renamed(new, note)
 
 
 def _format_of(source: Source, forms: Sequence[Format]) -> Format | None:

@@ -184,7 +184,7 @@ def mismatches() -> dict[str, Case]:
 
     made: dict[str, tuple[bytes, str]] = {
         "missing": (with_array("head/bias", None), "head/bias is missing"),
-        "extra": (with_array("more", bias), "belong to nothing known: more"),
+        "extra": (with_array("more", bias), "1 unknown tensor: more"),
         "wrong shape": (with_array("head/bias", np.zeros(5, np.float32)), "the model needs"),
         "transposed": (with_array(query, arrays[query].transpose(1, 2, 0)), ""),
         "query of two axes": (with_array(query, arrays[query].reshape(64, 64)), "as google"),

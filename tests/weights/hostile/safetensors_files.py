@@ -155,7 +155,7 @@ def mismatches() -> dict[str, Case]:
              for name, kind in kinds.items()}  # fmt: skip
     wrong |= {
         "missing": Case(swap(BIAS, None), f"{BIAS} is missing"),
-        "extra": Case(swap("more", torch.zeros(3)), "belong to nothing known: more"),
+        "extra": Case(swap("more", torch.zeros(3)), "1 unknown tensor: more"),
         "wrong shape": Case(swap(BIAS, torch.zeros(5)), r"the shape \(5,\)"),
         "transposed": Case(swap("encoder.layers.encoder_layer_0.mlp.0.weight", torch.zeros(64, 96)),
                            r"the model needs"),
