@@ -1,10 +1,10 @@
-"""A training step in float32 and half precision, with fused and plain attention, over model sizes.
+"""Time training steps in float32 and bfloat16, with fused and plain attention, by model size.
 
     python benchmarks/arithmetic.py [--threads 1] [--rounds 5] [--device cpu]
 
-It is what the rule in `vitkit.training.precision` was chosen from. All four ways of one model take
-turns on the same weights and images; shown is the median step of float32 with fused attention and
-the ratio of each other way to it, with the quartiles of the rounds. A `*` marks the rule's choice.
+The rule in `vitkit.training.precision` was chosen from these numbers. The four variants of a model
+are timed in turn on the same weights and images. The table shows the median step of float32 with
+fused attention, and the ratio of each other variant to it with the quartiles over the rounds.
 """
 
 from __future__ import annotations

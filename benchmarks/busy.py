@@ -1,14 +1,15 @@
-"""What a training step costs beside another busy program, by how OpenMP's threads wait.
+"""Measure how OpenMP's waiting policy changes the time of a training step on a busy machine.
 
     python benchmarks/busy.py [--recipe fashion-mnist] [--amp bfloat16] [--threads 2]
                               [--rounds 8] [--ways as-is vitkit OMP_WAIT_POLICY=PASSIVE ...]
 
-Every way is a process of its own, as the variables must stand before libgomp is loaded. They take
-turns, first on a quiet machine, then beside one busy process, round after round. Shown is the
-median step, and its ratio to the quiet step of `as-is` with the quartiles of the rounds.
+Each setting runs in its own process, because libgomp reads the environment variables when it is
+loaded. In each round every process is timed twice: with the machine otherwise idle, and while
+another process keeps one core busy. The table shows the median time of a step, and its ratio to
+that of `as-is` on the idle machine, with the quartiles over the rounds.
 
-`as-is` sets nothing, `vitkit` what the command line sets for OpenMP, `NAME=VALUE[,NAME=VALUE]` the
-variables named.
+Settings: `as-is` sets no variable, `vitkit` sets what the command line sets, and
+`NAME=VALUE[,NAME=VALUE]` sets the variables given.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WAYS = ("as-is", "vitkit", "OMP_WAIT_POLICY=PASSIVE", "GOMP_SPINCOUNT=1000")
 
 
 def child(recipe: str, amp: str, threads: int) -> None:
-    """Answer each line of the standard input, a number of steps, with the seconds they took."""
+    """Read numbers of steps from standard input; run them, and print the seconds they took."""
     import numpy as np
     import torch
 
@@ -65,7 +66,7 @@ def child(recipe: str, amp: str, threads: int) -> None:
 
 
 class Way:
-    """A process that makes steps when it is asked to."""
+    """A process that runs training steps with one setting."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         environment = dict(os.environ)
@@ -83,7 +84,7 @@ class Way:
         self.times: dict[bool, list[float]] = {False: [], True: []}
 
     def steps(self, number: int) -> float:
-        """Milliseconds of a step, the mean of `number`."""
+        """Run `number` steps; return the mean milliseconds of one."""
         asked, answered = self.process.stdin, self.process.stdout
         assert asked is not None
         assert answered is not None
@@ -94,7 +95,7 @@ class Way:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """One other process that takes a core."""
+    """Keep one core busy by another process."""
     process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         time.sleep(0.2)
@@ -105,7 +106,7 @@ def busy() -> Iterator[None]:
 
 
 def shown(values: list[float]) -> str:
-    """Median and quartiles."""
+    """Format the median and the quartiles."""
     low, _, high = quantiles(values, n=4)
     return f"{median(values):5.2f} [{low:4.2f}, {high:4.2f}]"
 

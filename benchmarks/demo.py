@@ -43,7 +43,7 @@ def run(*command: str, folder: Path | None = None) -> tuple[float, float, str]:
 
 
 def demo() -> dict[str, object]:
-    """`make demo` after the install, for several seeds: what it prints, its time and memory."""
+    """Run the program of `make demo` with several seeds: accuracy, time and peak memory."""
     program, accuracies, taken, peaks = str(HERE.parent / "examples" / "digits.py"), [], [], []
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:

@@ -1,18 +1,21 @@
-"""The README's Python runs, with its output as printed; only its training is made shorter."""
+"""The README's Python and commands run one after the other; only training is made shorter."""
 
 from __future__ import annotations
 
 import doctest
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+
+from vitkit import cli
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.timeout(600)
-def test_the_readme_s_sessions_run(tmp_path, monkeypatch):
+def test_the_readme_s_sessions_run(tmp_path, monkeypatch, capsys):
     text = (ROOT / "README.md").read_text()
     sessions = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
     shorter = sessions.replace('recipe="digits", output', 'recipe="digits", epochs=25, output')
@@ -26,6 +29,12 @@ def test_the_readme_s_sessions_run(tmp_path, monkeypatch):
     results = runner.run(test, out=said.append)
     assert results.attempted >= 14
     assert results.failed == 0, "".join(said)
+    commands = [shlex.split(line) for line in re.findall(r"^\$ vitkit (.+)", text, re.MULTILINE)]
+    assert [words[0] for words in commands] == ["train", "eval", "predict", "explain"]
+    commands[0] += ["--epochs", "6", "--quiet"]
+    assert [cli.run(words) for words in commands] == [0] * 4  # in the same folder, right after
+    out = capsys.readouterr().out
+    assert re.search(r"^docs/pictures/seven\.png: \d 0\.\d+ -> explanations/", out, re.MULTILINE)
 
 
 def test_every_file_the_documents_name_is_there():

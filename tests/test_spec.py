@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,11 +31,19 @@ from vitkit.errors import SpecError
         ({"width": True}, "width = True: must be a whole number"),
         ({"num_heads": "12"}, "num_heads = '12': must be a whole number"),
         ({"depth": 0, "width": 0}, r"\(and 1 more\)"),
+        ({"image_size": [1, 2, 3]}, r"image_size = \[1, 2, 3\]: must be a whole number, or two"),
+        ({"image_size": []}, r"image_size = \[\]: must be a whole number, or two"),
+        ({"patch_size": "big"}, "patch_size = 'big': must be a whole number, or two: height and"),
+        ({"image_size": (32, 1.5)}, "image_size = 1.5: must be a whole number"),
     ],
 )
 def test_an_impossible_spec_is_refused_with_the_numbers(fields, said):
     with pytest.raises(SpecError, match=said.replace("(H)", r"\(H\)").replace("(W)", r"\(W\)")):
         vitkit.ViTSpec(**fields)
+
+
+def test_numpys_integers_are_sizes_too():
+    assert vitkit.ViTSpec(image_size=np.int64(32), patch_size=np.int32(8)).grid == (4, 4)
 
 
 def test_a_head_width_of_its_own_frees_the_number_of_heads():

@@ -189,9 +189,9 @@ def evaluate(
     stored = as_checkpoint(checkpoint)
     sources.refuse_objects(data)
     if batch_size < 1:
-        raise SettingError(f"batch_size {batch_size} must be 1 or more")
+        raise SettingError.about("batch_size", batch_size, "must be 1 or more")
     if workers < 0:
-        raise SettingError(f"workers {workers} must be 0 or more")
+        raise SettingError.about("workers", workers, "must be 0 or more")
     dataset = _opened_as_in_training(stored, data, data_root, cache)
     part = _with_labels_of(stored, dataset, _choose_split(dataset, split))
     where = resolve_device(device)

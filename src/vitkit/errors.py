@@ -83,6 +83,13 @@ class UserError(VitkitError):
     http_status = 400
     wrong: WrongValue | None = None
 
+    @classmethod
+    def about(cls, field: str, value: Any, expected: str, more: str = "") -> UserError:
+        """Make an error about the value of a field: `depth = 0: must be 1 or more`."""
+        made = cls(f"{field} = {value!r}: {expected}{more}")
+        made.wrong = WrongValue(field, value, expected)
+        return made
+
 
 class SpecError(UserError):
     """A `ViTSpec` or `Preprocess` that no model or picture could satisfy."""

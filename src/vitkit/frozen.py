@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from vitkit.errors import UserError, WrongValue, counted, did_you_mean
+from vitkit.errors import UserError, counted, did_you_mean
 
 T = TypeVar("T")
 
@@ -59,27 +59,29 @@ def field_names(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
+MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
+"""What pydantic calls a field, or a value of a tuple, that was not given."""
+
+
 def _told(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
     """The first problem of `error` in one line, and how many other fields have one."""
     problems = error.errors(include_url=False)
     first = problems[0]
     name = str(first["loc"][0]) if first["loc"] else "value"
-    kind, wrong = first["type"], None
+    kind = first["type"]
+    more = len({problem["loc"][0] for problem in problems if problem["loc"]} - {name})
+    others = f" (and {more} more)" if more else ""
     if kind == "unexpected_keyword_argument":
         text = f"{cls.__name__} has no field {name!r}{did_you_mean(name, field_names(cls))}"
-    elif kind in ("missing", "missing_argument", "missing_keyword_only_argument"):
+    elif kind in MISSING and len(first["loc"]) == 1:
         text = f"{cls.__name__} needs the field {name!r}"
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
         # a field that may be one thing or another has a problem for each
         said = [_expected(problem) for problem in problems if problem["loc"][0] == name]
-        wrong = WrongValue(name, first["input"], " or ".join(dict.fromkeys(said)))
-        text = f"{name} = {wrong.value!r}: {wrong.expected}"
-    more = len({problem["loc"][0] for problem in problems if problem["loc"]} - {name})
-    made = raises(text + (f" (and {more} more)" if more else ""))
-    made.wrong = wrong
-    return made
+        return raises.about(name, first["input"], " or ".join(dict.fromkeys(said)), others)
+    return raises(text + others)
 
 
 EXPECTED = {
@@ -103,7 +105,7 @@ EXPECTED = {
 def _expected(problem: ErrorDetails) -> str:
     """What a value must be, in words that follow its name."""
     place = problem["loc"]
-    if problem["type"] in ("too_long", "missing") and str(place[1]).startswith("tuple["):
+    if problem["type"] in ("too_long", "missing") and "tuple[" in str(place[1:2]):
         return f"must be {counted(str(place[1]).count('float'), 'number')}"
     known = EXPECTED.get(problem["type"])
     if known is None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Annotated, Any, Literal, SupportsIndex
 
 from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from vitkit.errors import SpecError, did_you_mean
 from vitkit.frozen import field_names, frozen, replace, to_json
@@ -14,7 +16,11 @@ from vitkit.frozen import field_names, frozen, replace, to_json
 
 def _as_pair(value: object) -> object:
     """One number means both: 16 is (16, 16)."""
-    return (value, value) if isinstance(value, int) and not isinstance(value, bool) else value
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return (value, value)
+    if isinstance(value, list | tuple) and len(value) == 2:
+        return value
+    raise PydanticCustomError("pair", "must be a whole number, or two: height and width")
 
 
 def _as_int(value: object) -> object:

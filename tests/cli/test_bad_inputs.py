@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -192,11 +193,8 @@ def test_numbers_and_names_of_other_commands(complaint, tmp_path):
     path = vitkit.save(
         tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess(image_size=16)
     )
-    assert "batch_size 0 must be" in complaint("eval", str(path), "digits", "--batch-size", "0")
     (tmp_path / "a.png").write_bytes(b"")
     picture = str(tmp_path / "a.png")
-    said = complaint("predict", str(path), picture, "--batch-size", "-3")
-    assert "batch_size -3 must be 1 or more" in said
     assert "a.png: empty" in complaint("predict", str(path), picture)
     assert "no model's name matches 'swin*'" in complaint("models", "swin*")
     assert "no such file" in complaint("summary", "none.pth")
@@ -307,8 +305,16 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eval", "CHECKPOINT", "digits", "--workers", "-1"], "workers -1 must be 0 or more"),
-        (["check", "PICTURES", "--workers", "-1"], "workers -1 must be 0 or more"),
+        (["eval", "CHECKPOINT", "digits", "--workers", "-1"], ": --workers -1: must be 0 or more"),
+        (["eval", "CHECKPOINT", "digits", "--batch-size", "0"], ": --batch-size 0: must be 1 or"),
+        (["compare", "CHECKPOINT", "COPY", "--data", "digits", "--batch-size", "0"],
+         ": --batch-size 0: must be 1 or more"),
+        (["predict", "CHECKPOINT", "PICTURES", "--batch-size", "-3"], ": --batch-size -3: must"),
+        (["predict", "CHECKPOINT", "PICTURES", "--top-k", "0"], ": --top-k 0: must be 1 or more"),
+        (["embed", "CHECKPOINT", "PICTURES", "--out", "PICTURES/f.npz", "--batch-size", "0"],
+         ": --batch-size 0: must be 1 or more"),
+        (["check", "PICTURES", "--workers", "-1"], ": --workers -1: must be 0 or more"),
+        (["train", "digits", "--spec.image-size", "[8,8,8]"], "--spec.image-size [8, 8, 8]: must"),
         (["predict", "CHECKPOINT", "x" * 300], "no such picture"),
         (["summary", "y" * 300], "there is no model 'y"),
         (["inspect", "CHECKPOINT", "--spec.num-heads", "--json"], "--spec.num-heads needs a value"),
@@ -328,7 +334,11 @@ def test_what_is_wrong_ends_with_2_and_one_line(words, said, headed, tmp_path, c
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "train" / name / "a.png")
     (tmp_path / "mine.yaml").write_text("recipe: 5\n")
-    words = [{"CHECKPOINT": headed}.get(w, w).replace("PICTURES", str(tmp_path)) for w in words]
+    copied = shutil.copy(headed, tmp_path / "copy.safetensors")
+    words = [
+        {"CHECKPOINT": headed, "COPY": str(copied)}.get(w, w).replace("PICTURES", str(tmp_path))
+        for w in words
+    ]
     assert said in complaint(*words)
 
 

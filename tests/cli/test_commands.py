@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -121,6 +122,31 @@ def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path,
         cli.run(["embed", best, str(tmp_path), "--out", str(tmp_path / "s.npz"), "--strict"]) == 2
     )
     assert not (tmp_path / "s.npz").exists()
+    broken = [str(tmp_path / name) for name in ("picture-1b.png", "pipe.jpg")]
+    features_before = features.read_bytes()
+    for words in (["predict", "--json", "--csv", str(table)], ["embed", "--out", str(features)]):
+        capsys.readouterr()
+        assert cli.run([words[0], best, *broken, *words[1:]]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.splitlines()[-1]) == (
+            "", "vitkit: none of the 2 images could be used, see above")  # fmt: skip
+    assert (table.read_text(), features.read_bytes()) == (before, features_before)
+
+
+def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_path):
+    for number in range(600):
+        (tmp_path / f"{number}.png").hardlink_to(run / "picture-0.png")
+    table = tmp_path / "rows.csv"
+    command = [sys.executable, "-m", "vitkit", "predict", best, str(tmp_path), "--json", "--csv"]
+    with subprocess.Popen(
+        [*command, str(table)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        said = process.stderr.read()
+    assert (process.returncode, said) == (0, b"")
+    assert len(table.read_text().splitlines()) == 1 + 600 * 5
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monkeypatch):
@@ -160,6 +186,23 @@ def test_embed_writes_features_with_names(run, best, tmp_path):
     head = model.model.head
     again = stored["features"] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     np.testing.assert_allclose(again, logits, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("vit_tiny_patch16_224", ["5,717,416  1,253.68 M", "197 x 192 "]),
+        ("vit_huge_patch14_224", ["632,045,800  167,295.11 M", "95.07 M", "257 x 1280 "]),
+    ],
+)
+def test_summary_cuts_nothing_on_a_terminal_of_80_columns(name, numbers, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes what is no terminal for one
+    assert cli.run(["summary", name]) == 0
+    said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said
+    assert max(map(len, said.splitlines())) <= 80
+    assert [number for number in numbers if number not in said] == []
 
 
 def test_summary_and_models(best, capsys):

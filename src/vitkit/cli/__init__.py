@@ -11,8 +11,10 @@ import os
 import re
 import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 
+from vitkit.cli.progress import let_stdout_go
 from vitkit.errors import Interrupted, SettingError, VitkitError, did_you_mean, exit_code
 from vitkit.process import keep_freed_memory, shorten_spinning
 
@@ -93,13 +95,13 @@ def run(arguments: list[str]) -> int:
         _complain(_what_it_met(error))
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has left (`| head`)
-        _let_stdout_go()
+        let_stdout_go()
         return 0
     except Exception as error:  # the last line of defence: whatever comes here is a fault of ours
         if debug:
             raise
         if _is_of_stdout(error):
-            _let_stdout_go()
+            let_stdout_go()
             _complain(f"cannot write what is printed: {error}; choose another place for it")
             return 2
         _complain(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
@@ -136,11 +138,6 @@ def _is_of_stdout(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in full and error.filename is None
 
 
-def _let_stdout_go() -> None:
-    """Keep the interpreter from complaining about standard output when it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _help() -> str:
     verbs = "\n".join(f"  {name:<10} {text}" for name, text in VERBS.items())
     return (
@@ -154,4 +151,5 @@ def _say(text: str) -> None:
 
 
 def _complain(text: str) -> None:
-    sys.stderr.write("vitkit: " + " ".join(text.split("\n")) + "\n")
+    with suppress(OSError):  # the terminal may be closed; the exit code says it, too
+        sys.stderr.write("vitkit: " + " ".join(text.split("\n")) + "\n")

@@ -9,6 +9,7 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
+from vitkit.cli.fields import as_flags
 from vitkit.cli.progress import bar
 from vitkit.data.doctor import Report, check
 from vitkit.data.sources import open_dataset
@@ -81,7 +82,8 @@ def check_data(
 
 def run(arguments: list[str]) -> None:
     """Parse and check."""
-    tyro.cli(check_data, args=arguments, prog="vitkit check")
+    with as_flags("workers"):
+        tyro.cli(check_data, args=arguments, prog="vitkit check")
 
 
 def _json(report: Report) -> str:

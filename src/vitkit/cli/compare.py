@@ -10,7 +10,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.fields import filled
+from vitkit.cli.fields import as_flags, filled
 from vitkit.cli.tables import aligned
 from vitkit.data.images import printable
 from vitkit.training.comparing import Comparison
@@ -60,7 +60,8 @@ def compare(
 
 def run(arguments: list[str]) -> None:
     """Parse and compare."""
-    tyro.cli(compare, args=filled(arguments, "--cache", "auto"), prog="vitkit compare")
+    with as_flags("batch_size", "workers"):
+        tyro.cli(compare, args=filled(arguments, "--cache", "auto"), prog="vitkit compare")
 
 
 def _json(found: Comparison) -> str:

@@ -14,6 +14,7 @@ import tyro
 from torch import Tensor
 from tyro.conf import Positional
 
+from vitkit.cli.fields import as_flags
 from vitkit.cli.pictures import Usable, find_pictures
 from vitkit.data.images import printable
 from vitkit.errors import OutputError
@@ -58,7 +59,8 @@ def embed(
 
 def run(arguments: list[str]) -> None:
     """Parse and embed."""
-    tyro.cli(embed, args=arguments, prog="vitkit embed")
+    with as_flags("batch_size"):
+        tyro.cli(embed, args=arguments, prog="vitkit embed")
 
 
 def _write(path: Path, rows: Iterable[tuple[Path, Tensor]]) -> tuple[int, int]:

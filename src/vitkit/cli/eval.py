@@ -15,7 +15,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.fields import filled
+from vitkit.cli.fields import as_flags, filled
 from vitkit.cli.tables import aligned
 from vitkit.data.images import printable
 from vitkit.errors import SettingError
@@ -82,7 +82,8 @@ def evaluate(
 
 def run(arguments: list[str]) -> None:
     """Parse and evaluate."""
-    tyro.cli(evaluate, args=filled(arguments, "--cache", "auto"), prog="vitkit eval")
+    with as_flags("batch_size", "workers"):
+        tyro.cli(evaluate, args=filled(arguments, "--cache", "auto"), prog="vitkit eval")
 
 
 def _json(found: Evaluation) -> str:

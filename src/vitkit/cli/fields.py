@@ -5,7 +5,7 @@ A group is written `--spec.patch-size 4`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,22 +43,21 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
 
 
 @contextmanager
-def as_flags(spec: Collection[str] | None = None) -> Iterator[None]:
-    """In the block, a value that is refused is named by its flag: `--batch-size 0: must be ...`.
+def as_flags(*fields: str, group: str = "") -> Iterator[None]:
+    """Name a value that is refused in the block by its flag: `--batch-size 0: must be ...`.
 
     Args:
-        spec: fields of the model that were given as `--spec.FIELD`; where it is said, values of
-            these are looked for, and no settings.
+        fields: those that are flags; values of others may come from a file.
+        group: what the flags begin with, such as `spec.`.
     """
     try:
         yield
     except UserError as error:
         wrong = error.wrong
-        if wrong is None or (spec is not None and wrong.field not in spec):
+        if wrong is None or wrong.field not in fields:
             raise
-        flag = wrong.field.replace("_", "-")
-        dotted = f"--{flag}" if spec is None else f"--spec.{flag}"
-        raise type(error)(f"{dotted} {wrong.value}: {wrong.expected}") from None
+        flag = f"--{group}{wrong.field.replace('_', '-')}"
+        raise type(error)(f"{flag} {wrong.value}: {wrong.expected}") from None
 
 
 def filled(arguments: list[str], flag: str, usual: str) -> list[str]:

@@ -59,6 +59,7 @@ class Usable:
 
         Raises:
             ImageError: a broken image, if `strict`, or if it is the only one.
+            DataError: none of them could be used.
         """
         with bar(len(self.names)) as advance:
             for name, output in zip(self.names, outputs, strict=True):
@@ -70,6 +71,8 @@ class Usable:
                     raise output
                 sys.stderr.write(f"vitkit: {output}\n")
                 self.broken += 1
+        if self.broken == len(self.names):
+            raise DataError(f"none of the {self.broken:,} images could be used, see above")
 
     def refuse_broken(self) -> None:
         """Raise `DataError` if an image could not be used."""

@@ -12,7 +12,9 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
+from vitkit.cli.fields import as_flags
 from vitkit.cli.pictures import Usable, find_pictures
+from vitkit.cli.progress import let_stdout_go
 from vitkit.data.images import printable
 from vitkit.prediction import Prediction, Predictor
 from vitkit.weights.files import refuse_unwritable, replacing
@@ -60,7 +62,7 @@ def predict(
         if csv is not None:
             writers.append(open_now.enter_context(_csv(Path(csv))))
         if json:
-            writers.append(open_now.enter_context(_json()))
+            writers.append(open_now.enter_context(_json(go_on=csv is not None)))
         for name, said in images.of(predictor.stream(images.names, top_k)):
             for write in writers or [_plain]:
                 write(name, said)
@@ -69,7 +71,8 @@ def predict(
 
 def run(arguments: list[str]) -> None:
     """Parse and predict."""
-    tyro.cli(predict, args=arguments, prog="vitkit predict")
+    with as_flags("batch_size", "top_k"):
+        tyro.cli(predict, args=arguments, prog="vitkit predict")
 
 
 def _plain(name: Path, said: Prediction) -> None:
@@ -79,9 +82,22 @@ def _plain(name: Path, said: Prediction) -> None:
 
 
 @contextmanager
-def _json() -> Iterator[Write]:
-    """Print a JSON list, an entry at a time."""
+def _json(*, go_on: bool) -> Iterator[Write]:
+    """Print a JSON list, an entry at a time.
+
+    Args:
+        go_on: whether to print no more when the reader has left (`| head`), instead of raising
+            `BrokenPipeError`.
+    """
     before = "[\n  "
+
+    def say(text: str) -> None:
+        try:
+            sys.stdout.write(text)
+        except BrokenPipeError:
+            if not go_on:
+                raise
+            let_stdout_go()
 
     def write(name: Path, said: Prediction) -> None:
         nonlocal before
@@ -91,11 +107,11 @@ def _json() -> Iterator[Write]:
             "probability": said.probability,
             "top": [{"label": label, "probability": p} for label, p in said.top],
         }
-        sys.stdout.write(before + json_format.dumps(row, indent=2).replace("\n", "\n  "))
+        say(before + json_format.dumps(row, indent=2).replace("\n", "\n  "))
         before = ",\n  "
 
     yield write
-    sys.stdout.write("[]\n" if before.startswith("[") else "\n]\n")
+    say("\n]\n")
 
 
 @contextmanager

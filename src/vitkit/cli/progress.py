@@ -1,7 +1,8 @@
-"""A progress bar on the terminal's standard error."""
+"""A progress bar on standard error, and what to do when nobody reads standard output."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,3 +24,8 @@ def bar(total: int) -> Iterator[Callable[[int], object]]:
     with Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as bars:
         task = bars.add_task("", total=total)
         yield lambda count: bars.advance(task, count)
+
+
+def let_stdout_go() -> None:
+    """Send what is printed from now on to nowhere, as its reader has left or its disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,6 +17,8 @@ from vitkit.weights.load import load
 
 WIDE = 140
 """Columns where the output is no terminal, so that nothing is cut."""
+FRAMED = 120
+"""Columns that the whole table needs."""
 
 
 def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = None) -> None:
@@ -39,7 +41,7 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
     if not console.is_terminal:
         console.width = WIDE
     with console.capture() as captured:
-        console.print(table.render(depth))
+        console.print(table.render(depth, narrow=console.width < FRAMED))
     sys.stdout.write(captured.get())
 
 

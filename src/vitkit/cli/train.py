@@ -53,7 +53,7 @@ def run(arguments: list[str]) -> None:
     if (said := refused_flag(flags, TrainConfig)) is not None:
         raise SettingError(said)
     config = _configured(data, flags, spec, (stored, recipe), given)
-    with as_flags(spec):
+    with as_flags(*spec, group="spec."):
         _begin(config, prove=prove)
 
 
@@ -69,7 +69,7 @@ def _configured(
     if given["model"] is not None:
         asked["model"] = given["model"]
     base = TrainConfig(**layered(*layers, asked))
-    with as_flags():
+    with as_flags(*field_names(TrainConfig)):
         config = tyro.cli(
             TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
         )

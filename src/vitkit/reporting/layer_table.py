@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
@@ -21,6 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitkit.errors import ShapeError
 
 FLOAT_BYTES = 4
+TEXTS = ("layer (variable)", "input", "output")
+NUMBERS = ("parameters", "trainable", "mult-adds")
+"""Columns of the table."""
 
 
 @dataclass(frozen=True)
@@ -83,27 +87,37 @@ class LayerTable:
         """Multiply-adds of one forward pass of the whole module."""
         return self.rows[0].mult_adds
 
-    def render(self, depth: int = 3) -> Table:
-        """A rich table of the modules at most `depth` deep."""
+    def render(self, depth: int = 3, *, narrow: bool = False) -> Table:
+        """A rich table of the modules at most `depth` deep.
+
+        Args:
+            depth: how many levels of modules to show.
+            narrow: leave out frames, input sizes and the trainable parameters of each module, so
+                that 80 columns suffice.
+        """
         whole = self.rows[0]
-        table = Table(title=whole.kind, title_justify="left", caption_justify="left")
-        for header in ("layer (variable)", "input", "output"):
-            table.add_column(header, no_wrap=True)
-        for header in ("parameters", "trainable", "mult-adds"):
-            table.add_column(header, justify="right", no_wrap=True)
+        table = Table(
+            title=whole.kind, title_justify="left", caption_justify="left",
+            box=None if narrow else HEAVY_HEAD, pad_edge=not narrow, padding=(0, 1),
+        )  # fmt: skip
+        for header in TEXTS + NUMBERS:
+            if not (narrow and header in ("input", "trainable")):
+                number = header in NUMBERS
+                table.add_column(header, justify="right" if number else "left", no_wrap=number)
         for row in self.rows:
             if row.depth <= depth:
                 variable = row.name.rpartition(".")[2]
                 title = "  " * row.depth + row.kind + (f" ({variable})" if variable else "")
                 trainable = "all" if row.trainable == row.parameters else f"{row.trainable:,}"
-                table.add_row(
-                    title,
-                    _shape(row.input_size),
-                    _shape(row.output_size),
-                    f"{row.parameters:,}" if row.parameters else "",
-                    trainable if row.parameters else "",
-                    f"{row.mult_adds / 1e6:,.2f} M" if row.mult_adds else "",
-                )
+                cells = {
+                    "layer (variable)": title,
+                    "input": _shape(row.input_size),
+                    "output": _shape(row.output_size),
+                    "parameters": f"{row.parameters:,}" if row.parameters else "",
+                    "trainable": trainable if row.parameters else "",
+                    "mult-adds": f"{row.mult_adds / 1e6:,.2f} M" if row.mult_adds else "",
+                }
+                table.add_row(*(cells[str(column.header)] for column in table.columns))
         table.caption = (
             f"parameters {whole.parameters:,}, trainable {whole.trainable:,}\n"
             f"mult-adds {whole.mult_adds / 1e6:,.2f} M, and {whole.bias_adds / 1e6:,.2f} M "
