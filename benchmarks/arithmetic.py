@@ -2,7 +2,7 @@
 
     python benchmarks/arithmetic.py [--threads 1] [--rounds 5] [--device cpu]
 
-The rule in `vitkit.training.precision` was chosen from these numbers. The four variants of a model
+The rule in `vitkit.training.optimization.precision` was chosen from these numbers. The four variants of a model
 are timed in turn on the same weights and images. The table shows the median step of float32 with
 fused attention, and the ratio of each other variant to it with the quartiles over the rounds.
 """
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.training.precision import autocast, wait_for
+from vitkit.training.optimization.precision import autocast, wait_for
 
 MODELS = {  # image size, patch, width, depth, heads, images a step
     "width 32, 16 tokens": (16, 4, 32, 2, 2, 24),

@@ -32,15 +32,15 @@ def child(recipe: str, amp: str, threads: int) -> None:
     import torch
 
     import vitkit
-    from vitkit.data.augment import Augmentation
-    from vitkit.data.loader import TrainingSteps
-    from vitkit.data.sources import ArraySplit, Dataset
+    from vitkit.data.augmentation.crop_flip import Augmentation
+    from vitkit.data.loading.loader import TrainingSteps
+    from vitkit.data.sources.open import ArraySplit, Dataset
     from vitkit.models.presets import preset
     from vitkit.models.vit import ViT
-    from vitkit.training.config import TrainConfig
-    from vitkit.training.finding import trial
-    from vitkit.training.plan import Plan
+    from vitkit.training.config.train_config import TrainConfig
     from vitkit.training.recipes import recipe_settings
+    from vitkit.training.setup import Plan
+    from vitkit.training.tuning.trials import trial
 
     torch.set_num_threads(threads)
     settings = recipe_settings(recipe)

@@ -115,10 +115,10 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 def near() -> dict[str, object]:
     """Copies found among photographs; pairs found in sets that should have none."""
-    from vitkit.data.doctor import check
-    from vitkit.data.duplicates import nearest_copies
-    from vitkit.data.look import summarise
-    from vitkit.data.sources import open_dataset
+    from vitkit.data.checks.check import check
+    from vitkit.data.checks.duplicates import nearest_copies
+    from vitkit.data.datasets.scan import summarise
+    from vitkit.data.sources.open import open_dataset
 
     def thumbnails(pictures: list[Image.Image]) -> np.ndarray:
         return np.stack([summarise(np.asarray(picture))[4] for picture in pictures])
@@ -159,8 +159,8 @@ def bad() -> dict[str, object]:
     """Fifty bad pictures of every kind among a thousand good ones."""
     from bad_pictures import make_bad_folder, refused_by_header
 
-    from vitkit.data.doctor import check
-    from vitkit.data.sources import open_dataset
+    from vitkit.data.checks.check import check
+    from vitkit.data.sources.open import open_dataset
 
     with tempfile.TemporaryDirectory() as folder:
         expected = make_bad_folder(Path(folder), bad=50, good=1000)

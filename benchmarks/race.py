@@ -32,7 +32,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(HERE.parent / "tests"))
 import conftest  # noqa: F401 - lets torchvision be imported beside a CPU-only torch
 
-from vitkit.data.sources import open_dataset, with_validation
+from vitkit.data.sources.open import open_dataset, with_validation
 
 BATCH = 256
 MEAN, STD = 0.2860, 0.3530

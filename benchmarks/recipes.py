@@ -4,7 +4,7 @@
                                  [--keep FOLDER] [-- FLAGS]
 
 Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
-receipt goes to src/vitkit/training/receipts/NAME.json, where a run of that recipe finds it to
+receipt goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe finds it to
 compare itself with, and what was measured to benchmarks/results. The runs are removed, or kept as
 FOLDER/NAME-SEED. Flags after -- go to every run; then no receipt is written.
 """
@@ -21,8 +21,8 @@ from statistics import mean
 
 from demo import HERE, processor, run, write_results
 
-from vitkit.data.sources import open_dataset, with_validation
-from vitkit.training.config import TrainConfig, layered, read_yaml
+from vitkit.data.sources.open import open_dataset, with_validation
+from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
 from vitkit.training.recipes import recipe_settings
 
 RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "receipts"

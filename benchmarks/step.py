@@ -39,7 +39,7 @@ sys.path.insert(0, str(HERE.parent / "tests"))
 import conftest  # noqa: F401 - lets timm be imported beside a CPU-only torch
 
 import vitkit
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.models.attention import use_attention
 
 CLASSES = 1000

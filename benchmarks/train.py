@@ -33,19 +33,19 @@ from demo import processor, write_results
 from PIL import Image
 
 import vitkit
-from vitkit.data.sources import ArraySplit, Dataset
+from vitkit.data.sources.open import ArraySplit, Dataset
 from vitkit.frozen import replace as replaced
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.training.checkpointing import save_state
-from vitkit.training.config import TrainConfig
-from vitkit.training.log import RunLog
-from vitkit.training.loop import Trainer
-from vitkit.training.optimizer import make_optimizer
-from vitkit.training.plan import Plan
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.interrupts import StopFlag
+from vitkit.training.monitoring.run_log import RunLog
+from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.signals import StopFlag
-from vitkit.training.state import ModelPart, OptimizerPart, Registry
+from vitkit.training.setup import Plan
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
+from vitkit.training.state.save import save_state
+from vitkit.training.trainer import Trainer
 
 
 class Loop(Trainer):
@@ -124,8 +124,8 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
 
 def small_pictures(log_interval: int) -> Plan:
     """Random pictures of 32 px in memory, in ten classes."""
-    from vitkit.data.augment import Augmentation
-    from vitkit.data.loader import TrainingSteps
+    from vitkit.data.augmentation.crop_flip import Augmentation
+    from vitkit.data.loading.loader import TrainingSteps
 
     random = np.random.default_rng(0)
     pixels = random.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)

@@ -26,8 +26,8 @@ import numpy as np
 from demo import processor, run, write_results
 
 import vitkit
-from vitkit.data.idx import write_idx
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.idx import write_idx
+from vitkit.data.sources.open import open_dataset
 
 EACH = 100
 """Labelled digits of a class."""

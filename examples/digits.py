@@ -16,7 +16,7 @@ from pathlib import Path
 from PIL import Image
 
 import vitkit
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 
 PICTURE = 1  # a seven, docs/pictures/seven.png
 

@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import nn
 
 import vitkit
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80

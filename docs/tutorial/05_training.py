@@ -32,10 +32,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import vitkit
-from vitkit.training.config import TrainConfig
-from vitkit.training.parameters import parameter_groups
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.optimization.parameter_groups import parameter_groups
+from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.schedule import learning_rate
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80
@@ -331,7 +331,7 @@ _ = figure.tight_layout()
 # ## Exercises
 #
 # **1.** Write the learning rate of a step: a line up to `peak` over `warmup` steps, then half a
-# cosine down to `low` at the last step. Check it against `vitkit.training.schedule.learning_rate`.
+# cosine down to `low` at the last step. Check it against `vitkit.training.optimization.schedule.learning_rate`.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 

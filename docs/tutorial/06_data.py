@@ -34,7 +34,7 @@ from small_cnn import SmallCNN
 from torch import nn
 
 import vitkit
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.models.embedding import patchify
 from vitkit.training.recipes import recipe_settings
 

@@ -31,8 +31,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.data.preprocess import preprocess_pictures
-from vitkit.data.sources import open_dataset
+from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.sources.open import open_dataset
 from vitkit.models.positions import resample_positions, sincos_2d
 
 torch.manual_seed(0)

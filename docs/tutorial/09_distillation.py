@@ -28,7 +28,7 @@
 #
 # with $\lambda = 1/2$ in the paper, which takes $\lambda = 0.1$ and $\tau = 3$ for soft ones. Both are
 # `vitkit.DistillWrapper(student, teacher)`, which takes pictures and labels and returns the loss. It is
-# `Distillation` in `vitkit.training.distill`.
+# `Distillation` in `vitkit.training.distillation.wrapper`.
 
 # %%
 import copy

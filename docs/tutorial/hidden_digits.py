@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 
 SIDE, PATCH, DIGIT = 48, 8, 16
 """Of a picture, a patch and a digit, in pixels."""

@@ -12,7 +12,7 @@ from plain_loop import Maker, Pictures, make_vit, open_pictures, settings, some,
 from small_cnn import SmallCNN
 from torch import nn
 
-from vitkit.training.config import Settings, TrainConfig
+from vitkit.training.config.train_config import Settings, TrainConfig
 
 SIZES = (300, 1_000, 3_000, 10_000, 30_000)
 RATES = (1e-3, 2e-3, 4e-3)

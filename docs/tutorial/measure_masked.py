@@ -20,8 +20,8 @@ from plain_loop import (
 from torch import Tensor
 
 import vitkit
-from vitkit.data.preprocess import preprocess_pictures
-from vitkit.training.config import Settings, TrainConfig
+from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.training.config.train_config import Settings, TrainConfig
 
 LABELLED = (300, 1_000, 3_000)
 """Training pictures with a label; all others are seen without theirs."""

@@ -16,10 +16,10 @@ from experiment import Asked, Experiment, Numbers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.data.preprocess import fit
-from vitkit.data.sources import Split, open_dataset, with_validation
+from vitkit.data.images.preprocess import fit
+from vitkit.data.sources.open import Split, open_dataset, with_validation
 from vitkit.spec import Preprocess
-from vitkit.training.config import TrainConfig, layered, read_yaml
+from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
 from vitkit.training.recipes import recipe_settings
 
 KEPT = ("epoch", "train_loss", "val_top1", "val_loss", "seconds")

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.data.augment import Augmentation
-from vitkit.data.feeding import Feed
-from vitkit.data.loader import TrainingSteps
-from vitkit.data.sources import Split, open_dataset, stratified_split, with_validation
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.loader import TrainingSteps
+from vitkit.data.sources.open import Split, open_dataset, stratified_split, with_validation
+from vitkit.evaluation.evaluate import evaluate
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
-from vitkit.training.config import Settings, TrainConfig, layered
-from vitkit.training.evaluation import evaluate
-from vitkit.training.optimizer import configured_optimizer
-from vitkit.training.precision import autocast
+from vitkit.training.config.train_config import Settings, TrainConfig, layered
+from vitkit.training.optimization.optimizers import configured_optimizer
+from vitkit.training.optimization.precision import autocast
+from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.schedule import learning_rate
 from vitkit.training.step import TrainingStep
 
 PROCESSOR = torch.device("cpu")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of pictures and labels."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from vitkit.api import explain as explain
     from vitkit.api import train as train
     from vitkit.errors import VitkitError as VitkitError
+    from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
     from vitkit.models.attention import scaled_dot_product_attention as scaled_dot_product_attention
@@ -31,22 +32,23 @@ if TYPE_CHECKING:
     from vitkit.models.vit import ViT as ViT
     from vitkit.prediction import Prediction as Prediction
     from vitkit.prediction import Predictor as Predictor
-    from vitkit.reporting.layer_table import summary as summary
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
-    from vitkit.training.distill import DistillWrapper as DistillWrapper
-    from vitkit.training.memory import checkpoint_gradients as checkpoint_gradients
-    from vitkit.training.parameters import freeze as freeze
-    from vitkit.training.parameters import parameter_groups as parameter_groups
+    from vitkit.training.distillation.wrapper import DistillWrapper as DistillWrapper
+    from vitkit.training.optimization.activation_checkpointing import (
+        checkpoint_gradients as checkpoint_gradients,
+    )
+    from vitkit.training.optimization.parameter_groups import freeze as freeze
+    from vitkit.training.optimization.parameter_groups import parameter_groups as parameter_groups
     from vitkit.weights.adapt import adapt as adapt
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
-    from vitkit.weights.flexible import resized as resized
+    from vitkit.weights.converting.resize import resized as resized
+    from vitkit.weights.formats.vitkit import save as save
     from vitkit.weights.inspection import Inspection as Inspection
     from vitkit.weights.inspection import inspect as inspect
     from vitkit.weights.load import formats as formats
     from vitkit.weights.load import load as load
-    from vitkit.weights.own import save as save
 
 _HOMES = {
     "vitkit.api": ("check", "compare", "create_model", "embed", "evaluate", "explain", "train"),
@@ -58,7 +60,7 @@ _HOMES = {
     ),
     "vitkit.models.embedding": ("PatchEmbedding",),
     "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
-    "vitkit.reporting.layer_table": ("summary",),
+    "vitkit.layer_table": ("summary",),
     "vitkit.models.mlp": ("MLP",),
     "vitkit.models.presets": ("list_models",),
     "vitkit.models.record": ("Record",),
@@ -66,15 +68,15 @@ _HOMES = {
     "vitkit.models.vit": ("ViT",),
     "vitkit.prediction": ("Prediction", "Predictor"),
     "vitkit.spec": ("Preprocess", "ViTSpec"),
-    "vitkit.training.distill": ("DistillWrapper",),
-    "vitkit.training.memory": ("checkpoint_gradients",),
-    "vitkit.training.parameters": ("freeze", "parameter_groups"),
+    "vitkit.training.distillation.wrapper": ("DistillWrapper",),
+    "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
+    "vitkit.training.optimization.parameter_groups": ("freeze", "parameter_groups"),
     "vitkit.weights.adapt": ("adapt",),
     "vitkit.weights.convert": ("ConversionReport", "convert"),
-    "vitkit.weights.flexible": ("resized",),
+    "vitkit.weights.converting.resize": ("resized",),
     "vitkit.weights.inspection": ("Inspection", "inspect"),
     "vitkit.weights.load": ("formats", "load"),
-    "vitkit.weights.own": ("save",),
+    "vitkit.weights.formats.vitkit": ("save",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

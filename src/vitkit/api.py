@@ -13,27 +13,31 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitkit.data import doctor, sources
-from vitkit.data.cuts import with_validation_of
-from vitkit.data.doctor import Report, sound
-from vitkit.data.preprocess import preprocess_pictures, viewport
-from vitkit.data.sources import Dataset, Split, cached, open_dataset
+from vitkit.data.checks import check as doctor
+from vitkit.data.checks.check import Report, sound
+from vitkit.data.datasets.splitting import with_validation_of
+from vitkit.data.images.preprocess import preprocess_pictures, viewport
+from vitkit.data.sources import open as sources
+from vitkit.data.sources.open import Dataset, Split, cached, open_dataset
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import DataError, SettingError, did_you_mean
+from vitkit.evaluation import comparison
+from vitkit.evaluation import evaluate as evaluation
+from vitkit.evaluation.comparison import Comparison
+from vitkit.evaluation.evaluate import Evaluation
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
 from vitkit.models.presets import build
 from vitkit.models.vit import ViT
 from vitkit.prediction import Picture, Predictor, as_checkpoint, feature_predictor, read_picture
-from vitkit.training import auto, comparing, evaluation, session
-from vitkit.training.comparing import Comparison
-from vitkit.training.config import TrainConfig, layered
-from vitkit.training.evaluation import Evaluation
+from vitkit.training import train as session
+from vitkit.training.auto import auto
+from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.session import TrainResult
+from vitkit.training.train import TrainResult
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.imagenet import names_for_data
+from vitkit.weights.imagenet_classes import names_for_data
 from vitkit.weights.load import load
 from vitkit.weights.pretrained import pretrained as with_weights
 
@@ -259,7 +263,7 @@ def compare(
         for name, each in zip(names, stored, strict=True)
     }  # fmt: skip
     kinds = [session.kind_of_run(recipe) for recipe in recipes]
-    return comparing.compare(scores, kinds, [recipe.get("seed") for recipe in recipes])
+    return comparison.compare(scores, kinds, [recipe.get("seed") for recipe in recipes])
 
 
 def explain(

@@ -19,9 +19,9 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.images import as_rgb, examine
-from vitkit.data.preprocess import fit, normalise
-from vitkit.data.room import PIXELS_AT_ONCE, Room
+from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, Room
+from vitkit.data.images.decode import as_rgb, examine
+from vitkit.data.images.preprocess import fit, normalise
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, ImageError, SettingError
 from vitkit.spec import Preprocess

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vitkit.data.augment import Augmentation
-from vitkit.data.feeding import Feed
-from vitkit.data.loader import Batch
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.loader import Batch
 from vitkit.spec import Preprocess
 
 CPU = torch.device("cpu")

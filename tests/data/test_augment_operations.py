@@ -8,7 +8,7 @@ import torch
 from data.feeds import fed, pictures
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitkit.data.operations import GEOMETRIC, POINTWISE, apply
+from vitkit.data.augmentation.operations import GEOMETRIC, POINTWISE, apply
 
 POLICIES = [
     {"aa": "rand-m9-p1-mstd0.5-inc1"},

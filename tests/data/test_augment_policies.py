@@ -7,8 +7,8 @@ import pytest
 import torch
 from data.feeds import fed, pictures
 
-from vitkit.data.operations import IDENTITY
-from vitkit.data.policies import (
+from vitkit.data.augmentation.operations import IDENTITY
+from vitkit.data.augmentation.policies import (
     RANDAUGMENT_INCREASING,
     TRIVIALAUGMENT_WIDE,
     colour_jitter,

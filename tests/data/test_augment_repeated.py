@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vitkit.data.augment import Augmentation
-from vitkit.data.feeding import Feed
-from vitkit.data.loader import TrainingSteps, batches
-from vitkit.data.sources import ArraySplit
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.loader import TrainingSteps, batches
+from vitkit.data.sources.open import ArraySplit
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=12, fit="squash")

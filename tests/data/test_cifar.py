@@ -10,9 +10,9 @@ import pytest
 from picture_files import folder, refusal
 from PIL import Image
 
-from vitkit.data import cifar
-from vitkit.data.cifar import CIFAR_CLASSES, cifar_places, open_cifar
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources import cifar
+from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_places, open_cifar
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, MissingExtraError
 
 GENERATOR = np.random.default_rng(0)

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data import remote_shards, watching
-from vitkit.data.augment import (
+from vitkit.data.augmentation.crop_flip import (
     FLIP,
     SHIFT,
     Augmentation,
@@ -24,11 +23,13 @@ from vitkit.data.augment import (
     crop_box,
     training_pixels,
 )
-from vitkit.data.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.data.paths import Paths
-from vitkit.data.preprocess import fit
+from vitkit.data.datasets.path_list import Paths
+from vitkit.data.images.preprocess import fit
+from vitkit.data.loading import worker_watch
+from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
 from vitkit.data.randomness import uniform
-from vitkit.data.sources import ArraySplit, open_dataset
+from vitkit.data.sources import remote_shards
+from vitkit.data.sources.open import ArraySplit, open_dataset
 from vitkit.errors import DataError, ImageError, LoaderError
 from vitkit.spec import Preprocess
 
@@ -232,9 +233,9 @@ def test_a_picture_that_vanishes_during_a_run_is_named(folder, tmp_path, workers
 
 
 ABANDONED = """
-from vitkit.data.augment import Augmentation
-from vitkit.data.loader import TrainingSteps, batches
-from vitkit.data.sources import open_dataset
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.loader import TrainingSteps, batches
+from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 train = open_dataset("digits").splits["train"]
 small = Preprocess(image_size=8, fit="squash")
@@ -280,8 +281,8 @@ def test_other_labels_leave_the_pictures_alone(folder):
 @pytest.fixture
 def impatient(monkeypatch):
     """Half a second without a sign of life is too long."""
-    monkeypatch.setattr(watching, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(watching, "LOOKS", 5)
+    monkeypatch.setattr(worker_watch, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(worker_watch, "LOOKS", 5)
 
 
 @pytest.mark.parametrize(
@@ -359,13 +360,13 @@ def test_one_read_of_a_busy_disk_may_take_longer(impatient, busy, monkeypatch):
 
     threading.Thread(target=answer_late, daemon=True).start()
     assert len(list(batches(busy, range(1), workers=1))) == 1
-    monkeypatch.setattr(watching, "LOOKS_LONG", 10)
+    monkeypatch.setattr(worker_watch, "LOOKS_LONG", 10)
     with pytest.raises(LoaderError, match="has not run for 1 s"):
         list(batches(busy, range(1), workers=1))
 
 
 def test_a_process_that_waits_as_long_as_a_server_asks_it_to_does_not_hang():
-    assert watching.LOOKS_LONG * watching.LOOK_EVERY > remote_shards.LONGEST_WAIT
+    assert worker_watch.LOOKS_LONG * worker_watch.LOOK_EVERY > remote_shards.LONGEST_WAIT
 
 
 def test_nobody_waits_for_a_batch_that_is_not_wanted_any_more(impatient, monkeypatch):

@@ -11,13 +11,13 @@ import torch
 from picture_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
 from PIL import Image, ImageOps
 
-from vitkit.data import images
-from vitkit.data.augment import Augmentation
-from vitkit.data.images import ODDITIES, as_rgb, decode, examine
-from vitkit.data.loader import EvaluationBatches, TrainingSteps
-from vitkit.data.paths import Paths
-from vitkit.data.preprocess import preprocess_pictures
-from vitkit.data.sources import FileSplit
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.datasets.path_list import Paths
+from vitkit.data.images import decode as images
+from vitkit.data.images.decode import ODDITIES, as_rgb, decode, examine
+from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
+from vitkit.data.sources.open import FileSplit
 from vitkit.prediction import read_picture
 from vitkit.spec import Preprocess
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.preprocess import fit, normalise, preprocess_pictures, resized, viewport
+from vitkit.data.images.preprocess import fit, normalise, preprocess_pictures, resized, viewport
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
 

@@ -10,10 +10,10 @@ from picture_files import (
     refusal,
 )
 
-from vitkit.data import embedded
-from vitkit.data.embedded import idx_places, open_idx
-from vitkit.data.idx import write_idx
-from vitkit.data.sources import (
+from vitkit.data.sources import benchmarks
+from vitkit.data.sources.benchmarks import idx_places, open_idx
+from vitkit.data.sources.idx import write_idx
+from vitkit.data.sources.open import (
     ArraySplit,
     open_dataset,
 )
@@ -92,7 +92,7 @@ def test_a_set_that_is_nowhere_says_where_it_was_looked_for(
     def unreachable(address: str) -> None:
         raise DataError(f"{address}: not in the cache")
 
-    monkeypatch.setattr(embedded, "open_hub", unreachable)
+    monkeypatch.setattr(benchmarks, "open_hub", unreachable)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     places = (tmp_path / "x", tmp_path / "y")
     with pytest.raises(DataError) as caught:

@@ -12,9 +12,9 @@ import pytest
 from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samples, train_briefly
 
 import vitkit
-from vitkit.data.augment import Augmentation
-from vitkit.data.loader import TrainingSteps, batches
-from vitkit.data.sources import Dataset, cached, open_dataset
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.loader import TrainingSteps, batches
+from vitkit.data.sources.open import Dataset, cached, open_dataset
 from vitkit.spec import Preprocess
 
 MAKERS: dict[str, Callable[[Path, Sequence[Sample]], str | Path]] = {

@@ -14,10 +14,10 @@ from picture_files import folder, refusal
 from PIL import Image
 from shards import as_parquet, samples
 
-from vitkit.data import table_store
-from vitkit.data.sources import open_dataset
-from vitkit.data.splits import StoredSplit
-from vitkit.data.table_store import TableStore
+from vitkit.data.datasets.dataset import StoredSplit
+from vitkit.data.sources import table_store
+from vitkit.data.sources.open import open_dataset
+from vitkit.data.sources.table_store import TableStore
 from vitkit.errors import ImageError
 
 pa = pytest.importorskip("pyarrow")
@@ -249,7 +249,9 @@ def test_only_so_many_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_file_is_read_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path / "train.parquet", ["a", "b"])
     first = open_dataset(path)
-    monkeypatch.setattr("vitkit.data.tables._Indexing.__call__", lambda *_: pytest.fail("again"))
+    monkeypatch.setattr(
+        "vitkit.data.sources.tables._Indexing.__call__", lambda *_: pytest.fail("again")
+    )
     again = open_dataset(path)
     assert (again.fingerprint, again.classes) == (first.fingerprint, first.classes)
     np.testing.assert_array_equal(again.splits["train"].read(1), first.splits["train"].read(1))

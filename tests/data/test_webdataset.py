@@ -15,10 +15,10 @@ from picture_files import refusal
 from PIL import Image
 from shards import as_tars, samples, write_tar
 
-from vitkit.data import webdataset
-from vitkit.data.sources import open_dataset
-from vitkit.data.tars import read_members
-from vitkit.data.webdataset import find_shards
+from vitkit.data.sources import webdataset
+from vitkit.data.sources.open import open_dataset
+from vitkit.data.sources.tar_index import read_members
+from vitkit.data.sources.webdataset import find_shards
 from vitkit.errors import ImageError
 
 

@@ -9,7 +9,7 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
-from vitkit.data.preprocess import preprocess_pictures, viewport
+from vitkit.data.images.preprocess import preprocess_pictures, viewport
 from vitkit.errors import OutputError, SettingError
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import heatmap_over

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 
-from vitkit.training.loop import Trainer
+from vitkit.training.trainer import Trainer
 
 
 class Faulty(Trainer):

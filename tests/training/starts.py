@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 import vitkit
-from vitkit.training import session
-from vitkit.training.config import TrainConfig, layered
-from vitkit.training.loop import Trainer
+from vitkit.training import train as session
+from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.trainer import Trainer
 from vitkit.weights.checkpoint import Checkpoint
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "width": 16,

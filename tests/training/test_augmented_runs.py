@@ -11,9 +11,9 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.config import TrainConfig, read_yaml
-from vitkit.training.examples import grid
-from vitkit.training.plan import make_plan
+from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.training.monitoring.image_grids import grid
+from vitkit.training.setup import make_plan
 
 EVERYTHING = {
     "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "reprob": 0.25, "mixup": 0.8, "cutmix": 1.0,

@@ -9,9 +9,9 @@ import signal
 import pytest
 from training.starts import bits, train
 
-from vitkit.data import watching
+from vitkit.data.loading import worker_watch
 from vitkit.errors import Interrupted, LoaderError
-from vitkit.training.loop import Trainer
+from vitkit.training.trainer import Trainer
 
 ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
                                 "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip
@@ -53,8 +53,8 @@ def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_p
 
 def test_a_signal_is_heard_while_the_loader_hangs(straight, tmp_path, monkeypatch):
     others = set(multiprocessing.active_children())
-    monkeypatch.setattr(watching, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(watching, "LOOKS", 10**6)
+    monkeypatch.setattr(worker_watch, "LOOK_EVERY", 0.1)
+    monkeypatch.setattr(worker_watch, "LOOKS", 10**6)
     with pytest.raises(Interrupted, match="all is saved, go on with: vitkit train --resume"):
         train(tmp_path / "run", sending(signal.SIGSTOP, term=True), **ASKED)
     assert set(multiprocessing.active_children()) <= others

@@ -12,16 +12,16 @@ import pytest
 from ignite.engine import Engine
 from shards import as_csv, as_folder, as_tars, samples
 
-from vitkit.data import rereading
-from vitkit.data.loader import Batch
+from vitkit.data.images import rereading
+from vitkit.data.loading.loader import Batch
 from vitkit.errors import CheckpointError, DataError, ImageError, Interrupted
+from vitkit.evaluation.evaluate import Output
+from vitkit.evaluation.metrics import Metrics
 from vitkit.models.vit import ViT
-from vitkit.training import session
-from vitkit.training.checkpointing import newest_state, run_hash, step_of
-from vitkit.training.config import TrainConfig
-from vitkit.training.evaluation import Output
-from vitkit.training.loop import Trainer
-from vitkit.training.metrics import Metrics
+from vitkit.training import train as session
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.state.save import newest_state, run_hash, step_of
+from vitkit.training.trainer import Trainer
 
 
 class Meddled(Trainer):

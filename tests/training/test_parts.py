@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.data.sources import ArraySplit
+from vitkit.data.sources.open import ArraySplit
 from vitkit.errors import DataError, OutputError, SettingError
-from vitkit.training.config import TrainConfig
-from vitkit.training.evaluation import evaluate
-from vitkit.training.optimizer import make_optimizer
-from vitkit.training.parameters import parameter_groups
-from vitkit.training.precision import choose_kernel, choose_precision
+from vitkit.evaluation.evaluate import evaluate
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.optimization.parameter_groups import parameter_groups
+from vitkit.training.optimization.precision import choose_kernel, choose_precision
+from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.run_folder import new_folder, resumed_folder
-from vitkit.training.schedule import learning_rate
 
 
 def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():

@@ -11,9 +11,9 @@ from training.faulty import stopping_at
 from training.starts import DIGITS, a_checkpoint, bits, said, train
 
 import vitkit
-from vitkit.data.order import balanced_order
+from vitkit.data.loading.sampler import balanced_order
 from vitkit.errors import Interrupted, SettingError
-from vitkit.training.loop import Trainer
+from vitkit.training.trainer import Trainer
 
 GROWING = {"progressive": (4, 8), "epochs": 3}
 

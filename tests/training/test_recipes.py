@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 import vitkit
-from vitkit.training.config import TrainConfig, layered
-from vitkit.training.receipt import EARLY, SLACK, Receipt, Watch, receipt_of
+from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.recipes import RECIPES, recipe_settings
+from vitkit.training.recipes.reference import EARLY, SLACK, Receipt, Watch, receipt_of
 
 SMALL = {"width": 48, "depth": 1, "num_heads": 3, "mlp_width": 48}
 """Fields that make any of the models quick."""

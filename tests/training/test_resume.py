@@ -21,10 +21,10 @@ from training.tiny_runs import STEPS, TINY, command, end_of, run
 
 import vitkit
 from vitkit import cli
-from vitkit.data.augment import Augmentation
-from vitkit.data.loader import TrainingSteps
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.randomness import permutation
-from vitkit.data.sources import open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import (
     CheckpointError,
     Interrupted,
@@ -33,12 +33,13 @@ from vitkit.errors import (
     VitkitError,
     exit_code,
 )
-from vitkit.training import judging, session
-from vitkit.training.checkpointing import damage, newest_state, run_hash
-from vitkit.training.loop import Trainer
-from vitkit.training.manifest import digest_of, read_manifest, write_manifest
-from vitkit.training.signals import stop_flag
-from vitkit.training.state import Progress
+from vitkit.training import train
+from vitkit.training.callbacks import evaluate as judging
+from vitkit.training.interrupts import stop_flag
+from vitkit.training.state.manifest import digest_of, read_manifest, write_manifest
+from vitkit.training.state.registry import Progress
+from vitkit.training.state.save import damage, newest_state, run_hash
+from vitkit.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
@@ -358,16 +359,16 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
 
     Otherwise it could begin with a state that the first one has deleted by the time it is read.
     """
-    output, plan = tmp_path / "run", session.make_plan
+    output, plan = tmp_path / "run", train.make_plan
     run(output, max_steps=5)
 
     def by_the_first(*args, **options):
-        monkeypatch.setattr(session, "make_plan", plan)
+        monkeypatch.setattr(train, "make_plan", plan)
         with pytest.raises(OutputError, match=f"in use by process {os.getpid()} on "):
             run(output, resume=str(output), max_steps=15)
         return plan(*args, **options)
 
-    monkeypatch.setattr(session, "make_plan", by_the_first)
+    monkeypatch.setattr(train, "make_plan", by_the_first)
     run(output, resume=str(output), max_steps=10)
     assert newest_state(output / "state")[0].name == "step-00000010"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from training.tiny_runs import end_of, run
 
-from vitkit.training.config import TrainConfig, read_yaml
-from vitkit.training.proof import prove_resume
+from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.training.resume_check import prove_resume
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "num_heads": 2,
          "mlp_width": 64}  # fmt: skip

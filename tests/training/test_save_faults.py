@@ -13,8 +13,12 @@ import pytest
 import torch
 
 import vitkit
+from vitkit.distributed import World
 from vitkit.errors import OutputError
-from vitkit.training.checkpointing import (
+from vitkit.training.optimization.ema import EMA
+from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.state.save import (
     clean,
     load_state,
     newest_state,
@@ -23,10 +27,6 @@ from vitkit.training.checkpointing import (
     save_state,
     save_values,
 )
-from vitkit.training.distributed import World
-from vitkit.training.ema import EMA
-from vitkit.training.optimizer import make_optimizer
-from vitkit.training.state import ModelPart, OptimizerPart, Progress, Registry
 
 WATCHED = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitkit.training import session
-from vitkit.training.checkpointing import newest_state, run_hash
-from vitkit.training.config import TrainConfig, layered
-from vitkit.training.loop import Trainer
+from vitkit.training import train
+from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
+from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.trainer import Trainer
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
@@ -20,10 +20,10 @@ STEPS = 60
 """Of the whole run; 20 an epoch."""
 
 
-def run(output: Path, trainer: type[Trainer] = Trainer, **settings: object) -> session.TrainResult:
+def run(output: Path, trainer: type[Trainer] = Trainer, **settings: object) -> train.TrainResult:
     asked = {"data": "digits", "output": str(output)} | TINY | settings
     config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return session.train(config, trainer=trainer)
+    return train.train(config, trainer=trainer)
 
 
 def end_of(output: Path) -> str:

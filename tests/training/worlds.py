@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from vitkit.distributed import World, joined
 from vitkit.errors import VitkitError, exit_code
-from vitkit.training import session
-from vitkit.training.config import TrainConfig, layered
-from vitkit.training.distributed import World, joined
-from vitkit.training.loop import Trainer
+from vitkit.training import train
+from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.parallel.fsdp import local
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.sharding import local
+from vitkit.training.trainer import Trainer
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
@@ -97,7 +97,7 @@ def run(size: int, output: Path, trainer: type[Recorder] = Recorder, **settings:
     def one(rank: int) -> Any:
         error, metrics = None, {}
         try:
-            metrics = session.train(config_of(output, **settings), trainer=trainer).metrics
+            metrics = train.train(config_of(output, **settings), trainer=trainer).metrics
         except VitkitError as raised:
             error = [type(raised).__name__, str(raised), exit_code(raised)]
         bits = Recorder.last.bits()

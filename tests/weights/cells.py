@@ -9,10 +9,10 @@ from weights.round_trips import noisy
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
-from vitkit.weights.fitting import fit
-from vitkit.weights.format import Bundle, Format
-from vitkit.weights.formats import FORMATS
-from vitkit.weights.rules import write_tensors
+from vitkit.weights.converting.fold import fit
+from vitkit.weights.formats.format import Bundle, Format
+from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.registry import FORMATS
 
 KINDS = {
     "ViT": "vit_base_patch16_224",

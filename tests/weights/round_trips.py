@@ -13,11 +13,11 @@ from torch import Tensor
 
 import vitkit
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.format import Bundle, Format
+from vitkit.weights.files.open import open_source
+from vitkit.weights.formats.format import Bundle, Format
+from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.vitkit import ABOUT
 from vitkit.weights.load import load
-from vitkit.weights.own import ABOUT
-from vitkit.weights.rules import write_tensors
-from vitkit.weights.sources import open_source
 
 PREPROCESS = vitkit.Preprocess()
 

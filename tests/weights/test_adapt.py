@@ -13,7 +13,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit import cli
-from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_pictures
 from vitkit.errors import SpecError
 from vitkit.weights.checkpoint import Checkpoint
 

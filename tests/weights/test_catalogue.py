@@ -14,7 +14,7 @@ from weights.round_trips import noisy, same_bits
 import vitkit
 from vitkit.cli import run
 from vitkit.errors import SettingError
-from vitkit.weights import hub
+from vitkit.weights import fetch
 from vitkit.weights.catalogue import catalogue, find, known, published
 
 ROOT = Path(__file__).parents[2]
@@ -45,9 +45,9 @@ def test_an_entry_is_whole(entry):
     assert re.fullmatch("[0-9a-f]*", entry.sha256)
     if entry.preprocess is not None:
         assert entry.preprocess.image_size == entry.spec.image_size
-    assert hub.is_address(entry.address)
+    assert fetch.is_address(entry.address)
     web = re.fullmatch(r"https://[\w.]+/[\w./+-]+\.(npz|pth|pth\.tar)", entry.address)
-    assert web or hub.ADDRESS.fullmatch(entry.address) or hub.TIMM.fullmatch(entry.address)
+    assert web or fetch.ADDRESS.fullmatch(entry.address) or fetch.TIMM.fullmatch(entry.address)
     assert entry.pickle == entry.address.endswith((".pth", ".pth.tar"))
 
 

@@ -11,8 +11,8 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.fitting import fit
-from vitkit.weights.formats import FORMATS
+from vitkit.weights.converting.fold import fit
+from vitkit.weights.formats.registry import FORMATS
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
 

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 import vitkit
 from vitkit.errors import CheckpointError, OutputError
-from vitkit.weights.files import replacing, write_bytes
+from vitkit.io.atomic import replacing, write_bytes
 
 SPEC = vitkit.ViTSpec(
     image_size=16, patch_size=4, in_channels=1, num_classes=3, width=16, depth=2, num_heads=2,

@@ -12,8 +12,8 @@ from weights.round_trips import noisy, same_bits, without_our_entry
 import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError, OutputError
-from vitkit.weights import peers
-from vitkit.weights.fitting import fit
+from vitkit.weights.converting import verify
+from vitkit.weights.converting.fold import fit
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -196,7 +196,7 @@ def test_the_report_says_who_ran_the_files_and_why_not_another(tmp_path, monkeyp
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(peers.importlib.metadata, "version", missing)
+    monkeypatch.setattr(verify.importlib.metadata, "version", missing)
     line = ["convert", str(own), str(tmp_path / "b"), "--to", "torchvision"]
     assert cli.run(line) == 0
     text = capsys.readouterr().out

@@ -15,7 +15,7 @@ from weights.round_trips import noisy, round_trip, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.deit import FORMAT
+from vitkit.weights.formats.deit import FORMAT
 from vitkit.weights.load import load
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2,

@@ -13,11 +13,11 @@ from weights.round_trips import noisy, round_trip, same_bits, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights import formats
-from vitkit.weights.format import Bundle
-from vitkit.weights.google import FORMAT
+from vitkit.weights.files.open import Header
+from vitkit.weights.formats import registry
+from vitkit.weights.formats.format import Bundle
+from vitkit.weights.formats.google.format import FORMAT
 from vitkit.weights.load import load
-from vitkit.weights.sources import Header
 
 Arrays = dict[str, np.ndarray]
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2,
@@ -45,7 +45,7 @@ DTYPES = {"R50": torch.float64}
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    monkeypatch.setitem(formats.FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(registry.FORMATS, FORMAT.name, FORMAT)
 
 
 def spec_of(case: str) -> vitkit.ViTSpec:

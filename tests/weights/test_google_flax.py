@@ -26,8 +26,8 @@ from weights.flax_models import (
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.weights.google import table
-from vitkit.weights.rules import write_tensors
+from vitkit.weights.formats.google.format import table
+from vitkit.weights.formats.key_table import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 1, "num_heads": 2,
          "mlp_width": 96, "num_classes": 7, "activation": "gelu_tanh",

@@ -17,13 +17,13 @@ from torch import Tensor
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
-from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_pictures
 from vitkit.errors import CheckpointError
-from vitkit.weights import formats
-from vitkit.weights.format import Bundle
-from vitkit.weights.huggingface import FORMAT
+from vitkit.weights.formats import registry
+from vitkit.weights.formats.format import Bundle
+from vitkit.weights.formats.huggingface.format import FORMAT
+from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.load import load
-from vitkit.weights.rules import write_tensors
 
 SIZE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
         "patch_size": 8, "num_labels": 7}  # fmt: skip
@@ -75,7 +75,7 @@ NAMES = tuple(f"bird {number}" for number in range(7))
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(formats.FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(registry.FORMATS, FORMAT.name, FORMAT)
 
 
 def theirs(case: str) -> Any:

@@ -13,10 +13,10 @@ from weights.round_trips import noisy, round_trip, same_bits, stored, written
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import convert
-from vitkit.weights.formats import FORMATS
-from vitkit.weights.jeonsworld import FORMAT
+from vitkit.weights.formats.jeonsworld import FORMAT
+from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.load import load
-from vitkit.weights.rules import write_tensors
 
 Weights = dict[str, Tensor]
 WIDTH, HEADS, DEPTH, HIDDEN, CLASSES = 128, 2, 2, 192, 7

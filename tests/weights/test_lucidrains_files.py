@@ -16,9 +16,9 @@ from weights.round_trips import noisy, round_trip, same_bits, stored, written
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import ConversionReport, convert
+from vitkit.weights.formats.key_table import write_tensors
+from vitkit.weights.formats.lucidrains import FORMAT
 from vitkit.weights.load import load
-from vitkit.weights.lucidrains import FORMAT
-from vitkit.weights.rules import write_tensors
 
 OURS = {"image_size": 32, "patch_size": 8, "num_classes": 7, "width": 128, "depth": 2,
         "num_heads": 2, "mlp_width": 96, "stem": "normed_linear", "qkv_bias": False,

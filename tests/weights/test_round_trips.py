@@ -25,9 +25,9 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES
-from vitkit.weights.fitting import fit
-from vitkit.weights.format import Format
-from vitkit.weights.formats import FORMATS
+from vitkit.weights.converting.fold import fit
+from vitkit.weights.formats.format import Format
+from vitkit.weights.formats.registry import FORMATS
 
 TRAINING = {
     name: getattr(vitkit.ViTSpec(), name)

@@ -17,12 +17,12 @@ from safetensors.torch import load_file, save_file
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
-from vitkit.data.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_pictures
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
-from vitkit.weights import timm_config
+from vitkit.weights.formats.timm import config as timm_config
+from vitkit.weights.formats.timm.format import FORMAT
 from vitkit.weights.load import load
-from vitkit.weights.timm import FORMAT
 
 timm = peer("timm")
 SMALL = {"depth": 2, "embed_dim": 128, "num_heads": 2, "num_classes": 7}

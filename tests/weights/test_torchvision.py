@@ -9,8 +9,8 @@ from peers import peer
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
+from vitkit.weights.formats.torchvision import FORMAT
 from vitkit.weights.load import load
-from vitkit.weights.torchvision import FORMAT
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7, "position_resampling": "bicubic_aligned"}  # fmt: skip

@@ -14,8 +14,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-from vitkit.cli.progress import let_stdout_go
 from vitkit.errors import Interrupted, SettingError, VitkitError, did_you_mean, exit_code
+from vitkit.io.progress import let_stdout_go
 from vitkit.process import keep_freed_memory, shorten_spinning
 
 VERBS = {
@@ -57,7 +57,7 @@ def main() -> None:
     except KeyboardInterrupt:  # once more, while the first one was reported
         code = 128 + signal.SIGINT
     if code > 128:
-        from vitkit.training.signals import end_process
+        from vitkit.training.interrupts import end_process
 
         sys.stdout.flush()
         end_process(code)  # nothing is left to do, and a further signal shall print no traceback

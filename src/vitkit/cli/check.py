@@ -9,12 +9,12 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.fields import as_flags
-from vitkit.cli.progress import bar
-from vitkit.data.doctor import Report, check
-from vitkit.data.sources import open_dataset
+from vitkit.cli.arguments import as_flags
+from vitkit.data.checks.check import Report, check
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
-from vitkit.weights.files import refuse_unwritable, write_bytes
+from vitkit.io.atomic import refuse_unwritable, write_bytes
+from vitkit.io.progress import bar
 
 SHOWN = 10
 """Pictures of a finding that the table names."""

@@ -10,10 +10,10 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.fields import as_flags, filled
-from vitkit.cli.tables import aligned
-from vitkit.data.images import printable
-from vitkit.training.comparing import Comparison
+from vitkit.cli.arguments import as_flags, filled
+from vitkit.cli.output import aligned
+from vitkit.data.images.decode import printable
+from vitkit.evaluation.comparison import Comparison
 
 
 def compare(

@@ -14,12 +14,12 @@ import tyro
 from torch import Tensor
 from tyro.conf import Positional
 
-from vitkit.cli.fields import as_flags
-from vitkit.cli.pictures import Usable, find_pictures
-from vitkit.data.images import printable
+from vitkit.cli.arguments import as_flags
+from vitkit.cli.image_arguments import Usable, find_pictures
+from vitkit.data.images.decode import printable
 from vitkit.errors import OutputError
+from vitkit.io.atomic import refuse_unwritable, replacing
 from vitkit.prediction import feature_predictor
-from vitkit.weights.files import refuse_unwritable, replacing
 from vitkit.weights.load import load
 
 

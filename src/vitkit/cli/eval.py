@@ -15,13 +15,13 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.fields import as_flags, filled
-from vitkit.cli.tables import aligned
-from vitkit.data.images import printable
+from vitkit.cli.arguments import as_flags, filled
+from vitkit.cli.output import aligned
+from vitkit.data.images.decode import printable
 from vitkit.errors import SettingError
-from vitkit.training.confusion import LARGEST, confusion_matrix, png
-from vitkit.training.evaluation import ClassScore, Evaluation
-from vitkit.weights.files import refuse_unwritable, write_bytes
+from vitkit.evaluation.confusion_plot import LARGEST, confusion_matrix, png
+from vitkit.evaluation.evaluate import ClassScore, Evaluation
+from vitkit.io.atomic import refuse_unwritable, write_bytes
 
 WORST = 5
 """Classes that the table names."""

@@ -11,8 +11,8 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.pictures import find_pictures
-from vitkit.data.images import printable
+from vitkit.cli.image_arguments import find_pictures
+from vitkit.data.images.decode import printable
 from vitkit.devices import on_device, resolve_device
 from vitkit.weights.load import load
 

@@ -8,7 +8,7 @@ import sys
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.fields import take_fields
+from vitkit.cli.arguments import take_fields
 from vitkit.weights.inspection import inspect as inspect_file
 
 

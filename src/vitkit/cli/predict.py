@@ -12,12 +12,12 @@ from pathlib import Path
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.fields import as_flags
-from vitkit.cli.pictures import Usable, find_pictures
-from vitkit.cli.progress import let_stdout_go
-from vitkit.data.images import printable
+from vitkit.cli.arguments import as_flags
+from vitkit.cli.image_arguments import Usable, find_pictures
+from vitkit.data.images.decode import printable
+from vitkit.io.atomic import refuse_unwritable, replacing
+from vitkit.io.progress import let_stdout_go
 from vitkit.prediction import Prediction, Predictor
-from vitkit.weights.files import refuse_unwritable, replacing
 from vitkit.weights.load import load
 
 Write = Callable[[Path, Prediction], object]

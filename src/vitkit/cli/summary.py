@@ -11,8 +11,8 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
+from vitkit.layer_table import summary as layer_table
 from vitkit.models.presets import build
-from vitkit.reporting.layer_table import summary as layer_table
 from vitkit.weights.load import load
 
 WIDE = 140

@@ -8,14 +8,15 @@ from typing import Any
 
 import tyro
 
-from vitkit.cli.fields import as_flags, filled, take_fields
+from vitkit.cli.arguments import as_flags, filled, take_fields
 from vitkit.errors import SettingError, VitkitError
 from vitkit.frozen import field_names
-from vitkit.training import auto, session
-from vitkit.training.config import Settings, TrainConfig, layered
-from vitkit.training.proof import prove_resume
+from vitkit.training import train
+from vitkit.training.auto import auto
+from vitkit.training.config.setting_names import refused_flag
+from vitkit.training.config.train_config import Settings, TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.setting_names import refused_flag
+from vitkit.training.resume_check import prove_resume
 
 DESCRIPTION = """Train a ViT on your pictures.
 
@@ -45,7 +46,7 @@ def run(arguments: list[str]) -> None:
     rest = filled(rest, "--grad-checkpointing", "block")
     given = {name: _peek(rest, flags) for name, flags in FIRST.items()}
     recipe = recipe_settings(given["recipe"])
-    stored = session.resumed_settings(given["resume"], given["output"], recipe)
+    stored = train.resumed_settings(given["resume"], given["output"], recipe)
     named = bool(rest) and not rest[0].startswith("-")
     data, flags = (rest[0], rest[1:]) if named else (str(stored.get("data", "")), rest)
     if not data and not {"-h", "--help"} & set(rest):
@@ -98,7 +99,7 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
     elif config.auto:
         auto.climb(config)
     else:
-        session.train(config)
+        train.train(config)
 
 
 def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:

@@ -12,7 +12,7 @@ from PIL import Image
 from torch.nn import functional as F
 
 from vitkit.errors import OutputError
-from vitkit.weights.files import replacing
+from vitkit.io.atomic import replacing
 
 SMALLEST_SIDE = 224
 LARGEST_SIDE = 2048

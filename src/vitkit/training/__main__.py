@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 
 from vitkit.process import keep_freed_memory
-from vitkit.training.launch import serve
-from vitkit.training.session import train
+from vitkit.training.parallel.launch import serve
+from vitkit.training.train import train
 
 if __name__ == "__main__":
     keep_freed_memory()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from vitkit.data.loader import Batch
+from vitkit.data.loading.loader import Batch
+from vitkit.distributed import World
 from vitkit.errors import NonFiniteError, SettingError
-from vitkit.training.checkpointing import states
-from vitkit.training.distributed import World
-from vitkit.training.plan import Plan
 from vitkit.training.run_folder import RunFolder
+from vitkit.training.setup import Plan
+from vitkit.training.state.save import states
 from vitkit.training.step import Outcome, TrainingStep
 
 

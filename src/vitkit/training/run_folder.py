@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from vitkit.data.sources import NAMES
+from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError, nearest_parent
-from vitkit.training.checkpointing import states
-from vitkit.training.config import DEFAULT_MODEL, TrainConfig
-from vitkit.training.lock import LOCK, OWNER, locked
-from vitkit.weights.files import is_temporary, output_error
+from vitkit.io.atomic import is_temporary, output_error
+from vitkit.training.config.train_config import DEFAULT_MODEL, TrainConfig
+from vitkit.training.run_lock import LOCK, OWNER, locked
+from vitkit.training.state.save import states
 
 
 @dataclass(frozen=True)

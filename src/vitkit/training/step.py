@@ -16,18 +16,18 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from vitkit.data.feeding import Fed, Feed
-from vitkit.data.loader import Batch
+from vitkit.data.loading.batch_transform import Fed, Feed
+from vitkit.data.loading.loader import Batch
 from vitkit.data.randomness import hash64
+from vitkit.distributed import World
 from vitkit.models.vit import ViT
-from vitkit.training.config import TrainConfig
-from vitkit.training.distill import Distillation, two_logits
-from vitkit.training.distributed import World
-from vitkit.training.losses import Loss, make_loss
-from vitkit.training.precision import LossScale, Precision, autocast
-from vitkit.training.sharding import has_shards, local, whole
-from vitkit.training.signals import StopFlag
-from vitkit.training.teaching import Teaching
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.distillation.teacher_targets import Teaching
+from vitkit.training.distillation.wrapper import Distillation, two_logits
+from vitkit.training.interrupts import StopFlag
+from vitkit.training.optimization.losses import Loss, make_loss
+from vitkit.training.optimization.precision import LossScale, Precision, autocast
+from vitkit.training.parallel.fsdp import has_shards, local, whole
 
 DROPOUT = 0x0D09
 """What the generator of a step is for, among the things drawn from the seed."""

@@ -21,8 +21,8 @@ from vitkit.models.initialisation import initialise
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.fitting import Step
-from vitkit.weights.flexible import exact_dtype, rebuilt, resized
+from vitkit.weights.converting.fold import Step
+from vitkit.weights.converting.resize import exact_dtype, rebuilt, resized
 
 KERNEL, BIAS = "patch_embed.proj.weight", "patch_embed.proj.bias"
 LINEAR_STEMS = ("convolution", "linear")

@@ -10,7 +10,7 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
-from vitkit.weights.imagenet import ASSUMED, names_are_assumed
+from vitkit.weights.imagenet_classes import ASSUMED, names_are_assumed
 from vitkit.weights.publish import Hub, push_to_hub
 
 

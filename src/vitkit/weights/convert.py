@@ -18,14 +18,14 @@ from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapted
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.fitting import Step
-from vitkit.weights.formats import FORMATS
+from vitkit.weights.converting.fold import Step
+from vitkit.weights.converting.verify import Foreign, foreign
+from vitkit.weights.converting.write import refuse_unknown, written
+from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.formats.vitkit import OWN
 from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_with, refuse_other_model
-from vitkit.weights.own import OWN
-from vitkit.weights.peers import Foreign, foreign
-from vitkit.weights.writing import refuse_unknown, written
 
 KINDS = ("folded", "approximated", "lost")
 

@@ -14,8 +14,8 @@ from typing import Any
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
-from vitkit.weights.format import Format, Inferred
-from vitkit.weights.sources import Header
+from vitkit.weights.files.open import Header
+from vitkit.weights.formats.format import Format, Inferred
 
 GUESSED = (
     "num_heads", "head_width", "activation", "norm_eps", "block", "pooling", "positions",

@@ -12,14 +12,14 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights import own
 from vitkit.weights.catalogue import known
-from vitkit.weights.format import Sure
+from vitkit.weights.files.open import Header, open_source
+from vitkit.weights.formats import vitkit
+from vitkit.weights.formats.format import Sure
+from vitkit.weights.formats.key_table import PARTIAL, account
 from vitkit.weights.hints import Hints
-from vitkit.weights.imagenet import ASSUMED, assumed_names, names_are_assumed
+from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
 from vitkit.weights.load import recognise, refuse_other_model
-from vitkit.weights.rules import PARTIAL, account
-from vitkit.weights.sources import Header, open_source
 
 
 @dataclass(frozen=True)
@@ -132,15 +132,17 @@ def inspect(
     entry, hints = known(path), Hints.of(model, overrides)
     with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
         header = source.header
-        if (said := own.description(header)) is not None:
+        if (said := vitkit.description(header)) is not None:
             if overrides:
                 raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
-            own.check(header, said)
+            vitkit.check(header, said)
             refuse_other_model(path, hints, said.spec)
             sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
             if names_are_assumed(said.classes, said.document):
                 sure["classes"] = "usual"
-            made = _inspection(header, own.OWN, said.spec, said.preprocess, said.classes, sure, ())
+            made = _inspection(
+                header, vitkit.OWN, said.spec, said.preprocess, said.classes, sure, ()
+            )
             rest = {name: value for name, value in said.document.items() if name not in BESIDE}
             return replace(made, metadata=rest)
         form, source, found = recognise(source, overrides, hints, entry)

@@ -15,16 +15,16 @@ from vitkit.errors import CheckpointError, SpecError, counted
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights import own
 from vitkit.weights.catalogue import Entry, known
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.format import Format, Inferred
-from vitkit.weights.formats import FORMATS
+from vitkit.weights.files.open import Source, open_source
+from vitkit.weights.formats import vitkit
+from vitkit.weights.formats.format import Format, Inferred
+from vitkit.weights.formats.key_table import Account, check_size, few, read_tensors
+from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.formats.unwrapping import find_model, unknown_format
 from vitkit.weights.hints import Hints, infer, with_doubt
-from vitkit.weights.imagenet import assumed_names, with_assumption
-from vitkit.weights.rules import Account, check_size, few, read_tensors
-from vitkit.weights.sources import Source, open_source
-from vitkit.weights.unwrapping import find_model, unknown_format
+from vitkit.weights.imagenet_classes import assumed_names, with_assumption
 
 
 def load(
@@ -93,18 +93,18 @@ def load_with(
     """
     entry = known(path)
     with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
-        said = own.description(source.header)
+        said = vitkit.description(source.header)
         if said is None:
             return _named(read(source, overrides, hints, entry, strict=strict))
         if overrides:
             raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
-        tensors = own.read_own(source, said)
+        tensors = vitkit.read_own(source, said)
         model, dtype, rounded = _filled(said.spec, tensors)
         document = dict(said.document)
         if rounded:
             earlier = document.get("notes")
             document["notes"] = [*(earlier if isinstance(earlier, list) else []), *rounded]
-        return _named(Checkpoint(model, said.preprocess, said.classes, own.OWN, document,
+        return _named(Checkpoint(model, said.preprocess, said.classes, vitkit.OWN, document,
                                  source.header.path, dtype))  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def recognise(
     if entry:
         published = {**hints.asked, "image_size": entry.image_size}
         hints = Hints(published, hints.named or preset(entry.preset))
-    told = own.description(source.header, own.ABOUT)
+    told = vitkit.description(source.header, vitkit.ABOUT)
     said = {"image_size": told.spec.image_size} if told else entry.fields if entry else {}
     try:
         source = form.prepare(source)
@@ -238,7 +238,7 @@ def recognise(
         ) from None
 
 
-def _completed(inferred: Inferred, told: own.Description) -> Inferred:
+def _completed(inferred: Inferred, told: vitkit.Description) -> Inferred:
     """What only was usual, as vitkit itself wrote it into the file's header."""
     for name in ("num_classes", "in_channels", "width", "depth"):
         if getattr(told.spec, name) != getattr(inferred.spec, name):

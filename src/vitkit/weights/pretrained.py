@@ -19,7 +19,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.flexible import rebuilt
+from vitkit.weights.converting.resize import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from vitkit.errors import MissingExtraError, OutputError
 from vitkit.spec import ViTSpec
-from vitkit.weights import timm_config
-from vitkit.weights.writing import refuse_unknown, written
+from vitkit.weights.converting.write import refuse_unknown, written
+from vitkit.weights.formats.timm import config
 
 if TYPE_CHECKING:
     from vitkit.weights.checkpoint import Checkpoint
@@ -150,7 +150,7 @@ def _snippets(name: str, to: str, spec: ViTSpec) -> Iterator[str]:
         yield _python(
             "from transformers import pipeline", f'pipeline("{task}", "{name}")("picture.jpg")'
         )
-    elif to == "timm" and timm_config.architecture(spec):
+    elif to == "timm" and config.architecture(spec):
         yield _python("import timm", f'timm.create_model("hf-hub:{name}", pretrained=True)')
 
 

@@ -13,10 +13,10 @@ from weights.hostile.watch import Case
 from weights.round_trips import noisy, written
 
 import vitkit
-from vitkit.weights.format import Format
-from vitkit.weights.huggingface import FORMAT as HUGGINGFACE
-from vitkit.weights.lucidrains import FORMAT as LUCIDRAINS
-from vitkit.weights.timm import FORMAT as TIMM
+from vitkit.weights.formats.format import Format
+from vitkit.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
+from vitkit.weights.formats.lucidrains import FORMAT as LUCIDRAINS
+from vitkit.weights.formats.timm.format import FORMAT as TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"
 INDEX = "model.safetensors.index.json"

@@ -1,7 +1,7 @@
 """Recipes: functions that give the settings for a purpose, each headed by what it is worth.
 
 A recipe sets what differs from the defaults; YAML and flags override it. What was measured here
-with several seeds has a receipt (`training/receipt.py`); the others quote their paper, or the one
+with several seeds has a receipt (`training/recipes/reference.py`); the others quote their paper, or the one
 run there was.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.errors import SettingError, did_you_mean
-from vitkit.training.config import Settings, layered, read_yaml
+from vitkit.training.config.train_config import Settings, layered, read_yaml
 from vitkit.training.recipes.imagenet import (
     augreg,
     deit,

@@ -6,7 +6,7 @@ authors' repository reports. `--max-steps 20` shows that one runs on your machin
 
 from __future__ import annotations
 
-from vitkit.training.config import Settings
+from vitkit.training.config.train_config import Settings
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitkit.training.config import Settings
+from vitkit.training.config.train_config import Settings
 
 UNCHANGED_PICTURES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vitkit.training.config import Settings
+from vitkit.training.config.train_config import Settings
 
 
 def finetune() -> Settings:

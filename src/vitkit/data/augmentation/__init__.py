@@ -1,0 +1,1 @@
+"""Random changes to training images, each a function of its keys."""

@@ -1,0 +1,247 @@
+"""Which operations a training picture goes through, and how strongly: tables, and draws from them.
+
+A draw is a function of (seed, epoch, index, view), so that no picture depends on its batch.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float64, Int64, Shaped
+
+from vitkit.data.augmentation.operations import IDENTITY
+from vitkit.data.randomness import uniform
+from vitkit.errors import SettingError, did_you_mean
+
+Draws = Float64[np.ndarray, "L B"]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An operation, and what its value is at a level t: start + t (end - start).
+
+    Attributes:
+        operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
+        start: the value at level 0.
+        end: the value at level 1.
+        mirrored: for half of the pictures the value is on the other side of `start`.
+        rounded: to whole numbers, as the published policy does it.
+    """
+
+    operation: str
+    start: float = 0.0
+    end: float = 0.0
+    mirrored: bool = False
+    rounded: Callable[[Float64[np.ndarray, " _"]], Float64[np.ndarray, " _"]] | None = None
+
+
+GEOMETRY = (
+    Choice("rotate", 0.0, 30.0, mirrored=True),
+    Choice("shear_x", 0.0, 0.3, mirrored=True),
+    Choice("shear_y", 0.0, 0.3, mirrored=True),
+    Choice("translate_x", 0.0, 0.45, mirrored=True),
+    Choice("translate_y", 0.0, 0.45, mirrored=True),
+)
+"""Of RandAugment in either form."""
+ALWAYS = (
+    Choice("auto_contrast"),
+    Choice("equalize"),
+    Choice("invert"),
+    Choice("solarize_add", 0.0, 110 / 255),
+)
+"""The same."""
+RANDAUGMENT = (
+    *ALWAYS,
+    *GEOMETRY,
+    Choice("posterize", 0.0, 4.0, rounded=np.floor),
+    Choice("solarize", 0.0, 256 / 255),
+    Choice("saturation", 0.1, 1.9),
+    Choice("contrast", 0.1, 1.9),
+    Choice("brightness", 0.1, 1.9),
+    Choice("sharpness", 0.1, 1.9),
+)
+"""arXiv 1909.13719 with the ranges of the authors' code, as timm has them up to level 10: some of
+the operations are the weaker the higher the level."""
+RANDAUGMENT_INCREASING = (
+    *ALWAYS,
+    *GEOMETRY,
+    Choice("posterize", 4.0, 0.0, rounded=np.ceil),
+    Choice("solarize", 256 / 255, 0.0),
+    Choice("saturation", 1.0, 1.9, mirrored=True),
+    Choice("contrast", 1.0, 1.9, mirrored=True),
+    Choice("brightness", 1.0, 1.9, mirrored=True),
+    Choice("sharpness", 1.0, 1.9, mirrored=True),
+)
+"""timm's `inc1`, DeiT's: all of them are the stronger the higher the level."""
+TRIVIALAUGMENT_WIDE = (
+    Choice(IDENTITY),
+    Choice("auto_contrast"),
+    Choice("equalize"),
+    Choice("rotate", 0.0, 135.0, mirrored=True),
+    Choice("shear_x", 0.0, 0.99, mirrored=True),
+    Choice("shear_y", 0.0, 0.99, mirrored=True),
+    Choice("translate_x_pixels", 0.0, 1.0, mirrored=True),
+    Choice("translate_y_pixels", 0.0, 1.0, mirrored=True),
+    Choice("posterize", 8.0, 2.0, rounded=np.rint),
+    Choice("solarize", 1.0, 0.0),
+    Choice("saturation", 1.0, 1.99, mirrored=True),
+    Choice("contrast", 1.0, 1.99, mirrored=True),
+    Choice("brightness", 1.0, 1.99, mirrored=True),
+    Choice("sharpness", 1.0, 1.99, mirrored=True),
+)
+"""arXiv 2103.10158, Table 1, the wide space."""
+TRIVIALAUGMENT_LEVELS = 31
+THREE_AUGMENT = (
+    Choice("grey"),
+    Choice("solarize", 128 / 255, 128 / 255),
+    Choice("blur", 0.1, 2.0),
+)
+"""arXiv 2204.07118, Sec. 3.2; the ranges are those of the authors' code."""
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What to draw for every picture.
+
+    Attributes:
+        choices: the operations, each as likely as any other.
+        levels: uniform draws in [0, 1) -> levels.
+        layers: how many operations one after another.
+        chance: of each of them; else nothing is done.
+        each_once: the layers are all the choices in random order.
+    """
+
+    choices: tuple[Choice, ...]
+    levels: Callable[[Draws], Draws]
+    layers: int = 1
+    chance: float = 1.0
+    each_once: bool = False
+
+    def draw(
+        self,
+        seed: int,
+        occasion: int | Int64[np.ndarray, " B"],
+        indices: Int64[np.ndarray, " B"],
+        purpose: int,
+    ) -> tuple[Shaped[np.ndarray, "L B"], Draws]:
+        """Operations and values of every layer (L) for every picture (B).
+
+        Args:
+            seed: of the run.
+            occasion: epoch and view, `randomness.occasion`.
+            indices: the pictures' places in the split.
+            purpose: each purpose has random numbers of its own.
+        """
+        layers = np.arange(self.layers)[:, None]
+        choice, applied, level, side = (
+            uniform(seed, occasion, indices, purpose, layers, what) for what in range(4)
+        )
+        table = self.choices
+        if self.each_once:
+            chosen = choice.argsort(axis=0, kind="stable")
+        else:
+            chosen = (choice * len(table)).astype(np.int64)
+        start, end = (np.array([getattr(c, x) for c in table])[chosen] for x in ("start", "end"))
+        mirrored = np.array([c.mirrored for c in table])[chosen] & (side < 0.5)
+        values = start + np.where(mirrored, -1, 1) * (end - start) * self.levels(level)
+        for number, row in enumerate(table):
+            if row.rounded is not None:
+                values = np.where(chosen == number, row.rounded(values), values)
+        names = np.array([c.operation for c in table])[chosen]
+        return np.where(applied < self.chance, names, IDENTITY), values
+
+
+def colour_jitter(strength: float) -> Policy:
+    """Brightness, contrast and saturation, each by a factor in [1 - strength, 1 + strength].
+
+    In random order, as torchvision's `ColorJitter(strength, strength, strength)`.
+    """
+    each = ("brightness", "contrast", "saturation")
+    low, high = max(0.0, 1 - strength), 1 + strength
+    choices = tuple(Choice(name, low, high) for name in each)
+    return Policy(choices, levels=_as_drawn, layers=len(choices), each_once=True)
+
+
+def policy(text: str) -> Policy:
+    """A policy by its name, in timm's grammar.
+
+    `rand-m9-n2-p0.5-mstd0.5-mmax10-inc1` is RandAugment: level m of 10 (10 unless said), n layers
+    (2), each with chance p (0.5), levels normal about m with the deviation mstd (0; above 100:
+    uniform below m) and at most mmax (10), operations the stronger the higher their level (inc1) or
+    as published (inc0, the default). `trivial` is TrivialAugment Wide, `3` is 3-Augment.
+
+    Raises:
+        SettingError: another name, another part, or a number out of range.
+    """
+    name, *parts = text.split("-")
+    if name == "rand":
+        return _randaugment(text, parts)
+    if text == "trivial":
+        return Policy(TRIVIALAUGMENT_WIDE, levels=_trivial_levels)
+    if text == "3":
+        return Policy(THREE_AUGMENT, levels=_as_drawn)
+    guess = did_you_mean(text, EXAMPLES) or did_you_mean(name, [e.split("-")[0] for e in EXAMPLES])
+    raise SettingError(f"aa {text!r} is no policy{guess}; take one of {', '.join(EXAMPLES)}")
+
+
+EXAMPLES = ("rand-m9-mstd0.5-inc1", "trivial", "3")
+GRAMMAR: dict[str, tuple[float, float, float, bool]] = {
+    "m": (10.0, 0.0, 30.0, False),
+    "n": (2.0, 1.0, 15.0, True),
+    "p": (0.5, 0.0, 1.0, False),
+    "mstd": (0.0, 0.0, math.inf, False),
+    "mmax": (10.0, 1.0, 30.0, True),
+    "inc": (0.0, 0.0, 1.0, True),
+}
+"""The parts of RandAugment's name: default, smallest, largest, whether it is a whole number."""
+
+
+def _randaugment(text: str, parts: list[str]) -> Policy:
+    given = {key: default for key, (default, *_) in GRAMMAR.items()}
+    for part in parts:
+        match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part)
+        key = match.group(1) if match else part
+        if match is None or key not in GRAMMAR:
+            raise SettingError(
+                f"aa {text!r}: {part!r} is no part of it{did_you_mean(key, GRAMMAR)}; "
+                f"write it like rand-m9-n2-p0.5-mstd0.5-inc1"
+            )
+        _, low, high, whole = GRAMMAR[key]
+        number = given[key] = float(match.group(2))
+        if not low <= number <= high or (whole and number % 1):
+            kind = "a whole number" if whole else "a number"
+            raise SettingError(f"aa {text!r}: {part} must have {kind} from {low:g} to {high:g}")
+    if given["m"] > given["mmax"]:
+        raise SettingError(
+            f"aa {text!r}: m{given['m']:g} is above the highest level {given['mmax']:g}; lower it, "
+            f"or add -mmax{math.ceil(given['m'])}"
+        )
+    if given["mmax"] > 10 and given["inc"]:
+        raise SettingError(
+            f"aa {text!r}: the operations of inc1 end at level 10; lower mmax{given['mmax']:g}, or "
+            f"leave out inc1"
+        )
+    table = RANDAUGMENT_INCREASING if given["inc"] else RANDAUGMENT
+    levels = partial(_normal_levels, given["m"], given["mstd"], given["mmax"])
+    return Policy(table, levels, layers=int(given["n"]), chance=given["p"])
+
+
+def _normal_levels(mean: float, deviation: float, highest: float, draws: Draws) -> Draws:
+    if deviation > 100:
+        return draws * mean / 10
+    normal = torch.special.ndtri(torch.from_numpy(draws)).numpy() if deviation else 0.0 * draws
+    return np.clip(mean + deviation * normal, 0, highest) / 10
+
+
+def _trivial_levels(draws: Draws) -> Draws:
+    return np.floor(draws * TRIVIALAUGMENT_LEVELS) / (TRIVIALAUGMENT_LEVELS - 1)
+
+
+def _as_drawn(draws: Draws) -> Draws:
+    return draws

@@ -1,0 +1,1 @@
+"""Image files: decoding, integrity and the evaluation transform."""

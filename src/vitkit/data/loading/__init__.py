@@ -1,0 +1,1 @@
+"""Order, loader processes and the batch transform on the device."""

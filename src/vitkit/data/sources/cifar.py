@@ -1,0 +1,199 @@
+"""CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
+
+A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour pictures
+of 32 x 32. Three layouts are read:
+
+    the binary version      data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
+                            picture is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
+                            each of red, green and blue
+    rows of pictures        data_batch_1.png ... test_batch.png with train_lables.json and
+                            test_lables.json (spelled so): a row of 1024 RGB pixels is a picture
+    folders of pictures     train/<class>/*.png and test/<class>/*.png
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int64, UInt8
+
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, fingerprint
+from vitkit.data.images.decode import decode
+from vitkit.data.sources.huggingface import open_hub
+from vitkit.data.sources.image_folder import open_folder
+from vitkit.errors import DataError, ImageError, MissingExtraError
+from vitkit.io.cache_folder import cache_folder
+
+SIDE = 32
+VALUES = 3 * SIDE * SIDE
+COUNTS = {"train": 50_000, "test": 10_000}
+TEN = "airplane automobile bird cat deer dog frog horse ship truck"
+HUNDRED = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly
+    camel can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile
+    cup dinosaur dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp
+    lawn_mower leopard lion lizard lobster man maple_tree motorcycle mountain mouse mushroom
+    oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate poppy porcupine
+    possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake
+    spider squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor
+    train trout tulip turtle wardrobe whale willow_tree wolf woman worm"""
+CIFAR_CLASSES = {"cifar10": tuple(TEN.split()), "cifar100": tuple(HUNDRED.split())}
+BINARY: dict[str, dict[str, tuple[str, ...]]] = {
+    "cifar10": {
+        "train": tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        "test": ("test_batch.bin",),
+    },
+    "cifar100": {"train": ("train.bin",), "test": ("test.bin",)},
+}
+BINARY_FOLDER = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}
+PICKLED = {
+    "cifar10": ("cifar-10-batches-py", "data_batch_1"),
+    "cifar100": ("cifar-100-python", "train"),
+}
+ROWS = {
+    "train": tuple(f"data_batch_{number}.png" for number in range(1, 6)),
+    "test": ("test_batch.png",),
+}
+ROW_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
+INSIDE = (".", "package", "package/data")
+"""Where the files may lie below a place: as unpacked by npm, too."""
+ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
+ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
+
+
+def cifar_places(name: str, data_root: Path | None) -> tuple[Path, ...]:
+    """The folders where CIFAR is looked for, in order."""
+    given = () if data_root is None else (data_root / name, data_root)
+    return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
+
+
+def open_cifar(name: str, places: Sequence[Path]) -> Dataset:
+    """CIFAR from the first of `places` that holds it, else from the Hub.
+
+    Raises:
+        DataError: nowhere, only as a pickle, or files that are not what they should be.
+    """
+    for place in (place / below for place in places for below in (*INSIDE, BINARY_FOLDER[name])):
+        if all((place / file).is_file() for file in BINARY[name]["train"]):
+            return _open_arrays(name, place, {s: _read_binary(name, place, s) for s in COUNTS})
+        if name == "cifar10" and (place / ROWS["train"][0]).is_file():
+            return _open_arrays(name, place, {s: _read_rows(place, s) for s in COUNTS})
+        if (place / "train").is_dir() and (place / "test").is_dir():
+            return _open_folders(name, place)
+    return _elsewhere(name, places)
+
+
+def _open_arrays(
+    name: str,
+    place: Path,
+    parts: dict[str, tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]],
+) -> Dataset:
+    classes, splits, marks, notes = CIFAR_CLASSES[name], {}, {}, []
+    for split, (images, labels) in parts.items():
+        wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+        if len(wrong):
+            raise DataError(
+                f"{place}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
+                f"picture {wrong[0]} of {split}"
+            )
+        if len(images) != COUNTS[split]:
+            notes.append(f"{split} has {len(images):,} pictures; all of it has {COUNTS[split]:,}")
+        splits[split] = ArraySplit(images, labels, f"{name}/{split}")
+        marks[split] = (labels, [hashlib.sha256(image.tobytes()).digest() for image in images])
+    return Dataset(name, classes, {**splits}, fingerprint(classes, marks), tuple(notes))
+
+
+def _read_binary(
+    name: str, place: Path, split: str
+) -> tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]:
+    labels_each = 1 if name == "cifar10" else 2
+    record = labels_each + VALUES
+    images, labels = [], []
+    for file in (place / part for part in BINARY[name][split]):
+        if not file.is_file():
+            raise DataError(f"{file}: no such file; the binary version of {name} has it")
+        content = np.fromfile(file, np.uint8)
+        if not len(content) or len(content) % record:
+            raise DataError(
+                f"{file}: expected pictures of {record:,} bytes each, got {len(content):,} bytes; "
+                f"get the file again"
+            )
+        rows = content.reshape(-1, record)
+        labels.append(rows[:, labels_each - 1].astype(np.int64))
+        planes = rows[:, labels_each:].reshape(-1, 3, SIDE, SIDE)
+        images.append(planes.transpose(0, 2, 3, 1))
+    return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
+
+
+def _read_rows(
+    place: Path, split: str
+) -> tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]:
+    images = []
+    for file in (place / part for part in ROWS[split]):
+        try:
+            rows = decode(file, max_aspect=float(SIDE * SIDE))
+        except ImageError as error:
+            raise DataError(str(error)) from None
+        if rows.shape[1] != SIDE * SIDE:
+            raise DataError(
+                f"{file}: expected rows of {SIDE * SIDE} pixels, a picture each, "
+                f"got {rows.shape[1]}"
+            )
+        images.append(rows.reshape(-1, SIDE, SIDE, 3))
+    labels = _read_labels(place / ROW_LABELS[split])
+    total = sum(map(len, images))
+    if len(labels) != total:
+        raise DataError(
+            f"{place / ROW_LABELS[split]}: expected {total:,} labels, as many as there are "
+            f"pictures, got {len(labels):,}"
+        )
+    return np.concatenate(images), np.array(labels, np.int64)
+
+
+def _read_labels(file: Path) -> list[int]:
+    try:
+        labels = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{file}: cannot be read as JSON: {error}") from None
+    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
+        raise DataError(f"{file}: expected a list of whole numbers, a label for each picture")
+    return [min(max(label, -1), 255) for label in labels]
+
+
+def _open_folders(name: str, place: Path) -> Dataset:
+    dataset = open_folder(place)
+    if dataset.classes != CIFAR_CLASSES[name]:
+        strange = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
+        raise DataError(
+            f"{place}: its classes are not those of {name}: {', '.join(strange[:5])} differ; "
+            f"open the folder by its path, or pass another --data-root"
+        )
+    return dataset
+
+
+def _elsewhere(name: str, places: Sequence[Path]) -> Dataset:
+    """What to do where no layout is found: say why, or ask the Hub."""
+    folder, first = PICKLED[name]
+    for place in places:
+        for pickled in (place / folder, place):
+            if (pickled / first).is_file():
+                raise DataError(
+                    f"{pickled}: this version of {name} is a pickle, which can run code when it is "
+                    f"read; get the binary version ({ARCHIVE[name]}) and put its folder "
+                    f"{BINARY_FOLDER[name]} beside"
+                )
+        if (place / ARCHIVE[name]).is_file():
+            raise DataError(f"{place / ARCHIVE[name]}: unpack it here: tar -xzf {ARCHIVE[name]}")
+    looked = ", ".join(map(str, places))
+    how = (
+        f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there and pass --data-root "
+        f"with the folder around it, or, online, pip install 'vitkit[hub]'"
+    )
+    try:
+        return open_hub(ON_THE_HUB[name])
+    except (MissingExtraError, DataError) as error:
+        raise DataError(f"{name} not found, looked in {looked}; {how} ({error})") from None

@@ -1,0 +1,216 @@
+"""Data sets of the Hugging Face Hub: `hf://owner/name`, fetched and cached by `datasets`.
+
+`datasets` downloads a set and keeps it as Arrow files; those are read here like any other table, so
+that a run needs neither the Hub nor the library after that. Sets that bring code are refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import queue
+import re
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitkit.data.datasets.class_names import listed
+from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
+from vitkit.data.images.decode import printable
+from vitkit.data.sources.image_folder import open_folder
+from vitkit.data.sources.parquet import open_parquet, parquet_files
+from vitkit.data.sources.tables import open_tables
+from vitkit.errors import DataError, MissingExtraError
+
+if TYPE_CHECKING:
+    import datasets
+
+PREFIX = "hf://"
+ADDRESS = re.compile(
+    r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.+-]+))?"
+)
+PATIENCE = 2.0
+"""Seconds to wait for a first answer of the Hub; then only the cache is looked at."""
+
+
+def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Open a data set of the Hub, downloaded if it is not in the cache.
+
+    Args:
+        address: `hf://owner/name`, with `@revision`, and `:config` where the set has several.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+
+    Raises:
+        DataError: no such set, or not in the cache and the Hub out of reach; one that needs its own
+            code; and what `open_tables` raises.
+        MissingExtraError: `datasets` is not installed.
+    """
+    match = ADDRESS.fullmatch(address)
+    if match is None:
+        raise DataError(
+            f"{printable(address)}: expected hf://owner/name, hf://owner/name@revision or "
+            f"hf://owner/name:config"
+        )
+    if Path(match["name"]).exists():
+        raise DataError(
+            f"{address}: there is a folder {match['name']} here, which datasets would read instead "
+            f"of the Hub's; start from another folder, or open that one by ./{match['name']}"
+        )
+    loaded = _load(address, match["name"], match["revision"], match["config"])
+    if loaded is None:
+        return _open_snapshot(address, match["name"], match["revision"], ignore_extra_classes)
+    found, offline = loaded
+    files: dict[str, list[Path]] = {}
+    unread = []
+    for name, part in found.items():
+        split = SPLIT_WORDS.get(name.lower())
+        if split is None or split in files:
+            unread.append(name)
+        else:
+            files[split] = [Path(file["filename"]) for file in part.cache_files]
+    if not files:
+        raise DataError(
+            f"{address}: its splits are {listed(unread)}; expected train, val or test among them"
+        )
+    notes = [f"splits not read: {listed(unread)}"] if unread else []
+    if offline and match["revision"]:
+        notes += _check_revision(address, match["revision"], next(iter(files.values())))
+    return open_tables(
+        match["name"].partition("/")[2],
+        address,
+        files,
+        "arrow",
+        roots=_roots(),
+        ignore_extra_classes=ignore_extra_classes,
+        notes=notes,
+    )
+
+
+def _load(
+    address: str, name: str, revision: str | None, config: str | None
+) -> tuple[datasets.DatasetDict, bool] | None:
+    """All splits of a set, by `datasets`; and whether only the cache was looked at.
+
+    None where it is not in that cache and the Hub is out of reach.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError(
+            f"{address} needs datasets; install it: pip install 'vitkit[hub]'"
+        ) from None
+    offline = not _reachable()
+    try:
+        with _kept_offline(offline):
+            found = datasets.load_dataset(name, config, revision=revision, keep_in_memory=False)
+            return found, offline
+    except ConnectionError:
+        return None
+    except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
+        if "scripts are no longer supported" in str(error):
+            raise DataError(
+                f"{address}: needs its own Python code to be read, which is not run here; look for "
+                f"a revision of it in Parquet (hf://{name}@refs/convert/parquet)"
+            ) from error
+        raise DataError(f"{address}: cannot be loaded: {_first_line(error)}") from error
+
+
+def _open_snapshot(
+    address: str, name: str, revision: str | None, ignore_extra_classes: bool
+) -> Dataset:
+    """Open what `hf download --repo-type dataset` left in the cache of the Hub's own library."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        folder = Path(
+            snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True)
+        )
+    except (LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise DataError(
+            f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
+            f"HF_HUB_OFFLINE, or give a folder"
+        ) from error
+    if parquet_files(folder):
+        opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
+    else:  # its files are links to another folder of the cache
+        opened = open_folder(folder, ignore_extra_classes=ignore_extra_classes, follow_links=True)
+    note = f"{address}: not asked for at the Hub; read from {printable(folder)}"
+    return dataclasses.replace(opened, name=name.partition("/")[2], notes=(*opened.notes, note))
+
+
+def _reachable() -> bool:
+    """Whether the Hub answers at all; `datasets` itself would try for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    said: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # In a thread of its own: looking up a host's name takes no time limit.
+    ask = threading.Thread(target=lambda: said.put(_answers(constants.ENDPOINT)), daemon=True)
+    ask.start()
+    try:
+        return said.get(timeout=PATIENCE)
+    except queue.Empty:
+        return False
+
+
+def _answers(address: str) -> bool:
+    request = urllib.request.Request(address, method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE):
+            return True
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        # A certificate that Python does not know is an answer; the Hub's library has its own.
+        return isinstance(error.reason, ssl.SSLError)
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+
+
+@contextmanager
+def _kept_offline(offline: bool) -> Iterator[None]:
+    """The cache alone is used inside, where `offline`."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
+    if offline:
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
+
+
+def _check_revision(address: str, revision: str, files: list[Path]) -> list[str]:
+    """Offline, `datasets` takes the newest of the cache, whatever revision was asked for. It keeps
+    a set in a folder named after its commit."""
+    commit = files[0].parent.name
+    if commit.startswith(revision):
+        return []
+    if re.fullmatch(r"[0-9a-f]{7,40}", revision):
+        raise DataError(
+            f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check the "
+            f"network, or ask for @{commit}"
+        )
+    return [f"the cache has {commit}; offline, nobody can tell whether that is {revision!r}"]
+
+
+def _roots() -> list[Path]:
+    """The folders where `datasets` puts what it downloads."""
+    import datasets
+    from huggingface_hub import constants
+
+    places = (datasets.config.HF_DATASETS_CACHE, constants.HF_HUB_CACHE)
+    return [Path(place) for place in places]
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

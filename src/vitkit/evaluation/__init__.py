@@ -1,0 +1,1 @@
+"""Metrics, intervals, calibration, comparison and feature classifiers, without training."""

@@ -1,0 +1,1 @@
+"""Files, caches and the network: what every other package reads and writes with."""

@@ -1,1 +1,0 @@
-"""What is written about a model for people to read."""

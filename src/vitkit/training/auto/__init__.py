@@ -1,0 +1,1 @@
+"""`vitkit train DATA --auto`: candidates from cheap to expensive, compared on validation."""

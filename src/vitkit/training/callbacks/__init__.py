@@ -1,0 +1,1 @@
+"""What happens between the steps of a run: one concern a module."""

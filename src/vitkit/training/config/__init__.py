@@ -1,0 +1,1 @@
+"""The settings of a run, their names, and the YAML that holds them."""

@@ -1,0 +1,1 @@
+"""Knowledge distillation: the teacher, its targets, the losses and the wrapper."""

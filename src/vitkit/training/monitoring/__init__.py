@@ -1,0 +1,1 @@
+"""Logs, metrics files, trackers, throughput and image grids."""

@@ -1,0 +1,1 @@
+"""Optimizers, schedules, losses, weight averages and precision."""

@@ -1,0 +1,1 @@
+"""Several processes: launching them and splitting the model over them."""

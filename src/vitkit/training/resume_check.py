@@ -1,0 +1,129 @@
+"""A proof on the user's own data that a killed run goes on with the same bits.
+
+Two short runs with the same settings, each a process of its own: one straight, one that SIGKILLs
+itself in the middle and is resumed. What decides the next step is hashed at the end of both.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ignite.engine import Engine
+
+from vitkit.data.loading.loader import Batch
+from vitkit.errors import SettingError, VitkitError
+from vitkit.training import train
+from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
+from vitkit.training.setup import make_plan, suited
+from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.trainer import Trainer
+
+STEPS = 20
+"""Of both runs, or fewer, where the run that is to be trusted has fewer."""
+DECIDED = ("amp", "attention_kernel", "threads", "compile")
+"""Settings that the first run decides for the other one too."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Two runs' hashes over model, optimizer, averages and counters.
+
+    Attributes:
+        straight: of the run that nothing happened to.
+        resumed: of the one that was killed and resumed.
+        steps: how long both are.
+        killed_at: the step in which the second one was killed.
+    """
+
+    straight: str
+    resumed: str
+    steps: int
+    killed_at: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether they are the same."""
+        return self.straight == self.resumed
+
+    def __str__(self) -> str:
+        verdict = "the same bits" if self.holds else "NOT the same bits"
+        return (
+            f"{self.straight}  {self.steps} steps straight\n"
+            f"{self.resumed}  killed (SIGKILL) in step {self.killed_at} and resumed\n"
+            f"{verdict}"
+        )
+
+
+def prove_resume(config: TrainConfig) -> Proof:
+    """Run twice, once with a kill in between.
+
+    Args:
+        config: the settings of the run that is to be trusted; `epochs` and the schedule stay, the
+            runs end after `STEPS` steps. Nothing is written but in a temporary folder.
+
+    Raises:
+        UserError: what is wrong with the settings or the data; a run of one step, or of none.
+        VitkitError: one of the processes failed; its last line.
+    """
+    if config.probe is not None:
+        raise SettingError("a probe takes no steps, so nothing is resumed; leave out --probe")
+    config, _ = suited(config)
+    steps = min(STEPS, make_plan(config).total_steps)
+    if steps < 2:
+        raise SettingError("one step cannot be resumed in its middle; raise --epochs")
+    every, killed_at = max(1, steps // 5), steps * 11 // 20
+    short = config.to_json() | {"max_steps": steps, "save_every": every, "resume": None,
+                                "overwrite": False, "recipe": None, "quiet": True, "logger": [],
+                                "find_lr": False, "find_batch_size": False,
+                                "devices": 1}  # fmt: skip
+    with tempfile.TemporaryDirectory() as place:
+        straight, killed = Path(place) / "straight", Path(place) / "killed"
+        _child(short | {"output": str(straight)})
+        decided = read_yaml(straight / "config.yaml")
+        short |= {name: decided[name] for name in DECIDED}
+        _child(short | {"output": str(killed)}, killed_at)
+        _child(short | {"output": str(killed), "resume": str(killed)})
+        hashes = [run_hash(newest_state(run / "state")[0]) for run in (straight, killed)]
+    return Proof(hashes[0], hashes[1], steps, killed_at)
+
+
+def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
+    """One run in a process of its own, which kills itself in a step where one is named."""
+    command = [sys.executable, "-m", "vitkit.training.resume_check", json.dumps(settings)]
+    command += [] if killed_at is None else [str(killed_at)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    expected = 0 if killed_at is None else -signal.SIGKILL
+    if done.returncode != expected:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise VitkitError(
+            f"the proof's run ended with {done.returncode}, expected {expected}: {last}"
+        )
+
+
+def _killed_in(step: int) -> type[Trainer]:
+    """A loop that ends as if the power failed."""
+
+    class Killed(Trainer):
+        def _step(self, engine: Engine, batch: Batch) -> float:
+            if self.progress.step == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super()._step(engine, batch)
+
+    return Killed
+
+
+def _main(text: str, *killed_at: str) -> None:
+    settings = json.loads(text)
+    config = TrainConfig(**layered(train.resumed_settings(settings["resume"], None), settings))
+    train.train(config, trainer=_killed_in(int(killed_at[0])) if killed_at else Trainer)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

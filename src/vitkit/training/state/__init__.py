@@ -1,0 +1,1 @@
+"""Everything that a run resumes from, on disk."""

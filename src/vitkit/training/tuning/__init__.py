@@ -1,0 +1,1 @@
+"""Trials before the first step: learning rate, batch size and compilation."""

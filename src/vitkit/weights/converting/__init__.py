@@ -1,0 +1,1 @@
+"""Between formats: exact folds, resizing, writing and the proof."""

@@ -1,0 +1,1 @@
+"""Weights files: opened lazily, pickles and archives checked first."""

@@ -1,0 +1,1 @@
+"""One module or package a format: its key table, detection and configuration."""

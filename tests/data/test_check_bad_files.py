@@ -1,0 +1,99 @@
+"""Bad pictures of every kind are all found, by name and reason, and no good one is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_pictures import CONTENTS, TRAPS, make_bad_folder, refused_by_header
+
+from vitkit.data.checks.check import check
+from vitkit.data.sources.open import FileSplit, open_dataset
+from vitkit.errors import ImageError
+
+KINDS = len(CONTENTS) + len(TRAPS)
+CHECK = [sys.executable, "-m", "vitkit", "check"]
+
+
+def kind_of(name: str) -> str:
+    return name.rpartition("/")[2].partition("-")[2].removesuffix(".jpg")
+
+
+def found_in(root: Path) -> dict[str, str]:
+    report = check(open_dataset(root))
+    return {problem.name: problem.reason for part in report.problems.values() for problem in part}
+
+
+def test_thirty_kinds_and_more_among_good_ones(tmp_path: Path) -> None:
+    assert KINDS >= 30
+    expected = make_bad_folder(tmp_path, bad=2, good=60)
+    found = found_in(tmp_path)
+    assert found.keys() == expected.keys()
+    wrong = {name: reason for name, reason in found.items() if reason not in expected[name]}
+    assert wrong == {}
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_checker_that_opens_headers_misses_some(tmp_path: Path) -> None:
+    expected = make_bad_folder(tmp_path, bad=2, good=0)
+    missed = {kind_of(name) for name in expected if not refused_by_header(tmp_path / name)}
+    assert {"cut-jpeg", "cut-bmp", "cut-gif", "too-few-rows", "float"} <= missed
+    assert len(found_in(tmp_path)) == 2 * KINDS
+
+
+@pytest.mark.soak
+def test_each_kind_takes_little_time(tmp_path: Path) -> None:
+    make_bad_folder(tmp_path, bad=2, good=0)
+    for split in open_dataset(tmp_path).splits.values():
+        assert isinstance(split, FileSplit)
+        for index in range(len(split)):
+            start = time.perf_counter()
+            with pytest.raises(ImageError):
+                split.read(index)
+            assert time.perf_counter() - start <= 5, split.name(index)
+
+
+@pytest.mark.soak
+def test_fifty_of_each_kind_among_1000(tmp_path: Path) -> None:
+    expected = make_bad_folder(tmp_path / "data", bad=50, good=1000)
+    assert len(expected) == 50 * KINDS >= 1500
+    out = tmp_path / "report.json"
+    environment = os.environ | {"VITKIT_CACHE": str(tmp_path / "cache")}
+    command = [*CHECK, str(tmp_path / "data"), "--output", str(out)]
+    child = subprocess.Popen(
+        command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    assert child.returncode == 2
+    report = json.loads(out.read_text())
+    found = {problem["name"]: problem["reason"] for problem in report["problems"]}
+    assert found.keys() == expected.keys()
+    assert all(reason in expected[name] for name, reason in found.items())
+    assert all(problem["detail"] for problem in report["problems"])
+    peak = usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
+    assert peak <= 600
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
+    make_bad_folder(tmp_path, bad=0, good=40)
+    secret = sorted((tmp_path / "train" / "cat").iterdir())[2]
+    secret.chmod(0)
+    assert found_in(tmp_path) == {f"train/cat/{secret.name}": "missing"}
+
+
+def test_good_pictures_alone_are_no_problem(tmp_path: Path) -> None:
+    make_bad_folder(tmp_path, bad=0, good=120)
+    report = check(open_dataset(tmp_path))
+    assert not report.refused
+    assert report.warnings() == []
+    kinds = {finding.message.partition(" ")[2][:20] for finding in report.findings}
+    assert {f.kind for f in report.findings} <= {"mode", "size"}, kinds
+    assert np.sum([len(split) for split in open_dataset(tmp_path).splits.values()]) == 120

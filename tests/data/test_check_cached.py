@@ -1,0 +1,262 @@
+"""What was seen of a file is remembered until the file changes, and never longer."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from picture_files import folder, save
+
+import vitkit.data.datasets.pixel_cache
+from vitkit.data.checks.check import Report, check, sound
+from vitkit.data.datasets import scan
+from vitkit.data.datasets.dataset import StoredSplit
+from vitkit.data.datasets.file_digests import LEAST_REMEMBERED, file_digests
+from vitkit.data.datasets.path_list import Paths
+from vitkit.data.images import rereading
+from vitkit.data.sources.open import Dataset, cached, open_dataset
+from vitkit.errors import ImageError
+from vitkit.io.file_cache import UNKNOWN, Memory, file_keys
+
+ROW = np.dtype([("value", np.uint32)])
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "cache"
+    monkeypatch.setenv("VITKIT_CACHE", str(place))
+    return place
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return folder(tmp_path / "data", {"train/a": 20, "train/b": 20, "val/a": 5, "val/b": 5})
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are decoded."""
+    names: list[str] = []
+    examine = vitkit.data.datasets.pixel_cache.examine
+
+    def noting(source: Path, **options: object) -> object:
+        names.append(Path(source).name)
+        return examine(source, **options)
+
+    monkeypatch.setattr(vitkit.data.datasets.pixel_cache, "examine", noting)
+    return names
+
+
+def same_but_for_recalled(one: Report, other: Report) -> bool:
+    return {**one.as_dict(), "recalled": 0} == {**other.as_dict(), "recalled": 0}
+
+
+def test_an_unchanged_folder_is_not_decoded_again(root: Path, decoded: list[str]) -> None:
+    first = check(open_dataset(root))
+    assert (first.recalled, len(decoded)) == (0, 50)
+    decoded.clear()
+    second = check(open_dataset(root))
+    assert (second.recalled, decoded) == (50, [])
+    assert same_but_for_recalled(first, second)
+    assert sound(open_dataset(root), "refuse")[1].recalled == 50
+    assert decoded == []
+
+
+def test_what_changes_is_looked_at_again(root: Path, decoded: list[str]) -> None:
+    check(open_dataset(root))
+    decoded.clear()
+    changed = root / "train" / "a" / "3.png"
+    stamps = changed.stat()
+    content = changed.read_bytes()
+    changed.write_bytes(bytes(len(content)))
+    os.utime(changed, ns=(stamps.st_atime_ns, stamps.st_mtime_ns))  # same size, same time
+    save(root / "val" / "b" / "new.png", 999)
+    (root / "train" / "b" / "4.png").unlink()
+    shutil.copy2(root / "train" / "b" / "5.png", root / "train" / "b" / "6.png")
+    report = check(open_dataset(root))
+    assert sorted(decoded) == ["3.png", "6.png", "new.png"]
+    assert [p.name for p in report.problems["train"]] == ["train/a/3.png"]
+    assert report.recalled == 47
+
+
+def test_bad_pictures_are_not_remembered(root: Path, decoded: list[str]) -> None:
+    bad = root / "train" / "a" / "3.png"
+    bad.write_bytes(b"words")
+    for _ in range(2):
+        decoded.clear()
+        assert [p.index for p in check(open_dataset(root)).problems["train"]] == [
+            [*open_dataset(root).splits["train"].paths].index(bad)
+        ]
+    assert decoded == ["3.png"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "other kind", "empty"])
+def test_a_damaged_memory_is_an_empty_one(
+    root: Path, cache: Path, decoded: list[str], damage: str
+) -> None:
+    first = check(open_dataset(root))
+    (file,) = (cache / "looks").iterdir()
+    content = bytearray(file.read_bytes())
+    if damage == "flip":
+        content[len(content) // 2] ^= 1
+    elif damage == "other kind":
+        content = content.replace(b"looks 2", b"looks 1")
+    file.write_bytes(content[: {"cut": len(content) - 7, "empty": 0}.get(damage, len(content))])
+    decoded.clear()
+    second = check(open_dataset(root))
+    assert len(decoded) == 50
+    assert same_but_for_recalled(first, second)
+    assert check(open_dataset(root)).recalled == 50
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_time(root: Path, cache: Path) -> None:
+    cache.write_text("a file where a folder should be")
+    for _ in range(2):
+        assert check(open_dataset(root)).recalled == 0
+
+
+def test_a_check_that_is_broken_off_is_not_lost(
+    root: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 8)
+
+    def break_off(count: int) -> None:
+        if len(decoded) >= 24:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check(open_dataset(root), workers=1, advance=break_off)
+    assert check(open_dataset(root)).recalled >= 16
+    assert threading.active_count() < 20
+
+
+def test_a_name_does_not_matter_and_neither_does_the_way_to_it(root: Path, tmp_path: Path) -> None:
+    check(open_dataset(root))
+    (tmp_path / "alias").symlink_to(root)
+    assert check(open_dataset(tmp_path / "alias")).recalled == 50
+
+
+def test_pictures_with_decoded_copies_are_not_decoded_again(
+    root: Path, tmp_path: Path, decoded: list[str]
+) -> None:
+    copies = cached(open_dataset(root), tmp_path / "pixels")
+    decoded.clear()
+    report = check(copies)
+    assert decoded == []
+    assert report.recalled == 0
+    assert not report.problems
+    assert check(open_dataset(root)).findings == report.findings
+
+
+class Shelf:
+    """A `Store` in memory."""
+
+    def __init__(self, contents: list[bytes]) -> None:
+        self.contents = contents
+
+    def name(self, number: int) -> str:
+        return f"shelf[{number}]"
+
+    def encoded(self, number: int) -> bytes:
+        if not self.contents[number]:
+            raise ImageError(self.name(number), "missing", "no such picture")
+        return self.contents[number]
+
+
+def test_pictures_inside_larger_files_are_remembered_by_their_bytes(
+    root: Path,
+) -> None:
+    contents = [path.read_bytes() for path in sorted((root / "train").rglob("*.png"))]
+    shelf = Shelf([*contents, b"", b"words"])
+    split = StoredSplit(shelf, np.arange(42) % 2, np.arange(42))
+    dataset = Dataset("shelf", ("a", "b"), {"train": split}, "0" * 64)
+    first = check(dataset)
+    assert [(p.name, p.reason) for p in first.problems["train"]] == [
+        ("shelf[40]", "missing"),
+        ("shelf[41]", "not a picture"),
+    ]
+    assert (first.recalled, check(dataset).recalled) == (0, 40)
+    shelf.contents[3] = shelf.contents[4]
+    report = check(dataset)
+    assert report.recalled == 40
+    assert any(finding.kind == "two labels" for finding in report.findings)
+
+
+def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number:04}.bin" for number in range(LEAST_REMEMBERED + 7)]
+    for number, path in enumerate(paths):
+        path.write_bytes(b"%d" % number)
+    first = [*map(bytes, file_digests(Paths(paths)))]
+    assert len(set(first)) == len(paths)
+    assert all(len(digest) == 32 for digest in first)
+    paths[5].write_bytes(b"x")
+    (tmp_path / "9999.bin").symlink_to("nowhere")
+    second = [*map(bytes, file_digests(Paths([*paths, tmp_path / "9999.bin"])))]
+    assert [place for place, digest in enumerate(first) if digest != second[place]] == [5]
+    assert second[:20] == [*map(bytes, file_digests(Paths(paths[:20])))]  # few files: hashed now
+
+
+@pytest.mark.parametrize("count", [3, LEAST_REMEMBERED])
+def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    paths = [tmp_path / f"{number:04}.bin" for number in range(count)]
+    for path in paths:
+        path.write_text(path.name)
+    files = Paths(paths)
+    failing, pauses, opened = [0], list[float](), open
+
+    def fail(path: Any, *args: Any, **options: Any) -> Any:
+        if failing[0] and str(path).endswith(".bin"):
+            failing[0] -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr("builtins.open", fail)
+    monkeypatch.setattr(rereading.time, "sleep", pauses.append)
+    expected = [hashlib.sha256(path.name.encode()).digest() for path in paths]
+
+    failing[0] = 10**9  # the disk is gone: not every file is waited for
+    assert {*map(bytes, file_digests(files))} == {hashlib.sha256().digest()}
+    assert 3 <= len(pauses) <= 3 * 8
+    failing[0] = 2  # nothing was remembered of what could not be read
+    assert [*map(bytes, file_digests(files))] == expected
+    failing[0] = 10**9 if count == LEAST_REMEMBERED else 0
+    assert [*map(bytes, file_digests(files))] == expected
+
+
+def test_rows_by_key(tmp_path: Path) -> None:
+    keys = np.array([9, UNKNOWN, 4], np.uint64)
+    memory = Memory("numbers", "here", ROW)
+    rows, known = memory.recall(keys)
+    assert not known.any()
+    rows["value"], known[:] = [90, 0, 40], True
+    memory.save()
+    rows, known = Memory("numbers", "here", ROW).recall(np.array([4, 5, 9, 0, 2**63], np.uint64))
+    assert known.tolist() == [True, False, True, False, False]
+    assert rows["value"].tolist() == [40, 0, 90, 0, 0]
+    assert not Memory("numbers", "there", ROW).recall(keys)[1].any()
+    assert not Memory("numbers", "here", np.dtype([("other", np.int32)])).recall(keys)[1].any()
+
+
+def test_rows_of_files_that_are_gone_do_not_gather() -> None:
+    keys = np.arange(1, 101, dtype=np.uint64)
+    for start in range(0, 1000, 100):
+        memory = Memory("numbers", "here", ROW)
+        memory.recall(keys + np.uint64(start))[1][:] = True
+        memory.save()
+    assert memory.place.stat().st_size < 200 * 12 + 200
+
+
+def test_keys_of_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").touch()
+    paths = [tmp_path / name for name in ("fifo", "file", "gone", "null\0")] + [tmp_path]
+    assert (file_keys(paths) != UNKNOWN).tolist() == [False, True, False, False, False]

@@ -1,0 +1,181 @@
+"""Traps of labels and of file systems: each is caught, or aligned by name, and none hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_pictures import TRAPS
+from picture_files import folder, refusal, save
+
+from vitkit.data.checks.check import Report, check
+from vitkit.data.images.decode import decode
+from vitkit.data.sources.open import Dataset, open_dataset
+
+COUNTS = {"train/a": 3, "train/b": 3, "train/c": 3, "val/a": 2, "val/b": 2, "val/c": 2}
+
+
+def accuracy_by_our_labels(dataset: Dataset, guess: Callable[[np.ndarray], int]) -> float:
+    """How often a guess among the class names, told by number, is right in val."""
+    val = dataset.splits["val"]
+    right = [guess(val.read(i)) % len(dataset.classes) == val.labels[i] for i in range(len(val))]
+    return sum(right) / len(val)
+
+
+def accuracy_by_the_folders(root: Path, classes: tuple[str, ...], guess: Callable) -> float:
+    """The same from the names of the folders alone."""
+    files = [path for path in sorted((root / "val").rglob("*.png")) if ".hidden" not in path.parts]
+    named = [path.relative_to(root).parts[1] for path in files]
+    right = [
+        classes[guess(decode(path)) % len(classes)] == name
+        for path, name in zip(files, named, strict=True)
+    ]
+    return sum(right) / len(files)
+
+
+def by_first_pixel(pixels: np.ndarray) -> int:
+    return int(pixels[0, 0, 0]) * 7 // 3
+
+
+LABEL_TRAPS: dict[str, tuple[dict[str, int], str]] = {
+    "val lacks a class": (COUNTS | {"val/b": 0}, "val has no pictures of class 'b'"),
+    "numeric names": (
+        {"train/10": 3, "train/9": 3, "train/2": 3, "val/10": 2, "val/2": 4, "val/9": 2},
+        "",
+    ),
+    "another order": (
+        {"val/c": 5, "val/a": 2, "train/c": 2, "train/a": 2, "train/b": 9},
+        "val has",
+    ),
+    "an empty class": (COUNTS | {"train/b0": 0}, "train has no pictures of class 'b0'"),
+    "a hidden folder": (COUNTS | {"val/.hidden": 3, "train/.hidden": 2}, "2 hidden folders"),
+}
+
+
+@pytest.mark.parametrize("trap", LABEL_TRAPS)
+def test_labels_are_aligned_by_name(tmp_path: Path, trap: str) -> None:
+    counts, said = LABEL_TRAPS[trap]
+    root = folder(tmp_path, counts)
+    dataset = open_dataset(root)
+    ours = accuracy_by_our_labels(dataset, by_first_pixel)
+    assert abs(ours - accuracy_by_the_folders(root, dataset.classes, by_first_pixel)) <= 1e-9
+    wrong = (*dataset.classes[1:], dataset.classes[0])
+    assert ours != accuracy_by_the_folders(root, wrong, by_first_pixel)
+    report = check(dataset)
+    lines = [*report.notes, *(finding.message for finding in report.findings)]
+    assert any(said in line for line in lines)
+
+
+def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
+    assert "val has 1 classes that train lacks: 'd'" in refusal(
+        folder(tmp_path, {**COUNTS, "val/d": 1})
+    )
+
+
+def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
+    assert "differ only in case" in refusal(folder(tmp_path, {**COUNTS, "train/A": 1}))
+
+
+def test_a_picture_in_train_and_val_is_told(tmp_path: Path) -> None:
+    root = folder(tmp_path, COUNTS)
+    shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
+    (leak,) = (f for f in check(open_dataset(root)).findings if f.kind == "leak")
+    assert leak.pictures == (("val/a/seen.png", "train/a/0.png"),)
+
+
+def checked(root: Path, **options: bool) -> Report:
+    """A check that must end."""
+    found: list[Report] = []
+    worker = threading.Thread(
+        target=lambda: found.append(check(open_dataset(root, **options))), daemon=True
+    )
+    worker.start()
+    worker.join(30)
+    assert found, "hangs"
+    return found[0]
+
+
+def problems(report: Report) -> dict[str, str]:
+    named = [(p.name, p.reason) for group in report.problems.values() for p in group]
+    assert len(dict(named)) == len(named), "reported twice"
+    return dict(named)
+
+
+def test_every_trap_is_reported_once_and_none_hangs(tmp_path: Path) -> None:
+    root = folder(tmp_path, COUNTS)
+    for kind, (place, _) in TRAPS.items():
+        place(root / "train" / "a" / f"{kind}.jpg")
+    (root / "train" / "a" / "loop").symlink_to(root / "train")
+    (root / "train" / "b" / "folder.jpg").mkdir()
+    report = checked(root)
+    found = problems(report)
+    assert found.keys() == {f"train/a/{kind}.jpg" for kind in TRAPS}
+    assert all(found[f"train/a/{kind}.jpg"] in reasons for kind, (_, reasons) in TRAPS.items())
+    assert any("loop" in note for note in report.notes)
+
+
+def test_a_device_is_refused_as_a_link_out_and_as_a_picture(tmp_path: Path) -> None:
+    root = folder(tmp_path, COUNTS)
+    (root / "train" / "a" / "endless.jpg").symlink_to("/dev/zero")
+    assert "lead out of the folder" in refusal(root)
+    found = problems(checked(root, follow_links=True))
+    assert found == {"train/a/endless.jpg": "not a file"}
+
+
+def test_a_hard_link_is_the_same_picture(tmp_path: Path) -> None:
+    root = folder(tmp_path, COUNTS)
+    os.link(root / "train" / "a" / "1.png", root / "val" / "c" / "linked.png")
+    kinds = {finding.kind: finding for finding in checked(root).findings}
+    assert kinds["leak"].pictures == (("val/c/linked.png", "train/a/1.png"),)
+    assert kinds["two labels"].pictures == (("train/a/1.png", "val/c/linked.png"),)
+
+
+@pytest.mark.parametrize(
+    "name", ["two\nlines.jpg", os.fsdecode(b"latin-\xff.jpg"), "x" * 251 + ".jpg", "\u202eevil.jpg"]
+)
+def test_names_are_printable_whatever_they_are(tmp_path: Path, name: str) -> None:
+    root = folder(tmp_path, COUNTS)
+    (root / "train" / "a" / name).write_bytes(b"words")
+    (shown,) = problems(checked(root))
+    assert shown.isprintable()
+    shown.encode()
+
+
+def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: Path) -> None:
+    root = folder(tmp_path, COUNTS)
+    dataset = open_dataset(root)
+    (root / "train" / "a" / "0.png").unlink()
+    (root / "train" / "a" / "1.png").unlink()
+    (root / "train" / "a" / "1.png").mkdir()
+    save(root / "train" / "a" / "2.png", 777)
+    assert problems(check(dataset)) == {
+        "train/a/0.png": "missing",
+        "train/a/1.png": "not a file",
+    }
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_disk_that_fails_is_reported_by_picture(tmp_path: Path) -> None:
+    root = folder(tmp_path / "data", COUNTS)
+    failing = root / "train" / "b" / "1.png"
+    out = tmp_path / "report.json"
+    command = [
+        "strace", "-f", "-qq", "-o", os.devnull, "-P", str(failing), "-e", "trace=read,pread64",
+        "-e", "inject=read,pread64:error=EIO", sys.executable, "-m", "vitkit", "check", str(root),
+        "--output", str(out),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "ptrace" in done.stderr:
+        pytest.skip("strace may not trace here")
+    assert done.returncode == 2, done.stderr
+    (problem,) = json.loads(out.read_text())["problems"]
+    assert problem["name"] == "train/b/1.png"
+    assert "put/output" in problem["detail"]

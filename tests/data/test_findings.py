@@ -1,0 +1,297 @@
+"""What a check says of pictures that decode: leaks, labels, classes, sizes and modes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bad_pictures import photo
+from picture_files import encode, folder
+from PIL import Image, ImageEnhance
+
+from vitkit.data.checks.check import Report, check, sound
+from vitkit.data.checks.duplicates import NONE, nearest_copies, same_pixels
+from vitkit.data.checks.findings import KINDS, Finding
+from vitkit.data.datasets.scan import SIDE, summarise
+from vitkit.data.sources.open import open_dataset
+
+SIZE = (200, 160)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Ten photos of each of two classes for training, five for validation, no two alike."""
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 10), ("val", 5)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                photo(draw, SIZE).save(tmp_path / split / name / f"{number}.png")
+    return tmp_path
+
+
+def found(root: Path, kind: str) -> list[Finding]:
+    return [finding for finding in check(open_dataset(root)).findings if finding.kind == kind]
+
+
+def test_nothing_is_said_of_pictures_without_fault(root: Path) -> None:
+    report = check(open_dataset(root))
+    assert report.findings == ()
+    assert report.total == 30
+    assert report.pictures == {"train": {"cat": 10, "dog": 10}, "val": {"cat": 5, "dog": 5}}
+
+
+def test_the_same_pixels_in_two_splits_are_a_leak_whatever_the_file(root: Path) -> None:
+    with Image.open(root / "train" / "cat" / "3.png") as picture:
+        picture.save(root / "val" / "cat" / "other-name.bmp")
+    (leak,) = found(root, "leak")
+    assert leak.severity == "warning"
+    assert leak.pictures == (("val/cat/other-name.bmp", "train/cat/3.png"),)
+    assert "pixel for pixel" in leak.message
+    assert found(root, "near leak") == []
+    assert found(root, "two labels") == []
+    report = check(open_dataset(root))
+    assert not report.refused
+    assert leak.message in report.warnings()
+    assert leak.message in sound(open_dataset(root), "refuse")[1].warnings()
+
+
+CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "saved at 50": lambda p: Image.open(io.BytesIO(encode(p, "JPEG", quality=50))),
+    "half size": lambda p: p.resize((100, 80), Image.Resampling.BICUBIC),
+    "a quarter": lambda p: p.resize((50, 40), Image.Resampling.BICUBIC),
+    "mirrored": lambda p: p.transpose(Image.Transpose.FLIP_LEFT_RIGHT),
+    "more contrast": lambda p: ImageEnhance.Contrast(p).enhance(1.2),
+    "gamma": lambda p: p.point([round(255 * (v / 255) ** 1.15) for v in range(256)] * 3),
+    "twice the size": lambda p: p.resize((400, 320), Image.Resampling.BICUBIC),
+    "grey": lambda p: p.convert("L"),
+    "brighter": lambda p: ImageEnhance.Brightness(p).enhance(1.05),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_copy_in_another_split_is_a_near_leak(root: Path, change: str) -> None:
+    with Image.open(root / "train" / "dog" / "7.png") as picture:
+        CHANGES[change](picture).save(root / "val" / "dog" / "copy.png")
+    (leak,) = found(root, "near leak")
+    assert leak.pictures == (("val/dog/copy.png", "train/dog/7.png"),)
+    assert leak.count == 1
+    assert found(root, "leak") == []
+
+
+def test_a_copy_upside_down_is_another_picture(root: Path) -> None:
+    with Image.open(root / "train" / "dog" / "7.png") as picture:
+        turned = picture.transpose(Image.Transpose.ROTATE_180)
+        turned.save(root / "val" / "dog" / "copy.png")
+    assert found(root, "near leak") == []
+
+
+def test_a_changed_copy_under_another_class_is_told(root: Path) -> None:
+    with Image.open(root / "train" / "dog" / "7.png") as picture:
+        picture.save(root / "train" / "cat" / "copy.jpg")
+        picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
+    (torn,) = found(root, "near two labels")
+    assert torn.pictures == (("train/cat/copy.jpg", "train/dog/7.png"),)
+    assert torn.severity == "warning"
+    assert "1 pair of nearly the same pictures under two classes, of 'cat', 'dog'" in torn.message
+    (repeated,) = found(root, "near duplicate")
+    assert (repeated.count, repeated.severity) == (2, "note")
+    assert found(root, "two labels") == found(root, "duplicate") == []
+
+
+def test_alike_pictures_are_told_once_each(tmp_path: Path) -> None:
+    """Frames of a fixed camera: each has one copy named, not all of the others."""
+    draw = np.random.default_rng(0)
+    scene = draw.integers(0, 200, (40, 40, 3))
+    for split, count in (("train", 30), ("val", 20)):
+        for name in ("open", "shut"):
+            place = tmp_path / split / name
+            place.mkdir(parents=True)
+            for number in range(count // 2):
+                frame = scene + draw.integers(0, 6, scene.shape)
+                Image.fromarray(frame.astype(np.uint8)).save(place / f"{number}.png")
+    (leak,) = found(tmp_path, "near leak")
+    assert leak.count == len(leak.pictures) == 20
+    assert len(found(tmp_path, "near two labels")[0].pictures) <= 70
+
+
+def test_digits_are_not_taken_for_each_other() -> None:
+    report = check(open_dataset("digits"))
+    assert report.findings == ()
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("alike", [False, True])
+def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
+    mirrored: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitkit.data.checks import duplicates
+
+    monkeypatch.setattr(duplicates, "ROWS", 7)
+    monkeypatch.setattr(duplicates, "COLUMNS", 13)
+    draw = np.random.default_rng(3)
+    many = draw.integers(0, 256, (1 if alike else 200, SIDE, SIDE)).repeat(200 if alike else 1, 0)
+    many = np.clip(many + draw.normal(0, 2, many.shape), 0, 255).astype(np.uint8)
+    many[5] = 90
+    noise = draw.normal(0, np.linspace(0, 12, 100)[:, None, None], (100, SIDE, SIDE))
+    few = np.clip(many[::2] + noise, 0, 255).astype(np.uint8)
+    few[::3] = few[::3, :, ::-1]
+    labels = draw.integers(0, 2, 100), draw.integers(0, 2, 200)
+
+    def correlation(views: np.ndarray) -> np.ndarray:
+        with np.errstate(invalid="ignore"):
+            both = np.concatenate([views, many]).reshape(300, -1)
+            return np.nan_to_num(np.corrcoef(both)[:100, 100:])
+
+    for apart in (None, labels):
+        expected = correlation(few)
+        if mirrored:
+            expected = np.maximum(expected, correlation(few[:, :, ::-1]))
+        if apart is not None:
+            expected[apart[0][:, None] == apart[1]] = 0
+        copies = nearest_copies(few, many, mirrored=mirrored, apart=apart)
+        found = copies != NONE
+        assert (found == (expected.max(axis=1) >= 0.997)).all()
+        assert 10 < found.sum() < 100
+        np.testing.assert_allclose(
+            expected[found, copies[found]], expected[found].max(axis=1), atol=1e-6
+        )
+    assert len(nearest_copies(few[:0], many)) == 0
+    assert (nearest_copies(few, many[:0]) == NONE).all()
+
+
+def test_groups_of_the_same_pixels() -> None:
+    pixels = np.array([[1, 2], [3, 4], [1, 2], [1, 3], [3, 4], [1, 2], [9, 9]], np.uint64)
+    assert [group.tolist() for group in same_pixels(pixels)] == [[0, 2, 5], [1, 4]]
+    assert same_pixels(np.zeros((0, 2), np.uint64)) == []
+
+
+def test_the_hash_is_of_pixels_and_of_their_shape() -> None:
+    pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
+    hashes = {
+        tuple(summarise(picture)[3].tolist())
+        for picture in (pixels, pixels.reshape(4, 2, 3), pixels[::-1], np.asfortranarray(pixels))
+    }
+    assert len(hashes) == 3
+
+
+def test_one_picture_under_two_labels(root: Path) -> None:
+    content = (root / "train" / "cat" / "0.png").read_bytes()
+    (root / "train" / "dog" / "zero.png").write_bytes(content)
+    (torn,) = found(root, "two labels")
+    assert torn.pictures == (("train/cat/0.png", "train/dog/zero.png"),)
+    assert "'cat', 'dog'" in torn.message
+    assert torn.severity == "warning"
+    (repeated,) = found(root, "duplicate")
+    assert repeated.severity == "note"
+
+
+def test_repeated_pictures_are_counted_once_each(root: Path) -> None:
+    content = (root / "train" / "cat" / "0.png").read_bytes()
+    for name in ("a", "b"):
+        (root / "train" / "cat" / f"{name}.png").write_bytes(content)
+    (repeated,) = found(root, "duplicate")
+    assert (repeated.count, repeated.split) == (2, "train")
+    assert repeated.pictures == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
+    assert found(root, "leak") == found(root, "two labels") == []
+
+
+def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
+    counts = {"train/a": 40, "train/b": 40, "train/c": 3, "train/d": 1, "train/e": 0, "train/f": 40,
+              "val/a": 2, "val/c": 1, "val/d": 1, "val/f": 1}  # fmt: skip
+    report = check(open_dataset(folder(tmp_path, counts)))
+    said = {finding.kind: finding.message for finding in report.findings}
+    assert said["empty class"] == "train has no pictures of class 'e'"
+    assert (
+        said["missing class"] == "val has no pictures of class 'b'"
+    )  # of e, train has none either
+    assert said["single picture"] == "train has a single picture of class 'd'"
+    assert said["rare class"] == "train has few pictures of class 'c', others have 40"
+    assert not {*report.notes} & {*said.values()}
+
+
+def test_a_class_of_unreadable_pictures_is_an_empty_one(root: Path) -> None:
+    (root / "train" / "newt").mkdir()
+    (root / "train" / "newt" / "a.png").write_bytes(b"words")
+    (empty,) = found(root, "empty class")
+    assert "'newt'" in empty.message
+
+
+def test_other_proportions_of_classes_and_names_that_look_alike(tmp_path: Path) -> None:
+    counts = {"train/a": 40, "train/a_": 5, "val/a": 5, "val/a_": 40, "test/a": 9, "test/a_": 2}
+    root = folder(tmp_path, counts)
+    (shift,) = found(root, "class shift")
+    assert shift.split == "val"
+    assert shift.severity == "warning"
+    assert "'a' 11% (89%), 'a_' 89% (11%)" in shift.message
+    (alike,) = found(root, "class names")
+    assert "'a' and 'a_' look alike" in alike.message
+
+
+def test_suspicious_sizes(root: Path) -> None:
+    draw = np.random.default_rng(9)
+    for name, size in {"tiny": (9, 9), "long": (900, 40), "huge": (1600, 1200)}.items():
+        photo(draw, size).save(root / "train" / "cat" / f"{name}.png")
+    sizes = {finding.pictures[0][0]: finding.message for finding in found(root, "size")}
+    assert set(sizes) == {"train/cat/tiny.png", "train/cat/long.png", "train/cat/huge.png"}
+    assert "smaller than 32" in sizes["train/cat/tiny.png"]
+    assert "10 times the other" in sizes["train/cat/long.png"]
+    assert "179 x 179" in sizes["train/cat/huge.png"]
+
+
+def test_small_pictures_are_usual_where_all_are_small(tmp_path: Path) -> None:
+    assert check(open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))).findings == tuple(
+        f for f in check(open_dataset(tmp_path)).findings if f.kind == "blank"
+    )
+
+
+def test_odd_modes_and_blank_pictures_are_told(root: Path) -> None:
+    picture = photo(np.random.default_rng(5), SIZE)
+    place = root / "train" / "cat"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    others = [photo(np.random.default_rng(6), SIZE)]
+    picture.convert("CMYK").save(place / "inks.jpg")
+    Image.fromarray(np.arange(SIZE[0] * SIZE[1], dtype=np.uint16).reshape(160, 200)).save(
+        place / "deep.png"
+    )
+    picture.convert("1").save(place / "bits.png")
+    picture.convert("P").save(place / "clear.png", transparency=3)
+    picture.save(place / "moving.gif", save_all=True, append_images=others)
+    picture.save(place / "turned.jpg", exif=exif, quality=20)
+    Image.new("RGB", SIZE, "navy").save(place / "blank.png")
+    told = {
+        name.rpartition("/")[2]: finding.message
+        for finding in check(open_dataset(root)).findings
+        if finding.kind in ("mode", "blank")
+        for (name,) in finding.pictures
+    }
+    expected = {"inks.jpg": "CMYK", "deep.png": "more than 8 bits", "bits.png": "black and white",
+                "clear.png": "laid on white", "moving.gif": "first is read",
+                "turned.jpg": "turned upright", "blank.png": "one colour"}  # fmt: skip
+    assert {name: words for name, words in expected.items() if words in told[name]} == expected
+    assert told.keys() == expected.keys()
+
+
+def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
+    (root / "val" / "cat" / "bad.png").write_bytes(b"words")
+    (root / "val" / "cat" / "copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
+    report: Report = check(open_dataset(root))
+    stored = json.loads(json.dumps(report.as_dict()))
+    assert stored["refused"] is True
+    assert stored["problems"] == [
+        {
+            "split": "val",
+            "index": report.problems["val"][0].index,
+            "name": "val/cat/bad.png",
+            "reason": "not a picture",
+            "detail": report.problems["val"][0].detail,
+        }
+    ]
+    assert [finding["kind"] for finding in stored["findings"]] == ["unreadable", "leak"]
+    assert {finding.kind for finding in report.findings} <= set(KINDS)
+    assert [finding.severity for finding in report.findings] == ["error", "warning"]

@@ -1,0 +1,361 @@
+"""Image folders: layouts, class maps, links, and every refusal and note."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_files import (
+    contents,
+    folder,
+    refusal,
+    save,
+)
+
+from vitkit.data.checks.check import check, sound
+from vitkit.data.sources.open import (
+    Dataset,
+    FileSplit,
+    Split,
+    open_dataset,
+    with_validation,
+)
+from vitkit.errors import DataError, ImageError
+
+
+@pytest.mark.parametrize("val", ["val", "valid", "validation", "Val", "dev", "eval"])
+def test_train_val_and_test_folders(tmp_path: Path, val: str) -> None:
+    counts = {"train/cat": 3, "train/dog": 2, f"{val}/cat": 1, f"{val}/dog": 1, "test/dog": 2}
+    dataset = open_dataset(folder(tmp_path / "pets", counts))
+    assert dataset.name == "pets"
+    assert dataset.classes == ("cat", "dog")
+    assert list(dataset.splits) == ["train", "val", "test"]
+    assert contents(dataset) == {
+        "train": {("cat", 0), ("cat", 1), ("cat", 2), ("dog", 3), ("dog", 4)},
+        "val": {("cat", 5), ("dog", 6)},
+        "test": {("dog", 7), ("dog", 8)},
+    }
+    assert dataset.notes == ("test has no pictures of class 'cat'",)
+    train = dataset.splits["train"]
+    assert isinstance(train, FileSplit)
+    assert isinstance(train, Split)
+    assert train.name(3) == "train/dog/0.png"
+    assert train.labels.dtype == np.int64
+    assert train.read(0).shape == (4, 5, 3)
+
+
+def test_any_nesting_and_any_case_of_ending(tmp_path: Path) -> None:
+    names = ["a.jpg", "b.JPEG", "c.Png", "d.webp", "e.bmp", "f.gif", "g.tif", "x/y/h.TIFF"]
+    for i, name in enumerate(names):
+        save(tmp_path / "train" / "cat" / name, i)
+        save(tmp_path / "train" / "dog" / name, 100 + i)
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("no picture")
+    dataset = open_dataset(tmp_path)
+    assert Counter(dataset.splits["train"].labels.tolist()) == {0: 8, 1: 8}
+    assert contents(dataset)["train"] >= {("cat", 7), ("dog", 107)}
+
+
+def test_training_and_testing_are_splits_and_not_classes(tmp_path: Path) -> None:
+    counts = {"Training/a": 3, "Training/b": 3, "Testing/a": 1, "Testing/b": 2}
+    dataset = open_dataset(folder(tmp_path, counts))
+    assert dataset.classes == ("a", "b")
+    assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
+
+
+def test_folders_that_all_hold_the_same_folders_are_told(tmp_path: Path) -> None:
+    folds = folder(tmp_path / "folds", {f"fold{f}/{c}": 10 for f in (1, 2) for c in "abc"})
+    (told,) = open_dataset(folds).warnings
+    assert "'fold1', 'fold2' all hold the folders 'a', 'b', 'c', which may be the classes" in told
+    turned = folder(tmp_path / "t", {f"{c}/{s}": 10 for c in "ab" for s in ("train", "test")})
+    (told,) = open_dataset(turned).warnings
+    assert "put the splits above the classes: train/<class>, test/<class>" in told
+    nested = folder(tmp_path / "n", {"a/2020": 10, "a/2021": 10, "b/2020": 10})
+    assert open_dataset(nested).warnings == ()
+
+
+def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train/a": 2, "train/b": 2})
+    for number in range(3):
+        save(root / "train" / "b" / f"{number}.jfif", 500 + number)
+        save(root / "train" / "a" / f"{number}.JPE", 600 + number)
+        (root / "train" / "a" / f"{number}.HEIC").touch()
+    save(root / "train" / "b" / "copy.jfif", 500)
+    for name in ("labels.json", "readme", "notes.txt", "more.txt"):
+        (root / name).touch()
+    dataset = open_dataset(root)
+    assert len(dataset.splits["train"]) == 11
+    (told,) = dataset.warnings
+    assert "not read: 3 .heic; convert them" in told
+    assert "not read: 2 .txt, 1 .json, 1 without an ending" in dataset.notes
+    report = check(dataset)
+    assert told in report.warnings()
+    order = ["error", "warning", "note"]
+    assert {f.severity for f in report.findings} >= {"warning", "note"}
+    severities = [order.index(finding.severity) for finding in report.findings]
+    assert severities == sorted(severities)
+    assert told in sound(dataset, "refuse")[1].warnings()
+
+
+def test_no_val_folder_leaves_val_out(tmp_path: Path) -> None:
+    dataset = open_dataset(folder(tmp_path, {"train/a": 2, "train/b": 2, "test/a": 1, "test/b": 1}))
+    assert set(dataset.splits) == {"train", "test"}
+    assert dataset.notes == ()
+
+
+def test_a_set_for_evaluation_only(tmp_path: Path) -> None:
+    dataset = open_dataset(folder(tmp_path, {"test/b": 2, "test/a": 1}))
+    assert set(dataset.splits) == {"test"}
+    assert dataset.classes == ("a", "b")
+    with pytest.raises(DataError, match="no train split; it has test"):
+        with_validation(dataset, 0.5)
+
+
+def test_numeric_class_names_are_in_natural_order(tmp_path: Path) -> None:
+    counts = {f"train/{name}": 1 for name in ("10", "9", "2", "1")}
+    dataset = open_dataset(folder(tmp_path, {**counts, "val/10": 1, "val/2": 1}))
+    assert dataset.classes == ("1", "2", "9", "10")
+    val = dataset.splits["val"]
+    assert {val.name(i): dataset.classes[val.labels[i]] for i in range(2)} == {
+        "val/2/0.png": "2",
+        "val/10/0.png": "10",
+    }
+    assert "val has no pictures of classes '1', '9'" in dataset.notes
+
+
+def test_a_flat_folder_is_split_70_10_20(tmp_path: Path) -> None:
+    dataset = open_dataset(folder(tmp_path, {"cat": 100, "dog": 50}))
+    sizes = {name: Counter(split.labels.tolist()) for name, split in dataset.splits.items()}
+    assert sizes == {"train": {0: 70, 1: 35}, "val": {0: 10, 1: 5}, "test": {0: 20, 1: 10}}
+    parts = contents(dataset)
+    assert len(set.union(*parts.values())) == 150
+    assert any("70/10/20" in n and "105 train, 15 val, 30 test" in n for n in dataset.notes)
+
+
+def test_a_flat_split_follows_the_pictures_and_not_their_names(tmp_path: Path) -> None:
+    first = folder(tmp_path / "first", {"cat": 40, "dog": 40})
+    values = list(range(80))
+    random.Random(0).shuffle(values)
+    for value in values:  # made in another order, named in another order, nested elsewhere
+        name = "cat" if value < 40 else "dog"
+        save(tmp_path / "second" / name / f"{value % 3}" / f"{(value * 37) % 101:03}.png", value)
+    one, two = open_dataset(first), open_dataset(tmp_path / "second")
+    assert contents(one) == contents(two)
+    assert len(one.splits["train"]) == 56
+
+
+def test_adding_a_picture_moves_few_others(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"cat": 100, "dog": 100})
+    before = contents(open_dataset(root))
+    save(root / "cat" / "000-first.png", 9999)
+    after = contents(open_dataset(root))
+    moved = sum(len(before[name] - after[name]) for name in before)
+    assert moved <= 4
+
+
+def test_the_order_is_not_the_file_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = folder(tmp_path, {"train/a": 9, "train/b": 9, "val/b": 3, "val/a": 3})
+    once = open_dataset(root)
+    scandir = os.scandir
+
+    class Shuffled:
+        def __init__(self, path: Path) -> None:
+            with scandir(path) as entries:
+                self.entries = list(entries)
+            random.Random(len(str(path))).shuffle(self.entries)
+
+        def __enter__(self) -> Iterable[os.DirEntry[str]]:
+            return iter(self.entries)
+
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(os, "scandir", Shuffled)
+    again = open_dataset(root)
+    assert again.fingerprint == once.fingerprint
+    for name, split in once.splits.items():
+        assert split.paths == again.splits[name].paths
+
+
+def test_folders_without_pictures_say_what_is_there(tmp_path: Path) -> None:
+    assert "the folder is empty" in refusal(tmp_path)
+    for i in range(4):
+        (tmp_path / f"{i}.heic").touch()
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "a.txt").touch()
+    message = refusal(tmp_path)
+    assert "4 .heic, 1 .txt" in message
+    assert ".jpg .jpeg .png .webp .bmp .gif .tif .tiff" in message
+
+
+@pytest.mark.parametrize("place", ["", "train", "test"])
+def test_pictures_without_class_folders_show_the_expected_tree(tmp_path: Path, place: str) -> None:
+    save(tmp_path / place / "a.png", 1)
+    save(tmp_path / place / "b.png", 2)
+    message = refusal(tmp_path)
+    assert f"{tmp_path}/train/<class>/*.jpg" in message
+    assert f"{tmp_path}/<class>/*.jpg" in message
+
+
+def test_one_class_only(tmp_path: Path) -> None:
+    assert "only one class has pictures, 'cat'" in refusal(folder(tmp_path / "a", {"cat": 3}))
+    assert "only one class" in refusal(folder(tmp_path / "b", {"train/cat": 3, "val/dog": 1}))
+    assert "only one class" in refusal(folder(tmp_path / "c", {"cat": 3, "dog": 0}))
+    nested = folder(tmp_path / "d", {"pets/train/cat": 2, "pets/train/dog": 2})
+    assert f"did you mean {nested}/pets?" in refusal(nested)
+
+
+def test_validation_classes_that_train_lacks(tmp_path: Path) -> None:
+    counts = {"train/a": 2, "train/c": 2, "val/a": 1, "val/b": 2, "val/d": 1, "val/e": 0}
+    root = folder(tmp_path, counts)
+    message = refusal(root)
+    assert "val has 2 classes that train lacks: 'b', 'd'" in message
+    assert "--ignore-extra-classes" in message
+    dataset = open_dataset(root, ignore_extra_classes=True)
+    assert dataset.classes == ("a", "c")
+    assert contents(dataset)["val"] == {("a", 4)}
+    assert "val classes that train lacks are left out: 'b', 'd'" in dataset.notes
+    assert "val has no pictures of class 'c'" in dataset.notes
+
+
+def test_classes_are_matched_by_name_and_not_by_place(tmp_path: Path) -> None:
+    counts = {"train/a": 1, "train/b": 1, "train/c": 1, "val/c": 1, "test/b": 1}
+    dataset = open_dataset(folder(tmp_path, counts))
+    assert dataset.splits["val"].labels.tolist() == [2]
+    assert dataset.splits["test"].labels.tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"train/Cat": 1, "train/cat": 1, "train/dog": 1},
+        {"train/cat": 1, "train/dog": 1, "val/Cat": 1},
+        {"Cat": 1, "cat": 1, "dog": 1},
+        {"train/caf\u00e9": 1, "train/cafe\u0301": 1},
+    ],
+)
+def test_class_names_that_look_alike(tmp_path: Path, counts: dict[str, int]) -> None:
+    message = refusal(folder(tmp_path, counts))
+    assert "differ only in case or Unicode form" in message
+
+
+def test_an_empty_class_is_noted_and_keeps_its_number(tmp_path: Path) -> None:
+    dataset = open_dataset(folder(tmp_path / "s", {"train/a": 2, "train/b": 0, "train/c": 2}))
+    assert dataset.classes == ("a", "b", "c")
+    assert dataset.splits["train"].labels.tolist() == [0, 0, 2, 2]
+    assert dataset.notes == ("train has no pictures of class 'b'",)
+    flat = open_dataset(folder(tmp_path / "f", {"a": 20, "b": 0, "c": 20}))
+    assert flat.classes == ("a", "b", "c")
+    assert set(flat.splits["train"].labels.tolist()) == {0, 2}
+    assert "train has no pictures of class 'b'" in flat.notes
+
+
+def test_hidden_folders_are_skipped_and_counted(tmp_path: Path) -> None:
+    counts = {"train/a": 2, "train/b": 2, "train/.ipynb_checkpoints": 1, "__MACOSX/train/a": 3}
+    root = folder(tmp_path, {**counts, ".git": 1, "train/@eaDir": 1})
+    save(root / "train" / "a" / "._0.png", 5)
+    dataset = open_dataset(root)
+    assert dataset.classes == ("a", "b")
+    assert len(dataset.splits["train"]) == 4
+    assert dataset.notes == ("4 hidden folders skipped",)
+
+
+def test_what_is_not_read_is_noted(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train/a": 1, "train/b": 1, "extra/a": 2, "val": 0})
+    save(root / "cover.png", 1)
+    save(root / "train" / "stray.png", 2)
+    notes = open_dataset(root).notes
+    assert "folders beside 'train', 'val' are not read: 'extra'" in notes
+    assert "2 pictures outside class folders not read" in notes
+    assert "val has no pictures and is left out" in notes
+
+
+def test_two_validation_folders(tmp_path: Path) -> None:
+    message = refusal(folder(tmp_path, {"train/a": 1, "train/b": 1, "val/a": 1, "valid/b": 1}))
+    assert "'val'" in message
+    assert "'valid'" in message
+
+
+def test_links_out_of_the_root_are_refused_unless_followed(tmp_path: Path) -> None:
+    root = folder(tmp_path / "data", {"train/a": 2, "train/b": 2})
+    folder(tmp_path / "elsewhere", {"pictures": 3})
+    (root / "train" / "c").symlink_to(tmp_path / "elsewhere" / "pictures")
+    (root / "train" / "a" / "linked.png").symlink_to(tmp_path / "elsewhere" / "pictures" / "0.png")
+    message = refusal(root)
+    assert "2 symbolic links lead out of the folder, the first is train/a/linked.png" in message
+    assert "--follow-links" in message
+    dataset = open_dataset(root, follow_links=True)
+    assert Counter(dataset.splits["train"].labels.tolist()) == {0: 3, 1: 2, 2: 3}
+    assert dataset.splits["train"].name(7) == "train/c/2.png"
+
+
+def test_a_sibling_whose_name_starts_like_the_root_is_outside(tmp_path: Path) -> None:
+    root = folder(tmp_path / "data", {"train/a": 1, "train/b": 1})
+    folder(tmp_path / "data-private", {"x": 1})
+    (root / "train" / "c").symlink_to(tmp_path / "data-private" / "x")
+    assert "lead out of the folder" in refusal(root)
+
+
+def test_links_inside_the_root_are_followed(tmp_path: Path) -> None:
+    root = folder(tmp_path / "real", {"all/a": 2, "all/b": 2})
+    (root / "train").mkdir()
+    for name in "ab":
+        (root / "train" / name).symlink_to(f"../all/{name}")
+    (tmp_path / "alias").symlink_to(root)
+    dataset = open_dataset(tmp_path / "alias")
+    assert len(dataset.splits["train"]) == 4
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_loops_end(tmp_path: Path, follow_links: bool) -> None:
+    root = folder(tmp_path, {"train/a": 2, "train/b": 2})
+    (root / "train" / "a" / "up").symlink_to(root / "train")
+    (root / "train" / "b" / "me").symlink_to("me")
+    (root / "train" / "b" / "me.png").symlink_to("me.png")
+    for i in range(10):  # folders full of links to each other: ten factorial ways through them
+        (root / "train" / "b" / f"f{i}").mkdir()
+    for i in range(10):
+        for j in range(10):
+            (root / "train" / "b" / f"f{i}" / f"l{j}").symlink_to(f"../f{j}")
+    found: list[Dataset] = []
+    worker = threading.Thread(
+        target=lambda: found.append(open_dataset(root, follow_links=follow_links)), daemon=True
+    )
+    worker.start()
+    worker.join(30)
+    assert found, "hangs"
+    assert any("loop" in note for note in found[0].notes)
+    assert {"train/a/0.png", "train/b/me.png"} <= {
+        found[0].splits["train"].name(i) for i in range(len(found[0].splits["train"]))
+    }
+
+
+def test_a_fifo_and_a_broken_link_are_listed_and_do_not_hang(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"a": 5, "b": 5})
+    os.mkfifo(root / "a" / "pipe.jpg")
+    (root / "b" / "gone.jpg").symlink_to("nowhere.jpg")
+    dataset = open_dataset(root)
+    reasons = []
+    for split in dataset.splits.values():
+        for i in range(len(split)):
+            try:
+                split.read(i)
+            except ImageError as error:
+                reasons.append(error.reason)
+    assert sorted(reasons) == ["missing", "not a file"]
+
+
+def test_odd_file_names(tmp_path: Path) -> None:
+    root = folder(tmp_path, {"train/a": 1, "train/b": 1})
+    for name in ("two\nlines.png", os.fsdecode(b"latin-\xff.png"), "x" * 251 + ".png", "ü.png"):
+        save(root / "train" / "a" / name, 3)
+    train = open_dataset(root).splits["train"]
+    names = [train.name(i) for i in range(len(train))]
+    assert all(name.isprintable() for name in names)
+    assert "train/a/two\\nlines.png" in names
+    assert "train/a/latin-\\udcff.png" in names
+    assert len(contents(open_dataset(root))["train"]) == 3

@@ -1,0 +1,291 @@
+"""The cache of decoded pictures: the same bytes, made once, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pytest
+from PIL import Image
+from processes import wait_until
+from shards import as_folder, samples, train_briefly
+
+import vitkit
+from vitkit import cli
+from vitkit.cli import train as train_command
+from vitkit.data.checks.check import check, sound
+from vitkit.data.datasets import pixel_cache
+from vitkit.data.datasets.pixel_cache import CachedSplit, cached
+from vitkit.data.datasets.scan import look_through
+from vitkit.data.images import decode as images
+from vitkit.data.sources.open import Dataset, open_dataset, with_validation
+from vitkit.errors import ImageError
+from vitkit.training import train as session
+from vitkit.training.config.train_config import TrainConfig
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Dataset:
+    return open_dataset(as_folder(tmp_path / "folder", samples()))
+
+
+def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is decoded from now on, by name."""
+    seen: list[str] = []
+    decode = images._decode
+
+    def counted(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
+        seen.append(name)
+        return decode(handle, format, name, *limits)
+
+    monkeypatch.setattr(images, "_decode", counted)
+    return seen
+
+
+def whole(place: Path) -> list[str]:
+    """The folders of caches, finished or not."""
+    return sorted(path.suffix for path in place.iterdir() if path.is_dir())
+
+
+def test_each_picture_is_decoded_once_and_comes_back_the_same(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = [[s.read(i).copy() for i in range(len(s))] for s in folder.splits.values()]
+    seen = decodes(monkeypatch)
+    told: list[tuple[int, int, int]] = []
+    first = cached(folder, tmp_path / "c", progress=lambda *said: told.append(said))
+    assert len(seen) == len(set(seen)) == 30
+    total = sum(picture.nbytes for pictures in before for picture in pictures)
+    assert told[-1] == (30, 30, total)
+    assert f"30 pictures, {total:,} bytes in" in first.notes[-1]
+    again = cached(folder, tmp_path / "c", progress=lambda *said: pytest.fail("made again"))
+    for dataset in (first, again):
+        assert dataset.fingerprint == folder.fingerprint
+        for split, pictures in zip(dataset.splits.values(), before, strict=True):
+            assert isinstance(split, CachedSplit)
+            for index, picture in enumerate(pictures):
+                np.testing.assert_array_equal(split.read(index), picture)
+    assert len(seen) == 30
+    assert not first.splits["train"].read(0).flags.writeable
+
+
+def test_what_is_cut_and_skipped_afterwards_still_uses_it(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = with_validation(
+        Dataset("x", folder.classes, {"train": folder.splits["train"]}, "f"), 0.2
+    )
+    one = cached(
+        Dataset("x", folder.classes, {"train": folder.splits["train"]}, "f"), tmp_path / "c"
+    )
+    both = with_validation(one, 0.2)
+    expected = [plain.splits["val"].read(i).copy() for i in range(len(plain.splits["val"]))]
+    seen = decodes(monkeypatch)
+    for index, picture in enumerate(expected):
+        np.testing.assert_array_equal(both.splits["val"].read(index), picture)
+        assert both.splits["val"].name(index) == plain.splits["val"].name(index)
+    assert len(expected) > 2
+    assert seen == []
+
+
+def test_pictures_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path) -> None:
+    bad = tmp_path / "folder" / "train" / "1" / "3.png"
+    bad.write_bytes(bad.read_bytes()[:-30])
+    dataset = cached(open_dataset(tmp_path / "folder"), tmp_path / "c")
+    train = dataset.splits["train"]
+    place = next(i for i in range(len(train)) if train.name(i) == "train/1/3.png")
+    with pytest.raises(ImageError, match="truncated"):
+        train.read(place)
+    kept, _ = sound(dataset, "skip")
+    assert isinstance(kept.splits["train"], CachedSplit)
+    assert len(kept.splits["train"]) == 17
+    np.testing.assert_array_equal(kept.splits["train"].read(place), train.read(place + 1))
+
+
+def test_the_check_takes_its_pixels_from_the_cache(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And finds what it finds in the files: pictures that were turned or cut, too."""
+    place = tmp_path / "folder" / "train" / "1"
+    Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(place / "alpha.png")
+    Image.new("CMYK", (12, 12), (9, 8, 7, 128)).save(place / "inks.jpg")
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    Image.new("L", (9, 12), 77).save(place / "turned.jpg", exif=turned)
+    (place / "cut.png").write_bytes((place / "3.png").read_bytes()[:-30])
+    plain = open_dataset(tmp_path / "folder")
+    expected = {name: look_through(split) for name, split in plain.splits.items()}
+    seen = decodes(monkeypatch)
+    with_cache = cached(plain, tmp_path / "c")
+    report = check(with_cache)
+    times = {Path(name).name: count for name, count in Counter(seen).items()}
+    assert len(Counter(seen)) == 34
+    assert {name for name, count in times.items() if count > 1} == {"cut.png"}
+    for name, split in with_cache.splits.items():
+        looks = look_through(split)
+        np.testing.assert_array_equal(looks.rows, expected[name].rows)
+        assert looks.problems == expected[name].problems
+    assert [problem.name for problem in report.problems["train"]] == ["train/1/cut.png"]
+
+
+def test_other_pictures_and_other_decoders_have_other_caches(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached(folder, tmp_path / "c")
+    assert whole(tmp_path / "c") == [""]
+    place = next((tmp_path / "folder" / "val").rglob("*.png"))
+    Image.new("RGB", (6, 6), (1, 2, 3)).save(place)
+    changed = cached(open_dataset(tmp_path / "folder"), tmp_path / "c")
+    val = changed.splits["val"]
+    pixels = [val.read(i)[0, 0].tolist() for i in range(len(val))]
+    assert [1, 2, 3] in pixels
+    assert whole(tmp_path / "c") == ["", ""]
+    monkeypatch.setattr(pixel_cache, "DECODER", pixel_cache.DECODER + 1)
+    cached(folder, tmp_path / "c")
+    assert whole(tmp_path / "c") == ["", "", ""]
+
+
+def test_a_damaged_cache_is_made_again(folder: Dataset, tmp_path: Path) -> None:
+    cached(folder, tmp_path / "c")
+    (pixels,) = (tmp_path / "c").rglob("pixels.bin")
+    (index,) = (tmp_path / "c").rglob("index.npz")
+    whole_pixels, whole_index = pixels.read_bytes(), index.read_bytes()
+    for damaged, content in ((pixels, whole_pixels[:-1]), (index, whole_index[:99]), (index, b"")):
+        damaged.write_bytes(content)
+        dataset = cached(folder, tmp_path / "c")
+        assert pixels.read_bytes() == whole_pixels
+        expected = folder.splits["test"].read(1)
+        np.testing.assert_array_equal(dataset.splits["test"].read(1), expected)
+
+
+def stuck(dataset: Dataset, place: Path, begun: Path) -> None:
+    """Make a cache, and stop in the middle."""
+
+    def progress(*_: object) -> None:
+        begun.touch()
+        time.sleep(600)
+
+    pixel_cache.BLOCK = 4
+    cached(dataset, place, progress=progress)
+
+
+def test_a_run_that_is_killed_leaves_nothing_that_counts(folder: Dataset, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    process = multiprocessing.get_context("fork").Process(
+        target=stuck, args=(folder, tmp_path / "c", begun), daemon=True
+    )
+    process.start()
+    wait_until(begun.exists)
+    assert list((tmp_path / "c").glob("*.making/pixels.bin"))
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    assert whole(tmp_path / "c") == [".making"]
+    dataset = cached(folder, tmp_path / "c")
+    assert whole(tmp_path / "c") == [""]
+    np.testing.assert_array_equal(dataset.splits["val"].read(5), folder.splits["val"].read(5))
+
+
+def test_two_runs_at_once_make_it_once(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = decodes(monkeypatch)
+    runs = [threading.Thread(target=cached, args=(folder, tmp_path / "c")) for _ in range(3)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    assert len(seen) == 30
+    assert whole(tmp_path / "c") == [""]
+
+
+def test_a_full_disk_is_a_note_and_leaves_nothing(
+    folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        dataset = cached(folder, tmp_path / "c")
+    assert dataset.splits == folder.splits
+    assert "the run goes on without it" in dataset.notes[-1]
+    assert "No space left on device" in dataset.notes[-1]
+    assert whole(tmp_path / "c") == []
+    monkeypatch.setattr(pixel_cache, "HEADROOM", 1 << 60)
+    dataset = cached(folder, tmp_path / "c")
+    assert "left on the disk after 18 of 30 pictures" in dataset.notes[-1]
+    assert whole(tmp_path / "c") == []
+
+
+def test_a_place_that_cannot_be_written_is_a_note(folder: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    dataset = cached(folder, tmp_path / "file" / "c")
+    assert dataset.splits == folder.splits
+    assert "cannot be used" in dataset.notes[-1]
+
+
+def test_pictures_in_memory_need_none(tmp_path: Path) -> None:
+    digits = open_dataset("digits")
+    dataset = cached(digits, tmp_path / "c")
+    assert dataset.splits == digits.splits
+    assert "in memory already" in dataset.notes[-1]
+    assert not (tmp_path / "c").exists()
+
+
+def test_the_mapping_does_not_travel(folder: Dataset, tmp_path: Path) -> None:
+    split = cached(folder, tmp_path / "c").splits["train"]
+    expected = split.read(2).copy()
+    sent = pickle.dumps(split.subset(np.array([2])))
+    assert len(sent) < 20_000
+    np.testing.assert_array_equal(pickle.loads(sent).read(0), expected)
+
+
+def test_a_run_with_a_cache_ends_as_one_without(tmp_path: Path) -> None:
+    data, weights = as_folder(tmp_path / "folder", samples()), []
+    for name, where in (("plain", None), ("first", tmp_path / "c"), ("second", tmp_path / "c")):
+        run = train_briefly(data, tmp_path / name, cache=where and str(where))
+        state = vitkit.load(run.last).model.state_dict()
+        weights.append({key: value.numpy().tobytes() for key, value in state.items()})
+    assert weights[0] == weights[1] == weights[2]
+    assert "cache: 30 pictures" in (tmp_path / "second" / "train.log").read_text()
+    assert "cache: " not in (tmp_path / "plain" / "train.log").read_text()
+    assert whole(tmp_path / "c") == [""]
+
+
+def test_evaluation_takes_the_cache_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = as_folder(tmp_path / "folder", samples())
+    best = train_briefly(data, tmp_path / "run", cache=str(tmp_path / "c")).best
+    plain = vitkit.evaluate(best, data)
+    seen = decodes(monkeypatch)
+    assert vitkit.evaluate(best, data, cache=tmp_path / "c") == plain
+    assert cli.run(["eval", str(best), str(data), "--cache", str(tmp_path / "c"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out).items() >= plain.items()
+    assert seen == []
+    assert cli.run(["eval", str(best), str(data), "--cache", "--split", "val"]) == 0
+    assert len(seen) == 30  # the user's own is another one
+
+
+@pytest.mark.parametrize("flags", [["--cache"], ["--cache", "auto"], ["--cache={folder}"]])
+def test_the_flag_with_and_without_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    asked: list[TrainConfig] = []
+    monkeypatch.setattr(session, "train", asked.append)
+    flags = [flag.format(folder=tmp_path) for flag in flags]
+    for arguments in (["data", *flags], ["data", *flags, "--epochs", "3"]):
+        train_command.run(arguments)
+    expected = str(tmp_path) if "=" in flags[0] else "auto"
+    assert [config.cache for config in asked] == [expected, expected]
+    assert [config.epochs for config in asked] == [10, 3]

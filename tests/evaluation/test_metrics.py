@@ -1,0 +1,168 @@
+"""Every score restated: against scikit-learn, published numbers and plain algebra."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from sklearn.metrics import (
+    balanced_accuracy_score,
+    confusion_matrix,
+    log_loss,
+    top_k_accuracy_score,
+)
+from training.worlds import in_world, together
+
+from vitkit.evaluation.confusion_plot import confusion_matrix as drawn
+from vitkit.evaluation.metrics import Tally, balanced_interval, bootstrap_balanced, wilson
+
+K, N = 7, 203
+LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
+"""Uneven, and of the last class there is no picture."""
+LOGITS = torch.randn(N, K, generator=torch.Generator().manual_seed(1)) * 2
+LOGITS[torch.arange(N), torch.from_numpy(LABELS)] += 1.5
+LOGITS[::2] *= 0.1
+"""Half of them are too sure, and half not sure enough."""
+PROBABILITIES = LOGITS.double().softmax(1).numpy()
+
+
+def tallied(places: range = range(N), batch: int = 16) -> Tally:
+    """The pictures at `places`, in batches."""
+    tally = Tally(K)
+    for part in torch.tensor(list(places)).split(batch) if places else ():
+        tally.add(LOGITS[part], torch.from_numpy(LABELS)[part])
+    return tally
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes")  # scikit-learn's; it is meant
+def test_scores_are_those_of_scikit_learn():
+    found, predicted = tallied().counts().scores(), PROBABILITIES.argmax(1)
+    everything = {"labels": range(K)}
+    assert found["pictures"] == N
+    assert found["top1"] == (predicted == LABELS).mean()
+    assert found["top5"] == top_k_accuracy_score(LABELS, PROBABILITIES, k=5, **everything)
+    assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(LABELS, predicted))
+    assert found["loss"] == pytest.approx(log_loss(LABELS, PROBABILITIES, **everything), rel=1e-6)
+    truth = np.eye(K)[LABELS]
+    brier = ((PROBABILITIES - truth) ** 2).sum(1).mean()
+    assert found["brier"] == pytest.approx(brier, rel=1e-6)
+    assert (tallied().confusion() == confusion_matrix(LABELS, predicted, labels=range(K))).all()
+    assert abs(found["balanced_accuracy"] - found["top1"]) > 0.01  # the classes are uneven enough
+
+
+@pytest.mark.parametrize("label", [0, 4, 5, 9])
+def test_equal_logits_are_in_the_order_of_the_classes_in_top1_and_in_top5(label):
+    tally = Tally(10)
+    tally.add(torch.zeros(6, 10), torch.full((6,), label))
+    found = tally.counts().scores()
+    assert (found["top1"], found["top5"]) == (float(label == 0), float(label < 5))
+
+
+def test_a_tie_behind_the_first_classes_counts_as_argmax_would():
+    logits = torch.tensor([[3.0, 2, 2, 2, 2, 2, 2, 1], [0, 0, 0, 0, 0, 0, 0, float("nan")]])
+    tally = Tally(8)
+    tally.add(logits.repeat(8, 1), torch.arange(8).repeat_interleave(2))
+    found = tally.counts().scores()
+    assert found["top1"] <= found["top5"] == (5 + 5) / 16  # NaN comes first
+
+
+def test_the_calibration_error_is_the_mean_over_fifteen_bins():
+    """Guo et al., Eq. 3, by a loop over bins that are open below and closed above."""
+    confidence, right = PROBABILITIES.max(1), PROBABILITIES.argmax(1) == LABELS
+    error = 0.0
+    for m in range(1, 16):
+        inside = (confidence > (m - 1) / 15) & (confidence <= m / 15)
+        if inside.any():
+            gap = abs(right[inside].mean() - confidence[inside].mean())
+            error += inside.sum() / N * gap
+    found = tallied().counts().scores()["ece"]
+    assert found == pytest.approx(error, rel=1e-5)
+    assert abs(found - abs(right.mean() - confidence.mean())) > 0.01  # one bin would be too few
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_a_model_that_is_as_sure_as_it_is_right_is_calibrated(share):
+    """40 pictures, each given probability 0.8; so many of them right."""
+    tally, right = Tally(2), int(40 * share)
+    logits = torch.tensor([[0.0, np.log(4)]]).repeat(40, 1)
+    tally.add(logits, torch.tensor([1] * right + [0] * (40 - right)))
+    assert tally.counts().scores()["ece"] == pytest.approx(abs(share - 0.8), abs=1e-6)
+
+
+@pytest.mark.parametrize("pictures", [N, 3, 1])
+def test_two_processes_count_as_one_does(pictures):
+    alone = tallied(range(pictures))
+
+    def measured(world):
+        tally = tallied(range(world.rank, pictures, world.size), batch=5)
+        counts = tally.counts(world)
+        return [counts.scores() | counts.intervals(), tally.confusion(world).tolist()]
+
+    first, second = together(2, in_world(measured))
+    assert first == second
+    expected = alone.counts().scores() | alone.counts().intervals()
+    assert first[0] == pytest.approx(expected, abs=1e-6)
+    for name in ("top1", "top5", "balanced_accuracy", "top1_low", "pictures"):
+        assert first[0][name] == expected[name]
+    assert first[1] == alone.confusion().tolist()
+
+
+def test_the_mean_of_two_processes_scores_would_be_another_number():
+    """The control of the test above."""
+    halves = [tallied(range(r, N, 2)).counts().scores()["balanced_accuracy"] for r in range(2)]
+    whole = tallied().counts().scores()["balanced_accuracy"]
+    assert abs(sum(halves) / 2 - whole) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("hits", "pictures", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
+     (1, 29, 0.0061, 0.1718)],
+)  # fmt: skip
+def test_wilson_intervals_are_the_published_ones(hits, pictures, low, high):
+    """Newcombe, Statistics in Medicine 17 (1998), Table I, method 3; and scipy's."""
+    found = wilson(hits, pictures)
+    assert found == pytest.approx((low, high), abs=5e-5)
+    theirs = binomtest(hits, pictures).proportion_ci(method="wilson")
+    assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
+
+
+def test_the_bootstrap_is_a_function_of_its_seed_and_as_wide_as_it_should_be():
+    right, pictures = np.array([80.0, 9.0, 0.0]), np.array([100.0, 10.0, 0.0])
+    found = bootstrap_balanced(right, pictures)
+    assert found == bootstrap_balanced(right, pictures) != bootstrap_balanced(right, pictures, 1)
+    deviation = np.sqrt(0.8 * 0.2 / 100 + 0.9 * 0.1 / 10) / 2
+    assert (found[1] - found[0]) / 2 == pytest.approx(1.96 * deviation, rel=0.15)
+    assert found[0] < 0.85 < found[1]
+
+
+def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right():
+    n = np.array([20.0, 20.0])
+    assert bootstrap_balanced(n, n) == (1.0, 1.0)
+    assert balanced_interval(n, n) == pytest.approx(wilson(40, 40))
+    uneven = np.array([100.0, 4.0])
+    theirs = binomtest(15, 15).proportion_ci(method="wilson")  # 4 / (1/100 + 1/4) is 15.4
+    assert balanced_interval(uneven, uneven)[0] == pytest.approx(theirs.low, abs=0.01)
+    right = uneven - 1
+    wide, narrow = balanced_interval(right, uneven), bootstrap_balanced(right, uneven)
+    assert wide[0] <= narrow[0] < narrow[1] <= wide[1]
+
+
+def test_the_drawn_matrix_is_dark_where_the_pictures_are():
+    """Two classes: all of the one right, all of the other taken for it."""
+    sheet = drawn(np.array([[30, 0], [10, 0]]), ["a", "b"], "four").astype(int)
+    blue = (sheet[..., 2] - sheet[..., 0] > 100).sum()
+    red = (sheet[..., 0] - sheet[..., 2] > 100).sum()
+    assert 1200 < blue < 1600  # a cell of 40 by 40 without its number
+    assert 1200 < red < 1600
+    assert (
+        np.argwhere(sheet[..., 2] - sheet[..., 0] > 100)[:, 0].max()
+        < np.argwhere(sheet[..., 0] - sheet[..., 2] > 100)[:, 0].min()
+    )  # the row of class a stands above that of b
+
+
+def test_many_classes_stay_on_one_sheet():
+    counts = np.eye(100, dtype=np.int64) * 9
+    assert max(drawn(counts, [f"class {i}" for i in range(100)], "x").shape[:2]) < 1200
+    assert max(drawn(np.eye(1500, dtype=np.int64), ["x"] * 1500, "x").shape[:2]) < 1700

@@ -1,0 +1,322 @@
+"""Downloads, against a server on this machine that breaks off, changes its mind, and lies."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from local_server import listening
+
+from vitkit.errors import CheckpointError, OutputError
+from vitkit.io import download as room
+from vitkit.io.cache_folder import cache_folder
+from vitkit.io.download import cached_path, download
+from vitkit.weights.catalogue import find
+from vitkit.weights.fetch import fetch
+
+pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
+FIRST, SECOND = (np.random.default_rng(seed).bytes(300_000) for seed in (0, 1))
+SHA256 = hashlib.sha256(FIRST).hexdigest()
+
+
+class Server:
+    """One file at every path, and how it is served.
+
+    Attributes:
+        content: the file.
+        version: its ETag; none where empty.
+        ranges: whether parts of it can be had.
+        breaks: after how many bytes each coming answer ends too early; then they are whole.
+        served: bytes of each answer so far.
+        asked: the `Range` of each request.
+        pause: seconds before each answer.
+        shift: by how much `Content-Range` is wrong.
+    """
+
+    def __init__(self) -> None:
+        self.content, self.version, self.ranges = FIRST, '"one"', True
+        self.breaks: list[int] = []
+        self.served: list[int] = []
+        self.asked: list[str | None] = []
+        self.status, self.location = 200, ""
+        self.pause, self.shift = 0.0, 0
+
+    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
+        wanted = request.headers.get("Range")
+        self.asked.append(wanted)
+        time.sleep(self.pause)
+        if self.status != 200:
+            request.send_response(self.status)
+            request.send_header("Location", self.location)
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        same = request.headers.get("If-Range") in (None, self.version)
+        start = int(re.findall(r"\d+", wanted)[0]) if wanted and self.ranges and same else 0
+        body = self.content[start:]
+        request.send_response(206 if start else 200)
+        if start:
+            total = len(self.content)
+            request.send_header("Content-Range", f"bytes {start + self.shift}-{total - 1}/{total}")
+        if self.version:
+            request.send_header("ETag", self.version)
+        request.send_header("Content-Length", str(len(body)))
+        body = body[: self.breaks.pop(0)] if self.breaks else body
+        self.served.append(len(body))  # before anything is sent: the client may be ahead of this
+        request.end_headers()
+        request.wfile.write(body)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server at `server.address`, an empty cache, and no proxy between them."""
+    state = Server()
+    with listening(state.answer) as address:
+        state.address = f"{address}/models/vit.npz"
+        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setenv("no_proxy", "*")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield state
+
+
+def left_over(address: str) -> set[str]:
+    """What lies in the cache beside the file and its lock."""
+    place = cached_path(address)
+    return {path.name for path in place.parent.iterdir()} - {place.name, f"{place.name}.lock"}
+
+
+def test_a_file_is_fetched_once(server, monkeypatch):
+    path = download(server.address, sha256=SHA256)
+    assert path.read_bytes() == FIRST
+    assert path.name == "vit.npz"
+    assert cache_folder() in path.parents
+    assert left_over(server.address) == set()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert download(server.address) == path
+    assert server.served == [len(FIRST)]
+
+
+def test_a_break_is_taken_up_where_it_was(server):
+    server.breaks = [100_000, 50_000]
+    assert download(server.address, sha256=SHA256[:8]).read_bytes() == FIRST
+    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
+    assert server.served == [100_000, 50_000, 150_000]
+
+
+def test_another_call_takes_it_up_too(server):
+    server.breaks = [100_000, 0, 0]
+    with pytest.raises(CheckpointError, match="broke off after 100000 of 300000 bytes"):
+        download(server.address)
+    assert not cached_path(server.address).exists()
+    server.breaks, server.served = [], []
+    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
+    assert server.served == [200_000]
+
+
+def test_a_server_without_ranges_starts_over(server):
+    server.ranges, server.breaks = False, [100_000]
+    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
+    assert server.served == [100_000, 300_000]
+
+
+def test_a_server_that_names_no_version_is_not_asked_to_go_on(server):
+    server.version, server.breaks = "", [100_000]
+    assert download(server.address).read_bytes() == FIRST
+    assert server.asked == [None, None]
+
+
+def test_a_server_that_goes_on_elsewhere_is_not_believed(server):
+    server.breaks, server.shift = [100_000], 1
+    with pytest.raises(CheckpointError, match="continues at another place than asked for"):
+        download(server.address)
+    server.shift = 0
+    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
+
+
+def test_a_file_that_changed_is_fetched_anew(server):
+    server.breaks = [100_000, 0]
+    with pytest.raises(CheckpointError, match="broke off"):
+        download(server.address)
+    server.breaks, server.content, server.version = [], SECOND, '"two"'
+    assert download(server.address).read_bytes() == SECOND
+
+
+def test_a_file_that_became_shorter_is_fetched_anew(server):
+    server.breaks = [100_000, 0]
+    with pytest.raises(CheckpointError, match="broke off"):
+        download(server.address)
+    place = cached_path(server.address)
+    part = place.with_name(f"{place.name}.part")
+    part.write_bytes(FIRST + FIRST)
+    server.breaks = []
+    with pytest.raises(CheckpointError, match="expected 300000 bytes, got"):
+        download(server.address)
+    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
+
+
+def test_a_wrong_digest_leaves_nothing(server):
+    with pytest.raises(CheckpointError, match=f"expected SHA-256 0000aaaa, got {SHA256[:8]}"):
+        download(server.address, sha256="0000aaaa")
+    assert not cached_path(server.address).exists()
+    assert left_over(server.address) == set()
+    assert download(server.address, sha256=SHA256.upper()).exists()
+
+
+def test_a_truncated_answer_is_never_taken_for_the_file(server):
+    server.ranges, server.breaks = False, [299_999] * room.ATTEMPTS
+    with pytest.raises(CheckpointError, match="broke off after 299999 of 300000 bytes"):
+        download(server.address)
+    assert not cached_path(server.address).exists()
+
+
+@pytest.mark.parametrize("status", [404, 403, 500])
+def test_a_refusal_is_said(server, status):
+    server.status = status
+    with pytest.raises(CheckpointError, match=rf"vit\.npz: the server answers {status} "):
+        download(server.address)
+    assert left_over(server.address) == set()
+
+
+def test_no_redirection_leaves_https(server):
+    server.status, server.location = 302, "http://example.org/vit.npz"
+    with pytest.raises(CheckpointError, match=r"http://example.org/vit.npz: expected an https://"):
+        download(server.address)
+
+
+def test_offline_and_unreachable_are_said(server, monkeypatch):
+    closed = "http://127.0.0.1:9/vit.npz"
+    with pytest.raises(
+        CheckpointError, match=r"not in the cache, and 127\.0\.0\.1 cannot be reach"
+    ):
+        download(closed)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(CheckpointError, match="not in the cache, and HF_HUB_OFFLINE forbids"):
+        download(server.address)
+    assert server.asked == []
+
+
+def test_where_the_cache_is_follows_the_environment(monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    monkeypatch.setenv("HOME", "/c")
+    assert cache_folder() == Path("/a")
+    monkeypatch.delenv("VITKIT_CACHE")
+    assert cache_folder() == Path("/b/vitkit")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path("/c/.cache/vitkit")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "http://example.org/vit.npz",
+        "ftp://example.org/vit.npz",
+        "file:///etc/vit.npz",
+        "https:///x",
+    ],
+)
+def test_only_https_is_fetched(address):
+    with pytest.raises(CheckpointError, match="expected an https:// address"):
+        download(address)
+
+
+def test_a_name_does_not_leave_the_cache(monkeypatch):
+    monkeypatch.setenv("VITKIT_CACHE", "/cache")
+    for address in ("https://a.org/..", "https://a.org/x/%2e%2e", "https://a.org/"):
+        with pytest.raises(CheckpointError, match="names no file"):
+            cached_path(address)
+    one, other = (cached_path(f"https://a.org/{folder}/vit.pth.tar") for folder in "xy")
+    assert one.name == other.name == "vit.pth"
+    assert one != other
+
+
+def test_a_full_disk_is_said_before_anything_is_fetched(server, monkeypatch):
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(
+        OutputError, match=r"0\.3 MB needed, 0\.0 MB free; free some space or set V"
+    ):
+        download(server.address)
+
+
+def test_a_disk_that_fills_keeps_what_came(server):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(
+            OutputError, match="File too large; free some space or set VITKIT_CACHE"
+        ):
+            download(server.address)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    server.served.clear()
+    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
+    assert server.served == [250_000]
+
+
+def test_a_terminal_sees_a_bar_on_stderr_alone(server, monkeypatch, capsys):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    download(server.address)
+    assert "vit.npz" in sys.stderr.getvalue()
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    download(server.address.replace("vit", "other"))
+    assert sys.stderr.getvalue() == ""
+
+
+def test_a_cache_that_cannot_be_written_is_said(server, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(OutputError, match="set VITKIT_CACHE to a folder elsewhere"):
+        download(server.address)
+
+
+def test_processes_at_once_fetch_it_once(server):
+    code = (
+        "import sys; from vitkit.io.download import download;"
+        "print('ready', flush=True); sys.stdin.readline();"
+        f"print(download({server.address!r}, sha256={SHA256!r}).read_bytes()[:4].hex())"
+    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
+    assert [process.stdout.readline() for process in running] == ["ready\n"] * 2
+    server.pause = 1.0
+    for process in running:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert {process.communicate()[0].strip() for process in running} == {FIRST[:4].hex()}
+    assert server.served == [len(FIRST)]
+
+
+def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkeypatch):
+    with pytest.raises(CheckpointError, match="a pickle, which can run code"):
+        fetch(server.address.replace(".npz", ".pth"))
+    with pytest.raises(CheckpointError, match="ends in none of"):
+        fetch(server.address.replace(".npz", ".zip"))
+    assert server.asked == []
+    assert fetch(server.address) == cached_path(server.address)
+    assert fetch(server.address.replace(".npz", ".pth"), trust_pickle=True).suffix == ".pth"
+    given = []
+
+    def noted(address: str, sha256: str) -> Path:
+        given.append(sha256)
+        return Path(address)
+
+    monkeypatch.setattr("vitkit.weights.fetch.download", noted)
+    fetch(find("deit/deit_tiny_patch16_224").address, trust_pickle=True)
+    fetch(find("google/sam/ViT-B_16").address)
+    assert given == ["a1311bcf", ""]

@@ -1,0 +1,379 @@
+"""Several processes make the same run as one: gloo on the CPU, forked or launched."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from training.worlds import Recorder, config_of, in_world, numbers, order, run, together
+
+import vitkit
+from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
+from vitkit.data.sources.open import ArraySplit
+from vitkit.distributed import World
+from vitkit.errors import DeviceError, SettingError
+from vitkit.evaluation.evaluate import evaluate, outputs
+from vitkit.spec import Preprocess
+from vitkit.training import trainer
+from vitkit.training.parallel import fsdp
+from vitkit.training.setup import make_plan
+from vitkit.training.state import save
+from vitkit.training.state.save import damage, newest_state, read_state, run_hash
+
+GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run by one process."""
+    return run(1, tmp_path_factory.mktemp("alone") / "run")
+
+
+def elastic(output: Path, sizes: tuple[int, ...], ends=(13, 40, 60)) -> list[list]:
+    """One run, its parts by as many processes each as `sizes` says."""
+    parts = []
+    for size, end in zip(sizes, ends, strict=True):
+        resume = {"resume": str(output)} if parts else {}
+        parts.append(run(size, output, max_steps=end, **resume))
+        assert [one["error"] for one in parts[-1]] == [None] * size
+    return parts
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 1), (2, 1, 2)])
+def test_any_number_of_processes_makes_the_same_run(alone, tmp_path, sizes):
+    """T7. Stopped in mid-epoch and at an epoch's end, and gone on with by another number."""
+    parts = elastic(tmp_path / "run", sizes)
+    together_order = {step: pictures for part in parts for step, pictures in order(part).items()}
+    assert json.dumps(together_order) == json.dumps(order(alone))
+    for epoch in range(3):
+        pictures = [p for step in range(20 * epoch, 20 * epoch + 20) for p in together_order[step]]
+        assert len(set(pictures)) == len(pictures) == 1280
+    straight = numbers(alone)
+    found = {step: both for part in parts for step, both in numbers(part).items()}
+    assert found.keys() == straight.keys()
+    apart = max(abs(found[step][0] - straight[step][0]) for step in straight)
+    assert 0 < apart <= 1e-5
+    assert all(found[step][1] == pytest.approx(straight[step][1], rel=1e-3) for step in straight)
+    metrics = parts[-1][0]["metrics"]
+    assert metrics["test"]["top1"] == pytest.approx(alone[0]["metrics"]["test"]["top1"], abs=0.003)
+
+
+def test_contiguous_parts_of_a_batch_would_be_another_order(alone, tmp_path, monkeypatch):
+    """A control of the test above."""
+    strided = TrainingSteps.__getitem__
+
+    def contiguous(self, step):
+        whole = TrainingSteps.indices(self, step)
+        self.indices = lambda step: np.concatenate(np.split(whole, 2)).reshape(2, -1).T.ravel()
+        try:
+            return strided(self, step)
+        finally:
+            del self.indices
+
+    monkeypatch.setattr(TrainingSteps, "__getitem__", contiguous)
+    found = run(2, tmp_path / "run", max_steps=3)
+    ours, theirs = order(found), order(alone)
+    assert ours != {step: theirs[step] for step in ours}
+    assert {step: sorted(p) for step, p in ours.items()} == {s: sorted(theirs[s]) for s in ours}
+
+
+def test_gradients_that_are_added_up_would_be_noticed(alone, tmp_path):
+    """A control of the same test: the sum over processes instead of the mean."""
+
+    class Sum(Recorder):
+        def _step(self, engine, batch):
+            for parameter in self.model.parameters():
+                parameter.register_hook(lambda gradient: 2 * gradient)
+            return super()._step(engine, batch)
+
+    found = numbers(run(2, tmp_path / "run", Sum, max_steps=1))
+    assert found[0][1] == pytest.approx(2 * numbers(alone)[0][1], rel=1e-4)
+
+
+def test_accumulation_and_averages_are_those_of_one_process(tmp_path):
+    settings = {"grad_accum_steps": 4, "model_ema": True, "max_steps": 12}
+    one = run(1, tmp_path / "one", **settings)
+    two = run(2, tmp_path / "two", **settings)
+    assert order(one) == order(two)
+    apart = [abs(a[0] - b[0]) for a, b in zip(numbers(one).values(), numbers(two).values(),
+                                              strict=True)]  # fmt: skip
+    assert max(apart) <= 1e-5
+    assert two[0]["bits"] == two[1]["bits"] != one[0]["bits"]
+    ours, theirs = (read_state(newest_state(tmp_path / name / "state")[0])[1]["ema"]
+                    for name in ("one", "two"))  # fmt: skip
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-3
+
+
+def test_four_parts_of_a_batch_are_the_same_however_processes_and_micro_batches_make_them(tmp_path):
+    """Mixing and dropout are drawn by a part's place in the whole batch."""
+    spec = {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.2}
+    settings = {"spec": spec, "mixup": 0.8, "cutmix": 1.0, "max_steps": 2}
+    one, two = (
+        numbers(run(size, tmp_path / str(size), grad_accum_steps=4 // size, **settings))
+        for size in (1, 2)
+    )
+    assert [two[step][0] for step in (0, 1)] == pytest.approx(
+        [one[step][0] for step in (0, 1)], abs=1e-5
+    )
+
+
+def counted(pictures: int):
+    """A split whose pictures say their own number, and a model that is right about some of them."""
+    images = np.zeros((pictures, 4, 4, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(pictures)
+    labels = np.arange(pictures) % 7
+    split = ArraySplit(images, labels, "numbers")
+    logits = torch.randn(256, 7, generator=torch.Generator().manual_seed(1))
+
+    def forward(batch):
+        return logits[(batch[:, 0, 0, 0] * 255).round().long()]
+
+    return split, forward
+
+
+@pytest.mark.parametrize("pictures", [101, 3, 1])
+def test_evaluation_counts_every_picture_once(pictures):
+    split, forward = counted(pictures)
+    alone = evaluate(forward, split, GREY, num_classes=7, batch_size=16)
+    measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, batch_size=16,
+                                              world=world))  # fmt: skip
+    first, second = together(2, measure)
+    assert first == second
+    assert first["pictures"] == pictures
+    assert first["top1"] == pytest.approx(alone["top1"], abs=1e-9)
+    assert first["top5"] == pytest.approx(alone["top5"], abs=1e-9)
+    assert first["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("rank", "images"), [(0, 3), (1, 2)])
+def test_a_model_in_parts_is_called_equally_often_by_every_process(rank, images):
+    split, forward = counted(5)
+    calls = []
+
+    def noted(batch):
+        calls.append(len(batch))
+        return forward(batch)
+
+    made = outputs(noted, split, GREY, batch_size=1, world=World(rank, 2), collective=True)
+    assert len(list(made)) == images
+    assert len(calls) == 3
+
+
+def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_path, monkeypatch):
+    def noted(model, world):
+        if not fsdp.has_shards(model):  # by the other run
+            return model
+        assert all(fsdp.is_sharded(p) for p in model.parameters())  # after evaluation, too
+        with (tmp_path / f"gathered-{world.rank}").open("a") as file:
+            file.write("x")
+        return fsdp.whole_model(model, world)
+
+    monkeypatch.setattr(trainer, "whole_model", noted)
+    settings = {"epochs": 2, "model_ema": True, "max_steps": 40, "warmup_epochs": 0.5}
+    whole, parts = (run(2, tmp_path / parallel, parallel=parallel, **settings)
+                    for parallel in ("ddp", "fsdp"))  # fmt: skip
+    assert [one["error"] for one in parts] == [None, None]
+    for split in ("val", "test"):
+        ours, theirs = (found[0]["metrics"][split] for found in (parts, whole))
+        assert ours == pytest.approx(theirs, abs=1e-3)
+    again = vitkit.evaluate(tmp_path / "fsdp" / "weights" / "best.safetensors", "digits")
+    assert again["loss"] == pytest.approx(parts[0]["metrics"]["test"]["loss"], abs=1e-6)
+    assert (tmp_path / "gathered-1").read_text() == "xx"
+
+
+def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
+    """The control of the test above: 101 pictures padded to 51 for each of two processes."""
+    split, forward = counted(101)
+    alone = evaluate(forward, split, GREY, num_classes=7)
+    made = EvaluationBatches.__init__
+
+    def padded(self, *args, **settings):
+        made(self, *args, **settings)
+        self._mine = [*self._mine, 0][:51]
+
+    monkeypatch.setattr(EvaluationBatches, "__init__", padded)
+    measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, world=world))
+    found = together(2, measure)[0]
+    assert found["pictures"] == 102
+    assert found["loss"] != pytest.approx(alone["loss"], abs=1e-6)
+
+
+def poisoned(where: str, rank: int, step: int) -> type[Recorder]:
+    """A loop in which one process meets a number that is not finite."""
+
+    class Poisoned(Recorder):
+        def _step(self, engine, batch):
+            if self.progress.step == step and self.world.rank == rank:
+                weight = self.model.head.weight
+                if where == "input":
+                    embed = self.model.patch_embed
+                    embed.register_forward_hook(lambda module, given, made: made / 0)
+                elif where in ("loss", "mixed"):
+                    head = self.model.head
+                    head.register_forward_hook(lambda module, given, made: made * float("nan"))
+                elif where == "gradient":
+                    weight.register_hook(lambda gradient: gradient * float("inf"))
+                else:
+                    with torch.no_grad():
+                        weight[0, 0] = float("nan")
+            return super()._step(engine, batch)
+
+    return Poisoned
+
+
+def check_poisoned(output: Path, where: str, rank: int, step: int, **settings) -> None:
+    found = run(2, output, poisoned(where, rank, step), save_every=5, **settings)
+    errors = [one["error"] for one in found]
+    assert errors[0] == errors[1]
+    kind, text, code = errors[0]
+    assert (kind, code) == ("NonFiniteError", 3)
+    assert f"at step {step} " in text
+    assert [len(one["steps"]) for one in found] == [step + 1] * 2
+    if where != "gradient":  # that is everywhere before it can be looked at
+        split = make_plan(config_of(output)).dataset.splits["train"]
+        named = ", ".join(split.name(picture) for picture in found[rank]["steps"][-1][1][:3])
+        assert f" on rank {rank} " in text
+        assert f"pictures {named} ..." in text
+    for path in [*(output / "state").rglob("*.safetensors"), *(output / "weights").glob("*")]:
+        assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
+    assert newest_state(output / "state")[0].name == f"step-{step // 5 * 5:08d}"
+
+
+@pytest.mark.parametrize(("where", "rank"), [("loss", 1), ("gradient", 1)])
+def test_a_number_that_is_not_finite_on_one_process_stops_all(tmp_path, where, rank):
+    """T15, two of its places."""
+    check_poisoned(tmp_path / "run", where, rank, step=7)
+
+
+def stopping(rank: int, step: int) -> type[Recorder]:
+    class Stopping(Recorder):
+        def _step(self, engine, batch):
+            if self.progress.step == step and self.world.rank == rank:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super()._step(engine, batch)
+
+    return Stopping
+
+
+DROPOUT = {"spec": {"depth": 1, "width": 32, "patch_size": 2, "drop_path": 0.2}, "max_steps": 25}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> str:
+    """The hash that two processes end with when nothing happens to them."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    run(2, output, **DROPOUT)
+    return run_hash(newest_state(output / "state")[0])
+
+
+@pytest.mark.parametrize("step", [8, 19])
+def test_a_signal_to_one_process_stops_all_at_the_same_step(straight, tmp_path, step):
+    """T12, in mid-epoch and in an epoch's last step; what is resumed ends with the same bits."""
+    stopped = run(2, tmp_path / "run", stopping(1, step), **DROPOUT)
+    assert [one["error"][2] for one in stopped] == [143, 143]
+    assert f"stopped at step {step + 1} of 60" in stopped[0]["error"][1]
+    assert stopped[0]["error"] == stopped[1]["error"]
+    assert newest_state(tmp_path / "run" / "state")[0].name == f"step-{step + 1:08d}"
+    run(2, tmp_path / "run", resume=str(tmp_path / "run"), **DROPOUT)
+    assert run_hash(newest_state(tmp_path / "run" / "state")[0]) == straight
+
+
+def test_a_disk_that_refuses_the_first_process_stops_all_with_its_words(tmp_path, monkeypatch):
+    def refused(final, registry, shards=None):
+        raise OSError(errno.EROFS, "no")
+
+    monkeypatch.setattr(save, "_write", refused)
+    first, second = (one["error"] for one in run(2, tmp_path / "run", save_every=4))
+    assert first == second
+    assert first[0] == "OutputError"
+    assert "the file system is read-only" in first[1]
+    assert first[2] == 2
+
+
+def test_a_head_that_is_not_read_keeps_nobody_waiting(tmp_path):
+    spec = {"depth": 1, "width": 32, "patch_size": 2, "distillation_token": True}
+    settings = {"spec": spec | {"distilled_readout": "cls"}, "max_steps": 4}
+    one, two = (run(size, tmp_path / str(size), **settings) for size in (1, 2))
+    assert [found["error"] for found in two] == [None, None]
+    pairs = zip(numbers(one).values(), numbers(two).values(), strict=True)
+    assert max(abs(ours[0] - theirs[0]) for ours, theirs in pairs) <= 1e-5
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_would(tmp_path):
+    config = config_of(tmp_path / "run", grad_accum_steps=2)
+    with pytest.raises(SettingError, match=(
+        r"batch_size 64 does not divide by 3 processes x 2 accumulation steps; take 60 or 66, or "
+        r"one of 1, 2, 4, 8, 16, 32 processes"
+    )):  # fmt: skip
+        make_plan(config, World(0, 3))
+    assert make_plan(config, World(1, 4)).steps[0].pixels.shape[0] == 16
+
+
+def test_muon_refuses_parts_of_weights_with_what_would_do(tmp_path):
+    config = config_of(tmp_path / "run", opt="muon", parallel="fsdp")
+    with pytest.raises(SettingError, match=r"pass --parallel ddp or --opt adamw$"):
+        make_plan(config, World(size=2))
+    make_plan(config)  # one process has whole matrices
+
+
+@pytest.mark.soak
+def test_parts_of_the_weights_make_the_same_run_and_any_number_goes_on(alone, tmp_path):
+    """FSDP2 with averages and accumulation: sharded states, whole weights, resumed by one."""
+    settings = {"parallel": "fsdp", "model_ema": True, "grad_accum_steps": 2}
+    output = tmp_path / "run"
+    first = run(2, output, max_steps=25, save_every=10, **settings)
+    assert [one["error"] for one in first] == [None, None]
+    straight = numbers(alone)
+    assert max(abs(found[0] - straight[step][0]) for step, found in numbers(first).items()) <= 1e-5
+    state = newest_state(output / "state")[0]
+    assert state.name == "step-00000025"
+    names = {path.relative_to(state).as_posix() for path in state.rglob("*.safetensors")}
+    assert {"model.shards/shard-00001-model-00001-of-00001.safetensors",
+            "optimizer.shards/shard-00002-model-00001-of-00001.safetensors",
+            "ema.shards/shard-00002-model-00001-of-00001.safetensors",
+            "optimizer.safetensors"} <= names  # fmt: skip
+    tensors = read_state(state)[1]
+    assert set(tensors["optimizer"]["0.step"].flatten().tolist()) == {25.0}
+    last = load_file(output / "weights" / "last.safetensors")
+    assert all(torch.equal(tensors["ema"][name], value) for name, value in last.items())
+    again = {"resume": str(output), "model_ema": True, "grad_accum_steps": 2}
+    second = run(1, output, max_steps=35, **again)
+    third = run(2, output, max_steps=45, parallel="fsdp", **again)
+    for part in (second, third):
+        assert (
+            max(abs(found[0] - straight[step][0]) for step, found in numbers(part).items()) < 2e-5
+        )
+    shard = next(newest_state(output / "state")[0].glob("model.shards/*2-model*"))
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 1
+    shard.write_bytes(content)
+    assert "model.shards/shard-00002" in (damage(shard.parent.parent) or "")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("step", [7, 9])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("where", ["input", "loss", "gradient", "parameter", "mixed"])
+def test_any_number_that_is_not_finite_on_one_process_stops_all(tmp_path, where, rank, step):
+    """T15: 20 trials, on steps that are logged and on others."""
+    amp = {"amp": "bfloat16"} if where == "mixed" else {}
+    check_poisoned(tmp_path / "run", where, rank, step, log_interval=5, **amp)
+
+
+@pytest.mark.soak
+def test_four_processes_make_the_same_run(alone, tmp_path):
+    parts = elastic(tmp_path / "run", (4, 1, 4))
+    found = {step: pictures for part in parts for step, pictures in order(part).items()}
+    assert json.dumps(found) == json.dumps(order(alone))
+
+
+def test_several_processes_cannot_all_have_one_device():
+    with pytest.raises(DeviceError, match="cuda:3 is one device, and 2 processes take one each"):
+        World(0, 2, local_size=2).device(torch.device("cuda:3"))

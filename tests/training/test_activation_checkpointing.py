@@ -1,0 +1,153 @@
+"""Memory: gradient checkpointing, which keeps less of it, and what is said when it runs out."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import vitkit
+from vitkit.errors import SettingError
+from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
+
+SMALL = {"image_size": 32, "patch_size": 4, "width": 64, "depth": 4, "num_heads": 4,
+         "mlp_width": 256, "num_classes": 5, "layer_scale": 0.5}  # fmt: skip
+ROOM = 200 << 20
+"""Bytes that a training run gets, less than one step of the whole batch takes."""
+DROPOUTS = {"attention_dropout": 0.2, "mlp_dropout": 0.2, "drop_path": 0.3}
+
+
+class Operations(TorchDispatchMode):
+    """Counts every operation, those of the backward pass too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count[operation.overloadpacket.__name__] += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def gradients(recompute: str | None, **fields: object) -> tuple[dict[str, torch.Tensor], Counter]:
+    torch.manual_seed(0)
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | fields, initialisation="timm")).train()
+    checkpoint_gradients(model, recompute)
+    images = torch.randn(3, 3, 32, 32)
+    with Operations() as seen:
+        model(images).square().sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}, seen.count
+
+
+@pytest.mark.parametrize("recompute", ["block", "norm_and_activation"])
+@pytest.mark.parametrize(
+    "fields",
+    [DROPOUTS, {"positions": "rope", "norm": "rms", "mlp": "swiglu_packed", "activation": "silu"}],
+)
+def test_gradients_are_the_same_bit_for_bit(recompute, fields):
+    expected, _ = gradients(None, **fields)
+    made, _ = gradients(recompute, **fields)
+    for name, gradient in expected.items():
+        assert torch.equal(made[name], gradient), name
+
+
+def test_what_is_computed_again_is_what_the_name_says():
+    (_, plain), (_, block), (_, cheap) = (
+        gradients(how) for how in (None, "block", "norm_and_activation")
+    )
+    assert plain["gelu"] == 4
+    assert block["gelu"] == cheap["gelu"] == 8
+    assert cheap["native_layer_norm"] >= 2 * plain["native_layer_norm"] - 1  # the last is outside
+    assert block["addmm"] >= plain["addmm"] + 3 * 4  # qkv, proj, fc1; fc2's result is not needed
+    assert cheap["addmm"] == plain["addmm"]
+
+
+def kept(recompute: str | None) -> int:
+    """Numbers that autograd keeps between the passes, outside of parameters."""
+    model = checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)).train(), recompute)
+    own = {p.data_ptr() for p in model.parameters()}
+    seen: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        made = model(torch.randn(8, 3, 32, 32))
+    del made
+    return sum(seen.values())
+
+
+def test_whole_blocks_keep_a_small_part():
+    assert kept("block") < 0.25 * kept(None)
+
+
+def test_an_unknown_way_is_named():
+    with pytest.raises(SettingError, match="'blocks' is none of block, norm_and_activation; did"):
+        checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)), "blocks")
+
+
+def test_a_record_still_works_and_evaluation_is_unchanged():
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL)).eval()
+    images = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        before = model(images)
+        assert torch.equal(checkpoint_gradients(model, "block")(images), before)
+    record = vitkit.Record(attention=[1], gradients=True)
+    model(images, record).sum().backward()
+    assert record.attention[1].grad is not None
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from vitkit import cli
+room, output, *words = sys.argv[1:]
+first = [*words, f"--output={output}/first", "--spec.width=16", "--spec.num-heads=1"]
+assert cli.run([*first, "--batch-size=64", "--grad-accum-steps=1"]) == 0
+held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + int(room)
+resource.setrlimit(resource.RLIMIT_AS, (held, held))
+sys.exit(cli.run([*words, f"--output={output}/limited"]))
+"""
+"""A small run imports all there is to import; then the real one gets so many bytes more."""
+
+
+def limited(room: int, words: list[str], output: Path) -> tuple[int, str]:
+    """Exit code and last words of a command in a fresh process with `room` bytes to spare."""
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(room), str(output), *words],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stderr
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
+def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
+    """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""
+    words = ["train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1",
+             "--quiet", "--batch-size=1024", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
+             "--spec.patch-size=1"]  # fmt: skip
+    code, said = limited(ROOM, words, tmp_path / "whole")
+    assert code == 2, said
+    line = said.splitlines()[-1]
+    found = re.fullmatch(
+        r"vitkit: cpu is out of memory at 1024 pictures at once; (\d+) fitted; pass "
+        r"--grad-accum-steps (\d+), or lower --batch-size, --img-size or the model", line,
+    )  # fmt: skip
+    assert found, line
+    fitted, parts = map(int, found.groups())
+    assert fitted * parts == 1024
+    assert fitted >= 32  # what the failed attempts held is free again
+    # The trial leaves out summed gradients and the optimizer's state: half as many fit for certain.
+    code, said = limited(ROOM, [*words, f"--grad-accum-steps={2 * parts}"], tmp_path / "parts")
+    assert code == 0, said

@@ -1,0 +1,285 @@
+"""`--auto`: what is tried, when it stops, what it leaves, and which budgets it takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+
+import numpy as np
+import pytest
+from PIL import Image
+from training.starts import SPEC, a_checkpoint, train
+
+import vitkit
+from vitkit.cli import run as command
+from vitkit.data.sources.open import ArraySplit, open_dataset, with_validation
+from vitkit.errors import Interrupted, NonFiniteError, SettingError
+from vitkit.training.auto.auto import _ground, climb
+from vitkit.training.auto.candidates import Candidate, Ground, Pace, Steps, lasting, within
+from vitkit.training.auto.heuristics import SIZES, Looks, batch_of, scratch_settings
+from vitkit.training.auto.search import Climb, Outcome, seconds_of
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.interrupts import left_at_once, stop_flag
+from vitkit.training.recipes.small import digits
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.setup import make_plan
+
+
+class Ticks:
+    """A clock on which everything takes as long: a tick for every look at it."""
+
+    def __init__(self, tick: float) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+class Fake:
+    """A rung that has some of 40 validation pictures wrong."""
+
+    def __init__(self, name, wrong, *, weights=True, least=1.0, raises=None):
+        self.name, self.wrong, self.leaves_weights = name, wrong, weights
+        self._least, self._raises, self.ran = least, raises, False
+
+    def least(self):
+        return self._least
+
+    def run(self, folder, seconds):
+        self.ran = True
+        if self._raises is not None:
+            raise self._raises
+        right = np.ones(40, bool)
+        right[: self.wrong] = False
+        best = folder.with_suffix(".safetensors") if self.leaves_weights else None
+        if best is not None:
+            best.write_text(self.name)
+        return Outcome(self.name, "a fake", 1, right, best, 1.0)
+
+
+def climbing(folder, budget=100.0):
+    return Climb(RunFolder(folder), "fakes", budget, lambda line: None, Ticks(0.0), 0.0)
+
+
+def auto(data, output, tick=0.01, **settings):
+    asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True} | settings
+    return climb(TrainConfig(data=str(data), auto=True, output=str(output), **asked), Ticks(tick))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """200 colour pictures of two classes, bright ones and dark ones, no two alike."""
+    root, rng = tmp_path_factory.mktemp("auto") / "pictures", np.random.default_rng(0)
+    for name, low in (("dark", 0), ("light", 130)):
+        (root / name).mkdir(parents=True)
+        for number in range(100):
+            pixels = rng.integers(low, low + 120, (12, 10, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{number}.png")
+    return root
+
+
+@pytest.mark.parametrize(
+    "budget", ["10 parsecs", "0", "0s", "-5m", "ten minutes", "10", "", "1h30"]
+)
+def test_a_budget_that_is_no_time_is_refused(budget, tmp_path):
+    with pytest.raises(SettingError, match="10m"):
+        vitkit.train("digits", auto=True, budget=budget, output=str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_budgets_are_read():
+    assert [seconds_of(text) for text in ("90s", "10m", "1.5h", "2 m")] == [90, 600, 5400, 120]
+
+
+def test_a_rung_that_does_not_pay_is_the_last(tmp_path):
+    rungs = [Fake("floor", 5, weights=False), Fake("a", 20), Fake("b", 10), Fake("c", 9),
+             Fake("d", 0)]  # fmt: skip
+    climbed = climbing(tmp_path)
+    assert climbed.up(rungs).name == "b"
+    assert [rung.ran for rung in rungs] == [True, True, True, True, False]
+    assert climbed.stopped == "c does not pay"
+    assert RunFolder(tmp_path).best.read_text() == "b"
+    told = json.loads(RunFolder(tmp_path).ladder.read_bytes())
+    assert [row["pays"] for row in told["rungs"]] == [None, False, True, False]
+    assert [row["compared_with"] for row in told["rungs"]] == [None, "floor", "a", "b"]
+    assert told["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 pictures, all for b
+    assert told["rungs"][2]["validation"]["top1"] == 0.75
+    assert told["winner"] == "b"
+
+
+def test_nothing_is_tried_that_could_not_be_told_to_pay(tmp_path):
+    few, more = [Fake("a", 3), Fake("b", 0)], [Fake("a", 6), Fake("b", 0)]
+    assert climbing(tmp_path).up(few).name == "a"
+    assert not few[1].ran  # 0.075 to win, and the interval is 0.087 wide to either side
+    assert climbing(tmp_path).up(more).name == "b"  # 6 of 6: McNemar's p = 0.03125
+
+
+def test_a_rung_that_does_not_fit_is_not_begun(tmp_path):
+    rungs = [Fake("a", 20), Fake("b", 0, least=101.0)]
+    climbed = climbing(tmp_path)
+    assert climbed.up(rungs).name == "a"
+    assert "needs 101 s at least, and 100 s are left" in climbed.stopped
+    assert not rungs[1].ran
+
+
+def test_divergence_ends_the_climb_and_keeps_what_there_is(tmp_path):
+    bad = Fake("b", 0, raises=NonFiniteError("the loss is nan"))
+    assert climbing(tmp_path).up([Fake("a", 20), bad]).name == "a"
+    with pytest.raises(NonFiniteError):
+        climbing(tmp_path).up([Fake("floor", 5, weights=False), bad])
+
+
+def test_a_signal_keeps_what_is_done(tmp_path):
+    stopped = Fake("b", 0, raises=Interrupted(signal.SIGTERM, "stopped at step 3"))
+    with pytest.raises(Interrupted, match="a, is kept") as caught:
+        climbing(tmp_path).up([Fake("a", 20), stopped])
+    assert caught.value.signum == signal.SIGTERM
+    assert RunFolder(tmp_path).best.read_text() == "a"
+    told = json.loads(RunFolder(tmp_path).ladder.read_bytes())
+    assert (told["stopped"], told["winner"]) == ("SIGTERM", "a")
+
+
+def test_a_signal_that_nobody_has_looked_at_is_handed_on():
+    with pytest.raises(Interrupted, match="SIGTERM"), left_at_once(), stop_flag():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted, match="SIGINT"), left_at_once():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_digits_from_noise(tmp_path):
+    done = auto("digits", tmp_path / "run", budget="2s")
+    told = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in told["rungs"]] == ["neighbours", "scratch"]
+    assert told["rungs"][0]["validation"]["top1"] > 0.9
+    assert done.best == done.run / "weights" / "best.safetensors"
+    model = vitkit.load(done.best)
+    trained = sum(p.numel() for p in model.model.parameters())
+    assert [row["trained"] for row in told["rungs"]] == [0, trained]
+    for split, row in (("val", told["rungs"][1]["validation"]), ("test", told["test"])):
+        found = vitkit.evaluate(done.best, "digits", split=split, device="cpu")
+        kept = {name: row[name] for name in ("top1", "top1_low", "top1_high", "pictures")}
+        assert kept == pytest.approx({name: found[name] for name in kept})
+    assert done.metrics["test"] == model.metadata["metrics"]["test"] == told["test"]
+    rung = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
+    assert "test" not in rung.metadata["metrics"]  # looked at once, by the winner
+    said = (done.run / "train.log").read_text()
+    assert "no flips" in said
+    assert f"{told['test']['top1']:.4f}" in said
+
+
+def test_two_hundred_pictures_with_weights(pictures, tmp_path):
+    a_checkpoint(tmp_path / "start.safetensors", in_channels=3)
+    start = tmp_path / "start.safetensors"
+    how = {"tick": 0.001, "budget": "0.5s", "pretrained": start, "compile": True}
+    done = auto(pictures, tmp_path / "run", **how)
+    told = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in told["rungs"]][:2] == ["neighbours", "linear"]
+    assert told["rungs"][1]["trained"] == 2 * 17
+    assert told["winner"] == "linear"
+    assert "too few" in done.stopped  # bright and dark are told apart without training
+    found = vitkit.evaluate(done.best, pictures, device="cpu")
+    assert found["top1"] == pytest.approx(told["test"]["top1"])
+    (said, *_) = vitkit.Predictor.from_checkpoint(done.best)([pictures / "dark" / "0.png"])
+    assert said.label in ("dark", "light")
+
+
+def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
+    a_checkpoint(tmp_path / "start.safetensors")
+    start = tmp_path / "start.safetensors"
+    done = auto("digits", tmp_path / "run", tick=0.001, budget="0.5s", pretrained=start)
+    told = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in told["rungs"]] == ["neighbours", "linear", "finetune"]
+    config = (done.run / "finetune" / "config.yaml").read_text()
+    assert "layer_decay: 0.75" in config
+    assert re.search(r"flip: 0(\.0)?$", config, re.MULTILINE)
+
+
+def test_a_budget_too_small_is_refused_with_one_that_works(tmp_path):
+    with pytest.raises(SettingError, match="too small for one epoch of scratch") as caught:
+        auto("digits", tmp_path / "run", tick=0.1, budget="1s")
+    assert not (tmp_path / "run").exists()
+    (least,) = re.findall(r"--budget (\d+s)", str(caught.value))
+    done = auto("digits", tmp_path / "run", tick=0.1, budget=least)
+    assert done.best.exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"epochs": 3, "lr": 0.1}, "epochs, lr; leave them out"), ({"resume": "run"}, "no --resume"),
+     ({"model": "vit_tiny_patch16_224"}, "decides model; leave it out"),
+     ({"val_fraction": 0.0}, "set val_fraction")],
+)  # fmt: skip
+def test_what_auto_does_not_take(settings, said, tmp_path):
+    with pytest.raises(SettingError, match=said):
+        auto("digits", tmp_path / "run", **settings)
+
+
+def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
+    assert command(["train", "digits", "--auto", "--budget", "10 parsecs"]) == 2
+    assert command(["train", "digits", "--budget", "10m", "--output", str(tmp_path / "r")]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "10 parsecs" in first
+    assert "is for --auto" in second
+
+
+def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
+    done = train(tmp_path / "run", within(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
+    assert done.stopped == "epoch 1, as the time is over"
+    assert done.best.exists()
+
+
+def a_ground(tick: float, **settings: object) -> Ground:
+    usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
+    return _ground(usual | settings, lambda line: None, Ticks(tick))
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
+def test_a_rung_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
+    """Told that an epoch takes no time, where it takes one look at the clock, a second."""
+    ground = a_ground(1.0, amp="off")
+    settings = digits() | {"batch_size": 256, "spec": SPEC}
+    plan = make_plan(ground.config(settings, lasting(settings, 1)))
+    pace = Pace(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
+    rung = Steps(ground, "scratch", "from noise", [Candidate(settings)], lambda steps: 3)
+    rung._paces[0] = plan, pace
+    assert rung.run(tmp_path / "run", seconds).what.endswith(f"2 blocks, {said}")
+
+
+def test_what_the_user_set_wins_over_a_recipe_and_not_over_what_a_rung_needs():
+    ground = a_ground(0.0, amp="bfloat16", balance=True)
+    assert digits()["amp"] == "off"
+    assert ground.config(digits()).amp == "bfloat16"
+    assert a_ground(0.0).config(digits()).amp == "off"
+    assert ground.config(digits()).balance
+    assert not ground.config(digits(), balance=False).balance
+
+
+def test_the_test_split_can_stay_closed(tmp_path):
+    assert set(train(tmp_path / "run", epochs=1, test=False, spec=SPEC).metrics) == {"val"}
+
+
+@pytest.mark.parametrize("side", [1, 8, 28, 32, 53, 64, 500])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_size_is_a_model_for_every_picture(size, side):
+    settings = scratch_settings(size, Looks(side, alike=True, colour=side > 30))
+    made = TrainConfig(data="digits", **settings)
+    spec = vitkit.create_model(made.model, **made.spec).spec
+    assert spec.in_channels == (3 if side > 30 else 1)
+    assert max(spec.image_size) <= 64
+    assert (made.flip > 0) == (side > 30)
+
+
+def test_pictures_are_looked_at(pictures):
+    grey = with_validation(open_dataset("digits"), 0.1).splits["train"]
+    assert Looks.of(grey) == Looks(8, alike=True, colour=False)
+    assert Looks.of(open_dataset(pictures).splits["train"]) == Looks(10, alike=False, colour=True)
+    one = ArraySplit(np.full((3, 9, 9, 3), 7, np.uint8), np.zeros(3, np.int64), "grey in colour")
+    assert not Looks.of(one).colour
+
+
+def test_batches_leave_an_epoch_some_steps():
+    assert [batch_of(n, 128) for n in (5, 64, 200, 1294, 60_000)] == [5, 8, 16, 128, 128]

@@ -1,0 +1,496 @@
+"""Distillation: the papers' equations, whose parameters are whose, and what a run keeps."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peers import peer
+from torch import nn
+from training import worlds
+from training.tiny_runs import end_of, run
+
+import vitkit
+from vitkit.errors import CheckpointError, Interrupted, SettingError
+from vitkit.training.distillation import teacher_targets
+from vitkit.training.distillation.teacher import Teacher, brought
+from vitkit.training.train import TrainResult
+from vitkit.training.trainer import Trainer
+
+SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
+         "mlp_width": 32, "num_classes": 5}  # fmt: skip
+T, ALPHA = 4.0, 0.3
+
+
+def small(seed: int = 0, **fields) -> vitkit.ViT:
+    torch.manual_seed(seed)
+    model = vitkit.ViT(vitkit.ViTSpec(**SMALL | fields))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+class Convolutions(nn.Module):
+    """Anybody's model, with batch statistics that must not move."""
+
+    def __init__(self, classes: int = 5, channels: int = 3) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5)
+        )
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, images):
+        return self.head(self.layers(images).mean((2, 3)))
+
+
+class Bound(nn.Module):
+    """A model of one size."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__()
+        self.model = small(**fields)
+
+    def forward(self, images):
+        if images.shape[-1] != 8:
+            raise ValueError("of 8 x 8 alone")
+        return self.model(images)
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(6, 3, 8, 8, generator=generator), torch.arange(6) % 5
+
+
+def log_softmax(z):
+    return z - z.exp().sum(1, keepdim=True).log()
+
+
+def cross_entropy(z, labels):
+    return -log_softmax(z)[range(len(labels)), labels].mean()
+
+
+@pytest.mark.parametrize("token", [True, False])
+@pytest.mark.parametrize("hard", [True, False])
+def test_the_loss_is_the_papers(batch, token, hard):
+    """DeiT's Eq. 2 and 3 on the wrapper's own logits; with one head it learns both."""
+    images, labels = batch
+    student, teacher = small(distillation_token=token), Convolutions()
+    loss = vitkit.DistillWrapper(student, teacher, T, ALPHA, hard)(images, labels)
+    z_t = teacher.eval()(images)
+    if token:
+        z_s, z_d = student.forward_heads(student.forward_features(images))
+        assert not torch.allclose(z_s, z_d)
+    else:
+        z_s = z_d = student(images)
+    if hard:
+        part = cross_entropy(z_d, z_t.argmax(1))
+    else:
+        p, q = log_softmax(z_t / T), log_softmax(z_d / T)
+        part = T**2 * (p.exp() * (p - q)).sum(1).mean()
+    assert loss.item() == pytest.approx(
+        ((1 - ALPHA) * cross_entropy(z_s, labels) + ALPHA * part).item(), rel=1e-5
+    )
+
+
+def test_a_student_that_says_the_same_has_nothing_to_learn(batch):
+    teacher = small()
+    wrapper = vitkit.DistillWrapper(copy.deepcopy(teacher), teacher, alpha=1.0)
+    assert wrapper(*batch).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_teacher_is_only_asked(batch):
+    """In eval mode whatever is called, no gradient, no statistics moved, in nobody's state."""
+    student, teacher = small(distillation_token=True), Convolutions()
+    before = copy.deepcopy(teacher.state_dict())
+    wrapper = vitkit.DistillWrapper(student, teacher).train()
+    teacher.train()
+    losses = [wrapper(*batch) for _ in range(2)]
+    losses[0].backward()
+    assert losses[0] == losses[1], "the teacher drops units"
+    assert all(torch.equal(v, before[k]) for k, v in teacher.state_dict().items())
+    assert all(p.grad is None for p in teacher.parameters())
+    assert all(p.grad is not None for p in student.parameters())
+    assert {id(p) for p in wrapper.parameters()} == {id(p) for p in student.parameters()}
+    assert set(wrapper.state_dict()) == {f"student.{name}" for name in student.state_dict()}
+
+
+def test_token_and_head_are_the_student_s_and_are_saved(batch, tmp_path):
+    student = small(distillation_token=True)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    before = copy.deepcopy(student.state_dict())
+    vitkit.DistillWrapper(student, Convolutions())(*batch).backward()
+    optimizer.step()
+    path = vitkit.save(tmp_path / "s.safetensors", student, preprocess=vitkit.Preprocess())
+    stored = vitkit.load(path).model.state_dict()
+    for name in ("dist_token", "head_dist.weight", "head_dist.bias"):
+        assert not torch.equal(stored[name], before[name])
+
+
+def test_the_teacher_moves_along():
+    teacher = Convolutions()
+    vitkit.DistillWrapper(small(), teacher).to(torch.float64)
+    assert teacher.head.weight.dtype == torch.float64
+
+
+def test_what_is_set_wrong_is_named(batch):
+    with pytest.raises(SettingError, match="alpha"):
+        vitkit.DistillWrapper(small(), small(), alpha=1.5)
+    with pytest.raises(SettingError, match="temperature"):
+        vitkit.DistillWrapper(small(), small(), temperature=0.0)
+    with pytest.raises(SettingError, match="the teacher tells 7 classes apart and the student 5"):
+        vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
+    with pytest.raises(SettingError, match=r"returns a tensor \(6, 4, 6, 6\); expected logits"):
+        vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
+    with pytest.raises(CheckpointError, match=r"the teacher cannot be read: .*nowhere"):
+        vitkit.DistillWrapper(small(), "nowhere.safetensors")
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, nn.Sequential])
+def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
+    with pytest.raises(SettingError, match="two heads of the student cannot be reached through"):
+        vitkit.DistillWrapper(wrap(small(distillation_token=True)), small())(*batch)
+    assert vitkit.DistillWrapper(wrap(small()), small())(*batch).isfinite()
+
+
+def test_pictures_are_brought_to_what_the_teacher_wants():
+    """The same picture normalised by either side, at either size, in either number of channels."""
+    grey = vitkit.Preprocess(image_size=8, mean=(0.3,), std=(0.2,))
+    colour = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.1, 0.2, 0.4))
+    unit = torch.full((2, 1, 8, 8), 0.7)
+    theirs = brought((unit - 0.3) / 0.2, grey, colour)
+    assert theirs.shape == (2, 3, 16, 16)
+    expected = (0.7 - torch.tensor(colour.mean)) / torch.tensor(colour.std)
+    torch.testing.assert_close(theirs, expected.view(3, 1, 1).expand(2, 3, 16, 16))
+    torch.testing.assert_close(brought(theirs, colour, grey), (unit - 0.3) / 0.2)
+    red = (torch.tensor([1.0, 0, 0]) - torch.tensor(colour.mean)) / torch.tensor(colour.std)
+    assert brought(red.view(1, 3, 1, 1), colour, grey.replace(image_size=1)).item() == (
+        pytest.approx((0.299 - 0.3) / 0.2, abs=1e-5)
+    )
+
+
+def test_a_checkpoint_s_own_preprocess_is_used(batch, tmp_path):
+    model = small(1, image_size=12)
+    its = vitkit.Preprocess(image_size=12, mean=(0.2, 0.3, 0.4), std=(0.3, 0.3, 0.3))
+    path = vitkit.save(tmp_path / "teacher.safetensors", model, preprocess=its)
+    seen = vitkit.Preprocess(image_size=8)
+    loss = vitkit.DistillWrapper(small(), path, alpha=1.0, preprocess=seen)(*batch)
+    moved = vitkit.DistillWrapper(small(), Teacher(model, its), alpha=1.0, preprocess=seen)(*batch)
+    assert loss == moved
+    with pytest.warns(UserWarning, match="pass preprocess="):
+        vitkit.DistillWrapper(small(), path)
+
+
+def timm_teacher() -> nn.Module:
+    return peer("timm").create_model("resnet10t", num_classes=5)
+
+
+def torchvision_teacher() -> nn.Module:
+    return peer("torchvision.models", "mobilenet_v3_small")(num_classes=5)
+
+
+def transformers_teacher() -> nn.Module:
+    config, model = peer("transformers", "ViTConfig", "ViTForImageClassification")
+    return model(config(image_size=32, patch_size=16, hidden_size=16, num_hidden_layers=1,
+                        num_attention_heads=2, intermediate_size=16, num_labels=5))  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [timm_teacher, torchvision_teacher, transformers_teacher])
+def test_other_libraries_teach(make, batch):
+    _, labels = batch
+    images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    teacher = make()
+    said = teacher.eval()(images)
+    said = getattr(said, "logits", said)
+    seen = vitkit.Preprocess(image_size=32)
+    source = Teacher(teacher, seen)
+    loss = vitkit.DistillWrapper(
+        small(image_size=32), source, alpha=1.0, preprocess=seen, hard=True
+    )
+    student = small(image_size=32)(images)
+    assert loss(images, labels).item() == pytest.approx(
+        cross_entropy(student, said.argmax(1)).item(), rel=1e-4
+    )
+
+
+def test_timm_says_what_its_pictures_become():
+    teacher = Teacher.of(timm_teacher())
+    assert teacher.preprocess is not None
+    assert teacher.preprocess.mean == (0.485, 0.456, 0.406)
+    assert teacher.preprocess.image_size == (176, 176)
+
+
+def test_timm_s_module_wants_the_size_that_it_was_built_for():
+    model = peer("timm").create_model(
+        "vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=10, depth=1
+    )
+    assert model.pretrained_cfg["input_size"] == (3, 224, 224)
+    source = Teacher.of(model)
+    assert source.preprocess.image_size == (32, 32)
+    student, digits = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,)), tuple("0123456789")
+    teacher, said = source.for_classes(digits, student, torch.device("cpu"))
+    assert teacher(torch.zeros(2, 1, 8, 8), student).shape == (2, 10)
+    assert said[0] == (
+        "the teacher sees pictures of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
+        "the student of 8 x 8 px with mean 0.5 and std 0.5"
+    )
+
+
+def test_what_a_teacher_sees_is_said_where_the_student_sees_something_else():
+    here, classes = torch.device("cpu"), tuple("0123456789")
+    seen = {mean: vitkit.Preprocess(image_size=8, mean=(mean,), std=(0.3,)) for mean in (0.4, 0.5)}
+    source = Teacher(small(**DIGITS), seen[0.4], classes)
+    assert source.for_classes(classes, seen[0.4], here)[1] == []
+    assert source.for_classes(classes, seen[0.4].replace(fit="squash"), here)[1] == []
+    (line,) = source.for_classes(classes, seen[0.5], here)[1]
+    assert line == (
+        "the teacher sees pictures of 8 x 8 px with mean 0.4 and std 0.3; the student of 8 x 8 px "
+        "with mean 0.5 and std 0.3"
+    )
+    assert Teacher(small(**DIGITS), None, classes).for_classes(classes, seen[0.5], here)[1] == []
+
+
+def test_a_teacher_that_cannot_take_the_pictures_names_those_that_it_was_fed():
+    wanted = vitkit.Preprocess(image_size=12)
+    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 3, 12, 12\)"):
+        Teacher(small(in_channels=1), wanted).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
+    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 1, 8, 8\)"):
+        Teacher(small()).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
+
+
+def test_a_teacher_is_tried_with_every_size_that_the_student_sees():
+    source, classes, here = Teacher(small(**DIGITS)), tuple("0123456789"), torch.device("cpu")
+    source.for_classes(classes, GREY, here, sides=(4, 8))
+    bound = Bound(**DIGITS)
+    Teacher(bound).for_classes(classes, GREY, here)
+    with pytest.raises(SettingError, match=r"Bound cannot take pictures \(1, 1, 4, 4\)"):
+        Teacher(bound).for_classes(classes, GREY, here, sides=(4, 8))
+
+
+def test_timm_s_module_for_other_channels_than_its_mean_sees_what_the_student_sees():
+    settings = {"img_size": 8, "patch_size": 4, "num_classes": 10, "depth": 1}
+    model = peer("timm").create_model("vit_tiny_patch16_224", in_chans=1, **settings)
+    teacher, said = Teacher.of(model).for_classes(tuple("0123456789"), GREY, torch.device("cpu"))
+    assert teacher(torch.zeros(2, 1, 8, 8), GREY).shape == (2, 10)
+    assert not any("sees pictures of" in line for line in said)
+
+
+def test_timm_s_distilled_models_are_students_too(batch):
+    images, labels = batch
+    student = peer("timm.models.deit", "VisionTransformerDistilled")(
+        img_size=8, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=5
+    )
+    vitkit.DistillWrapper(student, small(1), alpha=1.0)(images, labels).backward()
+    assert student.head_dist.weight.grad.abs().max() > 0
+    assert student.head.weight.grad.abs().max() == 0
+
+
+DIGITS = {"image_size": 8, "in_channels": 1, "num_classes": 10}
+GREY = vitkit.Preprocess(image_size=8, mean=(0.4,), std=(0.3,))
+PLAIN = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+STEPS = 25
+"""Of the runs below: into the second of their epochs of 20."""
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    """A checkpoint that knows the digits, with a normalisation of its own."""
+    path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
+    return vitkit.save(path, small(7, **DIGITS), preprocess=GREY, classes=[*"0123456789"])
+
+
+def taught(output: Path, teacher: Path | str, trainer: type[Trainer] = Trainer, **settings):
+    asked = {"teacher": str(teacher), "max_steps": STEPS, "model_ema": False} | settings
+    return run(output, trainer, **asked)
+
+
+def test_a_run_learns_from_the_teacher_and_leaves_the_student_alone(teacher, tmp_path):
+    spec = {"class_token": True, "pooling": "cls", "distillation_token": True, "depth": 1,
+            "width": 32}  # fmt: skip
+    made = taught(tmp_path / "run", teacher, spec=spec, distill_alpha=1.0, distill_views=1)
+    student = vitkit.load(made.last).model
+    assert student.head_dist.weight.abs().max() > 0.01
+    assert student.head.weight.abs().max() < 1e-6, "its share of the loss is nothing"
+    assert set(student.state_dict()) == set(vitkit.ViT(student.spec).state_dict())
+
+
+class Recording(Trainer):
+    """Keeps what the model was fed."""
+
+    fed: list
+
+    def _step(self, engine, batch):
+        type(self).fed = [*getattr(type(self), "fed", []), (batch, self.step.feed(batch, 0).soft)]
+        return super()._step(engine, batch)
+
+
+def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
+    """Of every picture, and in epochs with the same draws the same."""
+    monkeypatch.setattr(
+        teacher_targets, "BLOCK", 1294
+    )  # all at once: the last bits depend on the block
+
+    class Kept(Recording):
+        pass
+
+    class Asked(Recording):
+        pass
+
+    plain = {"grad_accum_steps": 1, "epochs": 2, "distill_temperature": 2.0}
+    taught(tmp_path / "kept", teacher, Kept, distill_views=1, shift=2, **plain)
+    taught(tmp_path / "asked", teacher, Asked, shift=2, **plain)
+    (first, kept), (same, asked) = Kept.fed[0], Asked.fed[0]
+    assert torch.equal(first.pixels, same.pixels), "the first epoch is the first view"
+    torch.testing.assert_close(kept, asked)
+    stored = vitkit.load(teacher)
+    images = brought(first.images(PLAIN, torch.device("cpu")), PLAIN, GREY)
+    torch.testing.assert_close(kept, (stored.model(images) / 2.0).softmax(1))
+    seen = {int(i): p for b, _ in Kept.fed[:20] for i, p in zip(b.indices, b.pixels, strict=True)}
+    again = [
+        (int(i), p) for b, _ in Kept.fed[20:] for i, p in zip(b.indices, b.pixels, strict=True)
+    ]
+    assert all(torch.equal(seen[i], p) for i, p in again if i in seen)
+    assert not torch.equal(Asked.fed[20][0].pixels, Kept.fed[20][0].pixels)
+
+
+def test_mixed_pictures_have_mixed_teachings(teacher, tmp_path):
+    """As the labels: the weights are read off the targets."""
+
+    class Mixed(Trainer):
+        def _step(self, engine, batch):
+            batch = batch.first(32)
+            fed, alone = self.step.feed(batch, 0), type(self).of_one(self, batch)
+            own = torch.nn.functional.one_hot(batch.labels, 10).float()
+            differs = batch.labels != batch.labels.flip(0)
+            weight = fed.targets[differs][own[differs].bool()]
+            assert 0 < weight.min() < 1
+            assert torch.equal(weight, weight[:1].expand_as(weight))
+            torch.testing.assert_close(
+                fed.soft, weight[0] * alone + (1 - weight[0]) * alone.flip(0)
+            )
+            return super()._step(engine, batch)
+
+        def of_one(self, batch):
+            return torch.cat([self.step.feed(batch.first(1), 0).soft for batch in batch.parts(32)])
+
+    taught(tmp_path / "run", teacher, Mixed, mixup=1.0, distill_views=1, max_steps=1, epochs=1,
+           warmup_epochs=0.0, grad_accum_steps=1)  # fmt: skip
+
+
+def stopping(step: int) -> type[Trainer]:
+    class Stopping(Trainer):
+        def _step(self, engine, batch):
+            self.stop.signum = 15 if self.progress.step == step else None
+            return super()._step(engine, batch)
+
+    return Stopping
+
+
+@pytest.mark.parametrize(("views", "lost"), [(0, False), (2, False), (2, True)])
+def test_a_run_that_goes_on_ends_with_the_same_bits(teacher, tmp_path, views, lost):
+    """Whether what the teacher said is read back or, the files being lost, asked again."""
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    taught(straight, teacher, distill_views=views)
+    with pytest.raises(Interrupted):
+        taught(stopped, teacher, stopping(7), distill_views=views)
+    files = sorted((stopped / "teacher").glob("*"))
+    assert len(files) == views
+    if lost:
+        shutil.rmtree(stopped / "teacher")
+    taught(stopped, teacher, distill_views=views, resume=str(stopped))
+    assert end_of(stopped) == end_of(straight)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_learn_what_one_does(teacher, tmp_path, parallel):
+    """They share the asking, and both have all of it."""
+    spec = worlds.PLAIN["spec"] | {"distillation_token": True}
+    settings = {"teacher": str(teacher), "distill_views": 1, "max_steps": 3, "spec": spec}
+    alone = worlds.run(1, tmp_path / "alone", **settings)
+    found = worlds.run(2, tmp_path / "both", parallel=parallel, **settings)
+    assert [one["error"] for one in found] == [None, None]
+    one, both = (path.read_bytes() for path in sorted(tmp_path.glob("*/teacher/*")))
+    assert one == both
+    expected = worlds.numbers(alone)
+    for step, numbers in worlds.numbers(found).items():
+        assert numbers == pytest.approx(expected[step], rel=1e-5)
+
+
+def test_only_the_teacher_it_began_with_goes_on(teacher, tmp_path):
+    output = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        taught(output, teacher, stopping(3))
+    other = vitkit.save(tmp_path / "o.safetensors", small(8, **DIGITS), preprocess=GREY,
+                        classes=[*"0123456789"])  # fmt: skip
+    with pytest.raises(CheckpointError, match=r"o\.safetensors is not the one that the run began"):
+        taught(output, other, resume=str(output))
+    moved = shutil.copy(teacher, tmp_path / "moved.safetensors")
+    taught(output, moved, resume=str(output))
+
+
+def test_classes_are_matched_by_name(teacher, tmp_path):
+    """A teacher that counts its classes in another order, and knows one more, says the same."""
+    order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
+    model = small(7, **DIGITS | {"num_classes": 11})
+    known = small(7, **DIGITS).state_dict()
+    head = torch.cat([torch.tensor(order), torch.tensor([0])])
+    weights = {n: v[head] if n.startswith("head.") else v for n, v in known.items()}
+    model.load_state_dict(weights)
+
+    def student_of(name: str, classes: list[int]) -> torch.Tensor:
+        path = vitkit.save(tmp_path / f"{name}.safetensors", model, preprocess=GREY,
+                           classes=[*map(str, classes), "ten"])  # fmt: skip
+        made = taught(tmp_path / name, path, max_steps=3)
+        assert "the teacher knows 1 classes more" in (made.run / "train.log").read_text()
+        return flat(made)
+
+    def flat(made: TrainResult) -> torch.Tensor:
+        return torch.cat([v.flatten() for v in vitkit.load(made.last).model.state_dict().values()])
+
+    expected = flat(taught(tmp_path / "plain", teacher, max_steps=3))
+    same, mistaken = student_of("same", order), student_of("mistaken", sorted(order))
+    # Not the same bits: a matrix of eleven columns may be multiplied in another order.
+    assert (same - expected).norm() < 1e-3 * (mistaken - expected).norm()
+
+
+def nine_digits() -> nn.Module:
+    return Convolutions(9, channels=1)
+
+
+def ten_digits() -> nn.Module:
+    return Convolutions(10, channels=1)
+
+
+def no_model() -> int:
+    return 3
+
+
+def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
+    letters = vitkit.save(tmp_path / "abc.safetensors", small(**DIGITS), preprocess=GREY,
+                          classes=[*"abcdefghij"])  # fmt: skip
+    here = f"{__name__}:"
+    for source, said in (
+        (letters, "the teacher does not know the classes '0', '1', .* it knows 'a', 'b'"),
+        (tmp_path / "none.safetensors", "the teacher cannot be read: .*none.safetensors"),
+        (here + "nine_digits", "the teacher tells 9 classes apart and the data have 10"),
+        (here + "no_model", "no_model returns int; expected a Teacher or a module"),
+        ("nowhere:model", "the teacher nowhere:model cannot be made: No module named 'nowhere'"),
+        (__name__ + ":Convolutions", "cannot take pictures"),
+    ):
+        with pytest.raises((SettingError, CheckpointError), match=said):
+            taught(tmp_path / "run", source)
+    with pytest.raises(SettingError, match="distill_views 2 only says how; pass --teacher with it"):
+        run(tmp_path / "run", distill_views=2)
+    with pytest.raises(SettingError, match=r"distill_temperature 9 softens .* leave one of them"):
+        taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_without_class_names_is_taken_with_a_line(tmp_path):
+    made = taught(tmp_path / "run", f"{__name__}:ten_digits", max_steps=1)
+    assert "the teacher names no classes; its 10 logits" in (made.run / "train.log").read_text()

@@ -1,0 +1,241 @@
+"""`--devices N` and torchrun: one process that is lost, or signalled, takes all with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from processes import forked, wait_until
+from training.faulty import Faulty
+from training.worlds import config_of, order, run
+
+from vitkit.errors import SettingError, VitkitError
+from vitkit.training import train
+from vitkit.training.state.save import newest_state
+from vitkit.training.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The run by one process."""
+    return run(1, tmp_path_factory.mktemp("alone") / "run", max_steps=20)
+
+
+def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> str:
+    """What a launched run says in which something happens to one process in step 12.
+
+    Its loop is one of our own, in a module that is found only where these tests are.
+    """
+    os.environ["VITKIT_TEST_FAULT"] = f"{kind} {rank} 12"  # which the processes inherit
+    config = config_of(output, devices=size, save_every=5, **settings)
+    with pytest.raises(VitkitError) as error:
+        train.train(config, trainer=Faulty)
+    assert type(error.value) is VitkitError
+    assert still_running(str(output)) == []
+    return str(error.value)
+
+
+def still_running(words: str) -> list[int]:
+    """Processes with some words in their environment or command line; zombies do not count."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (place / "environ").read_bytes() + (place / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if words.encode() in text and int(place.name) != os.getpid():
+            found.append(int(place.name))
+    return found
+
+
+HOW = {
+    "SIGKILL": "was ended by SIGKILL, perhaps by the system for want of memory,",
+    "SIGSTOP": "was stopped by SIGSTOP and did not go on",
+    "exception": "met ValueError: something unforeseen", "exit": "left early with exit code 0",
+}  # fmt: skip
+
+
+def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> float:
+    """Returns seconds from the last state to the end of all processes."""
+    os.environ["VITKIT_TEST_RUN"] = str(output)
+    patience = 5.0 if kind == "SIGSTOP" else 100.0  # that only ends the wait for a stopped one
+    said = failing(output, kind, rank, size, timeout=patience, **settings)
+    steps = Path(output / "state").glob("step-*")
+    age = time.time() - max(path.stat().st_mtime for path in steps)
+    host = socket.gethostname()
+    assert f"rank {rank} on {host} (process " in said
+    assert f"{HOW[kind]} after step 12; all {size} processes are stopped" in said
+    assert f"vitkit train --resume {output}" in said
+    assert newest_state(output / "state")[0].name == "step-00000010"
+    return age
+
+
+def test_a_killed_process_takes_all_with_it_and_any_number_goes_on(alone, tmp_path):
+    """T13, once."""
+    check_failing(tmp_path / "run", "SIGKILL", 1)
+    resumed = run(1, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20)
+    assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
+
+
+COMMAND = [
+    sys.executable, "-m", "vitkit", "train", "digits", "--recipe=digits", "--devices=2",
+    "--batch-size=64", "--epochs=200", "--amp=off", "--device=cpu", "--save-every=5",
+    "--spec.depth=1", "--spec.width=32",
+]  # fmt: skip
+
+
+ALONE = [word for word in COMMAND if word != "--devices=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+
+
+def started(place: Path, command: Sequence[str] = COMMAND) -> tuple[subprocess.Popen[str], Path]:
+    """The command itself, and its run, once there is a state to go on from."""
+    output = place / "run"
+    process = subprocess.Popen(
+        [*command, f"--output={output}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "VITKIT_TEST_RUN": str(output)},
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not list(output.glob("state/step-*")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return process, output
+
+
+def rank_of(pid: int) -> str | None:
+    """The rank in a process's environment; loader processes have that of the one they work for."""
+    environment = (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
+    return dict(pair.partition("=")[::2] for pair in environment).get("RANK")
+
+
+def test_devices_starts_processes_and_a_signal_stops_them(tmp_path, monkeypatch):
+    """The command itself; SIGTERM to the launcher alone."""
+    output = tmp_path / "run"
+    monkeypatch.setenv("VITKIT_TEST_RUN", str(output))
+    with forked([*COMMAND[3:], f"--output={output}"], tmp_path) as child:
+        wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == 143, child.stderr
+    assert child.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert child.stderr.count("stopped at step") == 1
+    assert still_running(str(output)) == []
+
+
+def test_a_loop_that_the_processes_could_not_import_is_refused(tmp_path):
+    class Local(Trainer):
+        pass
+
+    script = type("Script", (Trainer,), {"__module__": "__main__"})
+    gone = type("Gone", (Trainer,), {"__module__": "no.such.module"})
+    for loop in (Local, script, gone):
+        mend = f"cannot be imported; put {loop.__name__} at the top of a module of its own, or"
+        with pytest.raises(SettingError, match=mend):
+            train.train(config_of(tmp_path / "run", devices=2), trainer=loop)
+    assert not (tmp_path / "run").exists()
+
+
+def left_in_shared_memory() -> set[str]:
+    """The tensors in /dev/shm whose process has ended; others' programs keep files there, too."""
+    names = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
+    return {name for name in names if not Path("/proc", name.split("_")[1]).exists()}
+
+
+TRIALS = [
+    (kind, rank, size)
+    for kind in HOW
+    for rank, size in [(0, 2), (1, 2), (0, 4), (3, 4), (1, 2)]
+]  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("trial", "kind", "rank", "size"), [(n, *t) for n, t in enumerate(TRIALS)])
+def test_a_lost_process_takes_all_with_it(alone, tmp_path, trial, kind, rank, size):
+    """T13: 20 trials, with and without loader processes; then on by another number."""
+    before = left_in_shared_memory()
+    age = check_failing(tmp_path / "run", kind, rank, size, workers=trial % 2)
+    assert age <= 15 + (5 if kind == "SIGSTOP" else 0)
+    assert left_in_shared_memory() <= before
+    other = (1, 2, 4)[trial % 3]
+    resumed = run(other, tmp_path / "run", resume=str(tmp_path / "run"), max_steps=20, workers=0)
+    assert order(resumed) == {step: order(alone)[step] for step in range(10, 20)}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("target", ["launcher", "rank 1"])
+@pytest.mark.parametrize("trial", range(5))
+def test_a_signal_at_any_moment_saves_and_stops_all(tmp_path, signum, target, trial):
+    """T12 on several processes: 20 trials; a launcher that is killed is like a signal to all."""
+    process, output = started(tmp_path)
+    time.sleep(random.Random(trial).uniform(0.0, 2.0))
+    pids = [process.pid]
+    if target == "rank 1":
+        pids = [pid for pid in still_running(str(output)) if rank_of(pid) == "1"]
+    start = time.monotonic()
+    os.kill(pids[0], signum)
+    _, complaint = process.communicate(timeout=60)
+    assert time.monotonic() - start <= 10
+    assert process.returncode == 128 + signum
+    assert complaint.count("stopped at step") == 1
+    assert still_running(str(output)) == []
+
+
+@pytest.mark.soak
+def test_a_killed_launcher_leaves_nobody_behind(tmp_path):
+    process, output = started(tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 15
+    while still_running(str(output)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert still_running(str(output)) == []
+    assert "stopped at step" not in (output / "train.log").read_text()
+    assert newest_state(output / "state")[1] == []
+
+
+@pytest.mark.soak
+def test_torchrun_starts_the_same_run(tmp_path):
+    output = tmp_path / "run"
+    words = [*TORCHRUN, "-m", "vitkit", *ALONE[3:], "--max-steps=10", f"--output={output}"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert newest_state(output / "state")[0].name == "step-00000010"
+
+
+RECORDING = """
+import os, sys
+from pathlib import Path
+from vitkit import cli
+
+code = cli.run(sys.argv[1:])
+Path(__file__).with_name(os.environ["RANK"]).write_text(str(code))
+sys.exit(code)
+"""
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("target", "signum"), [("1", signal.SIGTERM), ("0", signal.SIGINT), (None, signal.SIGTERM)]
+)
+def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum):
+    """A signal to one, or to torchrun, which itself ends with 1 whatever they end with."""
+    script = tmp_path / "recording.py"
+    script.write_text(RECORDING)
+    process, output = started(tmp_path, [*TORCHRUN, str(script), *ALONE[3:]])
+    pids = [pid for pid in still_running(str(output)) if rank_of(pid) == target]
+    os.kill(pids[0] if target else process.pid, signum)
+    _, complaint = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [str(128 + signum)] * 2
+    assert complaint.count("all is saved, go on with: vitkit train --resume") == 2

@@ -1,0 +1,298 @@
+"""Which folders a run may use: nothing of the user's is moved, whatever flag is passed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+from vitkit.errors import Interrupted, OutputError, SettingError
+from vitkit.training import train
+from vitkit.training.config.train_config import TrainConfig, read_yaml, to_yaml
+from vitkit.training.monitoring import terminal as display
+from vitkit.training.state.manifest import read_manifest, write_manifest
+from vitkit.training.state.save import damage, states
+from vitkit.training.trainer import Trainer
+
+SMALL = {
+    "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,
+    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False,
+    "val_fraction": 0.0, "workers": 0,
+    "spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
+             "mlp_width": 16},
+}  # fmt: skip
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Path:
+    """Two classes of four images."""
+    for number in range(8):
+        folder = tmp_path / "pictures" / "train" / ("ant", "bee")[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((8, 8, 3), 30 * number, np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def everything(place: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(place)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(place.rglob("*"))
+    }
+
+
+STRANGE = [{"overwrite": True}, {"resume": "auto"}, {}]
+
+
+@pytest.mark.parametrize("asked", STRANGE, ids=["overwrite", "auto", "plain"])
+def test_a_folder_that_is_no_run_is_left_alone(pictures, tmp_path, monkeypatch, asked):
+    """The data, a folder above or inside them, the working folder, or anybody's."""
+    thesis, work = tmp_path / "thesis", tmp_path / "work"
+    for folder in (thesis, work):
+        folder.mkdir()
+        (folder / "chapter1.txt").write_text("x")
+    (thesis / "config.yaml").write_text("data: pictures\nlr: 0.1\n")  # a recipe, by hand
+    before = everything(tmp_path)
+    monkeypatch.chdir(work)
+    for output, said in {
+        str(thesis): "holds chapter1.txt and is no run of vitkit, so it is left alone",
+        ".": "holds chapter1.txt and is no run of vitkit",
+        "": "--output is empty; name a folder, such as --output|--resume auto needs --output",
+        str(pictures): f"--output {pictures} holds the data {pictures}; choose another",
+        str(tmp_path): f"--output {tmp_path} holds the data",
+        str(pictures / "run"): f"the run folder {pictures}/run would lie inside the data",
+    }.items():
+        with pytest.raises(vitkit.VitkitError, match=said):
+            vitkit.train(pictures, output=output, **SMALL, **asked)
+    monkeypatch.chdir(pictures)
+    with pytest.raises(OutputError, match="the run folder runs would lie inside the data"):
+        vitkit.train(".", **SMALL)
+    assert everything(tmp_path) == before
+
+
+def test_overwrite_puts_a_run_aside_and_says_so(pictures, tmp_path, monkeypatch):
+    run = vitkit.train(pictures, output=str(tmp_path / "run"), **SMALL).run
+    (run / "notes.txt").write_text("mine")
+    monkeypatch.chdir(run)
+    with pytest.raises(OutputError, match=r"\. is the working folder or holds it"):
+        vitkit.train(pictures, output=".", overwrite=True, **SMALL)
+    monkeypatch.chdir(tmp_path)
+    vitkit.train(pictures, output="run", overwrite=True, **SMALL)
+    assert (tmp_path / "run.old-1" / "notes.txt").read_text() == "mine"
+    assert f"put aside: what was in run is now in {tmp_path}/run.old-1" in said(run)
+
+
+def said(run: Path) -> str:
+    return (run / "train.log").read_text()
+
+
+def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(pictures, tmp_path):
+    """A run that died before its first state; one that has weights is not."""
+    run = tmp_path / "run"
+    (run / "tensorboard").mkdir(parents=True)
+    (run / ".metrics.csv.4711.tmp").touch()
+    (run / "config.yaml").write_text(to_yaml(TrainConfig(data=str(pictures)).to_json()))
+    settings = SMALL | {"output": str(run), "resume": "auto"}
+    vitkit.train(pictures, **settings)
+    assert "run.old-1" in said(run)
+    assert "nothing to resume" in said(run)
+    for state in (run / "state").iterdir():
+        state.rename(tmp_path / state.name)
+    with pytest.raises(OutputError, match="no state to go on from, but more than a run leaves"):
+        vitkit.train(pictures, **settings)
+    assert vitkit.load(run / "weights" / "last.safetensors")
+
+
+def test_resume_auto_sees_the_output_of_a_yaml_file(pictures, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(to_yaml(SMALL | {"output": "runs/mine"}))
+    words = ["train", str(pictures), "--recipe", "mine.yaml", "--resume", "auto"]
+    assert cli.run(words) == 0
+    assert cli.run([*words, "--max-steps", "2"]) == 0
+    assert "going on from step 1" in said(Path("runs/mine"))
+
+
+@pytest.fixture
+def saved(pictures, tmp_path) -> tuple[Path, dict]:
+    """A run with the states of steps 3 and 4 of 6, and the settings to go on with it."""
+    settings = SMALL | {"output": str(tmp_path / "run"), "epochs": 3, "save_every": 1}
+    vitkit.train(pictures, **settings | {"max_steps": 4})
+    return tmp_path / "run", settings | {"data": str(pictures), "resume": "auto", "max_steps": 6}
+
+
+def state(run: Path, step: int) -> Path:
+    return run / "state" / f"step-{step:08d}"
+
+
+def test_a_state_is_known_by_its_name_and_holds_what_it_says(saved):
+    """Copies and notes beside the states do not count, and are left there."""
+    run, settings = saved
+    shutil.copytree(state(run, 4), run / "state" / "step-00000004.bak")
+    (run / "state" / "step-notes.txt").write_text("mine")
+    state(run, 4).rename(state(run, 2))
+    vitkit.train(**settings)
+    assert "going on from step 3" in said(run)
+    assert [path.name for path in states(run / "state")] == ["step-00000005", "step-00000006"]
+    assert (run / "state" / "step-notes.txt").read_text() == "mine"
+    assert (run / "state" / "step-00000004.bak" / "MANIFEST.json").is_file()
+    rows = (run / "metrics.csv").read_text().splitlines()
+    assert [row.split(",")[1] for row in rows] == ["step", "2", "4", "6"]
+    state(run, 6).rename(state(run, 9))
+    assert damage(state(run, 9)) == (
+        "it is the state of step 6, not of the one that it is named after"
+    )
+
+
+def test_two_whole_states_are_kept_whatever_else_lies_there(saved):
+    run, settings = saved
+    later = [state(run, step) for step in (8, 9)]
+    for folder in later:
+        shutil.copytree(state(run, 4), folder)
+        (folder / "model.safetensors").write_bytes(b"")
+    vitkit.train(**settings | {"max_steps": 5})
+    whole = [path for path in states(run / "state") if damage(path) is None]
+    assert whole == [state(run, 4), state(run, 5)]
+    assert said(run).count("; passed over") == 2
+    assert not any(folder.exists() for folder in later)
+    assert len([*(run / "state").glob("damaged-step-*")]) == 2
+
+
+def test_what_a_run_is_stands_in_its_state_too(saved):
+    """A change in config.yaml is a change; what makes it another run is refused by name."""
+    run, settings = saved
+    settings = {"data": settings["data"], "resume": str(run), "quiet": True}
+    stored = read_yaml(run / "config.yaml") | {"max_steps": 5}
+    for name, value in {"seed": 1, "batch_size": 2, "mixup": 0.8}.items():
+        (run / "config.yaml").write_text(to_yaml(stored | {name: value}))
+        with pytest.raises(SettingError, match=rf"differ from the run's: {name}: .* -> {value}"):
+            vitkit.train(**settings)
+    (run / "config.yaml").write_text(to_yaml(stored | {"lr": 0.1}))
+    vitkit.train(**settings)
+    assert "changed since the start: lr 0.001 -> 0.1" in said(run)
+
+
+def test_other_versions_and_states_of_the_format_before_are_told_and_read(saved):
+    run, settings = saved
+    manifest = read_manifest(state(run, 4))
+    values, versions = manifest.pop("values"), {"torch": "1.8.0", "vitkit": "0.0.1"}
+    del manifest["settings"], values["progress"]["unvalidated"]
+    (state(run, 4) / "state.json").write_text(json.dumps({"format_version": 2, "parts": values}))
+    text = (state(run, 4) / "state.json").read_bytes()
+    manifest["files"]["state.json"] = {
+        "size": len(text), "sha256": hashlib.sha256(text).hexdigest()
+    }  # fmt: skip
+    write_manifest(state(run, 4), manifest | {"format_version": 2, "versions": versions})
+    vitkit.train(**settings)
+    assert "going on from step 4" in said(run)
+    for name, old in versions.items():
+        assert f"{name} was {old} when the state was saved and is {version(name)} now" in said(run)
+
+
+def test_a_finished_run_is_told_so_and_its_record_stays(saved):
+    run, settings = saved
+    vitkit.train(**settings)
+    kept, weights = (run / "config.yaml").read_text(), (run / "weights/last.safetensors")
+    before = weights.read_bytes()
+    vitkit.train(**settings | {"lr": 0.1})
+    assert (run / "config.yaml").read_text() == kept
+    assert weights.read_bytes() == before
+    assert "this run is finished: nothing is trained, and config.yaml stays as it is" in said(run)
+    assert "without effect: lr 0.001 -> 0.1" in said(run)
+    assert said(run).count("lr 0.1") == 0
+
+
+def test_half_written_files_of_killed_runs_go_at_the_next_start(saved):
+    run, settings = saved
+    left = [run / ".config.yaml.11.tmp", run / "weights" / ".best.safetensors.12.tmp"]
+    for file in (*left, run / "weights" / ".mine.tmp"):
+        file.write_bytes(b"half")
+    vitkit.train(**settings)
+    assert not any(file.exists() for file in left)
+    assert (run / "weights" / ".mine.tmp").exists()
+
+
+class Full(io.StringIO):
+    """A file on a full disk."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_run_goes_on_where_what_it_prints_meets_a_full_disk(pictures, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", Full())
+    settings = SMALL | {"quiet": False}
+    assert "ended after" in said(vitkit.train(pictures, output=tmp_path / "run", **settings).run)
+
+
+class Terminal(io.StringIO):
+    """A terminal that can be closed."""
+
+    open = True
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if not self.open:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().write(text)
+
+
+def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
+    pictures, tmp_path, monkeypatch
+):
+    """The bar cannot be drawn any more; a hang-up ends the run as it says, not by that."""
+    monkeypatch.setattr(display, "REFRESH", 0.0)
+    settings = {"data": str(pictures)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
+
+    def closing(signum: int) -> type[Trainer]:
+        class Closing(Trainer):
+            def _step(self, engine, batch):
+                if self.progress.step == 1:
+                    terminal.open = False
+                if self.progress.step == 3 and signum:
+                    signal.raise_signal(signum)
+                return super()._step(engine, batch)
+
+        return Closing
+
+    for name, signum in {"through": 0, "signalled": signal.SIGHUP}.items():
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        config = TrainConfig(**settings, output=str(tmp_path / name))
+        with pytest.raises(Interrupted, match="all is saved") if signum else nullcontext():
+            train.train(config, trainer=closing(signum))
+        assert "\x1b[" in terminal.getvalue()  # there was a bar
+        assert "epoch   2/2" in said(tmp_path / name)
+
+
+def test_a_complaint_that_nobody_can_read_leaves_the_exit_code(monkeypatch):
+    terminal = Terminal()
+    terminal.open = False
+    monkeypatch.setattr("sys.stderr", terminal)
+    assert cli.run(["no-such-verb"]) == 2
+
+
+def test_any_other_command_ends_with_a_line_there():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "vitkit", "models"], check=False, text=True,
+                              stdout=full, stderr=subprocess.PIPE)  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == (
+        "vitkit: cannot write what is printed: [Errno 28] No space left on device; choose another "
+        "place for it\n"
+    )

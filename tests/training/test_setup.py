@@ -1,0 +1,31 @@
+"""What is said before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from bad_pictures import photo
+
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.setup import make_plan
+
+
+def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_told(
+    tmp_path: Path,
+) -> None:
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        for number in range(6):
+            picture = photo(draw, (64, 64))
+            for copy, quality in (("a", 95), ("b", 95), ("c", 70)):
+                picture.save(tmp_path / "train" / name / f"{number}{copy}.jpg", quality=quality)
+    settings = {"data": str(tmp_path), "model": "vit_tiny_patch16_224", "batch_size": 4}
+    plan = make_plan(TrainConfig(**settings, val_fraction=0.2))
+    assert not any("of val also in train, pixel for pixel" in note for note in plan.notes)
+    assert any("of val nearly the same as in train" in note for note in plan.notes)
+    assert abs(len(plan.dataset.splits["val"]) - 0.2 * 36) <= 2
+    assert not any(
+        "in train" in note for note in make_plan(TrainConfig(**settings, val_fraction=0)).notes
+    )

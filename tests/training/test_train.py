@@ -1,0 +1,383 @@
+"""Whole runs through the public door, on the embedded digits."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import hashlib
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from training.faulty import stopping_at
+
+import vitkit
+from vitkit.data.sources.open import open_dataset
+from vitkit.errors import (
+    CheckpointError,
+    DataError,
+    Interrupted,
+    NonFiniteError,
+    SettingError,
+    exit_code,
+)
+from vitkit.training import train as session
+from vitkit.training import trainer as loop
+from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.state.save import newest_state
+from vitkit.training.trainer import Trainer
+
+TINY = {
+    "recipe": "digits",
+    "epochs": 3,
+    "save_every": 20,
+    "warmup_epochs": 1.0,
+    "amp": "off",
+    "batch_size": 64,
+    "quiet": True,
+    "device": "cpu",
+    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
+}
+
+
+TIMES = ("images_per_s", "data_wait", "seconds")
+"""Columns of metrics.csv that no two runs have alike."""
+
+
+def train(output: Path, **settings) -> session.TrainResult:
+    return vitkit.train("digits", output=str(output), **TINY | settings)
+
+
+def train_with(trainer: type[Trainer], output: Path, **settings) -> session.TrainResult:
+    """The same run with a loop that does something more."""
+    asked = {"data": "digits", "output": str(output)} | TINY | settings
+    config = TrainConfig(**layered(recipe_settings("digits"), asked))
+    return session.train(config, trainer=trainer)
+
+
+def fingerprint(path: Path) -> str:
+    """A hash over the tensors of a checkpoint, name by name."""
+    total = hashlib.sha256()
+    for name, value in sorted(vitkit.load(path).model.state_dict().items()):
+        total.update(name.encode() + value.numpy().tobytes())
+    return total.hexdigest()
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory) -> session.TrainResult:
+    return train(tmp_path_factory.mktemp("runs") / "one", log_interval=5)
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    with (run / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_run_leaves_everything_a_reader_looks_for(result):
+    names = {path.relative_to(result.run).as_posix() for path in result.run.rglob("*")}
+    assert {"config.yaml", "metrics.csv", "train.log", "tensorboard", "state",
+            "confusion_matrix.png", "weights/best.safetensors",
+            "weights/last.safetensors"} <= names  # fmt: skip
+    table = rows(result.run)
+    assert list(table[0]) == ["epoch", "step", "lr", "train_loss", "val_top1", "val_top5",
+                              "val_loss", "val_balanced_accuracy", "val_brier", "val_ece",
+                              "images_per_s", "data_wait", "seconds"]  # fmt: skip
+    assert [int(row["epoch"]) for row in table] == [1, 2, 3]
+    assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
+    assert "test, 359 pictures, read once" in (result.run / "train.log").read_text()
+    assert result.stopped == "all 3 epochs"
+
+
+def test_tensorboard_has_the_curves(result):
+    events = EventAccumulator(str(result.run / "tensorboard")).Reload()
+    assert {"train/loss", "lr", "perf/images_per_s", "val/top1", "val/top5", "val/loss",
+            "test/top1"} <= set(events.Tags()["scalars"])  # fmt: skip
+    assert [p.step for p in events.Scalars("train/loss")] == list(range(5, 61, 5))
+    written = [float(row["val_top1"]) for row in rows(result.run)]
+    assert [p.value for p in events.Scalars("val/top1")] == pytest.approx(written, rel=1e-4)
+
+
+def test_the_best_weights_are_the_best_epoch_s_and_describe_themselves(result):
+    best = vitkit.load(result.best)
+    top = max(rows(result.run), key=lambda row: float(row["val_top1"]))
+    assert best.metadata["epoch"] == int(top["epoch"])
+    assert best.metadata["metrics"]["val"]["top1"] == pytest.approx(
+        float(top["val_top1"]), rel=1e-5
+    )
+    assert best.metadata["metrics"]["test"] == result.metrics["test"]
+    assert best.metadata["recipe"]["spec"]["width"] == 32
+    assert best.metadata["data"]["pictures"] == {"train": 1294, "val": 144, "test": 359}
+    assert best.classes == tuple("0123456789")
+    assert best.preprocess.image_size == (8, 8)
+
+
+def test_eval_gives_the_test_score_again(result):
+    again = vitkit.evaluate(result.best, "digits")
+    assert again["top1"] == result.metrics["test"]["top1"]
+    assert again["loss"] == pytest.approx(result.metrics["test"]["loss"], rel=1e-5)
+
+
+def test_a_run_in_bfloat16_is_judged_as_eval_judges_its_file(tmp_path):
+    made = train(tmp_path / "run", epochs=1, warmup_epochs=0.5, amp="bfloat16")
+    again = vitkit.evaluate(made.best, "digits")
+    assert dict(again) == made.metrics["test"]
+    again = vitkit.evaluate(made.best, "digits", split="val")
+    for name, value in made.metrics["val"].items():  # of the run's own kernel of attention
+        assert again[name] == pytest.approx(value, rel=1e-5)
+
+
+def test_the_temperature_is_of_the_validation_pictures_and_helps_them(tmp_path):
+    quick = {"depth": 1, "width": 32, "patch_size": 2}
+    result = train(tmp_path / "run", lr=1e-2, warmup_epochs=0.2, epochs=6, label_smoothing=0.5,
+                   spec=quick)  # fmt: skip
+    best = vitkit.load(result.best)
+    assert "best weights: temperature 0." in (result.run / "train.log").read_text()
+    found = vitkit.evaluate(best, "digits", split="val")
+    assert best.metadata["temperature"] == found["temperature"] == best.temperature != 1
+    assert (
+        found["calibrated_loss"]
+        < found["loss"]
+        == pytest.approx(result.metrics["val"]["loss"], rel=1e-5)
+    )
+    for factor in (0.99, 1.01):
+        metadata = best.metadata | {"temperature": best.temperature * factor}
+        moved = vitkit.evaluate(dataclasses.replace(best, metadata=metadata), "digits", split="val")
+        assert found["calibrated_loss"] < moved["calibrated_loss"]
+    assert "temperature" not in vitkit.load(result.last).metadata
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(result, tmp_path):
+    assert fingerprint(train(tmp_path / "again").last) == fingerprint(result.last)
+    assert fingerprint(train(tmp_path / "other", seed=1).last) != fingerprint(result.last)
+
+
+def test_loader_workers_do_not_change_a_bit(result, tmp_path):
+    assert fingerprint(train(tmp_path / "two", workers=2).last) == fingerprint(result.last)
+
+
+@pytest.mark.parametrize("step", [1, 20, 59])
+def test_a_run_stopped_anywhere_and_resumed_ends_with_the_same_bits(result, tmp_path, step):
+    """Step 1, at the end of an epoch, and one before the last; 20 steps an epoch."""
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted, match=f"stopped at step {step} of 60; all is saved") as stop:
+        train_with(stopping_at(step), run)
+    assert exit_code(stop.value) == 143
+    resumed = train(run, resume=str(run))
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    assert fingerprint(resumed.best) == fingerprint(result.best)
+    assert resumed.metrics == result.metrics
+    same = [name for name in rows(run)[0] if name not in TIMES]
+    assert [[row[n] for n in same] for row in rows(run)] == [
+        [row[n] for n in same] for row in rows(result.run)
+    ]
+
+
+def test_muon_resumes_with_the_same_bits(tmp_path):
+    straight = train(tmp_path / "straight", opt="muon")
+    with pytest.raises(Interrupted):
+        train_with(stopping_at(27), tmp_path / "stopped", opt="muon")
+    resumed = train(tmp_path / "stopped", opt="muon", resume=str(tmp_path / "stopped"))
+    assert fingerprint(resumed.last) == fingerprint(straight.last)
+
+
+@pytest.mark.parametrize("lost", ["exp_avg_sq", "step"])
+def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, lost):
+    """The control of the test above: without one part of the state the bits differ."""
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        train_with(stopping_at(30), run)
+
+    class Forgetful(Trainer):
+        def resume(self, state):
+            super().resume(state)
+            for values in self.optimizer.state.values():
+                values[lost].zero_()
+
+    resumed = train_with(Forgetful, run, resume=str(run))
+    assert fingerprint(resumed.last) != fingerprint(result.last)
+
+
+def test_a_finished_run_resumes_to_the_same_end(tmp_path, result):
+    run = tmp_path / "run"
+    train(run)
+    again = train(run, resume="auto")
+    assert fingerprint(again.last) == fingerprint(result.last)
+    assert len(rows(run)) == 3
+
+
+def test_resume_refuses_what_would_make_it_another_run(tmp_path):
+    run = tmp_path / "run"
+    train(run, epochs=2)
+    with pytest.raises(
+        SettingError, match=r"these settings differ .*: batch_size: 64 -> 32; seed: 0 -> 3"
+    ):
+        train(run, resume=str(run), batch_size=32, seed=3, epochs=2)
+    with pytest.raises(SettingError, match=r"opt: adamw -> muon; weight_decay: 0.05 -> 0.5"):
+        train(run, resume=str(run), opt="muon", weight_decay=0.5, epochs=2)
+    with pytest.raises(SettingError, match="--resume goes on with a run and --overwrite"):
+        train(run, resume=str(run), overwrite=True, epochs=2)
+    with pytest.raises(SettingError, match="goes on in that folder; leave out --output"):
+        train(tmp_path / "elsewhere", resume=str(run), epochs=2)
+
+
+def test_resume_starts_from_the_settings_of_the_run_and_says_what_changed(tmp_path):
+    run = tmp_path / "run"
+    train(run, epochs=2, clip_grad=0.7)
+    longer = vitkit.train("digits", resume=str(run), epochs=3, lr=1e-3, quiet=True)
+    assert longer.run == run
+    stored = read_yaml(run / "config.yaml")
+    assert (stored["clip_grad"], stored["epochs"], stored["spec"]["depth"]) == (0.7, 3, 1)
+    assert stored["recipe"] == "digits"
+    log = (run / "train.log").read_text()
+    assert "changed since the start: lr 0.004 -> 0.001" in log
+    assert len(rows(run)) == 3
+
+
+def test_resume_refuses_other_pictures_and_takes_the_same_ones_from_another_place(tmp_path):
+    def pictures(place: Path, first_label: str) -> Path:
+        digits = open_dataset("digits").splits["train"]
+        for number in range(60):
+            label = first_label if number == 0 else ("low", "high")[number % 2]
+            (place / "train" / label).mkdir(parents=True, exist_ok=True)
+            picture = Image.fromarray(digits.read(number)[..., 0])
+            picture.save(place / "train" / label / f"{number}.png")
+        return place
+
+    def start(data: Path, **settings):
+        config = {"data": str(data), "output": str(tmp_path / "run")} | TINY
+        config |= {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.5} | settings
+        return session.train(TrainConfig(**layered(recipe_settings("digits"), config)))
+
+    start(pictures(tmp_path / "here", "low"))
+    resume = {"resume": str(tmp_path / "run"), "epochs": 3}
+    with pytest.raises(DataError, match="the pictures, labels or classes are not those the run"):
+        start(pictures(tmp_path / "relabelled", "high"), **resume)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert start(tmp_path / "there", **resume).stopped == "all 3 epochs"
+
+
+def test_a_damaged_state_is_named_and_the_one_before_is_used(tmp_path, result):
+    run = tmp_path / "run"
+    train(run)
+    states = sorted((run / "state").glob("step-*"))
+    assert [state.name for state in states] == ["step-00000040", "step-00000060"]
+    model = states[-1] / "model.safetensors"
+    content = bytearray(model.read_bytes())
+    content[-3] ^= 1
+    model.write_bytes(content)
+    assert newest_state(run / "state")[0] == states[0]
+    resumed = train(run, resume=str(run))
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    log = (run / "train.log").read_text()
+    assert "model.safetensors has sha256" in log
+    assert "passed over" in log
+    assert newest_state(run / "state") == (states[-1], [])  # written again, whole this time
+    for state in states:
+        (state / "MANIFEST.json").unlink()
+    with pytest.raises(CheckpointError, match="no state that is whole"):
+        train(run, resume=str(run))
+
+
+def test_epochs_shorter_than_some_seconds_share_a_state(tmp_path, monkeypatch):
+    """Without `save_every`, the first and the last epoch save; were all long, all would."""
+    train(tmp_path / "short", save_every=None)
+    states = sorted(path.name for path in (tmp_path / "short" / "state").glob("step-*"))
+    assert states == ["step-00000020", "step-00000060"]
+    monkeypatch.setattr(loop, "SAVED_EVERY", 0.0)
+    train(tmp_path / "long", save_every=None)
+    states = sorted(path.name for path in (tmp_path / "long" / "state").glob("step-*"))
+    assert states == ["step-00000040", "step-00000060"]
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_the_same_command_goes_on_after_a_kill_behind_the_best_weights(result, tmp_path, epoch):
+    """Epochs shorter than some seconds: weights are there before the second state is."""
+    run = tmp_path / "run"
+
+    def killed_behind_weights() -> None:
+        def save_weights(self, path, *asked) -> None:
+            saved(self, path, *asked)
+            if path.name == "best.safetensors" and self.progress.step == 20 * epoch:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        saved = Trainer.save_weights
+        Trainer.save_weights = save_weights
+        train(run, save_every=None, resume="auto")
+
+    process = multiprocessing.get_context("fork").Process(target=killed_behind_weights)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    resumed = train(run, save_every=None, resume="auto")
+    assert "going on from step 20" in (run / "train.log").read_text()
+    assert fingerprint(resumed.last) == fingerprint(result.last)
+    assert fingerprint(resumed.best) == fingerprint(result.best)
+
+
+def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
+    run = tmp_path / "run"
+    ended = train(run, epochs=30, lr=1e-12, min_lr=0.0, patience=2)
+    assert ended.stopped == "no higher validation top-1 for 2 epochs"
+    scores = [float(row["val_top1"]) for row in rows(run)]
+    assert len(scores) == scores.index(max(scores)) + 1 + 2
+    assert train(run, resume=str(run), epochs=30, lr=1e-12, min_lr=0.0, patience=2).stopped == (
+        ended.stopped
+    )
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"at step \d+ \(lr .*pictures digits\[\d+\]"):
+        train(tmp_path / "run", lr=1e20, clip_grad=None)
+    state = tmp_path / "run" / "state"
+    for path in [*state.rglob("*.safetensors"), *(tmp_path / "run" / "weights").glob("*")]:
+        from safetensors.torch import load_file
+
+        assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
+
+
+def test_a_loss_that_grows_without_end_is_a_divergence(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"epoch \d has .*a guess 2.3;.*--lr below 3"):
+        train(tmp_path / "run", lr=3.0, opt="adam", warmup_epochs=0.1, clip_grad=None)
+
+
+def test_test_is_read_once_for_the_same_weights(tmp_path):
+    first = train(tmp_path / "run", test=True)
+    again = vitkit.train("digits", resume=str(first.run), quiet=True)
+    assert again.metrics["test"] == first.metrics["test"]
+    log = (first.run / "train.log").read_text()
+    assert log.count("read once") == 1
+    assert log.count("pictures, read before, best weights") == 1
+
+
+def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("recipe: digits\nlr: 0.002\n")
+    first = train(tmp_path / "run", recipe=str(recipe), max_steps=2)
+    recipe.unlink()
+    again = vitkit.train("digits", resume=str(first.run), max_steps=4, quiet=True)
+    assert again.stopped == "4 steps"
+
+
+def test_contradictions_are_refused_before_the_start(tmp_path):
+    cases = [
+        (
+            {"img_size": 16, "spec": {"image_size": 32}},
+            "img_size 16 contradicts spec.image_size 32",
+        ),
+        ({"spec": {"num_classes": 3}}, "num_classes 3 contradicts the data, which has 10"),
+        ({"min_lr": 1.0}, "min_lr 1 is above lr"),
+        ({"val_fraction": 0.0, "patience": 2}, "patience 2 waits for validation"),
+        ({"warmup_epochs": 3.0}, "warmup_epochs 3 leaves nothing of 3 epochs"),
+        ({"mean": (0.1, 0.2, 0.3)}, "must have 1 values"),
+        ({"batch_size": 5000}, "1294 training pictures do not fill one batch of 5000"),
+    ]
+    for settings, said in cases:
+        with pytest.raises(vitkit.VitkitError, match=said):
+            train(tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,287 @@
+"""What is tried before the first step: the rate, the batch size, half precision, a compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from training.tiny_runs import end_of, run
+
+import vitkit
+from vitkit import cli
+from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.loader import TrainingSteps
+from vitkit.errors import CheckpointError, NonFiniteError, SettingError
+from vitkit.frozen import replace as replaced
+from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.training.optimization.optimizers import configured_optimizer
+from vitkit.training.optimization.precision import LossScale
+from vitkit.training.setup import Plan, make_plan
+from vitkit.training.step import TrainingStep
+from vitkit.training.tuning.trials import find_batch_size, find_lr
+
+SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16, "depth": 1, "num_heads": 2,
+        "mlp_width": 32}  # fmt: skip
+SHORT = {"epochs": 1, "warmup_epochs": 0.0, "max_steps": 6, "save_every": 3}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    config = TrainConfig(data="digits", model="vit_tiny_patch16_224", spec=SPEC, batch_size=32,
+                         amp="off", device="cpu", crop_scale=1.0, flip=0.0)  # fmt: skip
+    return make_plan(config)
+
+
+def fresh(plan: Plan) -> vitkit.ViT:
+    torch.manual_seed(0)
+    return vitkit.ViT(plan.spec)
+
+
+def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
+    config = replaced(plan.config, **settings)
+    feed, precision = Feed(plan.preprocess, plan.device), config.amp
+    assert precision != "auto"
+    return TrainingStep(
+        model, configured_optimizer(model, config), config, feed, precision, plan.device
+    )
+
+
+def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:
+    """The mean loss of the last steps of a run at one rate."""
+    model = fresh(plan)
+    step = stepping(plan, model)
+    for group in step.optimizer.param_groups:
+        group["lr"] = lr
+    losses = [step(plan.steps[n], n).loss for n in range(steps)]
+    return sum(losses[-5:]) / 5
+
+
+def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_times_of_it(plan):
+    model = fresh(plan)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    lr, said = find_lr(plan, model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+    assert said.startswith(f"lr: {lr:g} (the loss fell from 2.3")
+    assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """The seconds that are measured are those that a test adds here, whatever else runs."""
+    seconds = [0.0]
+    watch = SimpleNamespace(perf_counter=lambda: sum(seconds))
+    monkeypatch.setattr("vitkit.training.tuning.trials.time", watch)
+    return seconds
+
+
+def test_the_batch_grows_until_memory_ends(plan, clock):
+    """A machine where a step takes a constant time, and 33 pictures are too many."""
+    model = fresh(plan)
+
+    def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
+        if len(inputs[0]) > 32:
+            raise torch.OutOfMemoryError("out of memory")
+        clock.append(0.1)
+
+    model.register_forward_pre_hook(machine)
+    size, said = find_batch_size(plan, model)
+    assert size == 32
+    assert said.startswith("batch size: 32 (pictures per second at 8: ")
+    assert said.endswith("64: out of memory)")
+
+
+def test_the_batch_stops_growing_where_it_is_no_faster(plan, clock):
+    """A machine that is slower with more pictures at once."""
+    model = fresh(plan)
+    model.register_forward_pre_hook(lambda m, inputs: clock.append(1e-3 * len(inputs[0]) ** 2))
+    assert find_batch_size(plan, model)[0] == 8
+
+
+def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan, monkeypatch):
+    """A machine that is the faster the larger the batch: of 1,294 pictures, 128 are 10 steps."""
+    monkeypatch.setattr(
+        "vitkit.training.tuning.trials._pictures_per_second", lambda *asked: asked[2]
+    )
+    size, said = find_batch_size(plan, fresh(plan))
+    assert size == 128
+    assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
+    assert "128: 128); a larger one leaves an epoch fewer than 8 steps; lr" in said
+
+
+def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
+    asked = SHORT | {"find_lr": True, "find_batch_size": True, "grad_accum_steps": 1,
+                     "val_fraction": 0.9, "spec": SPEC}  # fmt: skip
+    run(tmp_path / "run", **asked | {"max_steps": 2})
+    first = read_yaml(tmp_path / "run" / "config.yaml")
+    assert (first["find_lr"], first["find_batch_size"]) == (False, False)
+    log = (tmp_path / "run" / "train.log").read_text()
+    assert f"lr: {first['lr']:g} (the loss fell" in log
+    assert f"batch size: {first['batch_size']} (pictures" in log
+    run(tmp_path / "run", **asked | {"max_steps": 3, "resume": str(tmp_path / "run")})
+    second = read_yaml(tmp_path / "run" / "config.yaml")
+    assert second == first | {"max_steps": 3}
+    assert (tmp_path / "run" / "train.log").read_text().count("(the loss fell") == 1
+
+
+def test_what_cannot_be_looked_for_is_refused():
+    with pytest.raises(SettingError, match="leave out --grad-accum-steps"):
+        make_plan(TrainConfig(data="digits", find_batch_size=True, grad_accum_steps=2))
+
+
+def test_a_plan_in_other_batches_has_other_steps(plan):
+    other = plan.settled({"batch_size": 64, "lr": 0.5})
+    assert (other.config.batch_size, other.config.lr) == (64, 0.5)
+    assert isinstance(other.steps, TrainingSteps)
+    assert other.total_steps == 10 * (len(plan.steps.split) // 64)
+    assert len(other.steps[0].labels) == 64
+    assert (plan.steps.batch_size, len(plan.steps[0].labels)) == (32, 32)
+
+
+def test_the_loss_scale_halves_at_once_and_doubles_in_time():
+    scale = LossScale()
+    assert scale.lowered()
+    assert scale.scale == 2.0**15
+    for _ in range(LossScale.PATIENCE):
+        scale.fitted()
+    assert (scale.scale, scale.good) == (2.0**16, 0)
+    scale.fitted()
+    other = LossScale()
+    other.restore({}, scale.values())
+    assert (other.scale, other.good) == (2.0**16, 1)
+    other.scale = 1.0
+    assert not other.lowered()
+    with pytest.raises(CheckpointError, match="loss scale: stored as"):
+        other.restore({}, {"scale": 2.0})
+
+
+def test_in_float16_the_gradient_is_that_of_float32_and_an_overflow_changes_nothing(plan):
+    plain, half = fresh(plan), fresh(plan)
+    expected = stepping(plan, plain, label_smoothing=0.0)(plan.steps[0], 0)
+    step = stepping(plan, half, amp="float16", label_smoothing=0.0)
+    assert step.scale is not None
+    before = {name: value.clone() for name, value in half.state_dict().items()}
+    step.scale.scale = 2.0**60
+    made = step(plan.steps[0], 0)
+    assert made.overflow
+    assert made.bad is None
+    assert step.scale.scale == 2.0**59
+    assert all(torch.equal(value, before[name]) for name, value in half.state_dict().items())
+    step.scale.scale = 2.0**10
+    made = step(plan.steps[0], 0)
+    assert (made.overflow, step.scale.good) == (False, 1)
+    assert made.norm == pytest.approx(expected.norm, rel=0.01)
+    step.scale.scale = 1.0  # an overflow that no scale can mend is a gradient that is not finite
+    half.head.weight.register_hook(lambda gradient: gradient * torch.inf)
+    assert step(plan.steps[0], 0).bad == "gradient norm"
+
+
+def test_a_rate_that_diverges_ends_the_run_with_the_mend(tmp_path):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"at step [12] \(lr .*; no state is kept yet; try a lower --lr \(--find-lr looks",
+    ):
+        run(tmp_path / "run", **SHORT | {"lr": 1e6, "min_lr": 0.0})
+
+
+FLOAT16 = {"amp": "float16", "model_ema": False}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"opt": "lamb", "sched": "linear", "layer_decay": 0.7, "loss": "bce"},
+        FLOAT16,
+        {"attention_kernel": "plain", "amp": "bfloat16"},
+        pytest.param({"opt": "sgd", "lr": 0.05, "sched": "constant"}, marks=pytest.mark.soak),
+        pytest.param({"opt": "adam", "sched": "rsqrt", "warmup_epochs": 0.1},
+                     marks=pytest.mark.soak),
+        pytest.param({"opt": "muon", "layer_decay": 0.7}, marks=pytest.mark.soak),
+        pytest.param({"opt": "adan"}, marks=pytest.mark.soak),
+    ],
+    ids=lambda settings: str(settings.get("opt", settings.get("amp"))),
+)  # fmt: skip
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
+    run(tmp_path / "straight", **SHORT | settings)
+    run(tmp_path / "stopped", **SHORT | settings | {"max_steps": 3})
+    run(tmp_path / "stopped", **SHORT | settings | {"resume": str(tmp_path / "stopped")})
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+
+
+def test_the_kernel_that_was_decided_is_kept(tmp_path):
+    """`auto` decides once for a run; a run that names its precision has nothing to decide."""
+    asked = SHORT | {"amp": "auto", "spec": SPEC, "max_steps": 2}
+    run(tmp_path / "tried", **asked)
+    before = read_yaml(tmp_path / "tried" / "config.yaml")
+    assert before["attention_kernel"] in ("fused", "plain")
+    log = (tmp_path / "tried" / "train.log").read_text()
+    assert f"precision: float32, {before['attention_kernel']} attention (" in log
+    run(tmp_path / "tried", **asked | {"max_steps": 3, "resume": str(tmp_path / "tried")})
+    assert read_yaml(tmp_path / "tried" / "config.yaml") == before | {"max_steps": 3}
+    other = "fused" if before["attention_kernel"] == "plain" else "plain"
+    asked |= {"resume": str(tmp_path / "tried"), "attention_kernel": other}
+    with pytest.raises(SettingError, match="differ from the run's: attention_kernel"):
+        run(tmp_path / "tried", **asked)
+    asked |= {"resume": None, "attention_kernel": "auto"}
+    run(tmp_path / "named", **asked | {"amp": "off"})
+    assert read_yaml(tmp_path / "named" / "config.yaml")["attention_kernel"] == "fused"
+    assert "precision:" not in (tmp_path / "named" / "train.log").read_text()
+
+
+def test_checkpointed_gradients_are_the_same_to_the_bit(tmp_path):
+    run(tmp_path / "plain", **SHORT | {"max_steps": 3})
+    run(tmp_path / "again", **SHORT | {"max_steps": 3, "grad_checkpointing": "block"})
+    assert end_of(tmp_path / "again") == end_of(tmp_path / "plain")
+
+
+def compiled(output: Path) -> list[str]:
+    """The command of a run that is compiled."""
+    return ["train", "digits", "--recipe", "digits", "--device", "cpu", "--threads", "1",
+            "--epochs", "6", "--save-every", "3", "--compile", "--output", str(output)]  # fmt: skip
+
+
+def child(tmp_path, name: str, *flags: str) -> None:
+    """A run in a process of its own, where no checks of shapes break the compiled graph."""
+    words = [sys.executable, "-m", "vitkit", *compiled(tmp_path / name), *flags]
+    subprocess.run(words, capture_output=True, text=True, check=True)
+
+
+@pytest.mark.soak
+def test_a_compiled_run_resumes_with_the_same_bits_and_leaves_plain_names(tmp_path):
+    child(tmp_path, "straight", "--max-steps", "6")
+    child(tmp_path, "stopped", "--max-steps", "3")
+    child(tmp_path, "stopped", "--max-steps", "6", "--resume", "auto")
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+    stored = vitkit.load(tmp_path / "straight" / "weights" / "last.safetensors").model
+    assert "blocks.0.attn.qkv.weight" in stored.state_dict()
+
+
+@pytest.mark.soak
+def test_a_compiled_run_whose_pictures_grow_resumes_with_the_same_bits(tmp_path):
+    growing = ("--progressive", "4", "6", "8", "--epochs", "3", "--spec.patch-size", "2")
+    child(tmp_path, "straight", *growing)
+    child(tmp_path, "stopped", *growing, "--max-steps", "12")
+    child(tmp_path, "stopped", *growing, "--max-steps", "60", "--resume", "auto")
+    assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
+
+
+def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    assert cli.run([*compiled(tmp_path / "run"), "--max-steps", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "compile: there is no C++ compiler here; the training step stays as it is" in said
+    assert read_yaml(tmp_path / "run" / "config.yaml")["compile"] is False
+
+
+def test_where_not_even_the_smallest_batch_fits_it_says_so(plan, monkeypatch):
+    """Of sizes that all fail none is found."""
+    monkeypatch.setattr("vitkit.training.tuning.trials._pictures_per_second", lambda *asked: 0.0)
+    with pytest.raises(SettingError, match="out of memory at 8 pictures at once; lower --img-size"):
+        find_batch_size(plan, fresh(plan))

@@ -1,0 +1,133 @@
+"""Settings without effect: refused where somebody set them, left out where only a recipe did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from training.starts import a_checkpoint
+
+from vitkit.errors import SettingError
+from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.setup import Plan, make_plan
+
+OWN = "training.test_losses:hard_only"
+
+
+def planned(recipe: str | None = None, **settings: object) -> Plan:
+    small = {"data": "digits", "recipe": recipe, "batch_size": 16, "epochs": 1, "device": "cpu"}
+    spec = {"spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2,
+                     "mlp_width": 32, "in_channels": 1}, "mean": None, "std": None}  # fmt: skip
+    asked = layered(recipe_settings(recipe), small | ({} if recipe == "digits" else spec))
+    return make_plan(TrainConfig(**layered(asked, settings)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"momentum": 0.1, "opt": "muon"}, "momentum 0.1 is for sgd and nothing to opt muon"),
+        ({"beta2": 0.9, "opt": "sgd"}, "beta2 0.9 is for adamw, adam, muon and nothing to opt sgd"),
+        ({"loss": OWN, "label_smoothing": 0.4}, "label_smoothing 0.4 is for vitkit's own losses"),
+        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "pass --mixup and --cutmix with it"),
+        ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 only says how; pass --mixup or --cutmix"),
+        ({"model_ema_decay": 0.5}, "pass --model-ema with it"),
+        ({"bce_threshold": 0.2}, "bce_threshold 0.2 is for --loss bce"),
+        ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 is where a schedule ends"),
+        ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 is for --fit crop"),
+        ({"teacher": "T", "distill_alpha": 0.0}, "--distill-alpha 0 leaves the teacher without"),
+        (
+            {"teacher": "T", "distill_alpha": 1.0, "label_smoothing": 0.2},
+            "--label-smoothing 0.2 is for labels",
+        ),
+        ({"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0}, "nothing changes it at random"),
+        ({"freeze": ("backbone",)}, "train a head on features of random weights; .*--pretrained"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(settings, said):
+    with pytest.raises(SettingError, match=said):
+        planned(**settings)
+
+
+def test_what_comes_after_the_end_or_is_for_other_data_is_said():
+    found = planned(
+        epochs=2, mixup=0.8, mixup_off_epoch=2, patience=5, max_steps=10**6, val_fraction=0.3,
+        parallel="fsdp", timeout=30.0, lr=1e-6,
+    ).notes  # fmt: skip
+    end = "the run ends after 2 epochs"
+    assert f"mixup_off_epoch 2 and patience 5 without effect: {end}" in found
+    assert any(line.startswith(f"max_steps 1000000 without effect: {end}, ") for line in found)
+    assert "parallel fsdp and timeout 30.0 without effect: there is one process" in found
+    assert "min_lr 1e-05 is lowered to 1e-08, for this lr" in found
+    assert not any("without effect" in line for line in planned(epochs=2, patience=1).notes)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sched": "constant", "lr": 1e-6},
+        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "mixup": 0.8},
+        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
+    ],
+)
+def test_a_setting_that_has_an_effect_or_that_nobody_made_is_not_refused(settings):
+    made = planned(epochs=2, **settings)
+    assert made.config.min_lr == TrainConfig.min_lr
+
+
+def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_path):
+    for split in ("train", "val"):
+        for number in range(4):
+            place = tmp_path / split / "ab"[number % 2] / f"{split}-{number}.png"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (8, 8), np.uint8)
+            Image.fromarray(pixels).save(place)
+    notes = planned(data=str(tmp_path), val_fraction=0.3, batch_size=2).notes
+    assert "val_fraction 0.3 without effect: the data have a val split" in notes
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings", "left_out"),
+    [
+        ("cifar10", {"mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+        ("cifar10", {"loss": OWN, "mixup": 0.0, "cutmix": 0.0}, {"mixup_prob": 1.0}),
+        ("deit3", {"loss": "cross-entropy", "opt": "adamw"}, {"bce_threshold": None}),
+        ("digits", {"opt": "sgd"}, {"beta2": 0.999}),
+        ("mnist", {"opt": "lion"}, {"beta2": 0.999}),
+    ],
+)
+def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settings, left_out):
+    if settings.get("opt") == "lion":
+        pytest.importorskip("pytorch_optimizer")
+    plan = planned(recipe, **settings)
+    assert {name: getattr(plan.config, name) for name in left_out} == left_out
+    (line,) = [line for line in plan.notes if "without effect here" in line]
+    assert line.startswith(f"of recipe {recipe}, without effect here: {next(iter(left_out))} ")
+
+
+def test_one_s_own_value_is_refused_with_a_recipe_too():
+    with pytest.raises(SettingError, match=r"mixup_prob 0\.7 only says how"):
+        planned("cifar10", mixup=0.0, cutmix=0.0, mixup_prob=0.7)
+
+
+def test_a_recipe_of_training_can_be_probed(tmp_path):
+    a_checkpoint(tmp_path / "a.safetensors")
+    asked = {"data": "digits", "pretrained": str(tmp_path / "a.safetensors"), "probe": "linear"}
+    plan = make_plan(TrainConfig(**layered(recipe_settings("finetune"), asked | {
+        "recipe": "finetune", "device": "cpu"})))  # fmt: skip
+    assert plan.config.layer_decay == 1.0
+    assert any("layer_decay" in line for line in plan.notes)
+    with pytest.raises(SettingError, match="layer_decay cannot be had with probe"):
+        make_plan(TrainConfig(**asked, layer_decay=0.5))
+
+
+def test_classes_without_images_are_said_once(tmp_path):
+    for number in range(40):
+        place = tmp_path / "ab"[number % 2] / f"{number}.png"
+        place.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(
+            place
+        )
+    (tmp_path / "c").mkdir()
+    notes = planned(data=str(tmp_path), batch_size=2).notes
+    assert [note for note in notes if "'c'" in note] == ["train has no pictures of class 'c'"]

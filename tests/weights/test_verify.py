@@ -1,0 +1,293 @@
+"""The libraries' own models of what is written: the same tokens and logits, or a clear word."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peers import peer
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from weights.round_trips import noisy, written
+
+import vitkit
+from vitkit.errors import CheckpointError
+from vitkit.models.presets import preset
+from vitkit.models.record import Record
+from vitkit.weights.converting import verify
+from vitkit.weights.converting.fold import fit
+from vitkit.weights.converting.verify import LIBRARIES, Foreign, foreign
+from vitkit.weights.formats.registry import FORMATS
+
+TOLERANCE = 1e-5
+SIZES = {"depth": 2, "width": 64, "num_heads": 1, "mlp_width": 128, "num_classes": 7}
+SMALL = SIZES | {"image_size": 32, "patch_size": 8}
+DINO = {"layer_scale": 0.5, "pooling": "cls_mean", "mlp_width": 256}
+REGISTERS = DINO | {"num_registers": 3, "positions_cover_prefix": False}
+LUCID = {"stem": "normed_linear", "qkv_bias": False, "norm_eps": 1e-5, "num_heads": 2}
+MEAN = LUCID | {"pooling": "mean", "class_token": False}
+PRESETS = {
+    "plain": "vit_tiny_patch16_224",
+    "distilled": "deit_tiny_distilled_patch16_224",
+    "LayerScale": "deit3_small_patch16_224",
+    "registers": "vit_small_patch14_reg4_dinov2",
+    "SwiGLU": "vit_giant_patch14_dinov2",
+    "Eva": "vit_small_patch16_dinov3",
+    "Eva, gated, biased": "vit_small_plus_patch16_dinov3_qkvb",
+    "Eva, learned": "eva_giant_patch14_224",
+    "MAP": "vit_base_patch16_siglip_224",
+    "CLIP": "vit_base_patch32_clip_224",
+    "hybrid": "vit_tiny_r_s16_p8_224",
+    "hybrid, R26": "vit_small_r26_s32_224",
+}
+"""Kinds of timm's models; made small, their nature is kept."""
+SPECS: dict[tuple[str, str], dict[str, Any]] = {
+    ("timm", "headless"): {"num_classes": 0},
+    ("timm", "grey, mean"): {"in_channels": 1, "pooling": "mean_all"},
+    ("deit", "plain"): {},
+    ("deit", "distilled"): {"distillation_token": True},
+    ("huggingface", "ViT"): {},
+    ("huggingface", "ViT, headless"): {"num_classes": 0},
+    ("huggingface", "ViT, pooled"): {"num_classes": 0, "representation_width": 24},
+    ("huggingface", "DeiT"): {"distillation_token": True},
+    ("huggingface", "DINOv2"): DINO,
+    ("huggingface", "DINOv2, base"): DINO | {"num_classes": 0, "pooling": "cls"},
+    ("huggingface", "DINOv2 with registers"): REGISTERS,
+    ("torchvision", "plain"): {},
+    ("torchvision", "representation"): {"representation_width": 24},
+    ("torchvision", "headless"): {"num_classes": 0},
+    ("lucidrains", "ViT"): LUCID | {"image_size": (16, 32), "patch_size": (8, 4)},
+    ("lucidrains", "ViT, grey, mean"): MEAN | {"in_channels": 1},
+    ("lucidrains", "ViT, headless"): LUCID | {"num_classes": 0},
+    ("lucidrains", "SimpleViT"): MEAN | {"positions": "sincos_2d"},
+}
+CASES = [("timm", kind) for kind in PRESETS] + list(SPECS)
+
+
+def model_of(target: str, kind: str) -> vitkit.ViT:
+    """A tiny model of this kind, every parameter off its identity."""
+    if (target, kind) in SPECS:
+        model = noisy(vitkit.ViTSpec(**SMALL | SPECS[target, kind]))
+        if kind == "SimpleViT":
+            for block in model.blocks:
+                torch.nn.init.zeros_(block.attn.proj.bias)  # theirs has none
+        return model
+    patch = preset(PRESETS[kind]).patch_size[0]
+    return noisy(preset(PRESETS[kind], **SIZES, image_size=(2 * patch, 3 * patch)))
+
+
+@torch.inference_mode()
+def distances(ours: vitkit.ViT, theirs: Foreign) -> list[float]:
+    """Largest |difference| of each block's tokens, then of the logits."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(2, ours.spec.in_channels, *ours.spec.image_size, generator=generator)
+    record = Record(tokens=range(ours.spec.depth))
+    logits, (blocks, read) = ours(images, record), theirs(images)
+    pairs = [*zip(record.tokens.values(), blocks, strict=True), (logits, read)]
+    for left, right in pairs:
+        assert left.shape == right.shape
+        assert right.dtype == torch.float32
+    return [float((left - right).abs().max()) for left, right in pairs]
+
+
+def found(target: str, place: Path, spec: vitkit.ViTSpec) -> Foreign:
+    for module in LIBRARIES[target].modules:
+        peer(module)  # the parity tests need all of them
+    theirs = foreign(target, place, spec)
+    assert theirs is not None
+    return theirs
+
+
+def rewritten(place: Path, change: Any) -> None:
+    """The file with its tensors changed and its header kept."""
+    file = place / "model.safetensors"
+    with safe_open(file, framework="pt") as old:
+        metadata = old.metadata()
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    change(tensors)
+    save_file(tensors, file, metadata)
+
+
+def two_norms(tensors: dict[str, Tensor]) -> tuple[str, str]:
+    """A norm of the first block, and one of the last."""
+    norm = re.compile(r".*\.(norm1|ln_1|layernorm_before|0\.norm)\.weight")
+    names = sorted(name for name in tensors if norm.fullmatch(name) and "backbone" not in name)
+    return names[0], names[-1]
+
+
+@pytest.mark.parametrize(("target", "kind"), CASES, ids=str)
+def test_the_library_computes_what_ours_does_from_the_file(tmp_path, target, kind):
+    ours = model_of(target, kind)
+    place = written(FORMATS[target], ours, tmp_path)
+    theirs = found(target, place, ours.spec)
+    name, _, version = theirs.library.partition(" ")
+    assert name == LIBRARIES[target].distribution
+    assert re.match(r"\d+\.\d+", version)
+    measured = distances(ours, theirs)
+    assert len(measured) == ours.spec.depth + 1
+    # A ResNet's stages turn float32's rounding into 1e-5, in timm against itself as well.
+    assert max(measured) <= (1e-4 if kind == "hybrid, R26" else TOLERANCE)
+
+    def swap(tensors: dict[str, Tensor]) -> None:
+        first, last = two_norms(tensors)
+        tensors[first], tensors[last] = tensors[last], tensors[first]
+
+    rewritten(place, swap)
+    swapped = distances(ours, found(target, place, ours.spec))
+    assert swapped[0] > 1e-3
+    assert swapped[-1] > 10 * TOLERANCE
+
+
+FOLDED = [
+    ("huggingface", "deit3_base_patch16_224", "ViTForImageClassification"),
+    ("huggingface", "mae_vit_base_patch16", "ViTForImageClassification"),
+    ("torchvision", "deit3_base_patch16_224", "VisionTransformer"),
+    ("timm", "mae_vit_base_patch16", "VisionTransformer"),
+]
+
+
+@pytest.mark.parametrize(("target", "name", "of_class"), FOLDED)
+def test_what_was_folded_is_what_the_library_computes(tmp_path, target, name, of_class):
+    ours = noisy(preset(name, **SIZES, image_size=32))
+    spec, state, steps = fit(ours.spec, ours.state_dict(), *FORMATS[target].holds)
+    assert {step.kind for step in steps} == {"folded"}
+    model = vitkit.ViT(spec).eval()
+    model.load_state_dict(state)
+    theirs = found(target, written(FORMATS[target], model, tmp_path), spec)
+    assert type(theirs.built.model).__name__ == of_class
+    assert max(distances(ours, theirs)) <= TOLERANCE
+
+
+ONE_EACH = [("timm", "plain"), ("timm", "Eva"), ("deit", "plain"), ("huggingface", "DINOv2"),
+            ("torchvision", "plain"), ("lucidrains", "SimpleViT")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("target", "kind"), ONE_EACH, ids=str)
+@pytest.mark.parametrize("fault", ["missing", "too many", "another shape"])
+def test_a_file_that_is_not_wholly_theirs_is_refused_in_one_line(tmp_path, target, kind, fault):
+    ours = model_of(target, kind)
+    place = written(FORMATS[target], ours, tmp_path)
+    name = two_norms(load_file(place / "model.safetensors"))[0]
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        if fault == "missing":
+            del tensors[name]
+        elif fault == "too many":
+            tensors[name + ".more"] = torch.zeros(3)
+        else:
+            tensors[name] = torch.zeros(3)
+
+    found(target, place, ours.spec)
+    rewritten(place, spoil)
+    with pytest.raises(CheckpointError, match=re.escape(name)) as caught:
+        foreign(target, place, ours.spec)
+    assert f"{LIBRARIES[target].distribution} " in str(caught.value)
+    assert str(place) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_single_file_is_read_as_its_folder_is(tmp_path):
+    for target, kind in (("torchvision", "plain"), ("lucidrains", "ViT"), ("deit", "plain")):
+        ours = model_of(target, kind)
+        file = written(FORMATS[target], ours, tmp_path / target) / "model.safetensors"
+        file = file.rename(tmp_path / f"{target}.safetensors")
+        assert max(distances(ours, found(target, file, ours.spec))) <= TOLERANCE
+
+
+def test_nothing_is_said_and_nothing_stays_changed(tmp_path, capfd, caplog):
+    caplog.set_level("INFO")
+    for target, kind in ONE_EACH:
+        ours = model_of(target, kind)
+        place = written(FORMATS[target], ours, tmp_path / target / kind)
+        level, drawn = logging.root.manager.disable, torch.get_rng_state()
+        distances(ours, found(target, place, ours.spec))
+        assert logging.root.manager.disable == level
+        assert torch.equal(torch.get_rng_state(), drawn), target
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
+
+
+def test_formats_without_a_library_have_no_witness(tmp_path):
+    ours = model_of("torchvision", "plain")
+    for target in {"vitkit", *FORMATS} - LIBRARIES.keys():
+        assert f"the format {target}" in foreign(target, tmp_path, ours.spec)
+    assert {"google", "jeonsworld", "dinov2"} <= FORMATS.keys() - LIBRARIES.keys()
+
+
+BEYOND = [
+    ("timm", {"norm_eps": 1e-12}),
+    ("deit", {"layer_scale": 0.5}),
+    ("torchvision", {"image_size": (16, 32)}),
+    ("torchvision", {"patch_size": (8, 4)}),
+    ("torchvision", {"in_channels": 1}),
+]
+
+
+@pytest.mark.parametrize(("target", "fields"), BEYOND)
+def test_what_no_class_of_theirs_computes_has_no_witness(tmp_path, target, fields):
+    ours = noisy(vitkit.ViTSpec(**SMALL | fields))
+    said = foreign(target, written(FORMATS[target], ours, tmp_path), ours.spec)
+    assert re.fullmatch(r"\w+ [\d.+cpu]+ has no class that computes this model", said)
+
+
+@pytest.fixture
+def simple(tmp_path):
+    """A file that vit-pytorch reads, as long as it can be imported."""
+    ours = model_of("lucidrains", "SimpleViT")
+    place = written(FORMATS["lucidrains"], ours, tmp_path / "written")
+    found("lucidrains", place, ours.spec)
+    return place, ours.spec
+
+
+BROKEN = ("ImportError('not here')", "RuntimeError('torch 1.4')", "OSError('libcudart.so.12')",
+          "AttributeError('ops')")  # fmt: skip
+NAMED = r"vit-pytorch [\d.]+"
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_library_that_cannot_be_imported_is_no_witness(tmp_path, monkeypatch, simple, fault):
+    (tmp_path / "vit_pytorch").mkdir()
+    (tmp_path / "vit_pytorch" / "__init__.py").write_text(f"raise {fault}")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vit_pytorch"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    kind, said = re.fullmatch(r"(\w+)\('(.*)'\)", fault).groups()
+    expected = rf"{NAMED} cannot be imported \({kind}: {said}\); .* python -c 'import vit_pytorch'"
+    assert re.match(expected, foreign("lucidrains", *simple))
+
+
+def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(verify.importlib.metadata, "version", missing)
+    said = "vit-pytorch is not installed; pip install 'vit-pytorch>=1.16.1'"
+    assert foreign("lucidrains", *simple) == said
+
+
+@pytest.mark.parametrize(("version", "taken"), [("1.16.0", False), ("1.9.4rc1", False),
+                                                ("1.16.1", True), ("1.16.1.post2+cpu", True),
+                                                ("2", True)])  # fmt: skip
+def test_a_library_older_than_what_is_tested_is_no_witness(monkeypatch, simple, version, taken):
+    monkeypatch.setattr(verify.importlib.metadata, "version", lambda name: version)
+    witness = foreign("lucidrains", *simple)
+    if taken:
+        assert witness.library == f"vit-pytorch {version}"
+    else:
+        assert f"vit-pytorch {version} is older than what" in witness
+
+
+def test_the_oldest_versions_are_those_of_the_extra():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extra = project["project"]["optional-dependencies"]["parity"]
+    for line in LIBRARIES.values():
+        oldest = ".".join(map(str, line.oldest))
+        assert any(re.match(rf"{line.distribution}>={oldest}(,|$)", one) for one in extra), line
