@@ -2,9 +2,10 @@
 
     python benchmarks/arithmetic.py [--threads 1] [--rounds 5] [--device cpu]
 
-The rule in `vitkit.training.optimization.precision` was chosen from these numbers. The four variants of a model
-are timed in turn on the same weights and images. The table shows the median step of float32 with
-fused attention, and the ratio of each other variant to it with the quartiles over the rounds.
+The rule in `vitkit.training.optimization.precision` was chosen from these numbers. The four
+variants of a model are timed in turn on the same weights and images. The table shows the median
+step of float32 with fused attention, and the ratio of each other variant to it with the quartiles
+over the rounds.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
                                  [--keep FOLDER] [-- FLAGS]
 
 Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
-receipt goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe finds it to
-compare itself with, and what was measured to benchmarks/results. The runs are removed, or kept as
-FOLDER/NAME-SEED. Flags after -- go to every run; then no receipt is written.
+receipt goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe
+finds it to compare itself with, and what was measured to benchmarks/results. The runs are removed,
+or kept as FOLDER/NAME-SEED. Flags after -- go to every run; then no receipt is written.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitkit.data.sources.open import open_dataset, with_validation
 from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
 from vitkit.training.recipes import recipe_settings
 
-RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "receipts"
+RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"
 DATA = {"cifar10-small": "cifar10"}
 """The data of a recipe that is not named after them."""
 PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")

@@ -23,11 +23,12 @@ from vitkit.evaluation.evaluate import evaluate
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
 from vitkit.training.config.train_config import Settings, TrainConfig, layered
+from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import autocast
 from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.step import TrainingStep
+from vitkit.training.step import Objective, TrainingStep
 
 PROCESSOR = torch.device("cpu")
 PRECISION = "bfloat16"
@@ -117,7 +118,9 @@ def train(
     )
     optimizer = configured_optimizer(model, config)
     feed = Feed(preprocess, PROCESSOR, augmentation, seed=seed)
-    step = TrainingStep(model, optimizer, config, feed, PRECISION, PROCESSOR)
+    loss = make_loss(config.loss, smoothing=config.label_smoothing)
+    objective = Objective(model, loss, PRECISION, PROCESSOR)
+    step = TrainingStep(objective, optimizer, feed, clip=config.clip_grad, seed=config.seed)
     warmup = round(steps * config.warmup_epochs / config.epochs)
     model.train()
     losses, left_out, start = [], 0, time.perf_counter()

@@ -14,8 +14,8 @@ from vitkit.data.augmentation.policies import (
     colour_jitter,
     policy,
 )
-from vitkit.data.randomness import occasion
 from vitkit.errors import SettingError
+from vitkit.randomness import occasion
 
 MANY = np.arange(6000)
 

@@ -27,10 +27,10 @@ from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.data.randomness import uniform
 from vitkit.data.sources import remote_shards
 from vitkit.data.sources.open import ArraySplit, open_dataset
 from vitkit.errors import DataError, ImageError, LoaderError
+from vitkit.randomness import uniform
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=16, fit="squash")

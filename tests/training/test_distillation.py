@@ -325,7 +325,10 @@ class Recording(Trainer):
     fed: list
 
     def _step(self, engine, batch):
-        type(self).fed = [*getattr(type(self), "fed", []), (batch, self.step.feed(batch, 0).soft)]
+        type(self).fed = [
+            *getattr(type(self), "fed", []),
+            (batch, self.step.transform(batch, 0, 0).soft),
+        ]
         return super()._step(engine, batch)
 
 
@@ -364,7 +367,7 @@ def test_mixed_pictures_have_mixed_teachings(teacher, tmp_path):
     class Mixed(Trainer):
         def _step(self, engine, batch):
             batch = batch.first(32)
-            fed, alone = self.step.feed(batch, 0), type(self).of_one(self, batch)
+            fed, alone = self.step.transform(batch, 0, 0), type(self).of_one(self, batch)
             own = torch.nn.functional.one_hot(batch.labels, 10).float()
             differs = batch.labels != batch.labels.flip(0)
             weight = fed.targets[differs][own[differs].bool()]
@@ -376,7 +379,9 @@ def test_mixed_pictures_have_mixed_teachings(teacher, tmp_path):
             return super()._step(engine, batch)
 
         def of_one(self, batch):
-            return torch.cat([self.step.feed(batch.first(1), 0).soft for batch in batch.parts(32)])
+            return torch.cat(
+                [self.step.transform(batch.first(1), 0, 0).soft for batch in batch.parts(32)]
+            )
 
     taught(tmp_path / "run", teacher, Mixed, mixup=1.0, distill_views=1, max_steps=1, epochs=1,
            warmup_epochs=0.0, grad_accum_steps=1)  # fmt: skip

@@ -23,7 +23,6 @@ import vitkit
 from vitkit import cli
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
-from vitkit.data.randomness import permutation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import (
     CheckpointError,
@@ -33,6 +32,7 @@ from vitkit.errors import (
     VitkitError,
     exit_code,
 )
+from vitkit.randomness import permutation
 from vitkit.training import train
 from vitkit.training.callbacks import evaluate as judging
 from vitkit.training.interrupts import stop_flag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from vitkit.data.loading.batch_transform import Feed
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.frozen import replace as replaced
+from vitkit.training.build import make_objective, make_step
 from vitkit.training.config.train_config import TrainConfig, read_yaml
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
@@ -42,12 +44,10 @@ def fresh(plan: Plan) -> vitkit.ViT:
 
 
 def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
-    config = replaced(plan.config, **settings)
-    feed, precision = Feed(plan.preprocess, plan.device), config.amp
-    assert precision != "auto"
-    return TrainingStep(
-        model, configured_optimizer(model, config), config, feed, precision, plan.device
-    )
+    plan = dataclasses.replace(plan, config=replaced(plan.config, **settings))
+    objective = make_objective(plan, model, plan.config.amp)
+    optimizer = configured_optimizer(model, plan.config)
+    return make_step(plan, objective, optimizer, Feed(plan.preprocess, plan.device))
 
 
 def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:

@@ -26,10 +26,10 @@ from vitkit.errors import DataError, OutputError
 from vitkit.evaluation.evaluate import outputs
 from vitkit.io.atomic import replacing
 from vitkit.io.cache_folder import cache_folder
+from vitkit.io.digests import fingerprint
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
-from vitkit.training.initial_weights import fingerprint
 from vitkit.weights.formats.vitkit import safetensors_content
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
@@ -106,7 +106,8 @@ def _kept(place: Path) -> Tensor | None:
 
 def _key(model: ViT, dataset: Dataset, split: str, preprocess: Preprocess) -> str:
     pictures = dataset.splits[split]
-    said = [fingerprint(model, without=HEADS), model.spec.to_json() | {"num_classes": 0},
+    weights, spec = model.state_dict(), model.spec.to_json() | {"num_classes": 0}
+    said = [fingerprint(weights, without=HEADS), spec,
             dataset.fingerprint, preprocess.to_json(), DECODER, PIL.__version__]  # fmt: skip
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
     for number in range(len(pictures)):

@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import Bool, UInt64
 
-from vitkit.data.randomness import hash64
 from vitkit.io.cache_folder import cache_folder
+from vitkit.randomness import hash64
 
 VERSION = 2
 CHECKSUM_SIZE = 16

@@ -7,8 +7,6 @@ config.yaml, so that a resumed run needs the file no more.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SettingError
+from vitkit.io.digests import fingerprint
 from vitkit.models.initialisation import HEADS
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
@@ -28,7 +27,6 @@ from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.resize import rebuilt
-from vitkit.weights.formats.vitkit import digests
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 from vitkit.weights.pretrained import as_published, brought
@@ -86,7 +84,7 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         place, Hints(asked, wanted), trust_pickle=config.trust_pickle,
         strict=not config.allow_partial,
     )  # fmt: skip
-    sha256 = fingerprint(stored.model)
+    sha256 = fingerprint(stored.model.state_dict())
     if config.start is not None and config.start.get("sha256") != sha256:
         raise CheckpointError(
             f"{place}: its weights have the sha256 {sha256[:16]}, those that `start` in the "
@@ -193,13 +191,6 @@ def train_mode(model: nn.Module) -> None:
     if not any(parameter.requires_grad for parameter in embedding):
         for name in ("embedding", "patch_drop"):  # they work on the tokens and hold none
             model.get_submodule(name).eval()
-
-
-def fingerprint(model: ViT, without: Sequence[str] = ()) -> str:
-    """A sha256 over a model's weights, name by name; groups such as `head` may be left out."""
-    found = digests(model.state_dict())
-    said = {group: digest for group, digest in found.items() if group not in without}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
 def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
@@ -16,19 +17,18 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from vitkit.data.loading.batch_transform import Fed, Feed
+from vitkit.data.loading.batch_transform import Fed
 from vitkit.data.loading.loader import Batch
-from vitkit.data.randomness import hash64
 from vitkit.distributed import World
 from vitkit.models.vit import ViT
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.distillation.teacher_targets import Teaching
-from vitkit.training.distillation.wrapper import Distillation, two_logits
+from vitkit.randomness import hash64
 from vitkit.training.interrupts import StopFlag
-from vitkit.training.optimization.losses import Loss, make_loss
+from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 from vitkit.training.parallel.fsdp import has_shards, local, whole
 
+Transform = Callable[[Batch, int, int], Fed]
+"""Batch, step and part of the step to what the objective is given."""
 DROPOUT = 0x0D09
 """What the generator of a step is for, among the things drawn from the seed."""
 
@@ -56,61 +56,44 @@ class Outcome:
 
 
 class Objective(nn.Module):
-    """Model and loss in one module, so that a wrapper around it sees all that has a gradient."""
+    """Model and loss in one module, so that a wrapper around it sees all that has a gradient.
+
+    Args:
+        model: gives logits (B, K).
+        loss: of logits and targets, the mean over the batch.
+        precision: of the model's matrix products; the loss is computed in float32.
+        device: where the model is.
+    """
 
     def __init__(
-        self, model: nn.Module, precision: Precision, device: torch.device, loss: Loss
+        self, model: nn.Module, loss: Loss, precision: Precision, device: torch.device
     ) -> None:
         super().__init__()
-        self.model, self.device = model, device
-        self.precision, self.loss = precision, loss
+        self.model, self.loss = model, loss
+        self.precision, self.device = precision, device
 
     def forward(self, fed: Fed) -> Tensor:
-        """The mean loss of a batch."""
+        """Return the mean loss of a batch."""
         with autocast(self.precision, self.device):
             logits = self.model(fed.images)
-        return self.of_labels(logits.float(), fed)
+        return self.label_loss(logits.float(), fed)
 
-    def of_labels(self, logits: Tensor, fed: Fed) -> Tensor:
-        """The mean loss of logits (B, K) by the labels."""
+    def label_loss(self, logits: Tensor, fed: Fed) -> Tensor:
+        """Return the mean loss of logits (B, K) by the labels."""
         return self.loss(logits, fed.targets)
-
-
-class DistillingObjective(Objective):
-    """The same, with a teacher's part in it: of the distillation head, where the model has one."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        precision: Precision,
-        device: torch.device,
-        loss: Loss,
-        distillation: Distillation,
-    ) -> None:
-        super().__init__(model, precision, device, loss)
-        self.distillation = distillation
-
-    def forward(self, fed: Fed) -> Tensor:
-        """The mean loss of a batch that a teacher has seen."""
-        assert fed.soft is not None, "fed by `Teaching`"
-        with autocast(self.precision, self.device):
-            logits, taught = two_logits(self.model, fed.images)
-        return self.distillation.mixed(
-            self.of_labels(logits.float(), fed),
-            self.distillation.of_teacher(taught.float(), fed.soft),
-        )
 
 
 class TrainingStep:
     """The arithmetic of training: call it with a batch and the number of the step.
 
     Args:
-        model: in training mode, on `device`.
-        optimizer: over its parameters, its rates already set.
-        config: batch, accumulation, clipping, loss, compilation, seed.
-        feed: how a batch becomes what the model is fed; with a teacher, the model learns from both.
-        precision: `off`, `bfloat16` or `float16`.
-        device: where the model is.
+        objective: the model, in training mode on its device, and its loss.
+        optimizer: over the model's parameters, its rates already set.
+        transform: (batch, step, part) -> what the objective is given.
+        accumulate: micro-batches that a batch is split into; their gradients are summed.
+        clip: largest norm of the gradient; `None` for no limit.
+        seed: of the run; dropout is a function of it.
+        compile: compile the objective; a model that is sharded or kept in step is compiled, too.
         world: the processes that share the batch; a model that is not sharded is kept the same in
             all of them.
         stop: raised by a signal to this process.
@@ -121,41 +104,39 @@ class TrainingStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        objective: Objective,
         optimizer: optim.Optimizer,
-        config: TrainConfig,
-        feed: Feed | Teaching,
-        precision: Precision,
-        device: torch.device,
+        transform: Transform,
+        *,
+        accumulate: int = 1,
+        clip: float | None = None,
+        seed: int = 0,
+        compile: bool = False,
         world: World | None = None,
         stop: StopFlag | None = None,
     ) -> None:
-        self.model, self.optimizer, self.config, self.feed = model, optimizer, config, feed
-        self.world, self.stop, self.device = world or World(), stop or StopFlag(), device
-        self.scale = LossScale() if precision == "float16" else None
-        of_labels = make_loss(
-            config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold
-        )
-        self.loss = Objective(model, precision, device, of_labels)
-        if isinstance(feed, Teaching):
-            self.loss = DistillingObjective(model, precision, device, of_labels, feed.distillation)
-        if config.compile:
+        self.objective, self.model = objective, objective.model
+        self.optimizer, self.transform = optimizer, transform
+        self.accumulate, self.clip, self.seed = accumulate, clip, seed
+        self.world, self.stop = world or World(), stop or StopFlag()
+        self.scale = LossScale() if objective.precision == "float16" else None
+        if compile:
             # Sizes that vary (`progressive`) are compiled one by one: with sizes for variables,
             # torch's compiler fails at the interpolation of positions.
-            self.loss.compile(dynamic=False)
+            objective.compile(dynamic=False)
         self._parallel = self._wrapped()
 
     def __call__(self, batch: Batch, step: int) -> Outcome:
         """Make the step, unless a number is not finite."""
-        total = torch.zeros((), device=self.device)
-        last = self.config.grad_accum_steps - 1
-        for number, micro in enumerate(batch.parts(last + 1)):
+        total = torch.zeros((), device=self.objective.device)
+        last = self.accumulate - 1
+        for number, micro in enumerate(batch.parts(self.accumulate)):
             # of all processes and micro-batches, the part that holds the places part, part + n ...
             part = self.world.rank + self.world.size * number
             self._seed(step, part)
-            fed = self.feed(micro, step, part)
+            fed = self.transform(micro, step, part)
             with self._gathering_gradients(number == last):
-                loss = self._parallel(fed) / (last + 1)
+                loss = self._parallel(fed) / self.accumulate
                 (loss if self.scale is None else loss * self.scale.scale).backward()
             total += loss.detach()
         made = self._rescaled(self._agreed(float(total), float(self._clip())))
@@ -192,18 +173,18 @@ class TrainingStep:
         if self.scale is not None:
             gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.scale.scale)
-        most = self.config.clip_grad or math.inf
+        most = self.clip or math.inf
         return whole(clip_grad_norm_(self.model.parameters(), most))
 
     def _wrapped(self) -> nn.Module:
         if self.world.size == 1 or has_shards(self.model):
-            return self.loss
+            return self.objective
         # A head that is not read gets no gradient, and is looked for only where there is one. The
         # layout of the gradient of a token is of no weight.
         warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
         idle = isinstance(self.model, ViT) and self.model.spec.distilled_readout == "cls"
         return nn.parallel.DistributedDataParallel(
-            self.loss,
+            self.objective,
             process_group=self.world.group,
             gradient_as_bucket_view=True,
             find_unused_parameters=idle,
@@ -225,14 +206,16 @@ class TrainingStep:
         """
         if has_shards(self.model):
             return None
-        count = len(batch.labels) // self.config.grad_accum_steps
+        count = len(batch.labels) // self.accumulate
         weights = [p for p in self.model.parameters() if p.requires_grad]
         while count := count // 2:
             self.optimizer.zero_grad(set_to_none=True)
             try:
                 # no name for the loss: it would hold what it needs beyond a failure
                 torch.autograd.grad(
-                    self.loss(self.feed(batch.first(count), step=0)), weights, allow_unused=True
+                    self.objective(self.transform(batch.first(count), 0, 0)),
+                    weights,
+                    allow_unused=True,
                 )
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
@@ -243,7 +226,7 @@ class TrainingStep:
 
     def _seed(self, step: int, part: int) -> None:
         """Dropout is a function of (seed, step, part)."""
-        torch.manual_seed((int(hash64(self.config.seed, step, DROPOUT)) >> 1) + part)
+        torch.manual_seed((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -23,6 +23,7 @@ from vitkit.evaluation.metrics import Metrics, headline
 from vitkit.frozen import replace as replaced
 from vitkit.io.atomic import remove_temporaries, write_bytes
 from vitkit.models.vit import ViT
+from vitkit.training.build import make_transform
 from vitkit.training.callbacks.missing_images import saved_when_images_fail
 from vitkit.training.config.train_config import Settings, TrainConfig, read_yaml, to_yaml
 from vitkit.training.initial_weights import make_model
@@ -181,12 +182,17 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
             _say_plan(plan, run, log, world)
         world.decided(lambda: log.track(config.logger, kept.to_json()))
         if config.save_augmented_grid and stopped is None:
-            world.decided(lambda: save_augmented_grid(run.augmented, plan))
+            world.decided(lambda: _show_augmented(run, plan))
         with left_at_once(left) if config.probe else nullcontext():
             loop.train()
         with nullcontext() if config.probe else saved_when_images_fail(loop):
             metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
     return TrainResult(run.root, run.best, run.last, metrics, loop.stopped)
+
+
+def _show_augmented(run: RunFolder, plan: Plan) -> None:
+    batch = next(plan.steps[0].parts(plan.config.grad_accum_steps))
+    save_augmented_grid(run.augmented, make_transform(plan), batch, plan.dataset.classes)
 
 
 def _beginning(

@@ -23,15 +23,14 @@ from vitkit.evaluation.evaluate import Output, quiet_engine, tallied
 from vitkit.evaluation.metrics import Metrics
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
+from vitkit.training.build import make_objective, make_step, make_teacher_targets, make_transform
 from vitkit.training.callbacks.evaluate import judged
 from vitkit.training.callbacks.missing_images import other_data, saved_when_images_fail
 from vitkit.training.callbacks.report import Reporter
 from vitkit.training.callbacks.write_weights import write_weights
-from vitkit.training.distillation.teacher_targets import Teaching
 from vitkit.training.failures import last_good, not_finite, out_of_memory, refuse_divergence
 from vitkit.training.initial_weights import train_mode
 from vitkit.training.interrupts import StopFlag
-from vitkit.training.monitoring.augmented_grid import make_feed
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
 from vitkit.training.optimization.ema import EMA
@@ -43,7 +42,7 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.state.save import load_state, save_state, save_values, withdraw_state
-from vitkit.training.step import Outcome, TrainingStep, is_out_of_memory
+from vitkit.training.step import Outcome, is_out_of_memory
 
 SAVED_EVERY = 5.0
 """Seconds since the last state after which the end of an epoch saves one: the epochs of small data
@@ -95,17 +94,19 @@ class Trainer:
         if self.ema is not None:
             self.registry.register("ema", self.ema)
         self.registry.register("progress", self.progress)
-        feed = make_feed(plan)
-        self.teaching = None
-        if plan.teacher is not None:
-            self.teaching = Teaching(
-                plan.teacher, plan, feed, precision, run.teacher, self.world, stop
-            )
+        self.teaching = make_teacher_targets(plan, run, precision, self.world, stop)
+        if self.teaching is not None:
             self.registry.register("teacher", self.teaching)
-        self.step = TrainingStep(
-            model, self.optimizer, config, self.teaching or feed, precision, plan.device,
-            self.world, stop,
-        )  # fmt: skip
+        distillation = self.teaching.distillation if self.teaching else None
+        self.step = make_step(
+            plan,
+            make_objective(plan, model, precision, distillation),
+            self.optimizer,
+            self.teaching or make_transform(plan),
+            compile=config.compile,
+            world=self.world,
+            stop=stop,
+        )
         if self.step.scale is not None:
             self.registry.register("loss_scale", self.step.scale)
         self._agreed = 0  # the signal that any of several processes has had
@@ -165,7 +166,7 @@ class Trainer:
             {"iteration": self.progress.step, "max_epochs": epochs, "epoch_length": length}
         )
         if self.teaching is not None:
-            self.teaching.prepare(remaining, self.log)
+            self.teaching.prepare(remaining, self.log.say)
         train_mode(self.model)
         self._started = time.monotonic()
         arriving = batches(

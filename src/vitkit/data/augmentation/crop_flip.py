@@ -14,9 +14,9 @@ from jaxtyping import Bool, Int64, UInt8
 from pydantic import Field
 
 from vitkit.data.images.preprocess import fit, resized
-from vitkit.data.randomness import uniform
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
+from vitkit.randomness import uniform
 from vitkit.spec import Preprocess
 
 Pixels = UInt8[np.ndarray, "B H W C"]

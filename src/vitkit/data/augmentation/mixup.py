@@ -15,9 +15,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.data.randomness import hash64
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
+from vitkit.randomness import hash64
 from vitkit.shapes import Images
 
 MIXING = 0x317

@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float64, Int64, Shaped
 
 from vitkit.data.augmentation.operations import IDENTITY
-from vitkit.data.randomness import uniform
 from vitkit.errors import SettingError, did_you_mean
+from vitkit.randomness import uniform
 
 Draws = Float64[np.ndarray, "L B"]
 

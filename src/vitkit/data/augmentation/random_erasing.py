@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from vitkit.data.randomness import hash64, uniform
+from vitkit.randomness import hash64, uniform
 from vitkit.shapes import Images
 
 AREAS = (0.02, 1 / 3)

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Int64, UInt64
 
 from vitkit.data.datasets.dataset import Dataset, Split
-from vitkit.data.randomness import hash64
 from vitkit.errors import DataError, SettingError
+from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
 Cut: TypeAlias = Mapping[str, Int64[np.ndarray, " _"]]

@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from jaxtyping import UInt64
 
-from vitkit.data.randomness import hash64
 from vitkit.errors import ImageError
+from vitkit.randomness import hash64
 
 PASSING = frozenset({
     errno.EIO, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,

@@ -15,7 +15,7 @@ from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
 from vitkit.data.images.preprocess import standardised, to_unit
 from vitkit.data.loading.loader import Batch
-from vitkit.data.randomness import occasion
+from vitkit.randomness import occasion
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess
 

@@ -29,9 +29,9 @@ from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.loading import worker_watch
 from vitkit.data.loading.sampler import EpochOrder, remote_store
 from vitkit.data.loading.worker_watch import watched
-from vitkit.data.randomness import occasion
 from vitkit.data.sources.open import Split
 from vitkit.errors import DataError, VitkitError
+from vitkit.randomness import occasion
 from vitkit.spec import Preprocess
 
 

@@ -11,9 +11,9 @@ from torch.utils.data import get_worker_info
 
 from vitkit.data.datasets.dataset import Split, StoredSplit
 from vitkit.data.datasets.scan import as_stored
-from vitkit.data.randomness import hash64, permutation, permutation_by_group
 from vitkit.data.sources.remote_shards import RemoteTars, fetch_ahead
 from vitkit.errors import SettingError
+from vitkit.randomness import hash64, permutation, permutation_by_group
 
 AHEAD = 1 << 16
 """Pictures among which the next shard is looked for."""

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from vitkit.data.datasets.class_names import listed
 from vitkit.errors import CheckpointError, SettingError, UserError
+from vitkit.io.digests import digests
 from vitkit.io.import_path import import_by_name
 from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.formats.vitkit import digests
 from vitkit.weights.load import load
 
 REC_601 = (0.299, 0.587, 0.114)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +28,11 @@ from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json
 from vitkit.io.atomic import output_error, replacing
 from vitkit.shapes import Images, Logits
+from vitkit.spec import Preprocess
+from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.teacher import Teacher
-from vitkit.training.distillation.wrapper import Distillation
 from vitkit.training.interrupts import StopFlag
-from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.precision import Precision, autocast
-from vitkit.training.setup import Plan
 from vitkit.training.state.registry import Tensors, Values
 
 BLOCK = 256
@@ -60,15 +59,40 @@ class _Blocks(BatchSource):
         return self.steps.variants(np.arange(number * BLOCK, last), self.view)
 
 
-class Teaching:
-    """A feed that adds what the teacher says; a part of the run's state by the teacher's digest.
+@dataclass(frozen=True)
+class Taught:
+    """What a teacher is asked about, and how.
+
+    Attributes:
+        steps: every training batch of the run, and how many views an image has.
+        preprocess: how the student's images are normalised.
+        num_classes: columns of the teacher's logits.
+        device: where the teacher is.
+        precision: the one that the student trains with.
+        workers: loader processes.
+        key: what else decides the teacher's logits: the data's fingerprint, the attention kernel.
+        source: the setting `teacher`, for messages.
+    """
+
+    steps: TrainingSteps
+    preprocess: Preprocess
+    num_classes: int
+    device: torch.device
+    precision: Precision
+    workers: int
+    key: tuple[str, str]
+    source: str
+
+
+class TeacherTargets:
+    """A batch transform that adds the teacher's targets; its digest is part of the run's state.
 
     Args:
-        teacher: on the plan's device, its logits in the order of the data's classes.
-        plan: of the run.
-        feed: how a batch becomes what the model is fed.
-        precision: the one that the student trains with.
-        folder: where what it says of whole views is kept.
+        teacher: on the device, its logits in the order of the data's classes.
+        distillation: makes targets of logits.
+        taught: what the teacher is asked about.
+        transform: how a batch becomes what the model is given.
+        folder: where the logits of whole views are kept.
         world: the processes of the run, which share the asking.
         stop: raised by a signal.
     """
@@ -76,20 +100,15 @@ class Teaching:
     def __init__(
         self,
         teacher: Teacher,
-        plan: Plan,
-        feed: Feed,
-        precision: Precision,
+        distillation: Distillation,
+        taught: Taught,
+        transform: Feed,
         folder: Path,
         world: World,
         stop: StopFlag,
     ) -> None:
-        config = plan.config
-        self.distillation = Distillation(
-            temperature=config.distill_temperature,
-            alpha=config.distill_alpha,
-            hard=config.distill == "hard",
-        )
-        self._teacher, self._plan, self._feed, self._precision = teacher, plan, feed, precision
+        self.distillation = distillation
+        self._teacher, self._taught, self._transform = teacher, taught, transform
         self._folder, self._world, self._stop = folder, world, stop
         self._digest = teacher.fingerprint()
         self._views: dict[int, Kept] = {}
@@ -100,24 +119,24 @@ class Teaching:
         Asked in every step, the teacher sees the pictures that the student sees, mixed ones too (as
         in DeiT); of kept views it is the targets that are mixed.
         """
-        fed = self._feed(batch, step, part)
-        if not self._plan.steps.cycle:
+        fed = self._transform(batch, step, part)
+        if not self._taught.steps.cycle:
             return replace(fed, soft=self.distillation.targets(self._ask(fed.images)))
         rows = np.asarray(self._views[batch.epoch][batch.indices.numpy()])
-        soft = self.distillation.targets(torch.from_numpy(rows).to(self._plan.device))
+        soft = self.distillation.targets(torch.from_numpy(rows).to(self._taught.device))
         return replace(fed, soft=fed.mixture.targets(soft) if fed.mixture else soft)
 
-    def prepare(self, steps: range, log: RunLog) -> None:
+    def prepare(self, steps: range, say: Callable[[str], object]) -> None:
         """Have at hand what the teacher says of the views that these steps show.
 
         Raises:
             OutputError: the run folder cannot be written.
             Interrupted: a signal came; views that are whole are kept.
         """
-        views = self._plan.steps.cycle
+        views = self._taught.steps.cycle
         if not views or not steps:
             return
-        each = self._plan.steps.steps_per_epoch
+        each = self._taught.steps.steps_per_epoch
         shown = {epoch % views for epoch in range(steps[0] // each, steps[-1] // each + 1)}
         if self._world.first:
             self._tidy(range(views))
@@ -127,8 +146,8 @@ class Teaching:
                 began = monotonic()
                 self._look_at(view, path)
                 self._world.decided(path.exists)  # the others read it only when it is whole
-                log.say(
-                    f"teacher: view {view + 1} of {views}, {len(self._plan.steps.split):,} "
+                say(
+                    f"teacher: view {view + 1} of {views}, {len(self._taught.steps.split):,} "
                     f"pictures, in {monotonic() - began:.0f} s"
                 )
             self._views[view] = self._read(path)
@@ -145,20 +164,20 @@ class Teaching:
         """Raises `CheckpointError` where the run began with another teacher."""
         if values != self.values():
             raise CheckpointError(
-                f"the teacher {self._plan.config.teacher} is not the one that the run began with; "
+                f"the teacher {self._taught.source} is not the one that the run began with; "
                 f"bring it back, or start afresh with another --output"
             )
 
     def _ask(self, images: Images) -> Logits:
-        with autocast(self._precision, self._plan.device):
-            return self._teacher(images, self._plan.preprocess)
+        with autocast(self._taught.precision, self._taught.device):
+            return self._teacher(images, self._taught.preprocess)
 
     def _path(self, view: int) -> Path:
         """The file's name holds everything that decides what is in it."""
-        plan = self._plan
-        known = [self._digest, plan.dataset.fingerprint, len(plan.steps.split), plan.steps.seed,
-                 to_json(plan.preprocess), to_json(plan.steps.augmentation),
-                 self._precision, plan.config.attention_kernel, view]  # fmt: skip
+        steps, (data, attention_kernel) = self._taught.steps, self._taught.key
+        known = [self._digest, data, len(steps.split), steps.seed, to_json(self._taught.preprocess),
+                 to_json(steps.augmentation), self._taught.precision, attention_kernel,
+                 view]  # fmt: skip
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         return self._folder / f"view-{view}-{digest[:16]}.npy"
 
@@ -171,7 +190,7 @@ class Teaching:
 
     def _look_at(self, view: int, path: Path) -> None:
         """Ask for all of a view; the first process writes."""
-        shape = (len(self._plan.steps.split), self._plan.spec.num_classes)
+        shape = (len(self._taught.steps.split), self._taught.num_classes)
         with ExitStack() as stack:
             file = None
             if self._world.first:
@@ -190,16 +209,16 @@ class Teaching:
     @torch.no_grad()
     def _rows(self, view: int) -> Iterator[Kept]:
         """What the teacher says, in the split's order; the processes take the blocks in turn."""
-        blocks, world = _Blocks(self._plan.steps, view), self._world
+        blocks, world = _Blocks(self._taught.steps, view), self._world
         mine = batches(
-            blocks, range(world.rank, len(blocks), world.size), workers=self._plan.workers
+            blocks, range(world.rank, len(blocks), world.size), workers=self._taught.workers
         )
-        count, classes = len(self._plan.steps.split), self._plan.spec.num_classes
+        count, classes = len(self._taught.steps.split), self._taught.num_classes
         for start in range(0, count, BLOCK * world.size):
             rows = torch.zeros(min(BLOCK * world.size, count - start), classes)
             if (batch := next(mine, None)) is not None:
                 place = world.rank * BLOCK
-                rows[place : place + BLOCK] = self._ask(self._feed.images(batch)).cpu()
+                rows[place : place + BLOCK] = self._ask(self._transform.images(batch)).cpu()
             yield world.summed(rows).numpy()
 
     def _read(self, path: Path) -> Kept:

@@ -1,4 +1,4 @@
-"""How the settings of a run change its training pictures, and a picture of what comes of it."""
+"""A grid of training images as the model is given them."""
 
 from __future__ import annotations
 
@@ -8,45 +8,26 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitkit.data.augmentation.mixup import Mixing
 from vitkit.data.loading.batch_transform import Fed, Feed
 from vitkit.data.loading.loader import Batch
 from vitkit.io.atomic import output_error
 from vitkit.spec import Preprocess
 from vitkit.training.monitoring.image_grids import Line, grid
-from vitkit.training.setup import Plan
 
 SHOWN, ACROSS = 32, 8
 """Pictures in the grid of what the model is fed, and in a row of it."""
 GREY = "#6e7781"
 
 
-def make_feed(plan: Plan) -> Feed:
-    """What brings a batch of the run to the model."""
-    config, mixing = plan.config, None
-    if config.mixup > 0 or config.cutmix > 0:
-        off = config.mixup_off_epoch * plan.steps.steps_per_epoch
-        mixing = Mixing(
-            num_classes=plan.spec.num_classes,
-            mixup=config.mixup,
-            cutmix=config.cutmix,
-            prob=config.mixup_prob,
-            switch_prob=config.mixup_switch_prob,
-            until=off or None,
-            seed=config.seed,
-        )
-    return Feed(plan.preprocess, plan.device, plan.steps.augmentation, mixing, seed=config.seed)
-
-
-def save_augmented_grid(path: Path, plan: Plan) -> None:
-    """Write a picture of the first pictures of the first step, as the model is fed them.
+def save_augmented_grid(
+    path: Path, transform: Feed, batch: Batch, classes: tuple[str, ...]
+) -> None:
+    """Write a grid of the images of a batch, as the model is given them in the first step.
 
     Raises:
         OutputError: the file cannot be written.
     """
-    batch = next(plan.steps[0].parts(plan.config.grad_accum_steps))
-    sheet = augmented_grid(make_feed(plan)(batch, step=0), batch, plan.preprocess,
-                           plan.dataset.classes)  # fmt: skip
+    sheet = augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
     try:
         Image.fromarray(sheet).save(path)
     except OSError as error:

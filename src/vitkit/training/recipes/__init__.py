@@ -1,8 +1,8 @@
 """Recipes: functions that give the settings for a purpose, each headed by what it is worth.
 
 A recipe sets what differs from the defaults; YAML and flags override it. What was measured here
-with several seeds has a receipt (`training/recipes/reference.py`); the others quote their paper, or the one
-run there was.
+with several seeds has a receipt (`training/recipes/reference.py`); the others quote their paper, or
+the one run there was.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The receipt of a recipe: what it scored, where, and how its curve went; is a run keeping up?
 
-A receipt is a file of `receipts/`, written by `benchmarks/recipes.py` from runs with several seeds.
-A recipe of a paper, which was not run here, has none; its docstring quotes the paper's score.
+A receipt is a file of `reference_results/`, written by `benchmarks/recipes.py` from runs with
+several seeds. A recipe of a paper, which was not run here, has none; its docstring quotes the
+paper's score.
 """
 
 from __future__ import annotations

@@ -18,13 +18,12 @@ import torch
 
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, counted
-from vitkit.frozen import replace as replaced
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.auto.heuristics import LEAST_STEPS, batch_of
-from vitkit.training.config.train_config import Settings, TrainConfig
+from vitkit.training.build import make_objective, make_step, make_transform
+from vitkit.training.config.train_config import Settings
 from vitkit.training.initial_weights import train_mode
-from vitkit.training.monitoring.augmented_grid import make_feed
 from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import choose_kernel, choose_precision, wait_for
@@ -207,12 +206,13 @@ def _pictures_per_second(plan: Plan, model: ViT, size: int) -> float:
 
 def trial(plan: Plan, model: ViT) -> TrainingStep:
     """A training step of a copy of the model, as the run will have it but for compilation."""
-    config: TrainConfig = replaced(plan.config, compile=False)
+    config = plan.config
     copied = copy.deepcopy(model)
     train_mode(copied)
     checkpoint_gradients(copied, config.grad_checkpointing)
     assert config.amp != "auto", "decided before"
     if config.attention_kernel != "auto":
         use_attention(copied, config.attention_kernel)
-    optimizer, feed = configured_optimizer(copied, config), make_feed(plan)
-    return TrainingStep(copied, optimizer, config, feed, config.amp, plan.device)
+    objective = make_objective(plan, copied, config.amp)
+    optimizer = configured_optimizer(copied, config)
+    return make_step(plan, objective, optimizer, make_transform(plan))

@@ -8,14 +8,11 @@ licence). Reading holds all of it against the header's shapes before any tensor 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +24,7 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError, SpecError, counted
 from vitkit.io.atomic import Content, replacing
+from vitkit.io.digests import digests
 from vitkit.io.strict_json import parse
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files.open import LONGEST_HEADER, Header, Source
@@ -185,30 +183,6 @@ def safetensors_content(
         path.chmod(mode)
 
     return Content(size, write)
-
-
-def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """A sha256 for each group of tensors: `blocks.3`, `patch_embed`, `head`, `cls_token`.
-
-    Each is over its tensors in the order of their names: name, dtype, shape, bytes. So a flipped
-    bit is found, with its place, and parts of two models are compared by their headers alone.
-    """
-    groups: dict[str, list[str]] = {}
-    for name in sorted(tensors):
-        parts = name.split(".")
-        groups.setdefault(".".join(parts[: 2 if parts[0] == "blocks" else 1]), []).append(name)
-    with ThreadPoolExecutor(2) as threads:  # hashing leaves the interpreter free
-        found = threads.map(partial(_digest, tensors), groups.values())
-    return dict(zip(groups, found, strict=True))
-
-
-def _digest(tensors: Mapping[str, Tensor], names: Sequence[str]) -> str:
-    sha256 = hashlib.sha256()
-    for name in names:
-        tensor = tensors[name].detach().cpu().contiguous()
-        sha256.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        sha256.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return sha256.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitkit.data.randomness import hash64, permutation, uniform
+from vitkit.randomness import hash64, permutation, uniform
 
 
 def test_the_first_outputs_of_splitmix64() -> None:
