@@ -1,11 +1,11 @@
-"""The figures of `vitkit check`: time and memory on many small pictures, and what it tells apart.
+"""The figures of `vitkit check`: time and memory on many small images, and what it tells apart.
 
-    python benchmarks/check.py [--only size near bad] [--pictures 5000 50000]
+    python benchmarks/check.py [--only size near bad] [--images 5000 50000]
 
 `size`: a folder of 64-px JPEGs is checked twice, each time in a process of its own, whose wall
 time, processor time and peak memory are taken; the cache of vitkit is fresh, the disk's is warm.
 `near`: how many changed copies of photographs are found, and how many pairs in digits and
-Fashion-MNIST are taken for copies. `bad`: how many bad pictures of every kind are found. Nothing
+Fashion-MNIST are taken for copies. `bad`: how many bad images of every kind are found. Nothing
 here is a pass or a fail.
 """
 
@@ -41,10 +41,10 @@ def make_folder(root: Path, count: int) -> None:
             (root / split / name).mkdir(parents=True)
     for number in range(count):
         coarse = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
-        picture = Image.fromarray(coarse).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        image = Image.fromarray(coarse).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
         split = "val" if number % 10 == 0 else "train"
         name = "cat" if number % 4 < 2 else "dog"
-        picture.save(root / split / name / f"{number:06}.jpg", quality=85)
+        image.save(root / split / name / f"{number:06}.jpg", quality=85)
 
 
 def checked(data: str, cache: Path) -> dict[str, float]:
@@ -66,7 +66,7 @@ def checked(data: str, cache: Path) -> dict[str, float]:
 
 
 def sizes(counts: list[int]) -> dict[str, object]:
-    """First and second run for each number of pictures."""
+    """First and second run for each number of images."""
     rows: dict[str, object] = {}
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
@@ -81,20 +81,20 @@ def sizes(counts: list[int]) -> dict[str, object]:
     return rows
 
 
-def saved(picture: Image.Image, quality: int) -> Image.Image:
+def saved(image: Image.Image, quality: int) -> Image.Image:
     stream = io.BytesIO()
-    picture.save(stream, "JPEG", quality=quality)
+    image.save(stream, "JPEG", quality=quality)
     return Image.open(stream).convert("RGB")
 
 
-def scaled(picture: Image.Image, times: float) -> Image.Image:
-    width, height = (round(side * times) for side in picture.size)
-    return picture.resize((width, height), Image.Resampling.BICUBIC)
+def scaled(image: Image.Image, times: float) -> Image.Image:
+    width, height = (round(side * times) for side in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def cropped(picture: Image.Image, part: float) -> Image.Image:
-    x, y = (round(side * part) for side in picture.size)
-    return picture.crop((x, y, picture.width - x, picture.height - y))
+def cropped(image: Image.Image, part: float) -> Image.Image:
+    x, y = (round(side * part) for side in image.size)
+    return image.crop((x, y, image.width - x, image.height - y))
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -120,21 +120,21 @@ def near() -> dict[str, object]:
     from vitkit.data.datasets.scan import summarise
     from vitkit.data.sources.open import open_dataset
 
-    def thumbnails(pictures: list[Image.Image]) -> np.ndarray:
-        return np.stack([summarise(np.asarray(picture))[4] for picture in pictures])
+    def thumbnails(images: list[Image.Image]) -> np.ndarray:
+        return np.stack([summarise(np.asarray(image))[4] for image in images])
 
-    pictures = photographs()
-    originals = thumbnails(pictures)
-    rows: dict[str, object] = {"photographs": len(pictures)}
+    images = photographs()
+    originals = thumbnails(images)
+    rows: dict[str, object] = {"photographs": len(images)}
     for name, change in CHANGES.items():
-        changed = thumbnails([change(picture) for picture in pictures])
+        changed = thumbnails([change(image) for image in images])
         copies = nearest_copies(changed, originals, mirrored=True)
-        found = copies == np.arange(len(pictures))
+        found = copies == np.arange(len(images))
         rows[name] = {"found": int(found.sum()), "others": int((~found & (copies >= 0)).sum())}
         print(f"{name:<24} {rows[name]}", flush=True)
     for name in ("digits", "fashion-mnist"):
         report = check(open_dataset(name))
-        rows[name] = {f.kind: len(f.pictures) for f in report.findings}
+        rows[name] = {f.kind: len(f.images) for f in report.findings}
         print(f"{name:<24} {rows[name]}", flush=True)
     return rows
 
@@ -152,12 +152,12 @@ def photographs() -> list[Image.Image]:
     ]
     usual = re.compile(r"\.(jpe?g|png)$")
     found = [Image.open(path).convert("RGB") for path in sorted(places) if usual.search(path.name)]
-    return [picture for picture in found if min(picture.size) >= 64]
+    return [image for image in found if min(image.size) >= 64]
 
 
 def bad() -> dict[str, object]:
-    """Fifty bad pictures of every kind among a thousand good ones."""
-    from bad_pictures import make_bad_folder, refused_by_header
+    """Fifty bad images of every kind among a thousand good ones."""
+    from bad_images import make_bad_folder, refused_by_header
 
     from vitkit.data.checks.check import check
     from vitkit.data.sources.open import open_dataset
@@ -181,11 +181,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     names = ("size", "near", "bad")
     parser.add_argument("--only", nargs="+", choices=names, default=list(names))
-    parser.add_argument("--pictures", nargs="+", type=int, default=[5_000, 50_000])
+    parser.add_argument("--images", nargs="+", type=int, default=[5_000, 50_000])
     asked = parser.parse_args()
     results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
     measures: dict[str, Callable[[], object]] = {
-        "size": lambda: sizes(asked.pictures),
+        "size": lambda: sizes(asked.images),
         "near": near,
         "bad": bad,
     }

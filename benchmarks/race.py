@@ -8,7 +8,7 @@ fashion-mnist --recipe fashion-mnist --epochs E` in a process of its own: its cl
 first trial of arithmetic and counts all else, validation included. The plain loop is float32, AdamW
 at a constant rate, shuffled batches of 256, cross-entropy and the recipe's flips and shifts; its
 clock counts nothing but its steps, and it may take `--patience` times our time. Both are scored on
-the same 6,000 pictures held out of train; the test split is not read. The loop runs at each of
+the same 6,000 images held out of train; the test split is not read. The loop runs at each of
 `--rates`, and the fastest counts. Seeds are run in turn. Nothing here is a pass or a fail.
 """
 
@@ -56,7 +56,7 @@ def ours(goal: float, seed: int, asked: argparse.Namespace) -> dict[str, object]
     }
 
 
-def pictures(
+def images(
     seed: int, parts: tuple[str, ...] = ("train", "val")
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """The same splits that a run makes, as floats."""
@@ -71,7 +71,7 @@ def pictures(
 
 
 def varied(images: Tensor) -> Tensor:
-    """Flipped half of the time, and shifted by at most a pixel, each picture by itself."""
+    """Flipped half of the time, and shifted by at most a pixel, each image by itself."""
     flipped = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(3), images)
     padded = F.pad(flipped, (1, 1, 1, 1), value=-MEAN / STD)
     windows = padded.unfold(2, 28, 1).unfold(3, 28, 1)  # B C 3 3 28 28
@@ -131,7 +131,7 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     torch.set_flush_denormal(True)
-    data, results = pictures(0), []
+    data, results = images(0), []
     for seed in asked.seeds:
         mine = ours(asked.goal, seed, asked)
         print(f"seed {seed}: vitkit {told(mine, asked.goal)}", flush=True)

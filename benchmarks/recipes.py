@@ -55,7 +55,7 @@ def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, 
     }
 
 
-def receipt(recipe: str, runs: list[dict[str, object]], pictures: int) -> dict[str, object]:
+def receipt(recipe: str, runs: list[dict[str, object]], images: int) -> dict[str, object]:
     """What is kept of the runs."""
     curves = zip(*(made["curve"] for made in runs), strict=True)
     seconds = [made["seconds"] for made in runs]
@@ -65,7 +65,7 @@ def receipt(recipe: str, runs: list[dict[str, object]], pictures: int) -> dict[s
         "hardware": processor(),
         "date": date.today().isoformat(),
         "seconds": [round(min(seconds), 1), round(max(seconds), 1)],
-        "pictures": pictures,
+        "images": images,
         "test": [made["test"] for made in runs],
         "curve": [[round(min(column), 4), round(max(column), 4)] for column in curves],
         "settings": runs[0]["settings"],
@@ -99,14 +99,14 @@ def main() -> None:
         told = [{key: made[key] for key in SHOWN} for made in runs]
         write_results("recipes-", {recipe: told})
         if not flags:
-            kept = receipt(recipe, runs, pictures=_pictures(recipe, asked.data_root))
+            kept = receipt(recipe, runs, images=_images(recipe, asked.data_root))
             RECEIPTS.mkdir(exist_ok=True)
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(kept[key])}" for key in kept)
             (RECEIPTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
-def _pictures(recipe: str, root: str | None) -> int:
-    """Training pictures, as a run cuts them."""
+def _images(recipe: str, root: str | None) -> int:
+    """Training images, as a run cuts them."""
     config = TrainConfig(**layered({"data": DATA.get(recipe, recipe)}, recipe_settings(recipe)))
     dataset = open_dataset(config.data, data_root=root)
     return len(with_validation(dataset, config.val_fraction).splits["train"])

@@ -1,10 +1,10 @@
-"""A training step of vitkit against timm's, with the same weights, pictures and optimizer.
+"""A training step of vitkit against timm's, with the same weights, images and optimizer.
 
     python benchmarks/step.py [--model vit_small_patch16_224] [--batch 8] [--blocks 7] [--steps 2]
                               [--threads 2] [--device cpu] [--eager] [--curve STEPS]
 
 A step is forward, cross-entropy, backward, clipping at norm 1, fused AdamW and zeroed gradients, on
-random pictures, without drop-path. Rows: timm and vitkit, in float32 and under bfloat16 autocast,
+random images, without drop-path. Rows: timm and vitkit, in float32 and under bfloat16 autocast,
 and in float32 compiled (`--eager` leaves those out). On a processor vitkit attends in bfloat16 by
 its plain kernel, which is what a run's trial finds there. First the logits of the same weights are
 compared; then blocks of `--steps` steps are timed in turn, forwards and backwards (A B B A), after
@@ -86,8 +86,8 @@ class Row:
         self.losses.append(loss.item())  # waits for the device, too
 
 
-def pictures(number: int, batch: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Batch `number`: coarse noise, made smooth, as pictures are; and labels."""
+def images(number: int, batch: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Batch `number`: coarse noise, made smooth, as images are; and labels."""
     generator = torch.Generator().manual_seed(number)
     coarse = torch.randn(batch, 3, size // 8, size // 8, generator=generator)
     images = F.interpolate(coarse, size=size, mode="bicubic").to(device)
@@ -204,11 +204,11 @@ def main() -> None:
     device = torch.device(asked.device)
     rows = make_rows(asked.model, device, asked.eager)
     size = rows["vitkit eager"].model.spec.image_size[0]
-    apart = same_logits(rows, pictures(0, asked.batch, size, device)[0])
+    apart = same_logits(rows, images(0, asked.batch, size, device)[0])
     print(f"{asked.model}, batch {asked.batch}, {asked.threads} threads, load "
           f"{os.getloadavg()[0]:.1f}; logits differ by {apart:.1g}", flush=True)  # fmt: skip
     measured(rows, asked.blocks, asked.steps,
-             lambda number: pictures(number, asked.batch, size, device))  # fmt: skip
+             lambda number: images(number, asked.batch, size, device))  # fmt: skip
     base, results = rows["timm eager"], {}
     for name, row in rows.items():
         low, _, high = quantiles(row.seconds, n=4)

@@ -4,7 +4,7 @@
 
 DeiT's best teacher is a convolutional network (arXiv 2012.12877, Table 2). This one has 0.46 M
 parameters and learns by SGD with momentum and a one-cycle rate (arXiv 1708.07120) from the training
-pictures that a run of vitkit trains on, flipped and shifted as there, and from labels that are not
+images that a run of vitkit trains on, flipped and shifted as there, and from labels that are not
 smoothed: smoothed ones make poor teachers (arXiv 1906.02629). `teacher:trained` hands it to
 `vitkit train --teacher`, from the file that the variable TEACHER_WEIGHTS names.
 """
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import torch
-from race import BATCH, accuracy, pictures, varied
+from race import BATCH, accuracy, images, varied
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -69,7 +69,7 @@ def trained() -> ConvolutionalTeacher:
 def train(path: Path, epochs: int) -> None:
     """Train it, print what validation says of each epoch, and keep the last weights."""
     torch.manual_seed(0)
-    teacher, data = ConvolutionalTeacher().to(memory_format=torch.channels_last), pictures(0)
+    teacher, data = ConvolutionalTeacher().to(memory_format=torch.channels_last), raw_images(0)
     images, labels = data["train"]
     optimizer = torch.optim.SGD(
         teacher.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4, nesterov=True
@@ -93,7 +93,7 @@ def train(path: Path, epochs: int) -> None:
 def score(path: Path, part: str) -> float:
     """Top-1 of kept weights on a split."""
     os.environ[WEIGHTS] = str(path)
-    return accuracy(trained().eval(), *pictures(0, (part,))[part])
+    return accuracy(trained().eval(), *images(0, (part,))[part])
 
 
 def main() -> None:

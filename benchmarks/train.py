@@ -1,4 +1,4 @@
-"""What training costs besides the arithmetic: the log, a checkpoint, waiting for pictures.
+"""What training costs besides the arithmetic: the log, a checkpoint, waiting for images.
 
     python benchmarks/train.py [--only overhead checkpoint waiting] [--rounds 8] [--block 5]
 
@@ -50,7 +50,7 @@ from vitkit.training.trainer import Trainer
 
 class Loop(Trainer):
     """The training loop, going on by some steps at a time; nothing is saved. Its clock runs only
-    while it is not in a step and not waiting for pictures."""
+    while it is not in a step and not waiting for images."""
 
     between = 0.0
     _left: float | None = None
@@ -93,7 +93,7 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
 
     The log writes once in a block, where by default it does in 50 steps.
     """
-    plan = small_pictures(log_interval=block)
+    plan = small_images(log_interval=block)
     with tempfile.TemporaryDirectory() as name:
         run = RunFolder(Path(name))
         with RunLog(run, total=plan.total_steps) as log:
@@ -122,8 +122,8 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
     return {"step_seconds": step, "ratio": ratio, "between_share": between / step}
 
 
-def small_pictures(log_interval: int) -> Plan:
-    """Random pictures of 32 px in memory, in ten classes."""
+def small_images(log_interval: int) -> Plan:
+    """Random images of 32 px in memory, in ten classes."""
     from vitkit.data.augmentation.crop_flip import Augmentation
     from vitkit.data.loading.loader import TrainingSteps
 
@@ -182,13 +182,13 @@ def waiting(steps: int, workers: int) -> dict[str, object]:
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         for number in range(400):
-            folder = Path(name) / "pictures" / "train" / f"class-{number % 2}"
+            folder = Path(name) / "images" / "train" / f"class-{number % 2}"
             folder.mkdir(parents=True, exist_ok=True)
             coarse = random.integers(0, 256, (28, 28, 3), dtype=np.uint8)
-            picture = Image.fromarray(coarse).resize((224, 224), Image.Resampling.BICUBIC)
-            picture.save(folder / f"{number}.jpg", quality=90)
+            image = Image.fromarray(coarse).resize((224, 224), Image.Resampling.BICUBIC)
+            image.save(folder / f"{number}.jpg", quality=90)
         run = vitkit.train(
-            str(Path(name) / "pictures"), output=f"{name}/run", model="vit_small_patch16_224",
+            str(Path(name) / "images"), output=f"{name}/run", model="vit_small_patch16_224",
             batch_size=16, epochs=2, warmup_epochs=0.5, max_steps=steps, val_fraction=0.0,
             workers=workers, log_interval=1, amp="off", quiet=True,
         ).run  # fmt: skip

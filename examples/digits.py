@@ -18,7 +18,7 @@ from PIL import Image
 import vitkit
 from vitkit.data.sources.open import open_dataset
 
-PICTURE = 1  # a seven, docs/pictures/seven.png
+IMAGE = 1  # a seven, docs/images/seven.png
 
 
 def main() -> None:
@@ -31,16 +31,16 @@ def main() -> None:
     )
 
     test = open_dataset("digits").splits["test"]
-    picture = output / "test-picture.png"
-    Image.fromarray(test.read(PICTURE)[..., 0]).save(picture)
+    image = output / "test-image.png"
+    Image.fromarray(test.read(IMAGE)[..., 0]).save(image)
 
     checkpoint = vitkit.load(result.best)
-    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([picture], top_k=3)
-    vitkit.explain(checkpoint, picture).save(output / "attention.png")
+    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([image], top_k=3)
+    vitkit.explain(checkpoint, image).save(output / "attention.png")
 
-    truth = checkpoint.classes[test.labels[PICTURE]]
+    truth = checkpoint.classes[test.labels[IMAGE]]
     print(f"test accuracy  {result.metrics['test']['top1']:.2%}")
-    print(f"prediction     {picture}: {said.label} ({said.probability:.1%}); it is a {truth}")
+    print(f"prediction     {image}: {said.label} ({said.probability:.1%}); it is a {truth}")
     print(f"attention      {output / 'attention.png'}")
 
 

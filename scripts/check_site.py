@@ -1,7 +1,7 @@
 """Looks for what is wrong with a built site: `python scripts/check_site.py build/docs`.
 
 A link to a page, a file or an anchor that is not there; anything a page would fetch from another
-host (links that a reader follows may lead anywhere); a picture in the text without a caption.
+host (links that a reader follows may lead anywhere); an image in the text without a caption.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.styled = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag asks for; pictures of a figure wait for its caption."""
+        """Note what the tag asks for; images of a figure wait for its caption."""
         given = {name: value or "" for name, value in attrs}
         self.anchors.update(given[name] for name in ("id", "name") if name in given)
         relations = set(given.get("rel", "").split())
@@ -56,7 +56,7 @@ class Page(HTMLParser):
             self.open.clear()
 
     def handle_endtag(self, tag: str) -> None:
-        """A figure that ends without a caption leaves its pictures without one."""
+        """A figure that ends without a caption leaves its images without one."""
         self.styled = False
         if tag in self.inside:
             self.inside.remove(tag)
@@ -87,7 +87,7 @@ def problems(site: Path) -> Iterator[str]:
                 yield f"{name}: fetched from another host: {address}"
         for address in dict.fromkeys([*page.links, *page.fetched]):
             yield from (f"{name}: {what}" for what in dead(address, path, site.resolve(), pages))
-        yield from (f"{name}: picture without a caption: {src}" for src in page.uncaptioned)
+        yield from (f"{name}: image without a caption: {src}" for src in page.uncaptioned)
     for path in sorted(site.rglob("*.css")):
         for address in addresses(path.read_text(encoding="utf-8")):
             if is_foreign(address):

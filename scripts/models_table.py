@@ -20,12 +20,12 @@ name. Any field of `ViTSpec` can be given beside it:
 `vitkit.create_model("vit_base_patch16_224", num_classes=37, qkv_bias=False)`.
 
 Parameters are those of the model as built, with its head; 0 classes mean no head, and `forward`
-gives pooled features. Picture and patch are pixels of a side. "Further" are fields of `ViTSpec`
+gives pooled features. Image and patch are pixels of a side. "Further" are fields of `ViTSpec`
 that differ from its defaults. `scripts/models_table.py` writes this page from
 `src/vitkit/models/presets.toml`.
 """
 HEADER = """
-| model | parameters | picture | patch | width x depth x heads, MLP | classes | further |
+| model | parameters | image | patch | width x depth x heads, MLP | classes | further |
 | --- | ---: | ---: | ---: | --- | ---: | --- |
 """
 

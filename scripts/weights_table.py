@@ -56,7 +56,7 @@ unless `strict=False` (`--allow-partial`) says to go on without them.
 ## What was checked
 
 - timm's and torchvision's lines are held against timm 1.0.31 and torchvision 0.28 by
-  `tests/weights/test_catalogue.py`: address, classes, pixels, pictures, licence.
+  `tests/weights/test_catalogue.py`: address, classes, pixels, images, licence.
 - The other lines are from the pages named below. Nothing of theirs was fetched: that an address
   still answers, and what the file holds, is not verified.
 - Of no file is the whole SHA-256 known here. torchvision and DeiT put its first eight hex digits
@@ -64,15 +64,15 @@ unless `strict=False` (`--allow-partial`) says to go on without them.
   files nothing is published to check against, so their length alone is.
 - A licence is what the publisher states, and nothing where none is stated. Read it before use.
 
-Pictures: mean and standard deviation by name, then the filter, then the part of the shorter side
+Images: mean and standard deviation by name, then the filter, then the part of the shorter side
 that the crop keeps, or "squash".
 
 | name | mean | standard deviation |
 | --- | --- | --- |
-{pictures}
+{images}
 """
 HEADER = """
-| checkpoint | classes | pixels | pictures | licence | trained on |
+| checkpoint | classes | pixels | images | licence | trained on |
 | --- | ---: | ---: | --- | --- | --- |
 """
 
@@ -81,9 +81,9 @@ def page() -> str:
     """The whole document."""
     named = (
         f"| {name} | {', '.join(map(str, mean))} | {', '.join(map(str, std))} |"
-        for name, (mean, std) in DATA["pictures"].items()
+        for name, (mean, std) in DATA["images"].items()
     )
-    said = INTRODUCTION.format(count=len(catalogue()), pictures="\n".join(named))
+    said = INTRODUCTION.format(count=len(catalogue()), images="\n".join(named))
     return "\n".join([said, *(section(name) for name in SOURCES)])
 
 
@@ -101,21 +101,21 @@ def row(entry: Entry) -> str:
         f"`{entry.name}`",
         entry.classes,
         entry.image_size,
-        pictures(entry),
+        images(entry),
         entry.licence or "not stated",
         entry.note,
     )
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def pictures(entry: Entry) -> str:
+def images(entry: Entry) -> str:
     """`half, bicubic, 0.9`."""
     given = entry.preprocess
     if given is None:
         return "as its file says"
     name = next(
         name
-        for name, (mean, std) in DATA["pictures"].items()
+        for name, (mean, std) in DATA["images"].items()
         if (tuple(mean), tuple(std)) == (given.mean, given.std)
     )
     fit = "squash" if given.fit == "squash" else f"{given.crop_ratio:.3g}"

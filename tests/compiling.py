@@ -16,12 +16,12 @@ from collections.abc import Callable
 warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
 
 import torch  # noqa: E402
-from peers import noisy_vit, pictures, relative  # noqa: E402
+from peers import noisy_vit, random_images, relative  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
 
 import vitkit  # noqa: E402
 
-# A trace fixes the picture's sides, and says so.
+# A trace fixes the image's sides, and says so.
 warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
 
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=32, depth=1, num_heads=2, mlp_width=64,
@@ -46,7 +46,7 @@ Case = Callable[[], float]
 
 def compiled(name: str, backend: str) -> float:
     """The whole forward pass as one graph: a break is an error."""
-    model, images = noisy_vit(SPEC.replace(**VARIATIONS[name])).eval(), pictures(2, 32)
+    model, images = noisy_vit(SPEC.replace(**VARIATIONS[name])).eval(), random_images(2, 32)
     whole = torch.compile(model, fullgraph=True, backend=backend)
     with torch.inference_mode():
         return relative(whole(images), model(images))
@@ -54,7 +54,7 @@ def compiled(name: str, backend: str) -> float:
 
 def trained(backend: str) -> float:
     """The gradients of a compiled step."""
-    model, images = noisy_vit(SPEC), pictures(2, 32)
+    model, images = noisy_vit(SPEC), random_images(2, 32)
     gradients = []
     for forward in (torch.compile(model, fullgraph=True, backend=backend), model):
         model.zero_grad()
@@ -76,7 +76,7 @@ class Watched(vitkit.Record):
 def recorded(backend: str) -> float:
     """Maps and tokens that a compiled model leaves in a record; only the layer asked for runs
     outside the graphs."""
-    model, images = noisy_vit(SPEC.replace(depth=2)).eval(), pictures(2, 32)
+    model, images = noisy_vit(SPEC.replace(depth=2)).eval(), random_images(2, 32)
     whole = torch.compile(model, backend=backend)
     eager, compiled = (Watched(attention=[1], tokens=[1]) for _ in range(2))
     counters["stats"].clear()
@@ -94,12 +94,12 @@ def recorded(backend: str) -> float:
 def exported(name: str) -> float:
     """Export with a dynamic batch, and a trace, run with other batches than they were made with."""
     model = noisy_vit(SPEC.replace(**(VARIATIONS | STEMS)[name])).eval()
-    batch, images = {0: torch.export.Dim("batch")}, pictures(2, 32)
+    batch, images = {0: torch.export.Dim("batch")}, random_images(2, 32)
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=(batch,)).module()
         trace = torch.jit.trace(model, images, check_trace=False)
         return max(
-            relative(made(pictures(n, 32)), model(pictures(n, 32)))
+            relative(made(random_images(n, 32)), model(random_images(n, 32)))
             for made in (program, trace)
             for n in (1, 2, 5)
         )

@@ -60,7 +60,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def a_cache_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests remember of their pictures stays out of the user's cache."""
+    """What tests remember of their images stays out of the user's cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VITKIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -51,7 +51,7 @@ def noisy_vit(spec: vitkit.ViTSpec) -> vitkit.ViT:
     return model
 
 
-def pictures(count: int, height: int, width: int | None = None) -> Tensor:
+def random_images(count: int, height: int, width: int | None = None) -> Tensor:
     """Seeded noise (B, 3, H, W)."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(count, 3, height, width or height, generator=generator)

@@ -1,4 +1,4 @@
-"""The same pictures as a folder, a CSV, Parquet files and tar shards, for the tests of sources."""
+"""The same images as a folder, a CSV, Parquet files and tar shards, for the tests of sources."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ CLASSES = ("1", "2", "10")
 """As names: in natural order, which is not the order of letters."""
 
 Sample = tuple[str, str, str, bytes]
-"""Split, class, name, encoded picture."""
+"""Split, class, name, encoded image."""
 
 
 def samples(per_class: int = 6) -> list[Sample]:
-    """Small pictures of a colour that tells their class, some JPEG and some PNG, of many sizes."""
+    """Small images of a colour that tells their class, some JPEG and some PNG, of many sizes."""
     generator = np.random.default_rng(0)
     made = []
     for split, count in (("train", per_class), ("val", 2), ("test", 2)):
@@ -41,28 +41,28 @@ def samples(per_class: int = 6) -> list[Sample]:
     return made
 
 
-def as_folder(root: Path, pictures: Iterable[Sample]) -> Path:
-    for split, name, file, content in pictures:
+def as_folder(root: Path, images: Iterable[Sample]) -> Path:
+    for split, name, file, content in images:
         place = root / split / name / file
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
     return root
 
 
-def as_csv(root: Path, pictures: Sequence[Sample]) -> Path:
-    as_folder(root, pictures)
+def as_csv(root: Path, images: Sequence[Sample]) -> Path:
+    as_folder(root, images)
     with (root / "data.csv").open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file)
         rows.writerow(["path", "label", "split"])
-        rows.writerows([f"{s}/{name}/{file}", name, s] for s, name, file, _ in pictures)
+        rows.writerows([f"{s}/{name}/{file}", name, s] for s, name, file, _ in images)
     return root / "data.csv"
 
 
-def as_tars(root: Path, pictures: Sequence[Sample], label: str = "cls") -> str:
+def as_tars(root: Path, images: Sequence[Sample], label: str = "cls") -> str:
     """Two shards of train, one of val and of test; every fourth entry is a link or a folder."""
     root.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val", "test"):
-        chosen = [sample for sample in pictures if sample[0] == split]
+        chosen = [sample for sample in images if sample[0] == split]
         half = (len(chosen) + 1) // 2 if split == "train" else len(chosen)
         for number, part in enumerate((chosen[:half], chosen[half:])):
             if part:
@@ -84,12 +84,12 @@ def write_tar(path: Path, entries: Iterable[tuple[str, bytes]], **options: Any) 
     return path
 
 
-def as_parquet(root: Path, pictures: Sequence[Sample], rows: int = 4) -> Path:
+def as_parquet(root: Path, images: Sequence[Sample], rows: int = 4) -> Path:
     """Files as the Hub has them, their schema written by hand; a few rows to a group."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     root.mkdir(parents=True, exist_ok=True)
     for split in ("train", "val", "test"):
-        chosen = [sample for sample in pictures if sample[0] == split]
+        chosen = [sample for sample in images if sample[0] == split]
         table = pa.table(
             {
                 "image": [{"bytes": content, "path": file} for *_, file, content in chosen],

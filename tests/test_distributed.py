@@ -50,11 +50,11 @@ def elastic(output: Path, sizes: tuple[int, ...], ends=(13, 40, 60)) -> list[lis
 def test_any_number_of_processes_makes_the_same_run(alone, tmp_path, sizes):
     """T7. Stopped in mid-epoch and at an epoch's end, and gone on with by another number."""
     parts = elastic(tmp_path / "run", sizes)
-    together_order = {step: pictures for part in parts for step, pictures in order(part).items()}
+    together_order = {step: images for part in parts for step, images in order(part).items()}
     assert json.dumps(together_order) == json.dumps(order(alone))
     for epoch in range(3):
-        pictures = [p for step in range(20 * epoch, 20 * epoch + 20) for p in together_order[step]]
-        assert len(set(pictures)) == len(pictures) == 1280
+        images = [p for step in range(20 * epoch, 20 * epoch + 20) for p in together_order[step]]
+        assert len(set(images)) == len(images) == 1280
     straight = numbers(alone)
     found = {step: both for part in parts for step, both in numbers(part).items()}
     assert found.keys() == straight.keys()
@@ -124,12 +124,12 @@ def test_four_parts_of_a_batch_are_the_same_however_processes_and_micro_batches_
     )
 
 
-def counted(pictures: int):
-    """A split whose pictures say their own number, and a model that is right about some of them."""
-    images = np.zeros((pictures, 4, 4, 1), np.uint8)
-    images[:, 0, 0, 0] = np.arange(pictures)
-    labels = np.arange(pictures) % 7
-    split = ArraySplit(images, labels, "numbers")
+def counted(images: int):
+    """A split whose images say their own number, and a model that is right about some of them."""
+    batch_images = np.zeros((images, 4, 4, 1), np.uint8)
+    batch_images[:, 0, 0, 0] = np.arange(images)
+    labels = np.arange(images) % 7
+    split = ArraySplit(batch_images, labels, "numbers")
     logits = torch.randn(256, 7, generator=torch.Generator().manual_seed(1))
 
     def forward(batch):
@@ -138,15 +138,15 @@ def counted(pictures: int):
     return split, forward
 
 
-@pytest.mark.parametrize("pictures", [101, 3, 1])
-def test_evaluation_counts_every_picture_once(pictures):
-    split, forward = counted(pictures)
+@pytest.mark.parametrize("images", [101, 3, 1])
+def test_evaluation_counts_every_image_once(images):
+    split, forward = counted(images)
     alone = evaluate(forward, split, GREY, num_classes=7, batch_size=16)
     measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, batch_size=16,
                                               world=world))  # fmt: skip
     first, second = together(2, measure)
     assert first == second
-    assert first["pictures"] == pictures
+    assert first["images"] == images
     assert first["top1"] == pytest.approx(alone["top1"], abs=1e-9)
     assert first["top5"] == pytest.approx(alone["top5"], abs=1e-9)
     assert first["loss"] == pytest.approx(alone["loss"], abs=1e-6)
@@ -189,7 +189,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
 
 
 def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
-    """The control of the test above: 101 pictures padded to 51 for each of two processes."""
+    """The control of the test above: 101 images padded to 51 for each of two processes."""
     split, forward = counted(101)
     alone = evaluate(forward, split, GREY, num_classes=7)
     made = EvaluationBatches.__init__
@@ -201,7 +201,7 @@ def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
     monkeypatch.setattr(EvaluationBatches, "__init__", padded)
     measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, world=world))
     found = together(2, measure)[0]
-    assert found["pictures"] == 102
+    assert found["images"] == 102
     assert found["loss"] != pytest.approx(alone["loss"], abs=1e-6)
 
 
@@ -238,9 +238,9 @@ def check_poisoned(output: Path, where: str, rank: int, step: int, **settings) -
     assert [len(one["steps"]) for one in found] == [step + 1] * 2
     if where != "gradient":  # that is everywhere before it can be looked at
         split = make_plan(config_of(output)).dataset.splits["train"]
-        named = ", ".join(split.name(picture) for picture in found[rank]["steps"][-1][1][:3])
+        named = ", ".join(split.name(image) for image in found[rank]["steps"][-1][1][:3])
         assert f" on rank {rank} " in text
-        assert f"pictures {named} ..." in text
+        assert f"images {named} ..." in text
     for path in [*(output / "state").rglob("*.safetensors"), *(output / "weights").glob("*")]:
         assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
     assert newest_state(output / "state")[0].name == f"step-{step // 5 * 5:08d}"
@@ -370,7 +370,7 @@ def test_any_number_that_is_not_finite_on_one_process_stops_all(tmp_path, where,
 @pytest.mark.soak
 def test_four_processes_make_the_same_run(alone, tmp_path):
     parts = elastic(tmp_path / "run", (4, 1, 4))
-    found = {step: pictures for part in parts for step, pictures in order(part).items()}
+    found = {step: images for part in parts for step, images in order(part).items()}
     assert json.dumps(found) == json.dumps(order(alone))
 
 

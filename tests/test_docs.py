@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_site_is_found(tmp_path):
     assert sorted(check_site.problems(tmp_path)) == [
         "index.html: dead anchor: other.html#gone",
         "index.html: dead link: none.html",
-        "index.html: picture without a caption: b.png",
+        "index.html: image without a caption: b.png",
         "other.html: fetched from another host: //fonts.example.org/f",
         "other.html: fetched from another host: https://cdn.example.org/x.js",
         "style.css: fetched from another host: https://example.org/b.png",

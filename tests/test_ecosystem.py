@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from peers import noisy_vit, peer, pictures
+from peers import noisy_vit, peer, random_images
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,7 +21,7 @@ SPEC = vitkit.ViTSpec(image_size=(32, 48), patch_size=8, width=32, depth=2, num_
 @pytest.fixture
 def model() -> vitkit.ViT:
     model = noisy_vit(SPEC).eval()
-    with torch.no_grad():  # larger matrices than noise gives, so that pictures matter
+    with torch.no_grad():  # larger matrices than noise gives, so that images matter
         for module in model.modules():
             if isinstance(module, nn.Linear | nn.Conv2d):
                 module.weight.mul_(10)
@@ -30,7 +30,7 @@ def model() -> vitkit.ViT:
 
 @pytest.fixture
 def images() -> Tensor:
-    return pictures(2, *SPEC.image_size)
+    return random_images(2, *SPEC.image_size)
 
 
 @pytest.mark.parametrize("changes", [{}, {"num_registers": 4, "distillation_token": True}])
@@ -44,7 +44,7 @@ def test_torchinfo_counts_the_same_parameters(changes, images):
     assert list(table.summary_list[0].output_size) == [2, SPEC.num_classes]
 
 
-def test_grad_cam_draws_a_map_of_the_picture_s_size(model, images):
+def test_grad_cam_draws_a_map_of_the_image_s_size(model, images):
     cam_class = peer("pytorch_grad_cam", "GradCAM")
     target = peer("pytorch_grad_cam.utils.model_targets", "ClassifierOutputTarget")
 

@@ -90,14 +90,14 @@ def test_the_model_is_equations_1_to_4(model):
     record = vitkit.Record(attention=[0, -1], tokens=[0, 1])
     logits = model(images, record=record)
     w = numbers(model)
-    for picture in range(2):
-        z = equation_1(images[picture].numpy(), w)
+    for image in range(2):
+        z = equation_1(images[image].numpy(), w)
         for layer in range(2):
             z, maps = equation_2(z, w, f"blocks.{layer}")
             z = equation_3(z, w, f"blocks.{layer}")
-            np.testing.assert_allclose(record.attention[layer][picture].detach(), maps, atol=1e-12)
-            np.testing.assert_allclose(record.tokens[layer][picture].detach(), z, atol=1e-12)
-        np.testing.assert_allclose(logits[picture].detach(), equation_4(z, w), atol=1e-12)
+            np.testing.assert_allclose(record.attention[layer][image].detach(), maps, atol=1e-12)
+            np.testing.assert_allclose(record.tokens[layer][image].detach(), z, atol=1e-12)
+        np.testing.assert_allclose(logits[image].detach(), equation_4(z, w), atol=1e-12)
 
 
 def test_equation_1_numbers_of_the_paper():
@@ -119,9 +119,9 @@ def test_mean_readout_is_the_mean_of_the_normed_patches():
     record = vitkit.Record(tokens=[-1])
     logits = model(images, record)
     w = numbers(model)
-    for picture in range(2):
+    for image in range(2):
         normed = layer_norm(
-            record.tokens[1][picture].detach().numpy(), w["norm.weight"], w["norm.bias"]
+            record.tokens[1][image].detach().numpy(), w["norm.weight"], w["norm.bias"]
         )
         expected = normed.mean(0) @ w["head.weight"].T + w["head.bias"]
-        np.testing.assert_allclose(logits[picture].detach(), expected, atol=1e-5)
+        np.testing.assert_allclose(logits[image].detach(), expected, atol=1e-5)

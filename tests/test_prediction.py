@@ -1,4 +1,4 @@
-"""`Predictor`: any kind of picture, in order, by the preprocessing of the checkpoint."""
+"""`Predictor`: any kind of image, in order, by the preprocessing of the checkpoint."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def pictures() -> list[np.ndarray]:
+def images() -> list[np.ndarray]:
     generator = np.random.default_rng(0)
     sizes = [(20, 30), (40, 17), (16, 16), (33, 33), (64, 20)]
     return [generator.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
 
 
-def test_every_kind_of_picture_gives_the_same_prediction(checkpoint, pictures, tmp_path):
+def test_every_kind_of_image_gives_the_same_prediction(checkpoint, images, tmp_path):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
-    array = pictures[0]
+    array = images[0]
     image, path, encoded = Image.fromarray(array), tmp_path / "a.png", io.BytesIO()
     image.save(path)
     image.save(encoded, format="PNG")
@@ -49,27 +49,27 @@ def test_every_kind_of_picture_gives_the_same_prediction(checkpoint, pictures, t
     assert len({said.label for said in predictor(kinds)}) == 1
 
 
-def test_predictions_come_in_order_whatever_the_batch(checkpoint, pictures):
-    whole = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
+def test_predictions_come_in_order_whatever_the_batch(checkpoint, images):
+    whole = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
     for size in (1, 2, 5):
         predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=size)
-        torch.testing.assert_close(predictor.logits(pictures), whole, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(predictor.logits(images), whole, rtol=1e-5, atol=1e-5)
     assert vitkit.Predictor.from_checkpoint(checkpoint)([]) == []
 
 
-def test_top_k_is_the_softmax_sorted(checkpoint, pictures):
+def test_top_k_is_the_softmax_sorted(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
-    for said, logits in zip(predictor(pictures, top_k=99), predictor.logits(pictures), strict=True):
+    for said, logits in zip(predictor(images, top_k=99), predictor.logits(images), strict=True):
         probabilities = logits.softmax(0)
         order = probabilities.argsort(descending=True)
         assert [label for label, _ in said.top] == ["abcdef"[i] for i in order]
         assert [p for _, p in said.top] == pytest.approx(probabilities[order].tolist())
         assert (said.label, said.probability) == said.top[0]
         assert sum(p for _, p in said.top) == pytest.approx(1.0)
-    assert len(predictor(pictures[:1], top_k=2)[0].top) == 2
+    assert len(predictor(images[:1], top_k=2)[0].top) == 2
 
 
-def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, pictures):
+def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, images):
     """Bicubic to 17 on the shorter side (16 / 0.9), the centre 16, then mean and std."""
     seen = []
 
@@ -77,37 +77,37 @@ def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, pictures
         seen.append(images)
         return torch.zeros(len(images), 2)
 
-    vitkit.Predictor(spy, PREPROCESS).logits([pictures[3]])
-    scaled = Image.fromarray(pictures[3]).resize((17, 17), Image.Resampling.BICUBIC)
+    vitkit.Predictor(spy, PREPROCESS).logits([images[3]])
+    scaled = Image.fromarray(images[3]).resize((17, 17), Image.Resampling.BICUBIC)
     crop = np.asarray(scaled)[0:16, 0:16].astype(np.float32) / 255
     expected = (crop - np.float32(PREPROCESS.mean)) / np.float32(PREPROCESS.std)
     np.testing.assert_allclose(seen[0][0].permute(1, 2, 0), expected, atol=1e-6)
 
 
-def test_a_stream_names_broken_pictures_and_goes_on(checkpoint, pictures, tmp_path):
+def test_a_stream_names_broken_images_and_goes_on(checkpoint, images, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"words")
     predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=2)
-    said = [*predictor.stream([broken, pictures[0], broken, broken, *pictures[1:]], top_k=2)]
+    said = [*predictor.stream([broken, images[0], broken, broken, *images[1:]], top_k=2)]
     assert [place for place, each in enumerate(said) if isinstance(each, ImageError)] == [0, 2, 3]
-    assert said[0].reason == "not a picture"
+    assert said[0].reason == "not an image"
     good = [each for each in said if not isinstance(each, ImageError)]
-    assert [each.label for each in good] == [each.label for each in predictor(pictures)]
+    assert [each.label for each in good] == [each.label for each in predictor(images)]
     assert [len(each.top) for each in good] == [2] * 5
-    with pytest.raises(ImageError, match=r"broken\.png: not a picture"):
-        predictor([pictures[0], broken])
+    with pytest.raises(ImageError, match=r"broken\.png: not an image"):
+        predictor([images[0], broken])
     with pytest.raises(ImageError, match=r"broken\.png"):
         predictor.logits([broken])
 
 
-def test_a_stream_is_read_and_kept_a_few_batches_at_a_time(pictures):
+def test_a_stream_is_read_and_kept_a_few_batches_at_a_time(images):
     taken, given = 0, []
 
     def endless():
         nonlocal taken
         while True:
             taken += 1
-            yield pictures[0]
+            yield images[0]
 
     def forward(images: torch.Tensor) -> torch.Tensor:
         given.append(len(images))
@@ -145,40 +145,40 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
     assert seen[0] > 1 or most == 1
 
 
-def test_any_engine_serves_and_nameless_classes_are_numbers(pictures):
+def test_any_engine_serves_and_nameless_classes_are_numbers(images):
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
-    assert {said.label for said in predictor(pictures)} <= {"0", "1", "2"}
+    assert {said.label for said in predictor(images)} <= {"0", "1", "2"}
 
 
-def test_what_is_wrong_is_named(checkpoint, pictures):
+def test_what_is_wrong_is_named(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
-    with pytest.raises(ImageError, match="picture 1: mode"):
-        predictor([pictures[0], np.zeros((4, 4, 3), np.float32)])
-    for one in (pictures[0], "a.png"):  # both can be iterated over, by rows and by letters
-        with pytest.raises(SettingError, match=r"one picture was given .*write \[picture\]"):
+    with pytest.raises(ImageError, match="image 1: mode"):
+        predictor([images[0], np.zeros((4, 4, 3), np.float32)])
+    for one in (images[0], "a.png"):  # both can be iterated over, by rows and by letters
+        with pytest.raises(SettingError, match=r"one image was given .*write \[image\]"):
             predictor(one)
     with pytest.raises(SettingError, match="precision 'float8' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, precision="float8")
     with pytest.raises(SettingError, match="top_k = 0: must be 1 or more"):
-        predictor(pictures, top_k=0)
+        predictor(images, top_k=0)
     with pytest.raises(SettingError, match="engine 'onx' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, engine="onx")
     with pytest.raises(DeviceError, match="device 'cuda:9' is not on this machine"):
         vitkit.Predictor.from_checkpoint(checkpoint, device="cuda:9")
 
 
-def test_embed_is_what_the_head_reads(checkpoint, pictures):
-    features = vitkit.embed(checkpoint, pictures)
+def test_embed_is_what_the_head_reads(checkpoint, images):
+    features = vitkit.embed(checkpoint, images)
     assert features.shape == (5, 24)
     head = checkpoint.model.head
     logits = torch.from_numpy(features) @ head.weight.T + head.bias
-    expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
+    expected = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
     torch.testing.assert_close(logits.detach(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_is_near_float32_and_not_the_same(checkpoint, pictures):
-    exact = vitkit.Predictor.from_checkpoint(checkpoint).logits(pictures)
-    rough = vitkit.Predictor.from_checkpoint(checkpoint, precision="bfloat16").logits(pictures)
+def test_bfloat16_is_near_float32_and_not_the_same(checkpoint, images):
+    exact = vitkit.Predictor.from_checkpoint(checkpoint).logits(images)
+    rough = vitkit.Predictor.from_checkpoint(checkpoint, precision="bfloat16").logits(images)
     assert rough.dtype == torch.float32
     assert 0 < (exact - rough).abs().max() < 0.1 * exact.abs().max()
 
@@ -196,20 +196,20 @@ def test_a_model_without_a_head_predicts_nothing_and_explains_without_a_label(tm
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
-def test_what_people_pass_instead_is_told_what_to_pass(checkpoint, pictures):
-    picture = pictures[0]
+def test_what_people_pass_instead_is_told_what_to_pass(checkpoint, images):
+    image = images[0]
     cases = [
-        (lambda: vitkit.explain(checkpoint, pictures), "picture is a list; give one picture"),
-        (lambda: vitkit.explain(checkpoint, picture, layer=[0, 1]), r"layer \[0, 1\] is no whole"),
-        (lambda: vitkit.explain(checkpoint, picture, head="all"), "head 'all' is no whole number"),
-        (lambda: vitkit.explain(checkpoint.model, picture), "a ViT is no checkpoint; give what"),
-        (lambda: vitkit.embed(checkpoint.model, pictures), "a ViT is no checkpoint"),
+        (lambda: vitkit.explain(checkpoint, images), "image is a list; give one image"),
+        (lambda: vitkit.explain(checkpoint, image, layer=[0, 1]), r"layer \[0, 1\] is no whole"),
+        (lambda: vitkit.explain(checkpoint, image, head="all"), "head 'all' is no whole number"),
+        (lambda: vitkit.explain(checkpoint.model, image), "a ViT is no checkpoint; give what"),
+        (lambda: vitkit.embed(checkpoint.model, images), "a ViT is no checkpoint"),
         (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is no checkpoint"),
         (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is no checkpoint"),
         (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; vitkit.resized"),
-        (lambda: vitkit.train(pictures), "data is a list; give the path of a folder"),
+        (lambda: vitkit.train(images), "data is a list; give the path of a folder"),
         (lambda: vitkit.evaluate(checkpoint, np.zeros(3)), "data is a ndarray; give the path"),
-        (lambda: vitkit.check(pictures), "data is a list; give the path"),
+        (lambda: vitkit.check(images), "data is a list; give the path"),
     ]
     for call, said in cases:
         with pytest.raises(UserError, match=said) as error:

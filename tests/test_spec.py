@@ -85,7 +85,7 @@ def test_one_number_means_a_square_and_specs_are_frozen():
         spec.replace(dpth=3)
 
 
-def test_preprocess_refuses_what_no_picture_can_become():
+def test_preprocess_refuses_what_no_image_can_become():
     with pytest.raises(SpecError, match="mean has 1 channels and std has 3"):
         vitkit.Preprocess(mean=(0.5,))
     with pytest.raises(SpecError, match="must be positive"):

@@ -32,8 +32,8 @@ def read(text: str) -> NotebookNode:
     return notebook
 
 
-def name_pictures(app: Sphinx, document: nodes.document) -> None:
-    """A drawn picture is told, to those who do not see it, as its caption tells it."""
+def name_images(app: Sphinx, document: nodes.document) -> None:
+    """A drawn image is told, to those who do not see it, as its caption tells it."""
     for figure in document.findall(nodes.figure):
         captions = list(figure.findall(nodes.caption))
         for image in figure.findall(nodes.image):
@@ -63,6 +63,6 @@ EXECUTE = partial(
 def setup(app: Sphinx) -> dict[str, object]:
     """Both when a page is read; `read` is given to myst-nb by conf.py."""
     myst_nb.core.execute.cache.single_nb_execution = EXECUTE
-    app.connect("doctree-read", name_pictures)
+    app.connect("doctree-read", name_images)
     app.connect("doctree-read", link_names)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -8,9 +8,9 @@
 # %% [markdown]
 # # 1. Patches, and Eq. 1
 #
-# A Transformer reads a sequence of vectors. A picture is a table of pixels. The Vision Transformer
+# A Transformer reads a sequence of vectors. An image is a table of pixels. The Vision Transformer
 # ("An Image is Worth 16x16 Words", [arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) makes one
-# from the other in the plainest way there is: it cuts the picture into squares and treats each
+# from the other in the plainest way there is: it cuts the image into squares and treats each
 # square as a word.
 #
 # $$ z_0 = [x_\text{class};\ x_p^1 E;\ x_p^2 E;\ \dots;\ x_p^N E] + E_\text{pos} \tag{1} $$
@@ -38,7 +38,7 @@ plt.rcParams["figure.dpi"] = 80
 # %% [markdown]
 # ## Cutting
 #
-# A picture of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$, each as one row of
+# An image of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$, each as one row of
 # numbers: all of red, then green, then blue, as in the kernel of a convolution. (The third notebook has
 # the colours of a pixel side by side; its matrix has the same rows in another order.) Here is a
 # photograph at 224 x 224 and what it becomes with $P = 16$: 14 patches in a row, and 14 rows.
@@ -48,19 +48,19 @@ photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).flo
 image = nn.functional.interpolate(photograph[None], size=224, antialias=True, mode="bilinear")
 image = image.clamp(0, 1)
 patches = patchify(image, (16, 16))
-print("picture", tuple(image.shape))
+print("image", tuple(image.shape))
 print("patches", tuple(patches.shape))
 print(f"{224 * 224 // 16**2} patches of {16 * 16 * 3} values")
 
-# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. Face and flag are still to be seen, so each patch is a piece of the picture."}}
+# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. Face and flag are still to be seen, so each patch is a piece of the image."}}
 squares = rearrange(patches[0], "N (C P Q) -> N P Q C", C=3, P=16)
 _ = grid_of([mosaic(squares, across=14)], across=1, size=4.2)
 
 # %% [markdown]
 # ## Why `reshape` does not cut patches
 #
-# `reshape` leaves the values in the order in which they lie in memory, and a picture lies there row
-# by row. Sixteen values in a row are a strip of a picture that is sixteen wide, not a square of 4 x 4:
+# `reshape` leaves the values in the order in which they lie in memory, and an image lies there row
+# by row. Sixteen values in a row are a strip of an image that is sixteen wide, not a square of 4 x 4:
 
 # %%
 counted = torch.arange(256.0).reshape(1, 1, 16, 16)
@@ -78,7 +78,7 @@ digits = torch.rand(5, 1, 28, 28)
 strips, tiles = digits.reshape(5, 49, 16), patchify(digits, (4, 4))
 print(tuple(strips.shape), tuple(tiles.shape), "equal:", torch.equal(strips, tiles))
 
-# %% mystnb={"figure": {"caption": "The photograph in grey, cut both ways into 196 pieces of 256 values; each piece is drawn as a square of 16 x 16. Left: a piece of reshape is a little more than one row of the picture, folded up, and no square shows a thing. Right: pieces of the picture."}}
+# %% mystnb={"figure": {"caption": "The photograph in grey, cut both ways into 196 pieces of 256 values; each piece is drawn as a square of 16 x 16. Left: a piece of reshape is a little more than one row of the image, folded up, and no square shows a thing. Right: pieces of the image."}}
 grey = image.mean(1, keepdim=True)
 cuts = {"reshape": grey.reshape(196, 16, 16), "patchify": patchify(grey, (16, 16)).view(-1, 16, 16)}
 drawn = [mosaic(pieces, across=14) for pieces in cuts.values()]
@@ -108,8 +108,8 @@ print(vitkit.summary(embedding, input_size=(1, 3, 224, 224)))
 print(f"with each bias counted as a multiply-add: {196 * 768 * (768 + 1) / 1e6:.2f} M")
 
 # %% [markdown]
-# Other sizes are a matter of arguments: CIFAR's pictures with patches of 4 x 4 and width 48; a
-# picture that is no square, with patches that are none.
+# Other sizes are a matter of arguments: CIFAR's images with patches of 4 x 4 and width 48; a
+# image that is no square, with patches that are none.
 
 # %%
 small = vitkit.PatchEmbedding(patch_size=4, width=48)
@@ -140,12 +140,12 @@ except vitkit.VitkitError as error:
 # $$ E_\text{pos}[n, 2i] = \sin(n\, 10000^{-2i/D}),\qquad
 #    E_\text{pos}[n, 2i+1] = \cos(n\, 10000^{-2i/D}) $$
 
-# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is a token's place: fast waves at the left tell neighbours apart, slow ones at the right hardly change over the whole picture. No two rows are alike."}}
+# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is a token's place: fast waves at the left tell neighbours apart, slow ones at the right hardly change over the whole image. No two rows are alike."}}
 table = sincos_1d(196, 128)
 _ = heat(table, size=(6, 3.2), across="place in the vector", down="number of the token")
 
 # %% [markdown]
-# A picture has two directions. The fixed 2-D table gives half of the width to the row and half to
+# An image has two directions. The fixed 2-D table gives half of the width to the row and half to
 # the column. The difference shows when we ask which places are like a given one.
 
 # %% mystnb={"figure": {"caption": "How alike all places are to the patch in row 7, column 7: the scalar product of their vectors, bright for alike. In one dimension these are its neighbours in reading order, left and right of it; the patches right above and below are much less alike. In two there is a cross: the same row, and the same column."}}
@@ -184,7 +184,7 @@ for name, start in starts.items():
 
 # %% [markdown]
 # Where the batch is, class token and table have a 1, so that any batch size works. With the batch
-# size in that place, a model made for one picture fails on two:
+# size in that place, a model made for one image fails on two:
 
 # %%
 two = embedding(image.expand(2, -1, -1, -1))
@@ -198,8 +198,8 @@ for rows in (1, 2):
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Put the picture together again from its patches: write `unpatchify(patches, grid, patch)`
-# for pictures of any number of channels, and check it.
+# **1.** Put the image together again from its patches: write `unpatchify(patches, grid, patch)`
+# for images of any number of channels, and check it.
 
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -226,7 +226,7 @@ assert len(table.T.unique(dim=0)) == 128
 
 # %% [markdown]
 # **3.** Show that without positions and with the class token as readout, a ViT gives the same
-# answer for a picture whose patches are shuffled, and that with positions it does not.
+# answer for an image whose patches are shuffled, and that with positions it does not.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 shuffled = unpatchify(patches[:, torch.randperm(196)], (14, 14), 16)

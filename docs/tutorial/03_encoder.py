@@ -103,7 +103,7 @@ for name, (parameters, mult_adds) in parts.items():
 # ## Where dropout goes
 #
 # Dropout sets random numbers to zero in training and makes the others larger for it, so that no
-# unit can rely on one other; that holds off learning pictures by heart. The paper drops after every
+# unit can rely on one other; that holds off learning images by heart. The paper drops after every
 # dense layer except the qkv projection, and once after adding the positions (App. B.1); it does not
 # drop attention weights. Each place has a rate of its own, so that none can take another's, as
 # happens in one notebook. Another leaves out that of `attn.proj_drop`.
@@ -179,7 +179,7 @@ print("torch's dropout of attention weights:", layer.self_attn.dropout)
 # ## Twelve of them
 #
 # `nn.TransformerEncoder` makes a stack. So does `vitkit.Encoder`, which ends with the norm that
-# Eq. 4 needs. It works without pictures, too. One of the notebooks makes it by itself, with width
+# Eq. 4 needs. It works without images, too. One of the notebooks makes it by itself, with width
 # 512, 6 blocks, 8 heads and an MLP of 2048.
 
 # %%
@@ -246,7 +246,7 @@ for kind, seen in curves.items():
 # ## Exercises
 #
 # **1.** LayerNorm in a ViT is over the width alone. One notebook norms over tokens and width
-# together. Show what breaks when a picture has another number of tokens, and that a change to one
+# together. Show what breaks when an image has another number of tokens, and that a change to one
 # token then changes all others.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -255,7 +255,7 @@ try:
     together(torch.randn(1, 50, 768))
 except RuntimeError as error:
     said = str(error)
-assert "normalized_shape" in said, "the picture's size is part of the weights"
+assert "normalized_shape" in said, "the image's size is part of the weights"
 changed = z.clone()
 changed[0, 0] += 100.0
 assert not torch.allclose(together(changed)[0, 1:], together(z)[0, 1:], atol=1e-2)

@@ -8,7 +8,7 @@
 # %% [markdown]
 # # 4. The Vision Transformer, Eq. 4
 #
-# After the last block one token answers for the whole picture:
+# After the last block one token answers for the whole image:
 #
 # $$ y = \operatorname{LN}(z_L^0) \tag{4} $$
 #
@@ -114,7 +114,7 @@ patch, head = 768 * (16 * 16 * 3 + 1), 1000 * (768 + 1)
 print(f"multiply-adds {(196 * patch + mlp + norms + head) / 1e6:.2f} M")
 print(f"parameters    {(patch + mlp + norms + head) * 4 / 1e6:.0f} MB")
 
-# %% mystnb={"figure": {"caption": "Which part of a block's multiply-adds are the products of attention, by the side of the picture, for ViT-B/16. At 224 pixels they are a few hundredths. They grow with the square of the tokens, all else with the tokens; at 1,024 pixels they are nearly half."}}
+# %% mystnb={"figure": {"caption": "Which part of a block's multiply-adds are the products of attention, by the side of the image, for ViT-B/16. At 224 pixels they are a few hundredths. They grow with the square of the tokens, all else with the tokens; at 1,024 pixels they are nearly half."}}
 sides, shares = [224, 384, 512, 768, 1024], []
 for side in sides:
     T, D, M = (side // 16) ** 2 + 1, 768, 3072
@@ -130,7 +130,7 @@ _ = place.set(xlabel="side in pixels", ylabel="share", ylim=(0, 0.55))
 #
 # `forward` gives logits, always, so that it fits every training loop. Who wants more asks for the
 # features: every token after the last norm, taken apart. The head reads from them without a second
-# pass. Shapes of ViT-L/16 for 32 pictures:
+# pass. Shapes of ViT-L/16 for 32 images:
 
 # %%
 with torch.device("meta"):
@@ -156,21 +156,21 @@ print(f"the lowest loss there is: {nn.functional.cross_entropy(certain, torch.ar
 tiny = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=0).eval()
 by_mean = vitkit.ViT(tiny.spec.replace(pooling="mean")).eval()
 by_mean.load_state_dict(tiny.state_dict())
-pictures = torch.rand(2, 3, 224, 224)
+images = torch.rand(2, 3, 224, 224)
 with torch.no_grad():
-    features = tiny.forward_features(pictures)
-    print("cls ", torch.equal(tiny(pictures), features.cls))
-    print("mean", torch.equal(by_mean(pictures), features.patches.mean(1)))
+    features = tiny.forward_features(images)
+    print("cls ", torch.equal(tiny(images), features.cls))
+    print("mean", torch.equal(by_mean(images), features.patches.mean(1)))
 
 # %% [markdown]
-# ## A picture of another size
+# ## An image of another size
 #
 # A ViT takes any size that its patch divides; the blocks do not care how many tokens there are. The
-# learned positions do. They are resampled, as a picture would be. One notebook takes the first rows
+# learned positions do. They are resampled, as an image would be. One notebook takes the first rows
 # of the table instead, `pos_embed[:, :N + 1]`, which runs, and gives most patches the place of
 # another.
 
-# %% mystnb={"figure": {"caption": "A model for 14 x 14 patches sees a picture of 10 x 10. Colours are the column that each patch is told it stands in. Left: the first rows of the table. After ten patches a new row begins in the picture, but not in the table, so columns slip by four. Right: resampled, columns stay columns."}}
+# %% mystnb={"figure": {"caption": "A model for 14 x 14 patches sees an image of 10 x 10. Colours are the column that each patch is told it stands in. Left: the first rows of the table. After ten patches a new row begins in the image, but not in the table, so columns slip by four. Right: resampled, columns stay columns."}}
 column = torch.arange(14.0).repeat(14)[None, :, None]  # a table (1, 196, 1) of nothing but columns
 sliced, resampled = column[:, :100], resample_positions(column, (14, 14), (10, 10))
 told = [places.reshape(10, 10) for places in (sliced, resampled)]
@@ -180,7 +180,7 @@ _ = grid_of(told, ["first rows", "resampled"], across=2, size=2.4)
 # ## Hybrids: patches of a feature map
 #
 # The patches need not be cut from pixels. Any network that gives one map `(B, c, h, w)` can come
-# before them. `patch_size` stays in pixels of the picture, and a patch that is no whole number of
+# before them. `patch_size` stays in pixels of the image, and a patch that is no whole number of
 # the map's cells is refused.
 
 # %%
@@ -189,7 +189,7 @@ cnn = nn.Sequential(
 )
 spec = tiny.spec.replace(stem="backbone")
 hybrid = vitkit.ViT(spec, backbone=cnn)
-print("map", tuple(cnn(pictures).shape), "tokens", tuple(hybrid.patch_embed(pictures).shape))
+print("map", tuple(cnn(images).shape), "tokens", tuple(hybrid.patch_embed(images).shape))
 try:
     vitkit.ViT(spec.replace(patch_size=14), backbone=cnn)
 except vitkit.VitkitError as error:
@@ -233,7 +233,7 @@ for name in ("Ti/16", "B/32", "H/14"):
     assert by_formula == count(models[name])
 
 # %% [markdown]
-# **2.** B/16 cuts the picture into four times as many patches as B/32. How do multiply-adds and
+# **2.** B/16 cuts the image into four times as many patches as B/32. How do multiply-adds and
 # parameters change?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}

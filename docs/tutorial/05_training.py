@@ -8,9 +8,9 @@
 # %% [markdown]
 # # 5. Training from scratch
 #
-# A model of chapter 4 starts as noise. Training shows it a batch of pictures, compares its logits
+# A model of chapter 4 starts as noise. Training shows it a batch of images, compares its logits
 # with the labels by cross-entropy, and moves every parameter a little against the gradient of that
-# loss. One step has the same few lines everywhere; what differs is which pictures, which
+# loss. One step has the same few lines everywhere; what differs is which images, which
 # optimizer, how large the steps are. Such a set of choices is a recipe here, and a recipe is a
 # name.
 #
@@ -49,9 +49,9 @@ def count(model: nn.Module) -> int:
 # ## Digits
 #
 # `vitkit.train` and the command `vitkit train digits --recipe digits` are one thing. The recipe
-# has 160 epochs; a fifth of them is enough to see it learn. A tenth of the training pictures is
+# has 160 epochs; a fifth of them is enough to see it learn. A tenth of the training images is
 # held out for validation, and the weights of the epoch that is best there are kept. The test
-# pictures are looked at once, at the end.
+# images are looked at once, at the end.
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -61,7 +61,7 @@ result = vitkit.train(
 )  # fmt: skip
 test = result.metrics["test"]
 print(f"{count(vitkit.load(result.best).model):,} parameters, {result.stopped}")
-print(f"right: {test['top1']:.1%} of {test['pictures']:.0f} test pictures")
+print(f"right: {test['top1']:.1%} of {test['images']:.0f} test images")
 print(f"95 % interval of that: {test['top1_low']:.1%} to {test['top1_high']:.1%}")
 
 # %% [markdown]
@@ -72,7 +72,7 @@ print(f"95 % interval of that: {test['top1_low']:.1%} to {test['top1_high']:.1%}
 for path in sorted(result.run.iterdir()):
     print(path.name + ("/" if path.is_dir() else ""))
 
-# %% mystnb={"figure": {"caption": "The run, read back from metrics.jsonl. Left: the loss on training pictures, which are shifted and whose labels are smoothed, stays above that on validation pictures, which are neither. Right: the accuracy on validation pictures rises fast, then jitters by whole pictures, as there are few of them."}}
+# %% mystnb={"figure": {"caption": "The run, read back from metrics.jsonl. Left: the loss on training images, which are shifted and whose labels are smoothed, stays above that on validation images, which are neither. Right: the accuracy on validation images rises fast, then jitters by whole images, as there are few of them."}}
 rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
 epochs = [row for row in rows if row["kind"] == "epoch"]
 numbers = [row["epoch"] for row in epochs]
@@ -107,7 +107,7 @@ _ = place.set(xlabel="step", ylabel="learning rate")
 # %% [markdown]
 # ## What the paper states
 #
-# The ViT paper trains with Adam, $\beta_1 = 0.9$, $\beta_2 = 0.999$, a batch of 4,096 pictures and
+# The ViT paper trains with Adam, $\beta_1 = 0.9$, $\beta_2 = 0.999$, a batch of 4,096 images and
 # a weight decay that it calls high, 0.1 (Sec. 4.1). The rate that is often quoted with it,
 # $3 \cdot 10^{-3}$, is the one of its Table 3 for ImageNet alone, and there it is paired with a
 # decay of 0.3, and with a cosine; on the larger sets rates are lower and fall in a line. The recipe
@@ -126,7 +126,7 @@ dropout = [recipes[name].spec.get("mlp_dropout", 0.0) for name in names]
 print(f"{'dropout':<15}" + "".join(f"{rate:>18}" for rate in dropout))
 paper = recipes["vit-paper"]
 steps = paper.warmup_epochs * (1_281_167 // paper.batch_size)
-print(f"{paper.warmup_epochs:g} epochs of 1,281,167 pictures: {steps:,.0f} steps (paper: 10,000)")
+print(f"{paper.warmup_epochs:g} epochs of 1,281,167 images: {steps:,.0f} steps (paper: 10,000)")
 
 # %% [markdown]
 # ## Adam and AdamW
@@ -222,7 +222,7 @@ ours = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"])
 print(f"mended: {count(mended):,} parameters; the recipe's model: {count(ours):,}")
 
 # %% [markdown]
-# All three trained on the same 54,000 pictures of MNIST, with the same 6,000 to validate on, and
+# All three trained on the same 54,000 images of MNIST, with the same 6,000 to validate on, and
 # tested once: the first two by the notebook's Adam, the third by the recipe. The notebook itself
 # printed 91.45 %, on a machine and with a seed of its own.
 
@@ -236,7 +236,7 @@ for name, made in found.items():
     print(f"{name:<15} test {scores}, {seconds:.0f} s, threads: {threads}")
 print(found["mnist"]["runs"][0]["command"])
 
-# %% mystnb={"figure": {"caption": "Accuracy on MNIST's validation pictures after each epoch, by the seconds of training so far: the notebook's model and the same model without its mistakes, one line a seed, and the recipe's, on two threads instead of one. The dotted line is 99 %."}}
+# %% mystnb={"figure": {"caption": "Accuracy on MNIST's validation images after each epoch, by the seconds of training so far: the notebook's model and the same model without its mistakes, one line a seed, and the recipe's, on two threads instead of one. The dotted line is 99 %."}}
 figure, place = plt.subplots(figsize=(6, 3))
 for (name, made), colour in zip(found.items(), ("#dd8452", "#55a868", "#4c72b0"), strict=True):
     for number, run in enumerate(made["runs"]):
@@ -254,13 +254,13 @@ _ = place.legend()
 # of the notebook's 4,990 numbers, and serve a table of 50 tokens well. And that rate may be the wrong
 # one for it (below it ruins the recipe's model); no other was tried, so this does not say what being
 # right is worth in accuracy. It does buy seeds that agree within three points instead of ten, and a
-# model that can be moved, saved, given other pictures, and made larger: the recipe's has 72 times as
+# model that can be moved, saved, given other images, and made larger: the recipe's has 72 times as
 # many parameters, and passes 99 %.
 #
 # ## What each ingredient is worth
 #
 # The recipe is a list of choices. To see what each does, one at a time is taken back and all else
-# stays. So that all of it fits on two cores, the runs are small: 12 passes over 3,200 pictures, in
+# stays. So that all of it fits on two cores, the runs are small: 12 passes over 3,200 images, in
 # batches of 64, scored on 10,000 others that were held out of train. Three seeds each; seeds
 # differ in the initial weights, the order and the shifts.
 #
@@ -275,7 +275,7 @@ ingredients = measured("ingredients")
 of = {name: [r["top1"] for r in ingredients["rows"] if r["variant"] == name]
       for name in ingredients["changes"]}  # fmt: skip
 base = mean(of["the recipe"])
-print(f"{ingredients['steps']} steps of {ingredients['batch']} pictures, scored on "
+print(f"{ingredients['steps']} steps of {ingredients['batch']} images, scored on "
       f"{ingredients['scored_on']:,}")  # fmt: skip
 for name, values in of.items():
     print(f"{name:<33}{with_spread(values)}  {100 * (mean(values) - base):+.2f} points")
@@ -289,20 +289,20 @@ for row, values in enumerate(of.values()):
     place.plot([max(mean(values), edge)] * 2, [row - 0.3, row + 0.3], color="#c44e52")
 place.set_yticks(range(len(of)), list(of), fontsize=8)
 place.invert_yaxis()
-place.set_xlabel("accuracy on held-out pictures")
+place.set_xlabel("accuracy on held-out images")
 _ = figure.tight_layout()
 
 # %% [markdown]
 # Without shifts four points are lost. AdamW, at Muon's rate and no other, is five behind. Patches of
 # 4 x 4 cost nearly two in so short a training. Warm-up, smoothed labels, weight decay and the way to
-# read the picture out are worth too little to be seen; a constant rate did harm with one seed of
+# read the image out are worth too little to be seen; a constant rate did harm with one seed of
 # three. Fixed 1-D positions do no harm and may be better. The notebook's Adam reaches 55 %.
 #
 # ## CIFAR-10
 #
 # Colour, clutter, and ten kinds of things that a few strokes do not tell. A plain ViT under a
 # million parameters, from noise, on a processor: `vitkit train cifar10 --recipe cifar10-small`, here for
-# half of its 24 epochs. The page that this comes from writes its loop with Ignite, which also shares the pictures out to several
+# half of its 24 epochs. The page that this comes from writes its loop with Ignite, which also shares the images out to several
 # devices; here `--devices 4` starts four processes, and the loop stays the same.
 
 # %%
@@ -313,7 +313,7 @@ print(run["command"])
 print(f"test {run['test_top1']:.2%} after {run['seconds'] / 60:.0f} minutes, "
       f"threads: {run['threads']}, half precision: {run['amp']}")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "CIFAR-10 from noise. Left: the loss on augmented training pictures and on validation pictures; the second is lower, as its pictures are not shifted and its labels not smoothed. It would turn up while the first still falls where a model begins to learn its pictures by heart; in twelve epochs it does not. Right: validation accuracy by epoch, which rises ever more slowly."}}
+# %% mystnb={"figure": {"caption": "CIFAR-10 from noise. Left: the loss on augmented training images and on validation images; the second is lower, as its images are not shifted and its labels not smoothed. It would turn up while the first still falls where a model begins to learn its images by heart; in twelve epochs it does not. Right: validation accuracy by epoch, which rises ever more slowly."}}
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.6))
 rows = run["epochs"]
 numbers = [row["epoch"] for row in rows]

@@ -8,14 +8,14 @@
 # %% [markdown]
 # # 6. How much data a ViT wants
 #
-# A convolution is built on two beliefs about pictures: that neighbouring pixels belong together,
+# A convolution is built on two beliefs about images: that neighbouring pixels belong together,
 # and that a thing is the same thing wherever it stands. The ViT paper calls them inductive biases
 # (its Sec. 3.1). A ViT has them in the cutting, where a patch keeps its pixels together and one matrix
 # serves all patches, and in what it does to each token by itself. What tokens have to do with each
-# other it has to learn from pictures.
+# other it has to learn from images.
 #
 # So the question of this chapter is not which of the two is better, but what those beliefs are worth
-# with few pictures, and with more.
+# with few images, and with more.
 # A plain CNN and a ViT of one size are trained by one loop, on more and more of Fashion-MNIST.
 # After that the ViT alone is trained with four kinds of positions.
 
@@ -26,7 +26,7 @@ from statistics import mean
 import torch
 from drawing import band, grid_of
 from einops import rearrange
-from masked_pictures import MaskedPictures, pretrain
+from masked_images import MaskedImages, pretrain
 from matplotlib import pyplot as plt
 from measured import measured, with_spread
 from skimage import data
@@ -59,7 +59,7 @@ vit = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"]).eva
 cnn = SmallCNN().eval()
 for name, network in (("ViT", vit), ("CNN", cnn)):
     table = vitkit.summary(network, input_size=(1, 1, 28, 28))
-    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds a picture")
+    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds an image")
 
 # %% [markdown]
 # The CNN has more arithmetic, because it uses its weights at more places, 49 to 196 of them, and the
@@ -73,9 +73,9 @@ print(f"matrix {28 * 28 * 32 * 14 * 14:,} numbers, kernel {cnn.maps[0].weight.nu
 # %% [markdown]
 # ## The same thing elsewhere
 #
-# Move a picture by a pixel and the maps of a convolution move by a pixel, and are otherwise as
-# before. Tokens only do so if the picture moves by whole patches. In between, every patch holds
-# other pixels and every token changes; that both mean the same picture must be learned, which is
+# Move an image by a pixel and the maps of a convolution move by a pixel, and are otherwise as
+# before. Tokens only do so if the image moves by whole patches. In between, every patch holds
+# other pixels and every token changes; that both mean the same image must be learned, which is
 # what shifts are for in training.
 
 # %% mystnb={"figure": {"caption": "A photograph is moved by some pixels, and what a layer makes of it is moved back. A convolution's maps are then what they were, for any shift. Tokens of 7 x 7 patches are so at 0, 7 and 14 pixels alone; halfway between, what has changed is about half as large as the tokens themselves."}}
@@ -84,8 +84,8 @@ kernel = nn.Conv2d(1, 32, 3, padding=1, padding_mode="circular", bias=False)
 embedding = vitkit.PatchEmbedding(in_channels=1, patch_size=7, width=96)
 
 
-def tokens_of(picture: torch.Tensor) -> torch.Tensor:
-    return embedding(picture).unflatten(1, (16, 16)).permute(0, 3, 1, 2)
+def tokens_of(image: torch.Tensor) -> torch.Tensor:
+    return embedding(image).unflatten(1, (16, 16)).permute(0, 3, 1, 2)
 
 
 def change(layer, shift: int, cell: int) -> float:
@@ -102,13 +102,13 @@ place.set(xlabel="shift in pixels", ylabel="relative change", ylim=(-0.05, 0.9))
 _ = place.legend()
 
 # %% [markdown]
-# ## Accuracy by the number of pictures
+# ## Accuracy by the number of images
 #
 # Both networks get the same loop: AdamW, batches of 100, flips and shifts of one pixel, smoothed
-# labels, warm-up and cosine, and as many steps whatever the number of pictures; with 300 pictures
+# labels, warm-up and cosine, and as many steps whatever the number of images; with 300 images
 # each of them is seen a hundred times as often as with 30,000. The rate of each network is the
-# best of three, chosen with another seed on other held-out pictures. Each seed takes other
-# training pictures. The test split is not touched.
+# best of three, chosen with another seed on other held-out images. Each seed takes other
+# training images. The test split is not touched.
 
 # %%
 sizes = measured("data-size")
@@ -118,55 +118,55 @@ for network, number in sizes["parameters"].items():
           ", ".join(f"{rate:g} ({top1:.1%})" for rate, top1 in tried.items()))  # fmt: skip
 at = {}
 for row in sizes["rows"]:
-    at.setdefault(row["pictures"], {}).setdefault(row["network"], []).append(row["top1"])
-print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} pictures")
-print(f"{'pictures':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
+    at.setdefault(row["images"], {}).setdefault(row["network"], []).append(row["top1"])
+print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} images")
+print(f"{'images':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
 for number, scores in at.items():
     ahead = 100 * (mean(scores["CNN"]) - mean(scores["ViT"]))
     print(f"{number:>9,}   {with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
           f"{ahead:+.2f} points")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out pictures of Fashion-MNIST by the number of training pictures, on a logarithmic axis: the mean of the seeds as a line, their span as a band. The CNN is ahead by 5 to 7 points everywhere, far more than the bands are wide. Both lines are flat from 10,000 pictures on."}}
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their span as a band. The CNN is ahead by 5 to 7 points everywhere, far more than the bands are wide. Both lines are flat from 10,000 images on."}}
 figure, place = plt.subplots(figsize=(5.6, 3))
 for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
     band(place, list(at), [scores[network] for scores in at.values()], network, colour)
-place.set(xscale="log", xlabel="training pictures", ylabel="accuracy")
+place.set(xscale="log", xlabel="training images", ylabel="accuracy")
 place.set_xticks([], minor=True)
 place.set_xticks(list(at), [f"{number:,}" for number in at])
 _ = place.legend()
 
 # %% [markdown]
-# The CNN's beliefs are worth most with 300 pictures, 7.4 points, and with every seed; above that 5 to
-# 7, without a trend. Where the lines are flat, more pictures do not help, because 600 steps end
-# before either network has made use of them: the steps are the limit, not the pictures. So both
-# train for four times as many, once, with few pictures and with many:
+# The CNN's beliefs are worth most with 300 images, 7.4 points, and with every seed; above that 5 to
+# 7, without a trend. Where the lines are flat, more images do not help, because 600 steps end
+# before either network has made use of them: the steps are the limit, not the images. So both
+# train for four times as many, once, with few images and with many:
 
 # %%
 longer = measured("data-size-long")
 print(f"{longer['steps']:,} steps, seed {longer['seeds'][0]}, gains over {sizes['steps']} steps")
 by_size = {}
 for row in longer["rows"]:
-    by_size.setdefault(row["pictures"], {})[row["network"]] = row["top1"]
+    by_size.setdefault(row["images"], {})[row["network"]] = row["top1"]
 for number, top1 in by_size.items():
     gain = {network: 100 * (top1[network] - at[number][network][0]) for network in top1}
-    print(f"{number:>7,} pictures: ViT {top1['ViT']:.2%} ({gain['ViT']:+.2f} points), "
+    print(f"{number:>7,} images: ViT {top1['ViT']:.2%} ({gain['ViT']:+.2f} points), "
           f"CNN {top1['CNN']:.2%} ({gain['CNN']:+.2f}), "
           f"CNN - ViT {100 * (top1['CNN'] - top1['ViT']):+.2f} points")  # fmt: skip
 
 # %% [markdown]
-# More steps with few pictures bring a point; with many they bring four. Thirty times as many pictures
+# More steps with few images bring a point; with many they bring four. Thirty times as many images
 # are now worth 5.8 points to the ViT and 5.2 to the CNN: it is the ViT that wants them more, but at
 # this size by half a point, with one seed, and the CNN stays ahead. The paper's
 # models are hundreds of times as large. There ResNets are ahead after pre-training on ImageNet's 1.3
-# million pictures, and ViTs after JFT's 300 million (its Fig. 3 and 4). Both networks here take the
+# million images, and ViTs after JFT's 300 million (its Fig. 3 and 4). Both networks here take the
 # highest of the three rates, so a higher one might do better; with the recipe's 5,040 steps and its
 # optimizer the same ViT reaches 91 % (`docs/benchmarks.md`).
 
 # %% [markdown]
-# ## Pictures without labels
+# ## Images without labels
 #
-# Labels are costly and pictures are not. A part of a picture can be guessed from the rest, and whoever
-# guesses well knows something of pictures. So half of the patches are hidden, each behind one
+# Labels are costly and images are not. A part of an image can be guessed from the rest, and whoever
+# guesses well knows something of images. So half of the patches are hidden, each behind one
 # learned vector, and the model is to say their pixels. With $M$ the hidden patches,
 #
 # $$ L = \frac{1}{|M|} \sum_{i \in M} \frac{1}{P^2 C}
@@ -175,7 +175,7 @@ for number, top1 in by_size.items():
 # The ViT paper tries this with the mean colour of a patch, and is two points ahead of training from
 # scratch (its Sec. 4.6); [SimMIM](https://arxiv.org/abs/2111.09886) has all pixels, as here, and
 # [MAE](https://arxiv.org/abs/2111.06377) leaves hidden patches out of the encoder.
-# `masked_pictures.py` beside this chapter is all of it. On the digits, for some seconds:
+# `masked_images.py` beside this chapter is all of it. On the digits, for some seconds:
 
 # %%
 splits = open_dataset("digits").splits
@@ -183,7 +183,7 @@ seen, unseen = (
     torch.from_numpy(splits[part].images).permute(0, 3, 1, 2).float() / 127.5 - 1
     for part in ("train", "test")
 )
-guessing = MaskedPictures(
+guessing = MaskedImages(
     vitkit.create_model(
         "vit_tiny_patch16_224", image_size=8, patch_size=2, in_channels=1, width=48, depth=3,
         num_heads=3, mlp_width=96, class_token=False, pooling="mean", num_classes=10,
@@ -200,18 +200,16 @@ print(f"with the mean of all pixels for every hidden one {even:.2f}")
 
 
 # %% mystnb={"figure": {"caption": "Eight test digits: as they are; with half of their patches hidden, grey; and with the model's guesses in the place of those. Strokes are continued where what is left says which digit it is, and blurred where several would fit: the best guess for a squared error is the mean of what may be there."}}
-def pictures_of(patches: torch.Tensor) -> torch.Tensor:
+def images_of(patches: torch.Tensor) -> torch.Tensor:
     return rearrange(patches, "B (r c) (p q) -> B (r p) (c q)", r=4, p=2)
 
 
 rows = (patches, patches.masked_fill(hidden[..., None], 0.0),
         torch.where(hidden[..., None], guessed.clamp(-1, 1), patches))  # fmt: skip
-_ = grid_of(
-    [(picture + 1) / 2 for row in rows for picture in pictures_of(row)[:8]], across=8, size=0.8
-)
+_ = grid_of([(image + 1) / 2 for row in rows for image in images_of(row)[:8]], across=8, size=0.8)
 
 # %% [markdown]
-# Whether it helps is measured: the ViT of this chapter's beginning guesses patches of 44,000 pictures of
+# Whether it helps is measured: the ViT of this chapter's beginning guesses patches of 44,000 images of
 # Fashion-MNIST without their labels, and then trains on a few with. Beside it, the same model from
 # noise, for as many steps on those few, and for three times as many.
 
@@ -219,7 +217,7 @@ _ = grid_of(
 without = measured("masked")
 told = {}
 for row in without["rows"]:
-    told.setdefault(row["pictures"], {}).setdefault(row["way"], []).append(row["top1"])
+    told.setdefault(row["images"], {}).setdefault(row["way"], []).append(row["top1"])
 pretrained = without["pretrained"]
 print(f"guessing: {pretrained['steps']:,} steps of {pretrained['batch']}, "
       f"{mean(pretrained['seconds']):.0f} s; then {without['steps']['masked']:,} of {without['batch']}")  # fmt: skip
@@ -227,11 +225,11 @@ for number, scores in told.items():
     for way, values in scores.items():
         print(f"{number:>6,} labels  {way:<15}{with_spread(values)}")
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out pictures by the number of labelled ones: the mean of the seeds as a line, their span as a band. The blue line, of the model that guessed patches first, is above the orange one everywhere, most at the left. The green line, of the model that trained alone for three times as many steps, crosses it: with 3,000 labels it is the highest."}}
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled ones: the mean of the seeds as a line, their span as a band. The blue line, of the model that guessed patches first, is above the orange one everywhere, most at the left. The green line, of the model that trained alone for three times as many steps, crosses it: with 3,000 labels it is the highest."}}
 figure, place = plt.subplots(figsize=(5.6, 3))
 for way, colour in (("masked", "#4c72b0"), ("alone, longer", "#55a868"), ("alone", "#dd8452")):
     band(place, list(told), [scores[way] for scores in told.values()], way, colour)
-place.set(xscale="log", xlabel="labelled pictures", ylabel="accuracy")
+place.set(xscale="log", xlabel="labelled images", ylabel="accuracy")
 place.set_xticks([], minor=True)
 place.set_xticks(list(told), [f"{number:,}" for number in told])
 _ = place.legend()
@@ -247,9 +245,9 @@ _ = place.legend()
 #
 # The other thing that a ViT is not told is where a patch stood. It learns that, too, or is given
 # it by one of the tables of chapter 1. With neither, and with the mean of the tokens as its
-# readout, it sees a picture as a bag of patches.
+# readout, it sees an image as a bag of patches.
 
-# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are one picture."}}
+# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are one image."}}
 pixels = open_dataset("digits").splits["test"].read(4)
 digit = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
 digit = nn.functional.interpolate(digit, size=28, mode="bicubic").clamp(0, 1)
@@ -268,7 +266,7 @@ for kind in ("none", "sincos_1d", "sincos_2d", "learned"):
 # %% [markdown]
 # A bag of patches still tells a shoe from a shirt more often than not. How much more the positions
 # give, and whether it matters which, is measured: the same model, cut in 7 x 7 patches of 4 x 4,
-# on 44,000 pictures of Fashion-MNIST for a fixed number of steps. With 1-D positions the model is
+# on 44,000 images of Fashion-MNIST for a fixed number of steps. With 1-D positions the model is
 # told the number of a patch in reading order, so that the one below is seven further; with 2-D
 # ones its row and its column.
 
@@ -277,8 +275,8 @@ places = measured("positions")
 scores = {}
 for row in places["rows"]:
     scores.setdefault(row["positions"], []).append(row["top1"])
-print(f"{places['pictures']:,} training pictures, {places['steps']} steps of {places['batch']}")
-print(f"scored on {places['scored_on']:,} pictures")
+print(f"{places['images']:,} training images, {places['steps']} steps of {places['batch']}")
+print(f"scored on {places['scored_on']:,} images")
 without = mean(scores["none"])
 for kind, values in scores.items():
     print(f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points")
@@ -290,21 +288,21 @@ for row, values in enumerate(scores.values()):
     place.plot([mean(values)] * 2, [row - 0.3, row + 0.3], color="#c44e52")
 place.set_yticks(range(len(scores)), list(scores), fontsize=8)
 place.invert_yaxis()
-place.set_xlabel("accuracy on held-out pictures")
+place.set_xlabel("accuracy on held-out images")
 _ = figure.tight_layout()
 
 # %% [markdown]
 # Any positions are worth six points and more. 1-D ones are ahead of 2-D ones by 0.9, with every seed:
-# nothing is gained by being told that the picture has rows and columns. That the fixed ones are ahead
+# nothing is gained by being told that the image has rows and columns. That the fixed ones are ahead
 # of the learned ones says something of 250 steps: learned ones start as noise and have to be found
 # first, fixed ones are there from the first step. The paper asks the same of a ViT-B/16 after its
-# whole training (its Table 8, ImageNet by a linear fit to five pictures of a class): 61 % without
+# whole training (its Table 8, ImageNet by a linear fit to five images of a class): 61 % without
 # positions, 64 % with any of the three learned kinds it tries. With few patches it is easy to learn
 # how they lie, in any form.
 #
 # ## Exercises
 #
-# **1.** The first convolution of `SmallCNN` has a stride of 2. By how many pixels must a picture
+# **1.** The first convolution of `SmallCNN` has a stride of 2. By how many pixels must an image
 # move for its maps to move without changing? Show it for 1 and 2 pixels, away from the border.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -332,8 +330,8 @@ assert by_hand == count(cnn)
 assert abs(count(cnn) - count(vit)) / count(vit) < 0.01
 
 # %% [markdown]
-# **3.** An accuracy $p$ on $n$ pictures has a standard error of $\sqrt{p(1-p)/n}$ from the choice
-# of the pictures alone, however many seeds there are. How many pictures does it take to know 90 %
+# **3.** An accuracy $p$ on $n$ images has a standard error of $\sqrt{p(1-p)/n}$ from the choice
+# of the images alone, however many seeds there are. How many images does it take to know 90 %
 # to half a point, with 95 % confidence? Check it by drawing.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}

@@ -50,9 +50,9 @@ record = vitkit.Record(attention=range(12))
 with torch.inference_mode():
     logits = base(image, record=record)
 print(
-    f"{len(record.attention)} layers of {tuple(record.attention[0].shape)}: pictures, heads, queries, keys"
+    f"{len(record.attention)} layers of {tuple(record.attention[0].shape)}: images, heads, queries, keys"
 )
-print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one picture")
+print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one image")
 print("logits", tuple(logits.shape))
 
 # %% [markdown]
@@ -66,7 +66,7 @@ with torch.inference_mode():
     print("the same logits:", torch.equal(logits, base(image, record=row)))
 print({layer: tuple(maps.shape) for layer, maps in row.attention.items()})
 
-# %% mystnb={"figure": {"caption": "What the class token of an untrained ViT-B/16 takes from the 14 x 14 patches of the photograph: a row is a layer, a column a head. Black is nothing, white three times an even share. There is something to see in every square, down to outlines of the picture, and it means nothing: it is what random matrices make of the pixels."}}
+# %% mystnb={"figure": {"caption": "What the class token of an untrained ViT-B/16 takes from the 14 x 14 patches of the photograph: a row is a layer, a column a head. Black is nothing, white three times an even share. There is something to see in every square, down to outlines of the image, and it means nothing: it is what random matrices make of the pixels."}}
 of_class_token = torch.stack([record.attention[layer][0, :, 0, 1:] for layer in range(12)])
 figure, places = plt.subplots(12, 12, figsize=(7, 7))
 for place, weights in zip(places.flat, of_class_token.flatten(0, 1), strict=True):
@@ -81,21 +81,21 @@ _ = figure.subplots_adjust(wspace=0.06, hspace=0.06)
 # and digits stand at multiples of 8, so that a digit is exactly four of 36 patches. The model is to
 # say which digit it is, and where: ten classes, five rows, five columns. What is around the digit is
 # of no use. So it is known which patches matter, and maps can be judged by it. `hidden_digits.py`,
-# beside this chapter, makes the pictures and has the training.
+# beside this chapter, makes the images and has the training.
 
 # %%
 taken = (data.coffee(), data.rocket(), data.chelsea(), data.camera())
 photographs = [grey(photograph, 0.4) for photograph in taken]
 (digits, labels), (test_digits, test_labels) = digits_of("train"), digits_of("test")
-pictures, places = hidden(test_digits, photographs, SIDE, torch.Generator().manual_seed(1))
+images, places = hidden(test_digits, photographs, SIDE, torch.Generator().manual_seed(1))
 
-# %% mystnb={"figure": {"caption": "Ten of the test pictures. Each has one digit on a piece of a photograph that is darkened by half; the digits were not seen in training, the photographs were."}}
-_ = grid_of(list(pictures[:10, 0]), across=5, size=1.1)
+# %% mystnb={"figure": {"caption": "Ten of the test images. Each has one digit on a piece of a photograph that is darkened by half; the digits were not seen in training, the photographs were."}}
+_ = grid_of(list(images[:10, 0]), across=5, size=1.1)
 
 # %% [markdown]
 # The model has three blocks of four heads. Its patch matrix and its positions start much smaller than
 # usual, for one reason: what is seen in them afterwards was learned then, and is not the noise they
-# started from. Training is a plain loop over freshly made pictures; its loss is the sum of three
+# started from. Training is a plain loop over freshly made images; its loss is the sum of three
 # cross-entropies, for the digit, the row and the column.
 
 # %%
@@ -112,9 +112,9 @@ untrained.load_state_dict(model.state_dict())
 train(model, digits, labels, photographs, steps=240, lr=3e-3)
 model.eval()
 with torch.inference_mode():
-    said = model(pictures)
+    said = model(images)
 truth = {"digit": (WHAT, test_labels), "row": (ROW, places[:, 0]), "column": (COLUMN, places[:, 1])}
-print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(said)} test pictures")
+print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(said)} test images")
 for name, (part, expected) in truth.items():
     print(f"  {name:<6} right in {(said[:, part].argmax(1) == expected).float().mean():.1%}")
 
@@ -123,27 +123,27 @@ for name, (part, expected) in truth.items():
 
 
 # %%
-def maps_of(model: vitkit.ViT, pictures: torch.Tensor) -> torch.Tensor:
+def maps_of(model: vitkit.ViT, images: torch.Tensor) -> torch.Tensor:
     """Attention of every layer, (L, B, k, T, T)."""
     record = vitkit.Record(attention=range(model.spec.depth))
     with torch.inference_mode():
-        model(pictures, record=record)
+        model(images, record=record)
     return torch.stack(list(record.attention.values()))
 
 
-maps = maps_of(model, pictures)
+maps = maps_of(model, images)
 print("L x B x k x T x T:", tuple(maps.shape))
 
-# %% mystnb={"figure": {"caption": "One test picture and what the class token takes in each layer (rows) and head (columns), each map on a scale of its own. In layer 0 heads go to the digit, not all to the same of its patches. Head 0 of layer 1 still does. Later maps are mostly spread over the whole picture, some with one of the digit's patches first and others with none: by then the class token has what it needs."}}
+# %% mystnb={"figure": {"caption": "One test image and what the class token takes in each layer (rows) and head (columns), each map on a scale of its own. In layer 0 heads go to the digit, not all to the same of its patches. Head 0 of layer 1 still does. Later maps are mostly spread over the whole image, some with one of the digit's patches first and others with none: by then the class token has what it needs."}}
 shown = maps[:, 2, :, 0, 1:].unflatten(-1, (6, 6))
 squares, titles = [], []
 for layer in range(3):
-    squares += [pictures[2, 0], *shown[layer]]
-    titles += ["picture", *(f"layer {layer}, head {head}" for head in range(4))]
+    squares += [images[2, 0], *shown[layer]]
+    titles += ["image", *(f"layer {layer}, head {head}" for head in range(4))]
 _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 
 # %% [markdown]
-# One picture is an anecdote. The place of the digit is known in all of them, so it can be counted how
+# One image is an anecdote. The place of the digit is known in all of them, so it can be counted how
 # much of the class token's attention to patches goes to the four that matter. An even spread would
 # give 4 of 36.
 
@@ -153,11 +153,11 @@ inside = on_digit(places)  # (B, 36), 1 on the four
 
 
 def share(weights: torch.Tensor) -> torch.Tensor:
-    """Part of the weights (..., B, 36) that lies on the digit, mean over pictures."""
+    """Part of the weights (..., B, 36) that lies on the digit, mean over images."""
     return ((weights * inside).sum(-1) / weights.sum(-1)).mean(-1)
 
 
-for name, looked_at in (("trained", maps), ("untrained", maps_of(untrained, pictures))):
+for name, looked_at in (("trained", maps), ("untrained", maps_of(untrained, images))):
     for layer, heads in enumerate(share(looked_at[:, :, :, 0, 1:].transpose(1, 2))):
         print(f"{name:<10} layer {layer}  ", "  ".join(f"{head:6.1%}" for head in heads))
 print(f"even       {4 / 36:.1%}")
@@ -192,13 +192,13 @@ ways = {
     "layer 0, mean of heads": maps[0, :, :, 0, 1:].mean(1),
     "last layer, mean of heads": maps[-1, :, :, 0, 1:].mean(1),
     "rollout": rolled,
-    "rollout, untrained model": rollout(maps_of(untrained, pictures))[:, 0, 1:],
+    "rollout, untrained model": rollout(maps_of(untrained, images))[:, 0, 1:],
 }
 for name, weights in ways.items():
     print(f"{name:<26} {share(weights):6.1%} on the digit")
 
-# %% mystnb={"figure": {"caption": "Five test pictures; below them the mean map of layer 0, of the last layer, and rollout. Layer 0 and rollout mark the digit. The last layer, which is drawn most often, does so in some pictures and in others looks anywhere but there: the model found the digit before."}}
-squares = [*pictures[:5, 0]]
+# %% mystnb={"figure": {"caption": "Five test images; below them the mean map of layer 0, of the last layer, and rollout. Layer 0 and rollout mark the digit. The last layer, which is drawn most often, does so in some images and in others looks anywhere but there: the model found the digit before."}}
+squares = [*images[:5, 0]]
 for name in list(ways)[:3]:
     squares += [*ways[name][:5].unflatten(1, (6, 6))]
 titles = [""] * 5 + [name.split(",")[0] for name in list(ways)[:3] for _ in range(5)]
@@ -218,29 +218,29 @@ with torch.inference_mode():
     found = model(large)[:, WHAT].argmax(1) == test_labels[:100]
 print(f"{tuple(large.shape[2:])} pixels: {found.float().mean():.0%} of 100 digits are right")
 
-# %% mystnb={"figure": {"caption": "The astronaut with a digit, three times; under each, rollout over the same picture. The digit lights up wherever it stands, and hardly anything else does, neither the face nor the bright edges of the suit. The upper row is what the model saw: grey, 128 x 128 pixels."}}
+# %% mystnb={"figure": {"caption": "The astronaut with a digit, three times; under each, rollout over the same image. The digit lights up wherever it stands, and hardly anything else does, neither the face nor the bright edges of the suit. The upper row is what the model saw: grey, 128 x 128 pixels."}}
 flat = ((large[:3, 0] + 1) * 127.5).byte()[..., None].expand(-1, -1, -1, 3).numpy()
 overlays = []
-for picture, map_of_patches in zip(flat, rollout(maps_of(model, large[:3]))[:, 0, 1:], strict=True):
+for image, map_of_patches in zip(flat, rollout(maps_of(model, large[:3]))[:, 0, 1:], strict=True):
     heat = heatmap_over(map_of_patches.unflatten(0, (16, 16)), (128, 128), (0.0, 0.0, 128.0, 128.0))
-    overlays.append(Explanation(picture, heat, method="rollout").overlay())
+    overlays.append(Explanation(image, heat, method="rollout").overlay())
 _ = grid_of([*flat, *overlays], across=3, size=2.2)
 
 # %% [markdown]
 # ## `vitkit.explain`
 #
-# What is in the library is one layer, or one head of it: `vitkit.explain(checkpoint, picture)` takes
-# a picture as it lies on the disk and lays the map over it where the model saw it. The head of our
+# What is in the library is one layer, or one head of it: `vitkit.explain(checkpoint, image)` takes
+# an image as it lies on the disk and lays the map over it where the model saw it. The head of our
 # model has twenty rows, of which `vitkit.adapt` keeps the ten that are digits.
 
-# %% mystnb={"figure": {"caption": "What explain saved: the picture, enlarged, beside itself under the map of layer 0."}}
+# %% mystnb={"figure": {"caption": "What explain saved: the image, enlarged, beside itself under the map of layer 0."}}
 names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
 preprocess = vitkit.Preprocess(image_size=SIDE, mean=(0.5,), std=(0.5,), fit="squash")
 folder = Path(tempfile.mkdtemp())
 vitkit.save(folder / "whole.safetensors", model, preprocess=preprocess, classes=names)
 checkpoint = vitkit.adapt(vitkit.load(folder / "whole.safetensors"), classes=names[:10])
-picture = ((pictures[2] + 1) * 127.5).byte().permute(1, 2, 0).numpy()
-told = vitkit.explain(checkpoint, picture, layer=0)
+image = ((images[2] + 1) * 127.5).byte().permute(1, 2, 0).numpy()
+told = vitkit.explain(checkpoint, image, layer=0)
 print(f"it is a {test_labels[2]}, said {told.label} with {told.probability:.0%}")
 print("heat map", told.heatmap.shape, f"from {told.heatmap.min():.0f} to {told.heatmap.max():.0f}")
 saved = told.save(folder / "explained.png")
@@ -273,7 +273,7 @@ print(f"hottest patch {grid.max() * 196:.2f} of an even share, coldest {grid.min
 
 # %%
 def reach(maps: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor:
-    """d of every layer and head, (L, k), mean over pictures; the class token is left out."""
+    """d of every layer and head, (L, k), mean over images; the class token is left out."""
     middles = patch * torch.cartesian_prod(*(torch.arange(float(side)) for side in grid))
     among_patches = maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True)
     return (among_patches * torch.cdist(middles, middles)).sum(-1).mean(-1).mean(1)
@@ -282,7 +282,7 @@ def reach(maps: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor
 # %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is that of an even spread over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training shortens the reach of layer 0 a little."}}
 even = reach(torch.ones(1, 1, 1, 37, 37), (6, 6), PATCH).item()
 figure, place = plt.subplots(figsize=(5, 2.8))
-for name, of, mark in (("trained", maps, "o"), ("untrained", maps_of(untrained, pictures), "x")):
+for name, of, mark in (("trained", maps, "o"), ("untrained", maps_of(untrained, images), "x")):
     far = reach(of, (6, 6), PATCH)
     place.scatter(torch.arange(3).repeat_interleave(4), far.flatten(), marker=mark, label=name)
 place.axhline(even, color="0.6", linestyle=":")
@@ -325,7 +325,7 @@ for name, pairs in (
 # %% [markdown]
 # ## The first filters
 #
-# Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, is a small picture: the patch to
+# Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, is a small image: the patch to
 # which that number of the token answers most. Sixty-four of them say much the same things, so their
 # principal components are drawn, the strongest first (the paper's Fig. 7, left).
 
@@ -349,29 +349,29 @@ print("the first 14 of 64 hold", parts)
 # multiplies a value, and the value may be near zero or be undone by the next matrix. They do not say
 # that the answer depends on it; other maps can give the same answer
 # ([arXiv 1902.10186](https://arxiv.org/abs/1902.10186)). And they say nothing of the MLPs, where most
-# parameters are. A map is a hint. Whether it holds is found out by changing the picture.
+# parameters are. A map is a hint. Whether it holds is found out by changing the image.
 #
-# So the four patches that a map marks most are covered with the picture's mean, and the answers
+# So the four patches that a map marks most are covered with the image's mean, and the answers
 # counted. If the map shows what matters, digits are lost.
 
 
 # %%
-def covered(pictures: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Pictures without the four patches of largest weight."""
-    mask = torch.zeros(len(pictures), 36).scatter(1, weights.topk(4, dim=1).indices, 1.0)
+def covered(images: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Images without the four patches of largest weight."""
+    mask = torch.zeros(len(images), 36).scatter(1, weights.topk(4, dim=1).indices, 1.0)
     mask = mask.unflatten(1, (1, 6, 6)).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
-    return torch.where(mask > 0, pictures.mean(dim=(1, 2, 3), keepdim=True), pictures)
+    return torch.where(mask > 0, images.mean(dim=(1, 2, 3), keepdim=True), images)
 
 
-def digits_right(pictures: torch.Tensor) -> float:
+def digits_right(images: torch.Tensor) -> float:
     with torch.inference_mode():
-        return (model(pictures)[:, WHAT].argmax(1) == test_labels).float().mean().item()
+        return (model(images)[:, WHAT].argmax(1) == test_labels).float().mean().item()
 
 
-print(f"{'nothing covered':<26} {digits_right(pictures):6.1%}")
-ways = {"four at random": torch.rand(len(pictures), 36)} | ways | {"the digit": inside}
+print(f"{'nothing covered':<26} {digits_right(images):6.1%}")
+ways = {"four at random": torch.rand(len(images), 36)} | ways | {"the digit": inside}
 for name, weights in ways.items():
-    print(f"{name:<26} {digits_right(covered(pictures, weights)):6.1%}")
+    print(f"{name:<26} {digits_right(covered(images, weights)):6.1%}")
 
 # %% [markdown]
 # Rollout names the four patches: without them the model guesses, as it does without the digit. The
@@ -381,7 +381,7 @@ for name, weights in ways.items():
 #
 # The line of the untrained model is the warning. Its rollout is almost even, and yet the patches
 # that it ranks first matter far more than patches at random. It knows nothing; but digits are the
-# brightest thing in these pictures, and random matrices answer to bright patches. So a map may pass
+# brightest thing in these images, and random matrices answer to bright patches. So a map may pass
 # such a test for a reason that has nothing to do with what was learned, and the comparison with an
 # untrained model belongs to every map that is shown
 # ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292) makes it for other kinds of maps).
@@ -393,7 +393,7 @@ for name, weights in ways.items():
 # whose every map is even gives each patch the same, and the token itself more.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(len(pictures), 37))
+torch.testing.assert_close(rollout(maps).sum(-1), torch.ones(len(images), 37))
 even_maps = torch.full((3, 1, 1, 37, 37), 1 / 37)
 row = rollout(even_maps)[0, 0]
 assert row[1:].max() - row[1:].min() < 1e-7
@@ -409,10 +409,10 @@ changed.load_state_dict(model.state_dict())
 for block in changed.blocks:
     nn.init.normal_(block.attn.qkv.bias.data[64:128])  # queries, keys, values: 64 each
 # q (k + c) = q k + q c: a query adds the same number to all its scores, and the softmax drops it
-torch.testing.assert_close(maps_of(changed, pictures), maps, atol=1e-4, rtol=1e-4)
+torch.testing.assert_close(maps_of(changed, images), maps, atol=1e-4, rtol=1e-4)
 for block in changed.blocks:
     nn.init.normal_(block.attn.qkv.bias.data[:64])
-assert not torch.allclose(maps_of(changed, pictures), maps, atol=1e-2)
+assert not torch.allclose(maps_of(changed, images), maps, atol=1e-2)
 
 # %% [markdown]
 # **3.** Does the answer need the maps? An attention's kernel can be exchanged: `attn.attend` is a
@@ -428,13 +428,13 @@ def plain_mean(q, k, v, mask=None, dropout=0.0):
 left = []
 for block in model.blocks:
     usual, block.attn.attend = block.attn.attend, plain_mean
-    left.append(digits_right(pictures))
+    left.append(digits_right(images))
     block.attn.attend = usual
 print(
     "digits right with even attention in layer", {n: f"{part:.0%}" for n, part in enumerate(left)}
 )
 assert left[0] < 0.5 < left[-1], "the digit is found in layer 0"
-assert digits_right(pictures) >= max(left) - 0.02
+assert digits_right(images) >= max(left) - 0.02
 
 # %% tags=["remove-cell"]
 shutil.rmtree(folder)

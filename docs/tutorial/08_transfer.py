@@ -9,7 +9,7 @@
 # # 8. Pre-train, then fine-tune
 #
 # The ViT paper does not start from fresh weights for each data set. It trains once, on very many
-# pictures of other things, and then goes on from those weights: fewer pictures, fewer steps, a new
+# images of other things, and then goes on from those weights: fewer images, fewer steps, a new
 # head and often a higher resolution (its Sec. 3.2). This chapter does so in small: from the digits 0
 # to 4 to the digits 5 to 9, of which ten each have a label.
 
@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.sources.open import open_dataset
 from vitkit.models.positions import resample_positions, sincos_2d
 
@@ -40,10 +40,10 @@ plt.rcParams["figure.dpi"] = 80
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
-# ## Two sets of pictures
+# ## Two sets of images
 #
-# Both are written as folders, `train/<class>` and `test/<class>`, as your own pictures may lie on
-# your disk. The second has ten pictures of a class to learn from. All its test pictures are kept.
+# Both are written as folders, `train/<class>` and `test/<class>`, as your own images may lie on
+# your disk. The second has ten images of a class to learn from. All its test images are kept.
 
 # %%
 DIGITS = open_dataset("digits").splits
@@ -67,7 +67,7 @@ for name in ("many", "few"):
           ", ".join(f"{len(part)} in {split}" for split, part in opened.splits.items()))  # fmt: skip
 
 
-# %% mystnb={"figure": {"caption": "Above, what the model is pre-trained on, at 12 x 12 pixels: 3 x 3 patches of 4 x 4. Below, what it is fine-tuned on, at 20 x 20: 5 x 5 patches of the same size. The digits were scanned at 8 x 8, so the larger pictures are smoother and hold nothing new; a camera's would."}}
+# %% mystnb={"figure": {"caption": "Above, what the model is pre-trained on, at 12 x 12 pixels: 3 x 3 patches of 4 x 4. Below, what it is fine-tuned on, at 20 x 20: 5 x 5 patches of the same size. The digits were scanned at 8 x 8, so the larger images are smoother and hold nothing new; a camera's would."}}
 def enlarged(classes: range, size: int) -> list[np.ndarray]:
     part = DIGITS["train"]
     first = [int(np.flatnonzero(part.labels == label)[0]) for label in classes]
@@ -87,7 +87,7 @@ SPEC = {
     "image_size": 12, "patch_size": 4, "in_channels": 1, "width": 48, "depth": 3, "num_heads": 3,
     "mlp_width": 96, "stem": "linear",
 }  # fmt: skip
-PICTURES = {"flip": 0.0, "shift": 1, "crop_scale": 1.0, "fit": "squash"}
+IMAGES = {"flip": 0.0, "shift": 1, "crop_scale": 1.0, "fit": "squash"}
 PLAIN = {
     "warmup_epochs": 2.0, "beta2": 0.95, "amp": "off", "attention_kernel": "plain", "device": "cpu",
     "workers": 0, "log_examples": False, "log_histograms": False, "quiet": True,
@@ -95,18 +95,18 @@ PLAIN = {
 
 first = vitkit.train(
     folder / "many", spec=SPEC, epochs=15, batch_size=64, lr=4e-3, output=str(folder / "first"),
-    **PICTURES, **PLAIN,
+    **IMAGES, **PLAIN,
 )  # fmt: skip
 before = vitkit.load(first.best)
 print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
-      f"{first.metrics['test']['top1']:.1%} of {first.metrics['test']['pictures']:.0f} test digits of 0 to 4")  # fmt: skip
+      f"{first.metrics['test']['top1']:.1%} of {first.metrics['test']['images']:.0f} test digits of 0 to 4")  # fmt: skip
 
 # %% [markdown]
 # ## Positions for another resolution
 #
-# A larger picture with the same patches is a longer sequence. The blocks do not mind: none of their
+# A larger image with the same patches is a longer sequence. The blocks do not mind: none of their
 # weights knows how many tokens there are. The table of positions does. It has one row for each place
-# of a grid, so it is treated as a small picture with $D$ channels and enlarged like one:
+# of a grid, so it is treated as a small image with $D$ channels and enlarged like one:
 #
 # $$ E'_\text{pos} = \big[\,E_\text{pos}[0];\
 #    \operatorname{interpolate}(E_\text{pos}[1 \dots N],\ g \to g')\,\big] $$
@@ -118,14 +118,14 @@ print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
 base = vitkit.create_model("vit_base_patch16_224", depth=1).eval()
 larger = vitkit.resized(base, image_size=384)
 print("table at 224:", tuple(base.pos_embed.shape), " at 384:", tuple(larger.pos_embed.shape))
-picture = torch.randn(1, 3, 384, 384)
+image = torch.randn(1, 3, 384, 384)
 with torch.inference_mode():
-    apart = (base.forward_features(picture).cls - larger.forward_features(picture).cls).abs().max()
-print(f"the model of 224 given a picture of 384 does the same by itself: difference {apart:.0e}")
+    apart = (base.forward_features(image).cls - larger.forward_features(image).cls).abs().max()
+print(f"the model of 224 given an image of 384 does the same by itself: difference {apart:.0e}")
 
 # %% [markdown]
-# One notebook takes `pos_embed[:, :N + 1]` for a picture of another size. For a larger one that fails,
-# as there are no such rows. For a smaller one it does not fail. In a picture of ten columns, row 10 of
+# One notebook takes `pos_embed[:, :N + 1]` for an image of another size. For a larger one that fails,
+# as there are no such rows. For a smaller one it does not fail. In an image of ten columns, row 10 of
 # the table of 14 x 14, still in the table's first row of patches, is used for the first patch of the
 # second row ([chapter 11](11_bugs.py#the-first-rows-of-pos_embed) draws it).
 #
@@ -167,17 +167,17 @@ LARGER = SPEC | {"image_size": 20}
 runs = {
     "fine-tuned": vitkit.train(
         few, pretrained=str(first.best), img_size=20, epochs=40, output=str(folder / "tuned"),
-        **EQUAL, **PICTURES, **PLAIN,
+        **EQUAL, **IMAGES, **PLAIN,
     ),
     "linear probe": vitkit.train(
         few, pretrained=str(first.best), img_size=20, probe="linear", val_fraction=0.2, seed=0,
-        output=str(folder / "probe"), **PICTURES, **PLAIN,
+        output=str(folder / "probe"), **IMAGES, **PLAIN,
     ),
     "alone": vitkit.train(
-        few, spec=LARGER, epochs=40, output=str(folder / "alone"), **EQUAL, **PICTURES, **PLAIN
+        few, spec=LARGER, epochs=40, output=str(folder / "alone"), **EQUAL, **IMAGES, **PLAIN
     ),
     "alone, twice as long": vitkit.train(
-        few, spec=LARGER, epochs=80, output=str(folder / "longer"), **EQUAL, **PICTURES, **PLAIN
+        few, spec=LARGER, epochs=80, output=str(folder / "longer"), **EQUAL, **IMAGES, **PLAIN
     ),
 }  # fmt: skip
 tuned = runs["fine-tuned"]
@@ -195,20 +195,20 @@ for line in (tuned.run / "train.log").read_text().splitlines():
 # that the first answer is an even one and its loss $\ln 5$. Had the class names been the same, the head
 # would have been kept, brought to the order of the data.
 
-# %% mystnb={"figure": {"caption": "Test accuracy on the digits 5 to 9 at 20 x 20 pixels after fifty labelled ones, each with its interval of 95 %. One seed, so the intervals are those of the number of test pictures alone. The dotted line is guessing."}}
+# %% mystnb={"figure": {"caption": "Test accuracy on the digits 5 to 9 at 20 x 20 pixels after fifty labelled ones, each with its interval of 95 %. One seed, so the intervals are those of the number of test images alone. The dotted line is guessing."}}
 scores = {name: vitkit.evaluate(run.last, few) for name, run in runs.items()}
 figure, place = plt.subplots(figsize=(5, 1.8))
 for height, (name, score) in enumerate(scores.items()):
     place.plot([score["top1_low"], score["top1_high"]], [height] * 2, color="0.6")
     place.plot(score["top1"], height, "o", color="C0")
     print(f"{name:<20} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
-          f" of {score['pictures']:.0f}")  # fmt: skip
+          f" of {score['images']:.0f}")  # fmt: skip
 place.set(yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy")
 _ = place.axvline(0.2, color="0.8", linestyle=":")
 
 # %% [markdown]
 # With equal steps, going on from other digits is far ahead of starting afresh. Trained for twice as
-# long, the model alone can no longer be told apart from it by so few test pictures: part of what pre-training gives is training. So a gain is a gain at a given
+# long, the model alone can no longer be told apart from it by so few test images: part of what pre-training gives is training. So a gain is a gain at a given
 # amount of training, and both amounts belong beside it. A probe can only use what is there, here 48
 # numbers that were made to tell five other digits apart, at another size.
 #
@@ -283,7 +283,7 @@ except vitkit.VitkitError as error:
 # `folded` ones are exact, `approximated` ones are not, `lost` ones have no place in the target. Notes
 # say what the file has no place for beside the weights. One is of the temperature: at its end a run
 # looks for the number by which logits are to be divided, so that probabilities fit its validation
-# pictures (calibration). It changes no answer, and only vitkit's own format has it.
+# images (calibration). It changes no answer, and only vitkit's own format has it.
 
 # %%
 reports = {
@@ -306,7 +306,7 @@ for target, report in reports.items():
 
 # %%
 some = [DIGITS["test"].read(number) for number in range(64)]
-images = preprocess_pictures(some, before.preprocess)
+images = preprocess_images(some, before.preprocess)
 
 
 def logits_of(model: vitkit.ViT) -> torch.Tensor:
@@ -324,12 +324,12 @@ for target in reports:
 
 # %% [markdown]
 # What is proved by a `vitkit.ConversionReport`? `kept` tensors went over with the same bits. The files
-# as written were then run, and each block's tokens and the logits compared on one fixed picture of
+# as written were then run, and each block's tokens and the logits compared on one fixed image of
 # noise. Who ran them is in `proved_by`: the class of the library whose format it is, where that can
 # be imported and has such models. Then names, transposed matrices, the order of query, key and value,
 # epsilon and activation are right. Else vitkit read them again, which proves that nothing was lost on
 # the way, and not that others read the same. Neither says anything of what stands around a model:
-# which mean and deviation pictures need, which class is which number. What a file has no place for is
+# which mean and deviation images need, which class is which number. What a file has no place for is
 # in the notes.
 #
 # ## What a file does not say
@@ -350,7 +350,7 @@ print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
 # The number of heads is listed as `stored`, but the file does not have it: it was passed, and what is
 # passed counts as stored. No shape knows it, as the matrices of three heads of 16 are those of four
 # heads of 12. Exercise 3 shows what a wrong guess does. The preprocessing is only `usual`, and
-# here it is wrong: it is that of colour photographs, three means for pictures of one channel. Such a
+# here it is wrong: it is that of colour photographs, three means for images of one channel. Such a
 # line has to be checked against the page that the weights came from.
 #
 # ## Exercises

@@ -9,7 +9,7 @@
 # # 9. Distillation
 #
 # A label says "3". A trained model says "3, perhaps 8, surely not 1". The second answer tells more
-# about the picture, and a small model can learn from it. That is distillation: a teacher is asked,
+# about the image, and a small model can learn from it. That is distillation: a teacher is asked,
 # a student learns what it says.
 #
 # With the student's logits $Z_s$, the teacher's $Z_t$, labels $y$ and the softmax $\psi$, there are
@@ -27,7 +27,7 @@
 #    \tag{DeiT 3} $$
 #
 # with $\lambda = 1/2$ in the paper, which takes $\lambda = 0.1$ and $\tau = 3$ for soft ones. Both are
-# `vitkit.DistillWrapper(student, teacher)`, which takes pictures and labels and returns the loss. It is
+# `vitkit.DistillWrapper(student, teacher)`, which takes images and labels and returns the loss. It is
 # `Distillation` in `vitkit.training.distillation.wrapper`.
 
 # %%
@@ -39,7 +39,7 @@ from statistics import mean
 import torch
 from matplotlib import pyplot as plt
 from measured import RESULTS, with_spread
-from shifted_digits import fit, pictures, shifted
+from shifted_digits import fit, images, shifted
 from small_cnn import layer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -59,18 +59,18 @@ def count(model: nn.Module) -> int:
 # ## A teacher
 #
 # DeiT's teacher is a convolutional network, and so is this one: three convolutions, written with
-# `torch.nn` alone. It learns the 8 x 8 digits from all of the training split. Pictures are shifted
+# `torch.nn` alone. It learns the 8 x 8 digits from all of the training split. Images are shifted
 # by up to one pixel, anew in every step; `fit` is a plain loop with AdamW, a warm-up and a linear
 # decay (`shifted_digits.py`, beside this chapter).
 
 
 # %%
 def right(logits: Tensor) -> float:
-    """The share of the test pictures whose largest logit is the right one."""
+    """The share of the test images whose largest logit is the right one."""
     return (logits.argmax(1) == test[1]).float().mean().item()
 
 
-train, test = pictures("train"), pictures("test")
+train, test = images("train"), images("test")
 teacher = nn.Sequential(
     *layer(1, 16, stride=1), *layer(16, 32, stride=2), *layer(32, 32, stride=2),
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
@@ -79,8 +79,8 @@ fit(lambda images, labels: F.cross_entropy(teacher(images), labels), teacher.par
     steps=120, lr=1e-2, seed=0)  # fmt: skip
 with torch.no_grad():
     said = teacher.eval()(test[0])
-print(f"teacher: {count(teacher):,} parameters, {len(train[1]):,} pictures, "
-      f"{right(said):.1%} of {len(test[1])} test pictures right")  # fmt: skip
+print(f"teacher: {count(teacher):,} parameters, {len(train[1]):,} images, "
+      f"{right(said):.1%} of {len(test[1])} test images right")  # fmt: skip
 assert right(said) > 0.9
 
 # %% [markdown]
@@ -88,10 +88,10 @@ assert right(said) > 0.9
 #
 # A good teacher is nearly always sure, and then its probabilities are as good as a label: 0.999 and
 # nine small numbers. What it knows of likeness is in those small numbers. Logits divided by $\tau$
-# before the softmax bring them up. Here is the test picture of which this teacher is least sure, and
+# before the softmax bring them up. Here is the test image of which this teacher is least sure, and
 # one of which it is sure.
 
-# %% mystnb={"figure": {"caption": "A teacher's answer at four temperatures. Top: the test picture of which it is least sure. Bottom: one of which it is sure. At temperature 1 the sure answer is a label; from 3 on the bars of the other classes can be seen, and they are not alike: these are the likenesses that a student can learn. At a high temperature all answers go towards a tenth each."}}
+# %% mystnb={"figure": {"caption": "A teacher's answer at four temperatures. Top: the test image of which it is least sure. Bottom: one of which it is sure. At temperature 1 the sure answer is a label; from 3 on the bars of the other classes can be seen, and they are not alike: these are the likenesses that a student can learn. At a high temperature all answers go towards a tenth each."}}
 temperatures = (1, 3, 8, 20)
 largest = said.softmax(1).amax(1)
 sure = (largest > 0.995).nonzero()[0, 0]
@@ -164,9 +164,9 @@ for heads, model, (z_s, z_d) in (("one head", plain, (one, one)), ("two heads", 
 # %% [markdown]
 # ## Is it worth it?
 #
-# Students that have few labels: 20 pictures of each class. One learns alone. The others see the same
-# pictures and ask the teacher, which has seen all of the training split. Everything else is the same:
-# the seed, the steps, the order and the shifts of the pictures. Each is trained with three seeds.
+# Students that have few labels: 20 images of each class. One learns alone. The others see the same
+# images and ask the teacher, which has seen all of the training split. Everything else is the same:
+# the seed, the steps, the order and the shifts of the images. Each is trained with three seeds.
 
 # %%
 SEEDS = (0, 1, 2)
@@ -197,7 +197,7 @@ with torch.no_grad():
 for kind, values in scores.items():
     print(f"{kind:<12}", with_spread(values))
 
-# %% mystnb={"figure": {"caption": "Test accuracy of students with 200 labelled pictures, a dot for each seed and a line at the mean. The dashed line is the teacher. A kind of teaching is shown to help where all its dots lie above those of the students alone, not only where its mean does."}}
+# %% mystnb={"figure": {"caption": "Test accuracy of students with 200 labelled images, a dot for each seed and a line at the mean. The dashed line is the teacher. A kind of teaching is shown to help where all its dots lie above those of the students alone, not only where its mean does."}}
 figure, place = plt.subplots(figsize=(5.4, 2.8))
 for number, values in enumerate(scores.values()):
     place.scatter([number] * len(values), values, color="#4c72b0")
@@ -207,7 +207,7 @@ place.set(xticks=range(len(scores)), ylabel="accuracy")
 _ = place.set_xticklabels(scores)
 
 # %% [markdown]
-# Three seeds and 359 pictures are few. So the gain is printed beside what chance does: the spread of
+# Three seeds and 359 images are few. So the gain is printed beside what chance does: the spread of
 # the students alone, and the standard error of one accuracy.
 
 # %%
@@ -227,8 +227,8 @@ for kind in TAUGHT:
 # %% [markdown]
 # Hard targets can give only what differs from the labels. Where the teacher's first choice is the
 # label, Eq. 3 with one head is plain cross-entropy (exercise 3). Soft targets say more of each
-# picture. How much of either there is here can be counted. On ImageNet a crop often shows something
-# else than its picture's label, so hard targets have more to say; DeiT found them better than soft
+# image. How much of either there is here can be counted. On ImageNet a crop often shows something
+# else than its image's label, so hard targets have more to say; DeiT found them better than soft
 # ones (its Table 3).
 
 # %%
@@ -267,8 +267,8 @@ for seed, made in zip(SEEDS, students["token, hard"], strict=True):
 # ## Two slips, and what they cost
 #
 # **A teacher in training mode.** The lab notebook never calls `eval()` on its teacher. BatchNorm then
-# takes each batch's own mean, so that what is said of a picture depends on its neighbours, and it
-# moves its stored statistics towards the pictures that the student sees. `DistillWrapper` puts the
+# takes each batch's own mean, so that what is said of an image depends on its neighbours, and it
+# moves its stored statistics towards the images that the student sees. `DistillWrapper` puts the
 # teacher in eval mode at every call, and keeps it out of its own parameters and state.
 
 # %% mystnb={"figure": {"caption": "How far the running means of the teacher's first BatchNorm have moved after so many batches that a student learned from, here of the digits 0 to 4. In training mode they drift away; asked by DistillWrapper they stay."}}
@@ -292,9 +292,9 @@ _ = place.legend()
 with torch.no_grad():
     one, among = careless(test[0][:2])[0], careless(test[0][:64])[0]
     apart = (one - among).abs().max()
-    print(f"training mode: a picture's logits differ by {apart:.1f} by its batch")
+    print(f"training mode: an image's logits differ by {apart:.1f} by its batch")
     for name, model in {"before": teacher, **models}.items():
-        print(f"{name:<15} {right(model.eval()(test[0])):.1%} of the test pictures right")
+        print(f"{name:<15} {right(model.eval()(test[0])):.1%} of the test images right")
 assert moved["DistillWrapper"][-1] == 0
 
 # %% [markdown]
@@ -325,7 +325,7 @@ for name, owner, learner in (("theirs", theirs, theirs.student), ("vitkit", ours
 
 # %% [markdown]
 # That is also why lucidrains' `DistillableViT` has no token in its count. With 8 heads of 64 at
-# width 1024 (pictures of 256, patches of 32, 6 blocks, an MLP of 2048), and as a student of ours:
+# width 1024 (images of 256, patches of 32, 6 blocks, an MLP of 2048), and as a student of ours:
 
 # %%
 with torch.device("meta"):
@@ -349,10 +349,10 @@ with torch.device("meta"):
 # | `--distill soft\|hard` | its probabilities, or its first choice | soft |
 # | `--distill-alpha` | $\lambda$, its share of the loss | 0.5 |
 # | `--distill-temperature` | $\tau$, for soft targets | 3 |
-# | `--distill-views V` | how many variants a picture has in the whole run; the teacher looks at each once, and what it says is kept. 0: new variants for ever, and a teacher that is asked in every step | 0 |
+# | `--distill-views V` | how many variants an image has in the whole run; the teacher looks at each once, and what it says is kept. 0: new variants for ever, and a teacher that is asked in every step | 0 |
 #
 # A few steps with the teacher from above, to see that it is so; its name is a function of this page.
-# With two views a picture has two variants in turn, epoch by epoch, and before the first step the
+# With two views an image has two variants in turn, epoch by epoch, and before the first step the
 # teacher looks at all that the steps will show. Ten steps are one epoch, so here that is one view.
 
 
@@ -435,7 +435,7 @@ for share, still, learning in ((0.0, "head_dist", "head"), (1.0, "head", "head_d
     assert model.get_submodule(learning).weight.grad.abs().max() > 0
 
 # %% [markdown]
-# **3.** Show that with one head and a teacher whose first choice is the label for every picture,
+# **3.** Show that with one head and a teacher whose first choice is the label for every image,
 # hard targets are plain cross-entropy, whatever the share.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}

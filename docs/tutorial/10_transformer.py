@@ -132,7 +132,7 @@ assert apart <= 1e-5
 # True at a real token. A padded token is looked at by itself alone; so each row of weights has
 # something to sum over.
 #
-# The picture is not of masks that we wrote. It is of the weights that a model used: everything that
+# The image is not of masks that we wrote. It is of the weights that a model used: everything that
 # is not 0.
 
 # %% mystnb={"figure": {"caption": "Who looks at whom: a row is the token that looks, a column the token looked at, yellow is seen. Left: the target, 6 tokens of which 6 are real, and the causal triangle. Middle: a target with 4 real tokens; columns 5 and 6 are seen by nobody but themselves. Right: the 6 target tokens look at a source of 8, of which 5 are real."}}

@@ -46,7 +46,7 @@ print("expanded:", tuple(torch.cat([torch.ones(1, 1, 768).expand(2, -1, -1), two
 # %% [markdown]
 # ### Positions that start at ones, or as $N(0, 1)$
 # Ones tell every place the same; $N(0, 1)$ outweighs the content. Both are seen in how much of what
-# differs from token to token is the place's, here over a picture of noise. vitkit's start as
+# differs from token to token is the place's, here over an image of noise. vitkit's start as
 # $N(0, 0.02)$.
 
 # %%
@@ -69,7 +69,7 @@ print(tuple(vitkit.EncoderBlock(192, 3, 768)(torch.rand(1, 197, 192)).shape))
 
 # %% [markdown]
 # ### A check that is announced
-# The text asks that the patch divides the picture. The code does not. `ViTSpec` does.
+# The text asks that the patch divides the image. The code does not. `ViTSpec` does.
 
 # %%
 print(f"250 pixels: {(250 // 16) ** 2} patches, {250 * 250 // 16**2} positions")
@@ -173,14 +173,14 @@ print(
 # stands; training mends it, so this one costs little. Here `initialisation` is a word of the spec.
 
 # %%
-picture = torch.rand(1, 3, 32, 32)
-moved = picture.roll((8, 8), dims=(2, 3))
+image = torch.rand(1, 3, 32, 32)
+moved = image.roll((8, 8), dims=(2, 3))
 for name in ("zeros", "N(0, 0.02)"):
     model = vitkit.create_model("vit_cifar_patch4_32", num_classes=0).eval()
     if name == "zeros":
         nn.init.zeros_(model.pos_embed)
     with torch.no_grad():
-        print(f"{name}: features change by {(model(picture) - model(moved)).abs().max():.0e}")
+        print(f"{name}: features change by {(model(image) - model(moved)).abs().max():.0e}")
 
 # %% [markdown]
 # ### A ratio and back
@@ -191,7 +191,7 @@ print(int(1408 * (15360 / 1408)), "for 15360;", vitkit.MLP(1408, 15360).fc1.out_
 
 # %% [markdown]
 # ### Border pixels that are dropped
-# `picture // patch` rounds down, and a convolution with that stride does not look at what is left.
+# `image // patch` rounds down, and a convolution with that stride does not look at what is left.
 
 # %%
 small, patches = torch.rand(1, 3, 250, 250), nn.Conv2d(3, 8, 16, 16)
@@ -220,8 +220,8 @@ print(f"{nn.init.xavier_normal_(apart).std():.4f}")
 
 # %% [markdown]
 # ### The first rows of `pos_embed`
-# For a smaller picture `pos_embed[:, :N + 1]` is taken, the first rows of the table. They are those of
-# the top of the large picture, read in lines of 14. vitkit resamples the table.
+# For a smaller image `pos_embed[:, :N + 1]` is taken, the first rows of the table. They are those of
+# the top of the large image, read in lines of 14. vitkit resamples the table.
 
 # %%
 rows, columns = torch.meshgrid(torch.arange(14.0), torch.arange(14.0), indexing="ij")
@@ -231,7 +231,7 @@ print("patch (1, 0) of 10 x 10 is told", cut[10].int().tolist(), "of 14 x 14;", 
 print("resampled it is", [round(number, 1) for number in resampled[10].tolist()])
 print(f"mean distance from where it is: {(cut - resampled).norm(dim=-1).mean():.1f} patches")
 
-# %% mystnb={"figure": {"caption": "Where the 100 patches of the smaller picture are told to be in the 14 x 14 of the table; a colour for each row of the picture. Cut off, they fill the upper half, and most rows begin in the middle of a line and go on in the next. Resampled, they cover the table evenly, row under row."}}
+# %% mystnb={"figure": {"caption": "Where the 100 patches of the smaller image are told to be in the 14 x 14 of the table; a colour for each row of the image. Cut off, they fill the upper half, and most rows begin in the middle of a line and go on in the next. Resampled, they cover the table evenly, row under row."}}
 figure, both = plt.subplots(1, 2, figsize=(5.6, 2.8), sharey=True)
 for place, told, name in zip(both, (cut, resampled), ("cut off", "resampled"), strict=True):
     place.scatter(told[:, 1], told[:, 0], c=torch.arange(100) // 10, cmap="tab10", s=18)
@@ -255,11 +255,11 @@ print("ViTSpec:", vitkit.ViTSpec(image_size=[32, 32], patch_size=4).grid)
 
 # %%
 model, labels = tiny.eval(), torch.zeros(2, dtype=torch.long)
-pictures = torch.rand(2, 3, 224, 224)
-features = model.forward_features(pictures)
+images = torch.rand(2, 3, 224, 224)
+features = model.forward_features(images)
 together = (features.cls, features.patches, model.forward_head(features))
 fails(lambda: F.cross_entropy(together, labels))
-print(f"logits alone: {F.cross_entropy(model(pictures), labels):.2f}")
+print(f"logits alone: {F.cross_entropy(model(images), labels):.2f}")
 
 # %% [markdown]
 # ## D. Block by block
@@ -305,7 +305,7 @@ fails(lambda: vitkit.MultiHeadSelfAttention(512, 6))
 # %% [markdown]
 # ### A hybrid that counts its map's cells
 # The kernel is `size // 16 // grid` cells wide, the number of positions is that of all cells. The
-# two agree for a kernel of 1 alone. Here `patch_size` is in pixels of the picture, and both follow
+# two agree for a kernel of 1 alone. Here `patch_size` is in pixels of the image, and both follow
 # from it.
 
 # %%
@@ -326,10 +326,10 @@ fails(lambda: vitkit.ViTSpec(image_size=168, patch_size=12, **hybrid))
 
 
 # %%
-def flagged(pictures: torch.Tensor, vis: bool) -> object:
-    return (model(pictures), []) if vis else model(pictures)
+def flagged(images: torch.Tensor, vis: bool) -> object:
+    return (model(images), []) if vis else model(images)
 
 
-fails(lambda: F.cross_entropy(flagged(pictures, vis=True), labels))
+fails(lambda: F.cross_entropy(flagged(images, vis=True), labels))
 record = vitkit.Record(attention=[-1])
-print(tuple(model(pictures, record=record).shape), tuple(record.attention[1].shape))
+print(tuple(model(images, record=record).shape), tuple(record.attention[1].shape))

@@ -238,7 +238,7 @@ for name, given in (("logits", logits), ("probabilities", logits.softmax(1))):
 # %% [markdown]
 # ### A loss that is divided twice
 # Cross-entropy is a mean already; divided by the batch size again it is 16 times too small in
-# print. What vitkit reports are sums over pictures, divided once.
+# print. What vitkit reports are sums over images, divided once.
 
 # %%
 losses = torch.full((4,), 2.3)  # the means of four batches of 16
@@ -264,12 +264,12 @@ for name, calls in (("twice", 2), ("once", 1)):
 
 # %%
 model = vitkit.create_model("vit_cifar_patch4_32", num_classes=0, mlp_dropout=0.1)
-pictures = torch.rand(1, 3, 32, 32)
-first, second = model(pictures), model(pictures)
+images = torch.rand(1, 3, 32, 32)
+first, second = model(images), model(images)
 print(f"two calls differ by {(first - second).abs().max():.2f};", end=" ")
 print("a graph is kept:", first.requires_grad)
 with torch.inference_mode():
-    first, second = model.eval()(pictures), model(pictures)
+    first, second = model.eval()(images), model(images)
 print(f"as it should be: {(first - second).abs().max():.2f}, {first.requires_grad}")
 
 # %% [markdown]
@@ -278,7 +278,7 @@ print(f"as it should be: {(first - second).abs().max():.2f}, {first.requires_gra
 # first everywhere here.
 
 # %%
-n, c, w, h = (1, 3, 32, 64)  # a picture 32 high and 64 wide
+n, c, w, h = (1, 3, 32, 64)  # an image 32 high and 64 wide
 print("mistaken: rows and columns of patches", (h // 4, w // 4), end="; ")
 print("vitkit", vitkit.ViTSpec(image_size=(32, 64), patch_size=4).grid)
 
@@ -308,7 +308,7 @@ print(f"sign changes: {turns[0]} in the first sine, {turns[-1]} in the last")
 # ## Distillation
 #
 # ### A teacher that is never put in `eval()`
-# Its BatchNorm statistics move with the student's pictures, so it is another teacher at every step.
+# Its BatchNorm statistics move with the student's images, so it is another teacher at every step.
 # `DistillWrapper` keeps it in eval mode ([chapter 9](09_distillation.py#two-slips-and-what-they-cost)).
 
 # %%

@@ -12,26 +12,26 @@ from numpy.typing import ArrayLike
 
 
 def grid_of(
-    pictures: Sequence[ArrayLike],
+    images: Sequence[ArrayLike],
     titles: Sequence[str] = (),
     *,
     across: int,
     size: float = 1.0,
     colours: str | None = None,
 ) -> Figure:
-    """Pictures side by side, `across` of them in a row, each `size` inches; values 0..1 or uint8.
+    """Images side by side, `across` of them in a row, each `size` inches; values 0..1 or uint8.
 
     Tables of numbers are drawn in `colours`: grey without titles, else viridis.
     """
-    down = -(-len(pictures) // across)
+    down = -(-len(images) // across)
     figure, places = plt.subplots(
         down, across, figsize=(across * size, down * (size + 0.25 * bool(titles))), squeeze=False
     )
     chosen = colours or ("viridis" if titles else "gray")
     for number, place in enumerate(places.flat):
         place.axis("off")
-        if number < len(pictures):
-            place.imshow(np.asarray(pictures[number]), cmap=chosen)
+        if number < len(images):
+            place.imshow(np.asarray(images[number]), cmap=chosen)
             if titles:
                 place.set_title(titles[number], fontsize=8)
     figure.subplots_adjust(wspace=0.06, hspace=0.06 if not titles else 0.3)
@@ -39,7 +39,7 @@ def grid_of(
 
 
 def mosaic(pieces: ArrayLike, *, across: int, gap: int = 2) -> np.ndarray:
-    """Equal pieces (N, H, W) or (N, H, W, C) as one picture, row by row, with white gaps.
+    """Equal pieces (N, H, W) or (N, H, W, C) as one image, row by row, with white gaps.
 
     >>> mosaic(np.zeros((6, 4, 4)), across=3).shape
     (10, 16)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from experiment import Asked, Experiment, Numbers
 from measured import RESULTS
-from plain_loop import Maker, Pictures, make_vit, open_pictures, settings, some, trained
+from plain_loop import Images, Maker, make_vit, open_images, settings, some, trained
 from small_cnn import SmallCNN
 from torch import nn
 
@@ -17,7 +17,7 @@ from vitkit.training.config.train_config import Settings, TrainConfig
 SIZES = (300, 1_000, 3_000, 10_000, 30_000)
 RATES = (1e-3, 2e-3, 4e-3)
 TUNED_AT = 3_000
-"""Training pictures with which each network's rate is chosen, for all sizes."""
+"""Training images with which each network's rate is chosen, for all sizes."""
 BATCH, STEPS, HELD_OUT = 100, 600, 10_000
 LONG_SIZES, LONG_STEPS = (1_000, 30_000), 2_400
 POSITIONS = ("none", "sincos_1d", "sincos_2d", "learned")
@@ -36,31 +36,31 @@ NETWORKS: dict[str, Maker] = {"ViT": make_vit, "CNN": make_cnn}
 
 
 def data_size(asked: Asked) -> Numbers:
-    """Accuracy of both networks for every number of training pictures and every seed.
+    """Accuracy of both networks for every number of training images and every seed.
 
     Both have the same loop: AdamW, the recipe's flips and shifts, warm-up and cosine, as many
-    steps whatever the number of pictures. The rate of each is the best of three, chosen with a seed
-    that is not scored, on pictures that are not scored.
+    steps whatever the number of images. The rate of each is the best of three, chosen with a seed
+    that is not scored, on images that are not scored.
     """
     sizes, tuned_at, steps = (SIZES, TUNED_AT, STEPS)
-    pictures = _fashion(asked)
+    images = _fashion(asked)
     if asked.quick:
         sizes, tuned_at, steps = (100, 300), 300, 2
     rates, tried = {}, []
     for network in NETWORKS:
         for rate in RATES[:2] if asked.quick else RATES:
-            found = _one(network, rate, tuned_at, max(asked.seeds) + 1, steps, pictures, "choice")
+            found = _one(network, rate, tuned_at, max(asked.seeds) + 1, steps, images, "choice")
             tried.append(found)
             print(f"data-size, choosing a rate: {found}", flush=True)
         own = [row for row in tried if row["network"] == network]
         rates[network] = max(own, key=lambda row: row["top1"])["lr"]
-    parameters = {name: _parameters(make, pictures) for name, make in NETWORKS.items()}
-    scored = _scored(sizes, rates, steps, asked.seeds, pictures)
+    parameters = {name: _parameters(make, images) for name, make in NETWORKS.items()}
+    scored = _scored(sizes, rates, steps, asked.seeds, images)
     return {"parameters": parameters, "tried": tried, **scored}
 
 
 def data_size_long(asked: Asked) -> Numbers:
-    """The same for two numbers of pictures and four times as many steps, at the rates found there."""
+    """The same for two numbers of images and four times as many steps, at the rates found there."""
     sizes, steps = ((100, 300), 2) if asked.quick else (LONG_SIZES, LONG_STEPS)
     rates = json.loads((RESULTS / "data-size.json").read_text())["rates"]
     return _scored(sizes, rates, steps, asked.seeds, _fashion(asked))
@@ -71,20 +71,20 @@ def _scored(
     rates: Mapping[str, float],
     steps: int,
     seeds: Sequence[int],
-    pictures: Pictures,
+    images: Images,
 ) -> Numbers:
-    """Every network, number of pictures and seed, each at the network's rate."""
+    """Every network, number of images and seed, each at the network's rate."""
     rows = []
     for size in sizes:
         for network, rate in rates.items():
             for seed in seeds:
-                rows.append(_one(network, rate, size, seed, steps, pictures, "score"))
+                rows.append(_one(network, rate, size, seed, steps, images, "score"))
                 print(f"{steps} steps: {rows[-1]}", flush=True)
     return {
         "data": "fashion-mnist",
         "steps": steps,
         "batch": BATCH,
-        "scored_on": len(pictures.score),
+        "scored_on": len(images.score),
         "rates": dict(rates),
         "rows": rows,
     }
@@ -92,7 +92,7 @@ def _scored(
 
 def positions(asked: Asked) -> Numbers:
     """Accuracy of the Fashion-MNIST recipe's model, cut in 7 x 7 patches, by its positions."""
-    pictures, steps, rows = _fashion(asked), 2 if asked.quick else POSITION_STEPS, []
+    images, steps, rows = _fashion(asked), 2 if asked.quick else POSITION_STEPS, []
     for kind in POSITIONS:
         config = settings(
             "fashion-mnist",
@@ -100,47 +100,47 @@ def positions(asked: Asked) -> Numbers:
             {"spec": {"patch_size": 4, "positions": kind}},
         )
         for seed in asked.seeds:
-            found = trained(config, pictures, pictures.train, steps=steps, seed=seed)
+            found = trained(config, images, images.train, steps=steps, seed=seed)
             rows.append({"positions": kind, **found})
             print(f"positions: {rows[-1]}", flush=True)
     return {
         "data": "fashion-mnist",
         "steps": steps,
         "batch": POSITION_BATCH,
-        "pictures": len(pictures.train),
-        "scored_on": len(pictures.score),
+        "images": len(images.train),
+        "scored_on": len(images.score),
         "rows": rows,
     }
 
 
-def _fashion(asked: Asked) -> Pictures:
+def _fashion(asked: Asked) -> Images:
     name, held_out = ("digits", 200) if asked.quick else ("fashion-mnist", HELD_OUT)
-    return open_pictures(name, asked.data_root, held_out=held_out)
+    return open_images(name, asked.data_root, held_out=held_out)
 
 
 def _one(
-    network: str, rate: float, size: int, seed: int, steps: int, pictures: Pictures, part: str
+    network: str, rate: float, size: int, seed: int, steps: int, images: Images, part: str
 ) -> Numbers:
     config = settings("fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH})
     found = trained(
         config,
-        pictures,
-        some(pictures.train, size, seed),
+        images,
+        some(images.train, size, seed),
         steps=steps,
         seed=seed,
         part=part,
         make=NETWORKS[network],
     )
-    return {"network": network, "pictures": size, "lr": rate, **found}
+    return {"network": network, "images": size, "lr": rate, **found}
 
 
-def _parameters(make: Maker, pictures: Pictures) -> int:
-    model = make(settings("fashion-mnist"), pictures.num_classes, 0)
+def _parameters(make: Maker, images: Images) -> int:
+    model = make(settings("fashion-mnist"), images.num_classes, 0)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 EXPERIMENTS = {
-    "data-size": Experiment(data_size, "a ViT and a CNN by the number of training pictures"),
+    "data-size": Experiment(data_size, "a ViT and a CNN by the number of training images"),
     "data-size-long": Experiment(data_size_long, "the same with four times the steps", seeds=(0,)),
     "positions": Experiment(positions, "none, fixed 1-D, fixed 2-D, learned"),
 }

@@ -1,14 +1,14 @@
 """What each ingredient of the MNIST recipe is worth: one is changed, all else stays.
 
-A small copy of the whole: 12 passes over 3,200 of its 54,000 pictures, with a quarter of its batch.
-Every variant starts from noise, sees the same pictures in the same order, and is scored once, after
-its last step, on pictures held out of train.
+A small copy of the whole: 12 passes over 3,200 of its 54,000 images, with a quarter of its batch.
+Every variant starts from noise, sees the same images in the same order, and is scored once, after
+its last step, on images held out of train.
 """
 
 from __future__ import annotations
 
 from experiment import Asked, Experiment, Numbers
-from plain_loop import open_pictures, settings, some, trained
+from plain_loop import open_images, settings, some, trained
 
 from vitkit.training.config.train_config import Settings
 
@@ -25,27 +25,27 @@ VARIANTS: dict[str, Settings] = {
     "patches of 4 x 4": {"spec": {"patch_size": 4}},
     "the notebook's Adam, 0.01": {"opt": "adam", "lr": 0.01, "beta2": 0.999, "weight_decay": 0.0},
 }
-BATCH, PASSES, PICTURES, HELD_OUT = 64, 12, 3_200, 10_000
+BATCH, PASSES, IMAGES, HELD_OUT = 64, 12, 3_200, 10_000
 COPY: Settings = {"batch_size": BATCH, "epochs": PASSES, "warmup_epochs": 1.0}
 
 
 def ingredients(asked: Asked) -> Numbers:
     """Accuracy of every variant for every seed."""
-    name, count, held_out = ("digits", 256, 200) if asked.quick else ("mnist", PICTURES, HELD_OUT)
-    pictures = open_pictures(name, asked.data_root, held_out=held_out)
-    split = some(pictures.train, count, seed=0)
+    name, count, held_out = ("digits", 256, 200) if asked.quick else ("mnist", IMAGES, HELD_OUT)
+    images = open_images(name, asked.data_root, held_out=held_out)
+    split = some(images.train, count, seed=0)
     rows = []
     for variant, change in VARIANTS.items():
         config = settings("mnist", COPY, change)
         steps = 2 if asked.quick else PASSES * (count // BATCH)
         for seed in asked.seeds:
-            found = trained(config, pictures, split, steps=steps, seed=seed)
+            found = trained(config, images, split, steps=steps, seed=seed)
             rows.append({"variant": variant, **found})
             print(f"ingredients: {rows[-1]}", flush=True)
     return {
         "data": name,
-        "pictures": len(split),
-        "scored_on": len(pictures.score),
+        "images": len(split),
+        "scored_on": len(images.score),
         "steps": steps,
         "batch": BATCH,
         "changes": VARIANTS,

@@ -1,4 +1,4 @@
-"""What pre-training without labels is worth where few pictures have one."""
+"""What pre-training without labels is worth where few images have one."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from statistics import mean
 
 from experiment import Asked, Experiment, Numbers
-from masked_pictures import MaskedPictures, pretrain
+from masked_images import MaskedImages, pretrain
 from plain_loop import (
+    Images,
     Maker,
-    Pictures,
+    images_become,
     make_vit,
-    open_pictures,
-    pictures_become,
+    open_images,
     settings,
     some,
     trained,
@@ -20,11 +20,11 @@ from plain_loop import (
 from torch import Tensor
 
 import vitkit
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.training.config.train_config import Settings, TrainConfig
 
 LABELLED = (300, 1_000, 3_000)
-"""Training pictures with a label; all others are seen without theirs."""
+"""Training images with a label; all others are seen without theirs."""
 RATES = (5e-4, 1e-3, 2e-3)
 TUNED_AT = 1_000
 BATCH, STEPS, HELD_OUT = 100, 600, 10_000
@@ -36,25 +36,25 @@ LONGER = 3
 def masked(asked: Asked) -> Numbers:
     """Accuracy with few labels: from noise, from noise for longer, and after guessing patches.
 
-    Each way has the best of three rates, chosen with a seed that is not scored, on pictures that
+    Each way has the best of three rates, chosen with a seed that is not scored, on images that
     are not scored.
     """
     name, steps, hidden_steps = "fashion-mnist", STEPS, HIDDEN_STEPS
     sizes, tuned_at, held_out = LABELLED, TUNED_AT, HELD_OUT
     if asked.quick:
         name, steps, hidden_steps, sizes, tuned_at, held_out = "digits", 2, 2, (150,), 150, 200
-    pictures = open_pictures(name, asked.data_root, held_out=held_out)
+    images = open_images(name, asked.data_root, held_out=held_out)
     choosing = max(asked.seeds) + 1
-    begun, seconds = _pretrained((*asked.seeds, choosing), pictures, hidden_steps)
+    begun, seconds = _pretrained((*asked.seeds, choosing), images, hidden_steps)
     ways = {"alone": steps, "alone, longer": LONGER * steps, "masked": steps}
 
     def one(way: str, rate: float, size: int, seed: int, part: str) -> Numbers:
-        split = some(pictures.train, size, seed)
+        split = some(images.train, size, seed)
         make = _from(begun[seed]) if way == "masked" else make_vit
         found = trained(
-            _config(rate), pictures, split, steps=ways[way], seed=seed, part=part, make=make
+            _config(rate), images, split, steps=ways[way], seed=seed, part=part, make=make
         )
-        row = {"way": way, "pictures": size, "lr": rate, **found}
+        row = {"way": way, "images": size, "lr": rate, **found}
         print(f"masked, {part}: {row}", flush=True)
         return row
 
@@ -62,11 +62,11 @@ def masked(asked: Asked) -> Numbers:
     best = {row["way"]: row["lr"] for row in sorted(tried, key=lambda row: row["top1"])}
     return {
         "data": name,
-        "pretrained": {"pictures": len(pictures.train), "steps": hidden_steps, "batch": HIDDEN_BATCH,
+        "pretrained": {"images": len(images.train), "steps": hidden_steps, "batch": HIDDEN_BATCH,
                        "lr": HIDDEN_RATE, "seconds": seconds},
         "steps": ways,
         "batch": BATCH,
-        "scored_on": len(pictures.score),
+        "scored_on": len(images.score),
         "rates": best,
         "tried": tried,
         "rows": [
@@ -83,20 +83,20 @@ def _config(rate: float) -> TrainConfig:
 
 
 def _pretrained(
-    seeds: tuple[int, ...], pictures: Pictures, steps: int
+    seeds: tuple[int, ...], images: Images, steps: int
 ) -> tuple[dict[int, dict[str, Tensor]], list[float]]:
     """Weights of a model that has guessed patches, by seed, and the seconds of each."""
     config, begun, seconds = _config(HIDDEN_RATE), {}, []
-    split = pictures.train
-    images = preprocess_pictures(
-        [split.read(place) for place in range(len(split))], pictures_become(config)
+    split = images.train
+    batch_images = preprocess_images(
+        [split.read(place) for place in range(len(split))], images_become(config)
     )
     for seed in seeds:
         start = time.perf_counter()
-        model = make_vit(config, pictures.num_classes, seed)
+        model = make_vit(config, images.num_classes, seed)
         losses = pretrain(
-            MaskedPictures(model),
-            images,
+            MaskedImages(model),
+            batch_images,
             steps=steps,
             batch=HIDDEN_BATCH,
             lr=HIDDEN_RATE,

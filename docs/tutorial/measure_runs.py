@@ -29,7 +29,7 @@ ELSEWHERE = ("data_root", "output", "overwrite", "resume", "seed", "threads", "a
 
 
 def notebook(asked: Asked) -> Numbers:
-    """The notebook's model, scored by epoch on the pictures that the recipe validates on."""
+    """The notebook's model, scored by epoch on the images that the recipe validates on."""
     return _small(notebook_mnist.NotebookViT, notebook_mnist.loss_of, asked)
 
 
@@ -60,7 +60,7 @@ def _small(
         })  # fmt: skip
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "pictures": len(train[0]),
+        "images": len(train[0]),
         "runs": runs,
     }
 
@@ -142,7 +142,7 @@ def _read(run: Path, data: str | None, recipe: str, epochs: int | None) -> Numbe
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:
-    """All pictures (N, 1, 28, 28) in [0, 1], and their labels."""
+    """All images (N, 1, 28, 28) in [0, 1], and their labels."""
     grey = Preprocess(image_size=28, mean=(0.0,), std=(1.0,), fit="squash")
     pixels = np.stack([fit(split.read(place), grey) for place in range(len(split))])
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255

@@ -2,7 +2,7 @@
 
 Our own code after its description, to measure what `vitkit train mnist --recipe mnist` is set
 beside. What changes only the speed is done the fast way: the notebook ran attention twice and threw
-the first result away, went through the pictures of a batch one by one, and made its positions by a
+the first result away, went through the images of a batch one by one, and made its positions by a
 double loop in every forward pass.
 """
 
@@ -68,7 +68,7 @@ class NotebookViT(nn.Module):
         self.register_buffer("positions", sincos_1d(tokens, WIDTH), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Mistake: width and height are taken for each other, which a square picture hides.
+        # Mistake: width and height are taken for each other, which a square image hides.
         batch, channels, width, height = images.shape
         # Mistake: `reshape` makes strips of 16 pixels of a row; none of the 49 is a patch.
         strips = images.reshape(batch, GRID**2, channels * width * height // GRID**2)

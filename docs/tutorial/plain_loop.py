@@ -1,8 +1,8 @@
-"""Trains any module from pictures to logits for a number of steps: the loop of the measurements.
+"""Trains any module from images to logits for a number of steps: the loop of the measurements.
 
-Order, shifts and flips of the pictures, the arithmetic of a step and the learning rate are those of
+Order, shifts and flips of the images, the arithmetic of a step and the learning rate are those of
 `vitkit train`. What is left out is all that a run writes, and the choice of its best epoch: a model
-is scored once, after its last step, on pictures that were held out of train.
+is scored once, after its last step, on images that were held out of train.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ Maker = Callable[[TrainConfig, int, int], nn.Module]
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Images:
     """What is trained on, and what is scored on; the test split is not touched.
 
     Attributes:
-        train: training pictures.
+        train: training images.
         choice: held out, to choose a rate with.
         score: held out, to score with.
         num_classes: K.
@@ -56,18 +56,18 @@ class Pictures:
     num_classes: int
 
 
-def open_pictures(name: str, data_root: str | None, *, held_out: int) -> Pictures:
+def open_images(name: str, data_root: str | None, *, held_out: int) -> Images:
     """A data set's train split in three: the recipe's validation tenth to choose with, `held_out`
     others to score with, and the rest."""
     dataset = with_validation(open_dataset(name, data_root=data_root), 0.1)
     train, choice = dataset.splits["train"], dataset.splits["val"]
     share = held_out / len(train)
     rest, scored = stratified_split(train.labels, (1 - share, share), seed=1)
-    return Pictures(train.subset(rest), choice, train.subset(scored), len(dataset.classes))
+    return Images(train.subset(rest), choice, train.subset(scored), len(dataset.classes))
 
 
 def some(split: Split, count: int, seed: int) -> Split:
-    """So many pictures of a split, every class in its proportion; each seed takes others."""
+    """So many images of a split, every class in its proportion; each seed takes others."""
     if count == len(split):
         return split
     share = count / len(split)
@@ -88,7 +88,7 @@ def make_vit(config: TrainConfig, num_classes: int, seed: int) -> vitkit.ViT:
     return model
 
 
-def pictures_become(config: TrainConfig) -> Preprocess:
+def images_become(config: TrainConfig) -> Preprocess:
     """The transform of some settings."""
     size = config.spec["image_size"]
     return Preprocess(image_size=size, mean=config.mean, std=config.std, fit=config.fit)
@@ -103,15 +103,15 @@ def train(
         model: fresh.
         config: optimizer, rate, batch, shifts, flips, loss; the warm-up is the same part of the
             steps as it is of the recipe's epochs.
-        split: training pictures.
+        split: training images.
         steps: optimizer steps.
-        seed: decides the order of the pictures and their changes.
+        seed: decides the order of the images and their changes.
 
     Returns:
         `seconds`, the mean `loss` of the last tenth of the steps, and how many steps were left out
         as a number was `not_finite`.
     """
-    preprocess = pictures_become(config)
+    preprocess = images_become(config)
     augmentation = Augmentation(flip=config.flip, shift=config.shift)
     arriving = TrainingSteps(
         split, preprocess, augmentation, batch_size=config.batch_size, seed=seed
@@ -142,7 +142,7 @@ def train(
 
 
 def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: int) -> float:
-    """The part of a split's pictures that the model, in eval mode, gets right."""
+    """The part of a split's images that the model, in eval mode, gets right."""
     model.eval()
 
     def forward(images: Tensor) -> Tensor:
@@ -150,13 +150,13 @@ def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: i
             logits: Tensor = model(images)
         return logits
 
-    scores = evaluate(forward, split, pictures_become(config), num_classes=num_classes)
+    scores = evaluate(forward, split, images_become(config), num_classes=num_classes)
     return scores["top1"]
 
 
 def trained(
     config: TrainConfig,
-    pictures: Pictures,
+    images: Images,
     split: Split,
     *,
     steps: int,
@@ -165,8 +165,8 @@ def trained(
     make: Maker = make_vit,
 ) -> dict[str, float]:
     """One training of what `make` gives, on `split`: `seed`, what `train` says, and `top1` on the
-    pictures that are there to score with, or on the `part` that is there to choose with."""
-    model = make(config, pictures.num_classes, seed)
+    images that are there to score with, or on the `part` that is there to choose with."""
+    model = make(config, images.num_classes, seed)
     made = train(model, config, split, steps=steps, seed=seed)
-    scored = pictures.choice if part == "choice" else pictures.score
-    return {"seed": seed, "top1": accuracy(model, config, scored, pictures.num_classes), **made}
+    scored = images.choice if part == "choice" else images.score
+    return {"seed": seed, "top1": accuracy(model, config, scored, images.num_classes), **made}

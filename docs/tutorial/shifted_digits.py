@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from vitkit.data.sources.open import open_dataset
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""Of pictures and labels."""
+"""Of images and labels."""
 
 
-def pictures(part: str) -> tuple[Tensor, Tensor]:
+def images(part: str) -> tuple[Tensor, Tensor]:
     """Images (N, 1, 8, 8) in [-1, 1] and labels (N,) of a split."""
     split = open_dataset("digits").splits[part]
     images = torch.from_numpy(split.images).permute(0, 3, 1, 2) / 127.5 - 1
@@ -22,7 +22,7 @@ def pictures(part: str) -> tuple[Tensor, Tensor]:
 
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each picture moved by -1, 0 or 1 pixels in both directions; white paper comes in."""
+    """Each image moved by -1, 0 or 1 pixels in both directions; white paper comes in."""
     rows, columns = torch.randint(3, (2, len(images), 1), generator=generator) + torch.arange(8)
     number = torch.arange(len(images))[:, None, None]
     return F.pad(images, (1, 1, 1, 1), value=-1.0)[

@@ -1,4 +1,4 @@
-"""vitkit: plain Vision Transformers, from a folder of pictures to a model you can look into.
+"""vitkit: plain Vision Transformers, from a folder of images to a model you can look into.
 
 Names are imported when they are first used, so that `import vitkit` costs nothing.
 """

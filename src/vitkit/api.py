@@ -16,7 +16,7 @@ from jaxtyping import Float
 from vitkit.data.checks import check as doctor
 from vitkit.data.checks.check import Report, sound
 from vitkit.data.datasets.splitting import with_validation_of
-from vitkit.data.images.preprocess import preprocess_pictures, viewport
+from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.data.sources import open as sources
 from vitkit.data.sources.open import Dataset, Split, cached, open_dataset
 from vitkit.devices import on_device, resolve_device
@@ -29,7 +29,7 @@ from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import Explanation, heatmap_over
 from vitkit.models.presets import build
 from vitkit.models.vit import ViT
-from vitkit.prediction import Picture, Predictor, as_checkpoint, feature_predictor, read_picture
+from vitkit.prediction import ImageSource, Predictor, as_checkpoint, feature_predictor, read_image
 from vitkit.training import train as session
 from vitkit.training.auto import auto
 from vitkit.training.config.train_config import TrainConfig, layered
@@ -97,7 +97,7 @@ def check(
     follow_links: bool = False,
     workers: int = 0,
 ) -> Report:
-    """What is wrong with your pictures: each is looked at once, unchanged files only ever once.
+    """What is wrong with your images: each is looked at once, unchanged files only ever once.
 
     Args:
         data: as for `train`.
@@ -107,7 +107,7 @@ def check(
         workers: threads; 0 means one for each core.
 
     Returns:
-        `.problems`, the pictures that cannot be decoded; `.findings`, everything there is to say;
+        `.problems`, the images that cannot be decoded; `.findings`, everything there is to say;
         `.refused`, whether training would refuse the data; `.as_dict()` for JSON.
 
     Raises:
@@ -124,14 +124,14 @@ def check(
 
 
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
-    """Train a ViT on your pictures; the same settings as `vitkit train`.
+    """Train a ViT on your images; the same settings as `vitkit train`.
 
     With `resume`, the settings start from those the run was started with. With `auto=True` and a
     `budget` such as `"10m"`, the cheapest answer comes first and the next one while it pays; the
     winner is `.best`, and `ladder.json` in the folder has them all.
 
     Args:
-        data: a folder of pictures, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or
+        data: a folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or
             `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`.
         recipe: a recipe's name or a YAML file to start from.
         **settings: any field of `TrainConfig`, such as `epochs=10`, `output="runs/cats"`, or
@@ -169,23 +169,23 @@ def evaluate(
 
     Args:
         checkpoint: a checkpoint or its path.
-        data: as for `train`. Classes are matched by name; how the pictures were chosen and cut for
+        data: as for `train`. Classes are matched by name; how the images were chosen and cut for
             training (`bad_images`, `val_fraction` and the like) is read from the checkpoint.
         split: `train`, `val` or `test`; default `test`, else `val`.
         data_root: where to look for named data sets.
-        cache: folder of decoded pictures, as for `train`; `auto` is the user's own. One that is not
+        cache: folder of decoded images, as for `train`; `auto` is the user's own. One that is not
             there yet is made, of all splits.
         device: where to run.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         workers: loader processes.
 
     Returns:
         A dict of floats: `top1`, `top{k}` with k = min(5, K), `loss` in nats, `balanced_accuracy`,
-        `brier`, `ece` and `pictures`, which `Counts.scores` explains; `top1_low`, `top1_high` and
+        `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and
         the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
         `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
         it gives. Beside them `.per_class`, `.without_images`, `.confusion` (K, K) and
-        `.rows()`, a row a picture.
+        `.rows()`, a row an image.
 
     Raises:
         CheckpointError, DataError, DeviceError, SettingError: what is wrong, by name.
@@ -222,7 +222,7 @@ def compare(
     batch_size: int = 256,
     workers: int = 0,
 ) -> Comparison:
-    """Whether one model is better than another, on the same pictures.
+    """Whether one model is better than another, on the same images.
 
     Args:
         *checkpoints: two or more runs (their best weights) or checkpoints; the first one is
@@ -232,7 +232,7 @@ def compare(
         data_root: where to look for named data sets; default where the first one's run looked.
         cache: as for `evaluate`.
         device: where to run.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         workers: loader processes.
 
     Returns:
@@ -240,7 +240,7 @@ def compare(
         first, with a `.verdict`; `.repeats`, mean and spread of runs that differ in their seed.
 
     Raises:
-        DataError: other classes, other pictures, or data that changed where vitkit cut the test
+        DataError: other classes, other images, or data that changed where vitkit cut the test
             split itself.
         SettingError: fewer than two, one of them twice, or no data named and not the same in all.
         CheckpointError, DeviceError: what is wrong, by name.
@@ -268,18 +268,18 @@ def compare(
 
 def explain(
     checkpoint: Checkpoint | str | Path,
-    picture: Picture,
+    image: ImageSource,
     *,
     method: str = "attention",
     layer: int = -1,
     head: int | None = None,
     device: str = "auto",
 ) -> Explanation:
-    """What the model looks at in one picture.
+    """What the model looks at in one image.
 
     Args:
         checkpoint: a checkpoint or its path.
-        picture: a path, bytes, a PIL image or a uint8 array.
+        image: a path, bytes, a PIL image or a uint8 array.
         method: `attention`, the attention of the class token (or of the mean query, where the
             model reads the mean) over the patches.
         layer: encoder block; negative ones count from the end.
@@ -300,9 +300,9 @@ def explain(
             f"methods are {', '.join(EXPLAIN_METHODS)}"
         )
     stored = as_checkpoint(checkpoint)
-    pixels, where = read_picture(picture), resolve_device(device)
+    pixels, where = read_image(image), resolve_device(device)
     stored = replace(stored, model=on_device(stored.model, where))
-    images = preprocess_pictures([pixels], stored.preprocess).to(where)
+    images = preprocess_images([pixels], stored.preprocess).to(where)
     (grid,) = attention_grid(stored.model, images, layer=layer, head=head)
     size = (pixels.shape[0], pixels.shape[1])
     heatmap = heatmap_over(grid, size, viewport(size, stored.preprocess))
@@ -314,19 +314,19 @@ def explain(
 
 def embed(
     checkpoint: Checkpoint | str | Path,
-    pictures: Iterable[Picture],
+    images: Iterable[ImageSource],
     *,
     device: str = "auto",
     batch_size: int = 64,
 ) -> Float[np.ndarray, "N D"]:
-    """The pooled features of pictures, what the head reads: (N, D) float32.
+    """The pooled features of images, what the head reads: (N, D) float32.
 
     Raises:
         ImageError, CheckpointError, DeviceError: what is wrong, by name.
     """
     stored = as_checkpoint(checkpoint)
     predictor = feature_predictor(stored, device=device, batch_size=batch_size)
-    return predictor.logits(pictures).numpy()
+    return predictor.logits(images).numpy()
 
 
 def _choose_split(dataset: Dataset, split: str | None) -> str:
@@ -370,12 +370,12 @@ def _opened_as_in_training(
 
 
 def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
-    """A split that vitkit cut itself is only the same split while the pictures are the same."""
+    """A split that vitkit cut itself is only the same split while the images are the same."""
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
         raise DataError(
-            f"{dataset.name} has no test folder of its own and its pictures are not those the "
-            f"checkpoint was trained on, so a fresh cut would test on training pictures; "
-            f"put the pictures to test on in {dataset.name}/test/<class>/"
+            f"{dataset.name} has no test folder of its own and its images are not those the "
+            f"checkpoint was trained on, so a fresh cut would test on training images; "
+            f"put the images to test on in {dataset.name}/test/<class>/"
         )
 
 

@@ -7,7 +7,7 @@
     │   ├── SettingError                               a flag, key or value that means nothing
     │   ├── DataError                                  a data set that cannot be used
     │   ├── LoaderError                                a loader process was killed, or hangs
-    │   ├── ImageError                      HTTP 422   a picture that cannot be used; has `.reason`
+    │   ├── ImageError                      HTTP 422   an image that cannot be used; has `.reason`
     │   ├── CheckpointError                            a file that is not the checkpoint expected
     │   ├── OutputError                                a place that cannot be written
     │   ├── DeviceError                                a device that is not there
@@ -92,7 +92,7 @@ class UserError(VitkitError):
 
 
 class SpecError(UserError):
-    """A `ViTSpec` or `Preprocess` that no model or picture could satisfy."""
+    """A `ViTSpec` or `Preprocess` that no model or image could satisfy."""
 
 
 class ShapeError(UserError):
@@ -110,20 +110,20 @@ class DataError(UserError):
 
 
 class LoaderError(UserError):
-    """A process that reads the pictures was killed, or hangs."""
+    """A process that reads the images was killed, or hangs."""
 
 
 ImageReason = Literal[
-    "empty", "missing", "not a file", "not a picture", "format", "truncated", "damaged",
+    "empty", "missing", "not a file", "not an image", "format", "truncated", "damaged",
     "too large", "too long", "mode",
 ]  # fmt: skip
 
 
 class ImageError(UserError):
-    """One picture that cannot be used.
+    """One image that cannot be used.
 
     Attributes:
-        name: the file or the index of the picture.
+        name: the file or the index of the image.
         reason: one of a fixed list of words, for counting and for tests.
     """
 

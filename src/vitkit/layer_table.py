@@ -142,7 +142,7 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     Args:
         module: anything that takes one float tensor; it is left as it is.
         input_size: shape of that tensor, such as (1, 3, 224, 224) for images; by default one
-            picture of the model's own `spec`.
+            image of the model's own `spec`.
 
     Raises:
         ShapeError: no input size for a module without a spec, or one the module does not take.

@@ -1,4 +1,4 @@
-"""`Predictor`: pictures in, predictions out. Any callable from images to logits serves alike."""
+"""`Predictor`: images in, predictions out. Any callable from images to logits serves alike."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
-Picture: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
+ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""
 
 Pixels: TypeAlias = UInt8[np.ndarray, "h w C"]
@@ -42,7 +42,7 @@ MOST_THREADS = 8
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one picture.
+    """What a model says of one image.
 
     Attributes:
         label: the most probable class.
@@ -57,14 +57,14 @@ class Prediction:
 
 
 class Predictor:
-    """Pictures -> predictions, by the preprocessing the checkpoint declares.
+    """Images -> predictions, by the preprocessing the checkpoint declares.
 
     Args:
         forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`.
-        preprocess: what pictures become.
+        preprocess: what images become.
         classes: the K names; empty means numbers.
         device: where `forward` wants its images.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         temperature: what logits are divided by before they become probabilities.
 
     Attributes:
@@ -110,7 +110,7 @@ class Predictor:
             engine: `torch`, or `auto`, which is the same while there is no other.
             precision: `bfloat16` runs the products under autocast.
             device: `cpu`, `cuda`, `mps`; auto takes the best there is.
-            batch_size: pictures run at once.
+            batch_size: images run at once.
 
         Raises:
             CheckpointError: a file that is no checkpoint, or a model without a head.
@@ -144,26 +144,26 @@ class Predictor:
             batch_size=batch_size, temperature=checkpoint.temperature,
         )  # fmt: skip
 
-    def __call__(self, pictures: Iterable[Picture], top_k: int = 5) -> list[Prediction]:
-        """Predict a list of pictures, in order.
+    def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[Prediction]:
+        """Predict a list of images, in order.
 
         Args:
-            pictures: paths, bytes, PIL images or uint8 arrays, mixed as you like.
+            images: paths, bytes, PIL images or uint8 arrays, mixed as you like.
             top_k: how many classes `top` holds; at most K.
 
         Raises:
-            ImageError: a picture that cannot be used, by name or number.
-            SettingError: top_k below 1, or one picture where a list is expected.
+            ImageError: an image that cannot be used, by name or number.
+            SettingError: top_k below 1, or one image where a list is expected.
         """
         predictions = []
-        for said in self.stream(pictures, top_k):
+        for said in self.stream(images, top_k):
             if isinstance(said, ImageError):
                 raise said
             predictions.append(said)
         return predictions
 
     def stream(
-        self, pictures: Iterable[Picture], top_k: int = 5
+        self, images: Iterable[ImageSource], top_k: int = 5
     ) -> Iterator[Prediction | ImageError]:
         """Yield the prediction of each image as soon as its batch is done, in order.
 
@@ -171,33 +171,33 @@ class Predictor:
         the model runs.
 
         Args:
-            pictures: as for a call; an iterator is read two batches ahead.
+            images: as for a call; an iterator is read two batches ahead.
             top_k: how many classes `top` holds; at most K.
 
         Yields:
             A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
 
         Raises:
-            SettingError: top_k below 1, or one picture where a list is expected.
+            SettingError: top_k below 1, or one image where a list is expected.
         """
         if top_k < 1:
             raise SettingError.about("top_k", top_k, "must be 1 or more")
-        for logits, places in self._batches(pictures):
+        for logits, places in self._batches(images):
             chances = (logits / self.temperature).softmax(-1)
             values, classes = chances.topk(min(top_k, chances.shape[-1]))
             rows = zip(values.tolist(), classes.tolist(), strict=True)
             said = [self._prediction(*row) for row in rows]
             yield from (place if isinstance(place, ImageError) else said[place] for place in places)
 
-    def outputs(self, pictures: Iterable[Picture]) -> Iterator[Float[Tensor, " K"] | ImageError]:
+    def outputs(self, images: Iterable[ImageSource]) -> Iterator[Float[Tensor, " K"] | ImageError]:
         """Yield what `forward` gives for each image (K,), float32 on the CPU; else as `stream`."""
-        for rows, places in self._batches(pictures):
+        for rows, places in self._batches(images):
             yield from (place if isinstance(place, ImageError) else rows[place] for place in places)
 
-    def logits(self, pictures: Iterable[Picture]) -> Float[Tensor, "N K"]:
-        """Logits of every picture, in order: (N, K) float32 on the CPU. Errors as for a call."""
+    def logits(self, images: Iterable[ImageSource]) -> Float[Tensor, "N K"]:
+        """Logits of every image, in order: (N, K) float32 on the CPU. Errors as for a call."""
         batches = []
-        for rows, places in self._batches(pictures):
+        for rows, places in self._batches(images):
             for place in places:
                 if isinstance(place, ImageError):
                     raise place
@@ -210,16 +210,16 @@ class Predictor:
         return Prediction(*top[0], top)
 
     def _batches(
-        self, pictures: Iterable[Picture]
+        self, images: Iterable[ImageSource]
     ) -> Iterator[tuple[Float[Tensor, "B K"], list[int | ImageError]]]:
         """The outputs of each batch, and for each of its images its row there, or its error."""
-        if isinstance(pictures, str | PathLike | bytes | Image.Image | np.ndarray):
-            raise SettingError("one picture was given where a list is expected; write [picture]")
+        if isinstance(images, str | PathLike | bytes | Image.Image | np.ndarray):
+            raise SettingError("one image was given where a list is expected; write [image]")
         pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
         room = Room(PIXELS_AT_ONCE)
         waiting: deque[list[Future[Pixels | ImageError]]] = deque()
         try:
-            for chunk in _chunks(pictures, self.batch_size):
+            for chunk in _chunks(images, self.batch_size):
                 waiting.append([self._begin(pool, room, *each) for each in chunk])
                 if len(waiting) > 1:
                     yield self._run([each.result() for each in waiting.popleft()])
@@ -229,19 +229,19 @@ class Predictor:
             pool.shutdown(cancel_futures=True)
 
     def _begin(
-        self, pool: ThreadPoolExecutor, room: Room, number: int, picture: Picture
+        self, pool: ThreadPoolExecutor, room: Room, number: int, image: ImageSource
     ) -> Future[Pixels | ImageError]:
         """Decode and scale an image; here if it is the caller's object, else in a thread."""
-        if not isinstance(picture, Image.Image | np.ndarray):
-            return pool.submit(self._prepared, room, number, picture)
+        if not isinstance(image, Image.Image | np.ndarray):
+            return pool.submit(self._prepared, room, number, image)
         done: Future[Pixels | ImageError] = Future()
-        done.set_result(self._prepared(room, number, picture))
+        done.set_result(self._prepared(room, number, image))
         return done
 
-    def _prepared(self, room: Room, number: int, picture: Picture) -> Pixels | ImageError:
+    def _prepared(self, room: Room, number: int, image: ImageSource) -> Pixels | ImageError:
         with room.admission() as admit:  # until the pixels are in the model's size
             try:
-                return fit(read_picture(picture, f"picture {number}", admit), self.preprocess)
+                return fit(read_image(image, f"image {number}", admit), self.preprocess)
             except ImageError as error:
                 return error
 
@@ -293,33 +293,33 @@ def as_checkpoint(given: Checkpoint | str | PathLike[str]) -> Checkpoint:
     return load(Path(given) if isinstance(given, PathLike) else given)
 
 
-def read_picture(
-    picture: Picture,
-    name: str = "picture",
+def read_image(
+    image: ImageSource,
+    name: str = "image",
     admit: Callable[[int], object] = lambda pixels: None,
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Any picture as (H, W, 3) uint8 RGB.
+    """Any image as (H, W, 3) uint8 RGB.
 
     Args:
-        picture: the picture.
+        image: the image.
         name: what to call it in a message; a path is called by itself.
         admit: as in `images.examine`; not asked where the pixels are in memory already.
 
     Raises:
         ImageError: one that cannot be used.
-        SettingError: what is no picture at all, such as a list of them.
+        SettingError: what is no image at all, such as a list of them.
     """
-    if not isinstance(picture, str | PathLike | bytes | Image.Image | np.ndarray):
+    if not isinstance(image, str | PathLike | bytes | Image.Image | np.ndarray):
         raise SettingError(
-            f"{name} is a {type(picture).__name__}; give one picture: a path, bytes, a PIL image "
+            f"{name} is a {type(image).__name__}; give one image: a path, bytes, a PIL image "
             f"or a uint8 array"
         )
-    if isinstance(picture, Image.Image | np.ndarray):
-        return as_rgb(picture, name)
-    return examine(picture, name=name if isinstance(picture, bytes) else None, admit=admit)[0]
+    if isinstance(image, Image.Image | np.ndarray):
+        return as_rgb(image, name)
+    return examine(image, name=name if isinstance(image, bytes) else None, admit=admit)[0]
 
 
-def _chunks(pictures: Iterable[Picture], size: int) -> Iterable[list[tuple[int, Picture]]]:
-    numbered = enumerate(pictures)
+def _chunks(images: Iterable[ImageSource], size: int) -> Iterable[list[tuple[int, ImageSource]]]:
+    numbered = enumerate(images)
     while chunk := list(islice(numbered, size)):
         yield chunk

@@ -44,7 +44,7 @@ def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
 
 
 def occasion(epoch: int, views: Int64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
-    """One key for when a picture is changed: the epoch and which of its views in that epoch.
+    """One key for when an image is changed: the epoch and which of its views in that epoch.
 
     The first view's is the epoch itself, so that a run without repeated views draws as ever.
 

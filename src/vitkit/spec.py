@@ -1,4 +1,4 @@
-"""`ViTSpec` says what a model is, `Preprocess` what its pictures become; both are stored."""
+"""`ViTSpec` says what a model is, `Preprocess` what its images become; both are stored."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ class ViTSpec:
     """
 
     image_size: Size = (224, 224)
-    """Height and width of the pictures the position table is made for, in pixels."""
+    """Height and width of the images the position table is made for, in pixels."""
     patch_size: Size = (16, 16)
     """Height and width of one patch, in pixels; must divide `image_size`."""
     in_channels: Literal[1, 3] = 3
-    """1 for grey pictures, 3 for RGB."""
+    """1 for grey images, 3 for RGB."""
     num_classes: Count = 1000
     """Logits of the head; 0 leaves the head out, and `forward` returns pooled features."""
     width: Positive = 768
@@ -167,7 +167,7 @@ class ViTSpec:
     position_dropout: Rate = 0.0
     """Dropout once, after positions are added."""
     patch_dropout: Rate = 0.0
-    """Part of the patch tokens that a picture loses in training (arXiv 2208.07220)."""
+    """Part of the patch tokens that an image loses in training (arXiv 2208.07220)."""
     attention_dropout: Rate = 0.0
     """Dropout on the attention weights."""
     projection_dropout: Rate = 0.0
@@ -196,7 +196,7 @@ class ViTSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(gh, gw), the patches of a picture of `image_size`."""
+        """(gh, gw), the patches of an image of `image_size`."""
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
@@ -218,7 +218,7 @@ class ViTSpec:
 
     @property
     def pooled_width(self) -> int:
-        """Numbers that pooling gives for a picture: D, or 2 D for `cls_mean`."""
+        """Numbers that pooling gives for an image: D, or 2 D for `cls_mean`."""
         return self.width * (2 if self.pooling == "cls_mean" else 1)
 
     @property
@@ -334,16 +334,16 @@ Channel = tuple[float] | tuple[float, float, float]
 
 @frozen(raises=SpecError)
 class Preprocess:
-    """What is done to a decoded picture, (H, W, 3) uint8 RGB, before a model sees it.
+    """What is done to a decoded image, (H, W, 3) uint8 RGB, before a model sees it.
 
-    The picture is turned to grey when one channel is asked for (Rec. 601), brought to `image_size`,
+    The image is turned to grey when one channel is asked for (Rec. 601), brought to `image_size`,
     divided by 255, and normalised: (value - mean) / std. Raises `SpecError` on impossible values.
     """
 
     image_size: Size = (224, 224)
     """Height and width of the tensor, in pixels."""
     mean: Channel = (0.5, 0.5, 0.5)
-    """Mean of each channel on the scale [0, 1]; one value means grey pictures."""
+    """Mean of each channel on the scale [0, 1]; one value means grey images."""
     std: Channel = (0.5, 0.5, 0.5)
     """Standard deviation of each channel on the scale [0, 1]."""
     interpolation: Interpolation = "bicubic"
@@ -362,7 +362,7 @@ class Preprocess:
         if max(self.image_size) > 2**14 * self.crop_ratio:
             raise SpecError(
                 f"image_size {self.image_size} with crop_ratio {self.crop_ratio:g} enlarges "
-                f"pictures beyond {2**14} pixels; take a smaller size or a larger ratio"
+                f"images beyond {2**14} pixels; take a smaller size or a larger ratio"
             )
 
     @property

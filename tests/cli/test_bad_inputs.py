@@ -20,7 +20,7 @@ FAST = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "32
 
 
 def folder(root: Path, *places: str, per_place: int = 6) -> Path:
-    """Pictures of noise in `root/<place>/`."""
+    """Images of noise in `root/<place>/`."""
     generator = np.random.default_rng(0)
     for place in places:
         (root / place).mkdir(parents=True)
@@ -53,7 +53,7 @@ def test_no_such_folder_names_the_nearest_and_what_is_in_it(complaint, tmp_path)
     assert f"nearest folder that exists is {tmp_path / 'photos'}, with: cats/" in said
 
 
-def test_a_folder_without_pictures_counts_what_it_has(complaint, tmp_path):
+def test_a_folder_without_images_counts_what_it_has(complaint, tmp_path):
     (tmp_path / "d").mkdir()
     for name in ("a.heic", "b.heic", "notes.txt"):
         (tmp_path / "d" / name).write_text("x")
@@ -66,7 +66,7 @@ def test_one_class_only(complaint, tmp_path):
     assert "only one class" in complaint("train", str(folder(tmp_path / "d", "train/cat")), *FAST)
 
 
-def test_pictures_without_class_folders_show_the_expected_tree(complaint, tmp_path):
+def test_images_without_class_folders_show_the_expected_tree(complaint, tmp_path):
     said = complaint("train", str(folder(tmp_path / "d", ".")), *FAST)
     assert "train/<class>/*.jpg" in said
 
@@ -87,9 +87,7 @@ def test_a_val_class_unknown_to_train(complaint, tmp_path):
     assert "--ignore-extra-classes" in said
 
 
-def test_a_picture_that_cannot_be_decoded_is_named_before_the_first_step(
-    complaint, tmp_path, capsys
-):
+def test_a_image_that_cannot_be_decoded_is_named_before_the_first_step(complaint, tmp_path, capsys):
     root = folder(tmp_path / "d", "train/ant", "train/cat")
     broken = root / "train" / "cat" / "3.png"
     broken.write_bytes(broken.read_bytes()[:300])
@@ -98,8 +96,8 @@ def test_a_picture_that_cannot_be_decoded_is_named_before_the_first_step(
     assert "--bad-images skip" in said
     arguments = ["train", str(root), *FAST, "--bad-images", "skip", "--output", "run"]
     assert cli.run(arguments) == 0
-    assert "skipped 1 picture of train" in capsys.readouterr().out
-    stored = vitkit.load("run/weights/last.safetensors").metadata["data"]["pictures"]
+    assert "skipped 1 image of train" in capsys.readouterr().out
+    stored = vitkit.load("run/weights/last.safetensors").metadata["data"]["images"]
     assert stored["train"] + stored["val"] == 11
 
 
@@ -168,7 +166,7 @@ def test_data_left_out_or_last(complaint):
         (["eval", "run", "--json"], "DATA is missing; expected: vitkit eval CHECKPOINT DATA"),
         (["eval", "run", "--cache"], "DATA is missing; expected: vitkit eval CHECKPOINT DATA"),
         (["compare"], "CHECKPOINT and OTHER_CHECKPOINT are missing; expected: vitkit compare"),
-        (["predict", "run"], "PICTURES is missing; expected: vitkit predict CHECKPOINT PICTURES"),
+        (["predict", "run"], "IMAGES is missing; expected: vitkit predict CHECKPOINT IMAGES"),
     ],
 )
 def test_a_verb_without_its_arguments_names_them(complaint, words, said):
@@ -194,8 +192,8 @@ def test_numbers_and_names_of_other_commands(complaint, tmp_path):
         tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess(image_size=16)
     )
     (tmp_path / "a.png").write_bytes(b"")
-    picture = str(tmp_path / "a.png")
-    assert "a.png: empty" in complaint("predict", str(path), picture)
+    image = str(tmp_path / "a.png")
+    assert "a.png: empty" in complaint("predict", str(path), image)
     assert "no model's name matches 'swin*'" in complaint("models", "swin*")
     assert "no such file" in complaint("summary", "none.pth")
     assert "no model 'vit_bse_patch16_224'" in complaint("summary", "vit_bse_patch16_224")
@@ -225,7 +223,7 @@ def test_an_output_that_cannot_be_made(complaint, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["predict", "explain", "embed"])
-def test_pictures_and_checkpoints_that_are_not_there(complaint, tmp_path, verb):
+def test_images_and_checkpoints_that_are_not_there(complaint, tmp_path, verb):
     out = ["--out", "f.npz"] if verb == "embed" else []
     assert "no such file" in complaint(verb, "none.safetensors", "a.png", *out)
     model = vitkit.create_model(
@@ -233,12 +231,12 @@ def test_pictures_and_checkpoints_that_are_not_there(complaint, tmp_path, verb):
     )
     preprocess = vitkit.Preprocess(image_size=16)
     vitkit.save(tmp_path / "m.safetensors", model, preprocess=preprocess, classes=("a", "b"))
-    assert "no such picture" in complaint(verb, "m.safetensors", "a.png", *out)
+    assert "no such image" in complaint(verb, "m.safetensors", "a.png", *out)
     (tmp_path / "page.jpg").write_text("<html></html>")
     said = complaint(verb, "m.safetensors", str(tmp_path / "page.jpg"), *out)
-    assert "page.jpg: not a picture" in said
+    assert "page.jpg: not an image" in said
     (tmp_path / "empty").mkdir()
-    assert "no pictures in this folder" in complaint(verb, "m.safetensors", "empty", *out)
+    assert "no images in this folder" in complaint(verb, "m.safetensors", "empty", *out)
 
 
 def test_eval_refuses_other_classes_and_splits(complaint, tmp_path):
@@ -277,15 +275,15 @@ def headed(tmp_path_factory) -> str:
     [
         ["eval", "CHECKPOINT", "digits", "--predictions", "PLACE/x.csv"],
         ["eval", "CHECKPOINT", "digits", "--confusion", "PLACE/x.png"],
-        ["predict", "CHECKPOINT", "PICTURE", "--csv", "PLACE/x.csv"],
-        ["embed", "CHECKPOINT", "PICTURE", "--out", "PLACE/x.npz"],
+        ["predict", "CHECKPOINT", "IMAGE", "--csv", "PLACE/x.csv"],
+        ["embed", "CHECKPOINT", "IMAGE", "--out", "PLACE/x.npz"],
         ["check", "digits", "--output", "PLACE/x.json"],
     ],
 )
 def test_a_place_that_cannot_be_written_is_told_before_the_work(words, headed, tmp_path, capsys):
     (tmp_path / "file").write_text("no folder")
     Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    names = {"CHECKPOINT": headed, "PICTURE": str(tmp_path / "a.png")}
+    names = {"CHECKPOINT": headed, "IMAGE": str(tmp_path / "a.png")}
     words = [names.get(w, w).replace("PLACE", str(tmp_path / "file")) for w in words]
     assert cli.run(words) == 2
     said = capsys.readouterr()
@@ -309,20 +307,20 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
         (["eval", "CHECKPOINT", "digits", "--batch-size", "0"], ": --batch-size 0: must be 1 or"),
         (["compare", "CHECKPOINT", "COPY", "--data", "digits", "--batch-size", "0"],
          ": --batch-size 0: must be 1 or more"),
-        (["predict", "CHECKPOINT", "PICTURES", "--batch-size", "-3"], ": --batch-size -3: must"),
-        (["predict", "CHECKPOINT", "PICTURES", "--top-k", "0"], ": --top-k 0: must be 1 or more"),
-        (["embed", "CHECKPOINT", "PICTURES", "--out", "PICTURES/f.npz", "--batch-size", "0"],
+        (["predict", "CHECKPOINT", "IMAGES", "--batch-size", "-3"], ": --batch-size -3: must"),
+        (["predict", "CHECKPOINT", "IMAGES", "--top-k", "0"], ": --top-k 0: must be 1 or more"),
+        (["embed", "CHECKPOINT", "IMAGES", "--out", "IMAGES/f.npz", "--batch-size", "0"],
          ": --batch-size 0: must be 1 or more"),
-        (["check", "PICTURES", "--workers", "-1"], ": --workers -1: must be 0 or more"),
+        (["check", "IMAGES", "--workers", "-1"], ": --workers -1: must be 0 or more"),
         (["train", "digits", "--spec.image-size", "[8,8,8]"], "--spec.image-size [8, 8, 8]: must"),
-        (["predict", "CHECKPOINT", "x" * 300], "no such picture"),
+        (["predict", "CHECKPOINT", "x" * 300], "no such image"),
         (["summary", "y" * 300], "there is no model 'y"),
         (["inspect", "CHECKPOINT", "--spec.num-heads", "--json"], "--spec.num-heads needs a value"),
-        (["check", "wds:PICTURES/{9..0}.tar"], "comes first: {0..9}"),
+        (["check", "wds:IMAGES/{9..0}.tar"], "comes first: {0..9}"),
         (["train", "digits", "--recipe", "digits", "-cmnist", "--recipe=x"], "no recipe 'x'"),
         (["train", "digits", "-cnone"], "there is no recipe 'none'"),
-        (["train", "nowhere", "--output_dir", "PICTURES/no", "--resume", "auto"], "nowhere: no"),
-        (["train", "digits", "--recipe", "PICTURES/mine.yaml"], "mine.yaml:1: recipe = 5: must"),
+        (["train", "nowhere", "--output_dir", "IMAGES/no", "--resume", "auto"], "nowhere: no"),
+        (["train", "digits", "--recipe", "IMAGES/mine.yaml"], "mine.yaml:1: recipe = 5: must"),
         (["train", "digits", "--model-ema-decay", "0.9"], "pass --model-ema with it"),
         (["train", "nowhere", "--prove-resume"], "nowhere: no such folder"),
         (["train", "digits", "--prove-resume", "--devices", "2"], "leave --devices 2 out"),
@@ -336,7 +334,7 @@ def test_what_is_wrong_ends_with_2_and_one_line(words, said, headed, tmp_path, c
     (tmp_path / "mine.yaml").write_text("recipe: 5\n")
     copied = shutil.copy(headed, tmp_path / "copy.safetensors")
     words = [
-        {"CHECKPOINT": headed, "COPY": str(copied)}.get(w, w).replace("PICTURES", str(tmp_path))
+        {"CHECKPOINT": headed, "COPY": str(copied)}.get(w, w).replace("IMAGES", str(tmp_path))
         for w in words
     ]
     assert said in complaint(*words)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_pictures import photo
+from bad_images import photo
 
 from vitkit import api, cli
 
@@ -29,26 +29,26 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "pets"
 
 
-def test_clean_pictures_end_well(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_images_end_well(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", str(root)]) == 0
     out, err = capsys.readouterr()
     assert "nothing found" in out
-    assert "18 pictures looked at" in out
+    assert "18 images looked at" in out
     assert err == ""
     assert cli.run(["check", str(root)]) == 0
     assert "18 of them unchanged" in capsys.readouterr().out
 
 
-def test_a_bad_picture_ends_with_2_and_is_named_whole(
+def test_a_bad_image_ends_with_2_and_is_named_whole(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name = "[bold]" + "long-" * 40 + ".png"
     (root / "val" / "cat" / name).write_bytes(b"words")
     assert cli.run(["check", str(root)]) == 2
     out, err = capsys.readouterr()
-    assert f"val/cat/{name}: not a picture: " in out
+    assert f"val/cat/{name}: not an image: " in out
     assert err.count("\n") == 1
-    assert "1 of 19 pictures cannot be decoded" in err
+    assert "1 of 19 images cannot be decoded" in err
     assert "--bad-images skip" in err
 
 
@@ -76,7 +76,7 @@ def test_json_on_the_terminal_and_in_a_file_agree(
     assert report["refused"] is True
     again = json.loads(json.dumps(api.check(root).as_dict()))
     assert {**again, "recalled": 0} == {**report, "recalled": 0}
-    assert report["pictures"] == {"train": {"cat": 21, "dog": 6}, "val": {"cat": 3, "dog": 3}}
+    assert report["images"] == {"train": {"cat": 21, "dog": 6}, "val": {"cat": 3, "dog": 3}}
     assert cli.run(["check", str(root)]) == 2
     out = capsys.readouterr().out
     assert out.count("bad-") == 10
@@ -85,12 +85,12 @@ def test_json_on_the_terminal_and_in_a_file_agree(
 
 def test_named_sets_and_wrong_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["check", "digits"]) == 0
-    assert "1,797 pictures" in capsys.readouterr().out
+    assert "1,797 images" in capsys.readouterr().out
     assert cli.run(["check", "digist"]) == 2
     assert "did you mean 'digits'?" in capsys.readouterr().err
 
 
-def test_a_list_of_pictures_is_data_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_list_of_images_is_data_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["path,label,split"]
     for path in sorted(root.rglob("*.png")):
         split, name, _ = path.relative_to(root).parts

@@ -29,12 +29,12 @@ TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp",
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
-    """A trained run, and three test pictures beside it."""
+    """A trained run, and three test images beside it."""
     root = tmp_path_factory.mktemp("cli") / "run"
     assert cli.run(["train", "digits", "--output", str(root), *TRAIN]) == 0
     test = open_dataset("digits").splits["test"]
     for number in range(3):
-        Image.fromarray(test.read(number)[..., 0]).save(root / f"picture-{number}.png")
+        Image.fromarray(test.read(number)[..., 0]).save(root / f"image-{number}.png")
     return root
 
 
@@ -53,25 +53,23 @@ def test_eval_prints_the_metrics_plainly_and_as_json(best, capsys):
     plain = capsys.readouterr().out
     assert cli.run(["eval", best, "digits", "--json", "--split", "test"]) == 0
     metrics = json.loads(capsys.readouterr().out)
-    assert {"top1", "top5", "loss", "pictures"} <= set(metrics)
+    assert {"top1", "top5", "loss", "images"} <= set(metrics)
     assert f"{metrics['top1']:.4f}" in plain
-    assert metrics["pictures"] == 359
+    assert metrics["images"] == 359
 
 
 def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
-    pictures = [str(run / f"picture-{n}.png") for n in (2, 0)]
-    assert cli.run(["predict", best, *pictures, "--top-k", "3"]) == 0
+    images = [str(run / f"image-{n}.png") for n in (2, 0)]
+    assert cli.run(["predict", best, *images, "--top-k", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(": ")[0] for line in lines] == pictures
-    assert cli.run(["predict", best, *pictures, "--top-k", "3", "--json"]) == 0
+    assert [line.split(": ")[0] for line in lines] == images
+    assert cli.run(["predict", best, *images, "--top-k", "3", "--json"]) == 0
     parsed = json.loads(capsys.readouterr().out)
-    assert [entry["picture"] for entry in parsed] == pictures
+    assert [entry["image"] for entry in parsed] == images
     assert len(parsed[0]["top"]) == 3
-    assert lines[0].startswith(
-        f"{pictures[0]}: {parsed[0]['label']} {parsed[0]['probability']:.3f}"
-    )
+    assert lines[0].startswith(f"{images[0]}: {parsed[0]['label']} {parsed[0]['probability']:.3f}")
     table = tmp_path / "out.csv"
-    assert cli.run(["predict", best, *pictures, "--top-k", "3", "--csv", str(table)]) == 0
+    assert cli.run(["predict", best, *images, "--top-k", "3", "--csv", str(table)]) == 0
     with table.open() as file:
         rows = list(csv.DictReader(file))
     assert [row["rank"] for row in rows] == ["1", "2", "3"] * 2
@@ -79,20 +77,20 @@ def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
 
 
 def test_predict_takes_a_folder(run, best, tmp_path, capsys):
-    for picture in run.glob("picture-*.png"):
-        shutil.copy(picture, tmp_path)
+    for image in run.glob("image-*.png"):
+        shutil.copy(image, tmp_path)
     assert cli.run(["predict", best, str(tmp_path)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
-def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path, capsys):
+def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, capsys):
     for number in range(3):
-        shutil.copy(run / f"picture-{number}.png", tmp_path)
-    (tmp_path / "picture-1b.png").write_bytes(b"words")
+        shutil.copy(run / f"image-{number}.png", tmp_path)
+    (tmp_path / "image-1b.png").write_bytes(b"words")
     os.mkfifo(tmp_path / "pipe.jpg")
     (tmp_path / "gone.jpg").symlink_to("nowhere.jpg")
     (tmp_path / "camera.heic").touch()
-    good = [str(tmp_path / f"picture-{number}.png") for number in range(3)]
+    good = [str(tmp_path / f"image-{number}.png") for number in range(3)]
     assert cli.run(["predict", best, str(tmp_path), "--batch-size", "2"]) == 2
     out, err = capsys.readouterr()
     assert [line.split(": ")[0] for line in out.splitlines()] == good
@@ -109,11 +107,11 @@ def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path,
     table, features = tmp_path / "rows.csv", tmp_path / "f.npz"
     command = ["predict", best, str(tmp_path), "--json", "--csv", str(table), "--top-k", "1"]
     assert cli.run(command) == 2
-    assert [row["picture"] for row in json.loads(capsys.readouterr().out)] == good
-    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["picture", *good]
+    assert [row["image"] for row in json.loads(capsys.readouterr().out)] == good
+    assert [line.split(",")[0] for line in table.read_text().splitlines()] == ["image", *good]
     assert cli.run(["embed", best, str(tmp_path), "--out", str(features)]) == 2
     stored = np.load(features)
-    assert (stored["features"].shape, stored["pictures"].tolist()) == ((3, 32), good)
+    assert (stored["features"].shape, stored["images"].tolist()) == ((3, 32), good)
     before = table.read_text()
     assert cli.run([*command, "--strict"]) == 2
     assert "gone.jpg: missing" in capsys.readouterr().err
@@ -122,7 +120,7 @@ def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path,
         cli.run(["embed", best, str(tmp_path), "--out", str(tmp_path / "s.npz"), "--strict"]) == 2
     )
     assert not (tmp_path / "s.npz").exists()
-    broken = [str(tmp_path / name) for name in ("picture-1b.png", "pipe.jpg")]
+    broken = [str(tmp_path / name) for name in ("image-1b.png", "pipe.jpg")]
     features_before = features.read_bytes()
     for words in (["predict", "--json", "--csv", str(table)], ["embed", "--out", str(features)]):
         capsys.readouterr()
@@ -135,7 +133,7 @@ def test_broken_pictures_are_named_and_the_others_predicted(run, best, tmp_path,
 
 def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_path):
     for number in range(600):
-        (tmp_path / f"{number}.png").hardlink_to(run / "picture-0.png")
+        (tmp_path / f"{number}.png").hardlink_to(run / "image-0.png")
     table = tmp_path / "rows.csv"
     command = [sys.executable, "-m", "vitkit", "predict", best, str(tmp_path), "--json", "--csv"]
     with subprocess.Popen(
@@ -163,26 +161,26 @@ def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monke
     assert "shut: cannot be listed: Permission denied" in capsys.readouterr().err
 
 
-def test_explain_writes_a_png_a_picture(run, best, tmp_path, capsys):
-    same_name = tmp_path / "picture-0.png"
-    same_name.write_bytes((run / "picture-0.png").read_bytes())
+def test_explain_writes_a_png_a_image(run, best, tmp_path, capsys):
+    same_name = tmp_path / "image-0.png"
+    same_name.write_bytes((run / "image-0.png").read_bytes())
     out = tmp_path / "out"
-    arguments = ["explain", best, str(run / "picture-0.png"), str(same_name), "--output", str(out)]
+    arguments = ["explain", best, str(run / "image-0.png"), str(same_name), "--output", str(out)]
     assert cli.run(arguments) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["picture-0-2.png", "picture-0.png"]
-    with Image.open(out / "picture-0.png") as image:
+    assert sorted(p.name for p in out.iterdir()) == ["image-0-2.png", "image-0.png"]
+    with Image.open(out / "image-0.png") as image:
         assert image.size == (224 * 2 + 8, 224)
 
 
 def test_embed_writes_features_with_names(run, best, tmp_path):
     out = tmp_path / "features.npz"
-    pictures = [str(run / f"picture-{n}.png") for n in range(3)]
-    assert cli.run(["embed", best, *pictures, "--out", str(out)]) == 0
+    images = [str(run / f"image-{n}.png") for n in range(3)]
+    assert cli.run(["embed", best, *images, "--out", str(out)]) == 0
     stored = np.load(out)
     assert stored["features"].shape == (3, 32)
-    assert stored["pictures"].tolist() == pictures
+    assert stored["images"].tolist() == images
     model = vitkit.load(best)
-    logits = vitkit.Predictor.from_checkpoint(model).logits(pictures).numpy()
+    logits = vitkit.Predictor.from_checkpoint(model).logits(images).numpy()
     head = model.model.head
     again = stored["features"] @ head.weight.detach().numpy().T + head.bias.detach().numpy()
     np.testing.assert_allclose(again, logits, atol=1e-5)
@@ -224,7 +222,7 @@ def test_summary_and_models(best, capsys):
 
 def test_help_and_version(capsys):
     assert cli.run([]) == 0
-    assert "train a ViT on your pictures" in capsys.readouterr().out
+    assert "train a ViT on your images" in capsys.readouterr().out
     assert cli.run(["--version"]) == 0
     assert capsys.readouterr().out == f"vitkit {vitkit.__version__}\n"
 
@@ -292,7 +290,7 @@ def test_training_in_a_file_prints_plain_lines(tmp_path):
         assert (child.wait(), child.stderr) == (0, "")
     assert "\x1b" not in child.stdout
     assert "epoch   2/2" in child.stdout
-    assert "test, 359 pictures, read once" in child.stdout
+    assert "test, 359 images, read once" in child.stdout
 
 
 def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):

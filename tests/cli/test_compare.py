@@ -22,8 +22,8 @@ CLASSES = ("ant", "bee", "cat")
 GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.25,), fit="squash")
 
 
-def write_pictures(folder: Path, each: int, seed: int) -> None:
-    """Noise, `each` pictures a class, and in the last class one more."""
+def write_images(folder: Path, each: int, seed: int) -> None:
+    """Noise, `each` images a class, and in the last class one more."""
     generator = np.random.default_rng(seed)
     for number, name in enumerate(CLASSES):
         (folder / name).mkdir(parents=True)
@@ -33,16 +33,16 @@ def write_pictures(folder: Path, each: int, seed: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory) -> Path:
-    """With a test split of its own: 37 pictures."""
-    root = tmp_path_factory.mktemp("pictures")
+def images(tmp_path_factory) -> Path:
+    """With a test split of its own: 37 images."""
+    root = tmp_path_factory.mktemp("images")
     for seed, (split, each) in enumerate([("train", 2), ("test", 12)]):
-        write_pictures(root / split, each, seed)
+        write_images(root / split, each, seed)
     return root
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory, pictures):
+def saved(tmp_path_factory, images):
     """Models of random weights; `saved(seed, classes=..., ...)` gives a path."""
     root = tmp_path_factory.mktemp("models")
 
@@ -54,24 +54,24 @@ def saved(tmp_path_factory, pictures):
         )  # fmt: skip
         torch.nn.init.normal_(model.head.weight)
         place = root / f"{len(list(root.iterdir()))}.safetensors"
-        recipe = {"data": str(pictures), "seed": seed, "lr": 0.1}
+        recipe = {"data": str(images), "seed": seed, "lr": 0.1}
         metadata = {"recipe": recipe} | metadata
         return str(vitkit.save(place, model, preprocess=GREY, classes=classes, **metadata))
 
     return make
 
 
-def said(path: str, pictures: Path) -> tuple[list[str], list[str], list[float]]:
-    """Of the test pictures in their order: true class, predicted class, probability."""
-    files = sorted((pictures / "test").glob("*/*.png"))
+def said(path: str, images: Path) -> tuple[list[str], list[str], list[float]]:
+    """Of the test images in their order: true class, predicted class, probability."""
+    files = sorted((images / "test").glob("*/*.png"))
     found = vitkit.Predictor.from_checkpoint(path, device="cpu")(files)
     return [f.parent.name for f in files], [p.label for p in found], [p.probability for p in found]
 
 
-def test_two_checkpoints_against_a_count_by_hand(saved, pictures, capsys):
+def test_two_checkpoints_against_a_count_by_hand(saved, images, capsys):
     first, second = saved(0), saved(1)
-    labels, one, _ = said(first, pictures)
-    other = said(second, pictures)[1]
+    labels, one, _ = said(first, images)
+    other = said(second, images)[1]
     right = [[a == b for a, b in zip(labels, guess, strict=True)] for guess in (one, other)]
     only_first = sum(a and not b for a, b in zip(*right, strict=True))
     only_second = sum(b and not a for a, b in zip(*right, strict=True))
@@ -90,7 +90,7 @@ def test_two_checkpoints_against_a_count_by_hand(saved, pictures, capsys):
     assert group["names"] == [first, second]
     assert (group["low"], group["high"]) == (min(top1), max(top1))
     assert (group["mean"], group["spread"]) == pytest.approx((np.mean(top1), np.std(top1, ddof=1)))
-    assert cli.run(["compare", first, second, "--device", "cpu", "--data", str(pictures)]) == 0
+    assert cli.run(["compare", first, second, "--device", "cpu", "--data", str(images)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == pair["verdict"]
     assert lines[2].split()[:2] == [second, f"{top1[1]:.4f}"]
@@ -100,17 +100,17 @@ def test_two_checkpoints_against_a_count_by_hand(saved, pictures, capsys):
     ("differs", "together"),
     [({"amp": "bfloat16", "attention_kernel": "plain", "compile": False}, 2), ({"lr": 0.2}, 0)],
 )
-def test_what_a_trial_decides_parts_no_seeds(saved, pictures, differs, together):
+def test_what_a_trial_decides_parts_no_seeds(saved, images, differs, together):
     decided = {"amp": "off", "attention_kernel": "fused", "compile": True}
-    recipe = {"data": str(pictures), "lr": 0.1} | decided
+    recipe = {"data": str(images), "lr": 0.1} | decided
     paths = [saved(seed, recipe=recipe | {"seed": seed} | more) for seed, more in
              enumerate([{}, differs])]  # fmt: skip
     found = vitkit.compare(*paths, device="cpu").repeats
     assert [len(group.names) for group in found] == [together] * bool(together)
 
 
-def test_one_seed_is_one_run_and_a_run_is_no_other(saved, pictures):
-    recipe = {"data": str(pictures), "lr": 0.1}
+def test_one_seed_is_one_run_and_a_run_is_no_other(saved, images):
+    recipe = {"data": str(images), "lr": 0.1}
     best, last, other = (saved(weights, recipe=recipe | {"seed": seed})
                          for weights, seed in ((0, 0), (1, 0), (2, 1)))  # fmt: skip
     assert vitkit.compare(best, last, device="cpu").repeats == ()
@@ -120,7 +120,7 @@ def test_one_seed_is_one_run_and_a_run_is_no_other(saved, pictures):
         vitkit.compare(best, f"{Path(best).parent}/./{Path(best).name}", device="cpu")
 
 
-def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, pictures):
+def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, images):
     """The same model with its head's rows in another order is the same model."""
     path = saved(3)
     held = vitkit.load(path)
@@ -132,7 +132,7 @@ def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, pictures):
                 recipe=held.metadata["recipe"])  # fmt: skip
     pair = vitkit.compare(path, turned, device="cpu").pairs[0]
     assert (pair.only_first, pair.only_second, pair.p) == (0, 0, 1.0)
-    assert pair.both == round(vitkit.evaluate(path, pictures, device="cpu")["top1"] * 37)
+    assert pair.both == round(vitkit.evaluate(path, images, device="cpu")["top1"] * 37)
     assert pair.verdict.startswith("no difference to be told")
 
 
@@ -144,7 +144,7 @@ def test_mcnemar_is_the_exact_binomial_test(counts):
     assert mcnemar(*counts) == mcnemar(*counts[::-1])
 
 
-def test_a_run_far_better_than_another_is_called_better(saved, pictures):
+def test_a_run_far_better_than_another_is_called_better(saved, images):
     """A checkpoint against one that predicts the other way round."""
     path = saved(4)
     held = vitkit.load(path)
@@ -152,14 +152,14 @@ def test_a_run_far_better_than_another_is_called_better(saved, pictures):
         parameter.data.neg_()
     turned = Path(path).with_name("negative.safetensors")
     vitkit.save(turned, held.model, preprocess=GREY, classes=CLASSES, recipe={"data": "x"})
-    found = vitkit.compare(path, turned, data=pictures, device="cpu")
+    found = vitkit.compare(path, turned, data=images, device="cpu")
     (pair,) = found.pairs
     assert pair.both == 0
     assert (pair.p < 0.05) == (" is better than " in pair.verdict or " is worse " in pair.verdict)
     assert found.repeats == ()
 
 
-def test_what_cannot_be_compared_is_named(saved, pictures, tmp_path):
+def test_what_cannot_be_compared_is_named(saved, images, tmp_path):
     first, second = saved(0), saved(1)
     with pytest.raises(SettingError, match="two or more different"):
         vitkit.compare(first, first)
@@ -170,22 +170,22 @@ def test_what_cannot_be_compared_is_named(saved, pictures, tmp_path):
     four = saved(0, classes=(*CLASSES, "dog"))
     with pytest.raises(DataError, match="different classes: only one of them has dog"):
         vitkit.compare(first, four, device="cpu")
-    write_pictures(tmp_path / "flat", 10, 3)
+    write_images(tmp_path / "flat", 10, 3)
     changed = saved(0, data={"fingerprint": "0" * 64})
     with pytest.raises(DataError, match="not those the checkpoint was trained on"):
         vitkit.compare(second, changed, data=tmp_path / "flat", device="cpu")
 
 
-def test_eval_says_everything_as_json(saved, pictures, capsys):
+def test_eval_says_everything_as_json(saved, images, capsys):
     path = saved(5, temperature=2.0)
-    labels, predicted, _ = said(path, pictures)
-    assert cli.run(["eval", path, str(pictures), "--json", "--device", "cpu"]) == 0
+    labels, predicted, _ = said(path, images)
+    assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"top1", "top3", "loss", "pictures", "brier", "ece", "top1_low", "top1_high",
+    assert {"top1", "top3", "loss", "images", "brier", "ece", "top1_low", "top1_high",
             "temperature", "calibrated_loss", "calibrated_ece"} <= found.keys()  # fmt: skip
     assert found["confusion"] == confusion_matrix(labels, predicted, labels=CLASSES).tolist()
     assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
-    assert [(one["class"], one["pictures"]) for one in found["per_class"]] == [
+    assert [(one["class"], one["images"]) for one in found["per_class"]] == [
         ("ant", 12), ("bee", 12), ("cat", 13),
     ]  # fmt: skip
     accuracies = [one["accuracy"] for one in found["per_class"]]
@@ -196,28 +196,28 @@ def test_eval_says_everything_as_json(saved, pictures, capsys):
     assert found["calibrated_loss"] != found["loss"]
 
 
-def test_eval_names_the_classes_that_have_no_images(saved, pictures, capsys):
+def test_eval_names_the_classes_that_have_no_images(saved, images, capsys):
     path = saved(0, classes=("ant", "bee", "cat", "dog", "elk"))
-    assert cli.run(["eval", path, str(pictures), "--device", "cpu"]) == 0
+    assert cli.run(["eval", path, str(images), "--device", "cpu"]) == 0
     said = capsys.readouterr().out
     assert "no images of 2 of the 5 classes: dog, elk; balanced_accuracy is over the others" in said
-    assert cli.run(["eval", path, str(pictures), "--json", "--device", "cpu"]) == 0
+    assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["classes_without_images"] == ["dog", "elk"]
     assert found["top1"] == sum(row[i] for i, row in enumerate(found["confusion"])) / 37
     assert found["balanced_accuracy"] == pytest.approx(
         np.mean([one["accuracy"] for one in found["per_class"]])
     )
-    assert cli.run(["eval", saved(0), str(pictures), "--json", "--device", "cpu"]) == 0
+    assert cli.run(["eval", saved(0), str(images), "--json", "--device", "cpu"]) == 0
     assert json.loads(capsys.readouterr().out)["classes_without_images"] == []
 
 
-def test_eval_prints_a_table_and_writes_files(saved, pictures, tmp_path, capsys):
+def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     path = saved(5, temperature=2.0)
-    labels, predicted, probabilities = said(path, pictures)
+    labels, predicted, probabilities = said(path, images)
     files = {end: tmp_path / f"confusion.{end}" for end in ("png", "csv")}
     rows = tmp_path / "rows.csv"
-    words = ["eval", path, str(pictures), "--device", "cpu", "--predictions", str(rows)]
+    words = ["eval", path, str(images), "--device", "cpu", "--predictions", str(rows)]
     for file in files.values():
         assert cli.run([*words, "--confusion", str(file)]) == 0
     table = capsys.readouterr().out
@@ -236,6 +236,6 @@ def test_eval_prints_a_table_and_writes_files(saved, pictures, tmp_path, capsys)
     assert [row["label"] for row in written] == labels
     assert [row["predicted"] for row in written] == predicted
     assert [float(r["probability"]) for r in written] == pytest.approx(probabilities, abs=2e-6)
-    assert len({row["picture"] for row in written}) == 37
-    assert cli.run(["eval", path, str(pictures), "--confusion", "matrix.pdf"]) == 2
+    assert len({row["image"] for row in written}) == 37
+    assert cli.run(["eval", path, str(images), "--confusion", "matrix.pdf"]) == 2
     assert "name it .png or .csv" in capsys.readouterr().err

@@ -17,7 +17,7 @@ def preprocess(channels: int, size: tuple[int, int] = (28, 28)) -> Preprocess:
     return Preprocess(image_size=size, mean=(0.5,) * channels, std=(0.25,) * channels)
 
 
-def pictures(count: int, channels: int = 3, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
+def images(count: int, channels: int = 3, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
     """Smooth ones with noise, so that no two have a pixel in common."""
     draw = np.random.default_rng(count)
     height, width = size

@@ -1,11 +1,11 @@
-"""Operations do what Pillow's do, to any picture, whatever stands beside it."""
+"""Operations do what Pillow's do, to any image, whatever stands beside it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from data.feeds import fed, pictures
+from data.feeds import fed, images
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitkit.data.augmentation.operations import GEOMETRIC, POINTWISE, apply
@@ -21,7 +21,7 @@ FILL = (0.5, 0.5, 0.5)
 
 
 def done(pixels: np.ndarray, name: str, value: float) -> np.ndarray:
-    """One picture (H, W, C) uint8 through one operation, in levels of 255."""
+    """One image (H, W, C) uint8 through one operation, in levels of 255."""
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 255
     fill = FILL[: pixels.shape[2]]
     out = apply(images, np.array([name]), np.array([value]), fill)
@@ -49,7 +49,7 @@ def done(pixels: np.ndarray, name: str, value: float) -> np.ndarray:
     ],
 )
 def test_an_operation_is_pillows(name, value, by_pillow, tolerance):
-    pixels = pictures(1, size=(40, 56))[0].numpy()
+    pixels = images(1, size=(40, 56))[0].numpy()
     theirs = np.asarray(by_pillow(Image.fromarray(pixels)), np.float64)
     assert np.abs(done(pixels, name, value) - theirs).max() <= tolerance
     if value not in (256 / 255,):
@@ -57,7 +57,7 @@ def test_an_operation_is_pillows(name, value, by_pillow, tolerance):
 
 
 def test_blur_is_nearly_pillows():
-    pixels = pictures(1, size=(40, 56))[0].numpy()
+    pixels = images(1, size=(40, 56))[0].numpy()
     theirs = Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(2.0))  # box blurs, three times
     assert np.abs(done(pixels, "blur", 2.0) - np.asarray(theirs)).mean() < 1.0
 
@@ -75,7 +75,7 @@ def test_blur_is_nearly_pillows():
 )
 def test_a_move_is_pillows(name, value, matrix):
     """Pillow's matrices lead from the new place to the old one."""
-    pixels = pictures(1, size=(40, 56))[0].numpy()
+    pixels = images(1, size=(40, 56))[0].numpy()
     theirs = Image.fromarray(pixels).transform(
         (56, 40), Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=(127,) * 3
     )
@@ -85,7 +85,7 @@ def test_a_move_is_pillows(name, value, matrix):
 
 
 def test_a_rotation_is_pillows():
-    pixels = pictures(1, size=(40, 56))[0].numpy()
+    pixels = images(1, size=(40, 56))[0].numpy()
     theirs = Image.fromarray(pixels).rotate(
         -20, Image.Resampling.BILINEAR, fillcolor=(127, 127, 127)
     )
@@ -95,8 +95,8 @@ def test_a_rotation_is_pillows():
 
 @pytest.mark.parametrize("settings", POLICIES, ids=str)
 @pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (28, 28)), (3, (20, 33))])
-def test_a_picture_does_not_depend_on_its_batch(settings, channels, size):
-    pixels = pictures(40, channels, size)
+def test_a_image_does_not_depend_on_its_batch(settings, channels, size):
+    pixels = images(40, channels, size)
     together = fed(pixels, epoch=2, **settings)
     shuffled = [31, 4, 17, 8, 39, 0]
     apart = fed(pixels[shuffled], shuffled, epoch=2, **settings)
@@ -108,17 +108,17 @@ def test_a_picture_does_not_depend_on_its_batch(settings, channels, size):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", [*POINTWISE, *GEOMETRIC])
-def test_every_operation_gives_a_picture_at_any_size(name, channels):
+def test_every_operation_gives_a_image_at_any_size(name, channels):
     for size in ((8, 8), (28, 28), (3, 5)):
-        pixels = pictures(1, channels, size)[0].numpy()
+        pixels = images(1, channels, size)[0].numpy()
         out = done(pixels, name, 1.0)
         assert out.shape == pixels.shape
         assert np.isfinite(out).all()
         assert 0 <= out.min() <= out.max() <= 255.001
 
 
-def test_colour_means_nothing_to_a_grey_picture():
-    pixels = pictures(1, 1)[0].numpy()
+def test_colour_means_nothing_to_a_grey_image():
+    pixels = images(1, 1)[0].numpy()
     for name in ("saturation", "grey"):
         np.testing.assert_allclose(done(pixels, name, 0.3), pixels, atol=1e-4)
 

@@ -1,11 +1,11 @@
-"""What is drawn for a picture: from (seed, epoch, index, view), as often as the papers say."""
+"""What is drawn for an image: from (seed, epoch, index, view), as often as the papers say."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from data.feeds import fed, pictures
+from data.feeds import fed, images
 
 from vitkit.data.augmentation.operations import IDENTITY
 from vitkit.data.augmentation.policies import (
@@ -114,7 +114,7 @@ def test_seed_epoch_and_view_each_draw_anew(other):
     "settings", [{"aa": "rand-m9-mstd0.5-inc1"}, {"color_jitter": 0.3}, {"reprob": 0.5}], ids=str
 )
 def test_views_change_what_is_fed_and_the_same_draws_do_not(settings):
-    pixels = pictures(32)
+    pixels = images(32)
     first, again = fed(pixels, **settings), fed(pixels, **settings)
     assert torch.equal(first, again)
     for other in ({"view": 1}, {"epoch": 1}, {"seed": 1}):
@@ -122,19 +122,19 @@ def test_views_change_what_is_fed_and_the_same_draws_do_not(settings):
         assert (changed - first).abs().amax((1, 2, 3)).gt(0.01).float().mean() > 0.3
 
 
-def test_erasing_puts_noise_into_one_box_of_some_pictures():
+def test_erasing_puts_noise_into_one_box_of_some_images():
     pixels = torch.full((800, 20, 24, 3), 128, dtype=torch.uint8)
     plain, out = fed(pixels), fed(pixels, reprob=0.25)
     changed = (out != plain).all(dim=1)
     erased = changed.any(dim=(1, 2))
     assert abs(erased.float().mean() - 0.25) < 0.05
     noise = []
-    for picture, where in zip(out[erased], changed[erased], strict=True):
+    for image, where in zip(out[erased], changed[erased], strict=True):
         rows, columns = where.any(1).nonzero(), where.any(0).nonzero()
         box = where[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
         assert box.all()  # a box it is
         assert 0.01 < box.float().sum() / (20 * 24) < 0.36
-        noise.append((picture[:, where] - 0.5) / 0.25)
+        noise.append((image[:, where] - 0.5) / 0.25)
     values = torch.cat([one.flatten() for one in noise])
     assert abs(float(values.mean())) < 0.02  # standard normal, after normalisation
     assert abs(float(values.std()) - 1) < 0.02

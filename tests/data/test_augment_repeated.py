@@ -1,4 +1,4 @@
-"""Repeated augmentation: an epoch of the usual length has some pictures several times."""
+"""Repeated augmentation: an epoch of the usual length has some images several times."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def epoch_of(source: TrainingSteps, epoch: int = 0) -> list[tuple[int, int]]:
     return [(int(i), int(v)) for b in shown for i, v in zip(b.indices, b.views, strict=True)]
 
 
-def test_every_picture_comes_so_many_times_in_an_epoch_of_the_same_length():
+def test_every_image_comes_so_many_times_in_an_epoch_of_the_same_length():
     once, thrice = steps(1), steps(3)
     assert thrice.steps_per_epoch == once.steps_per_epoch == 5
     order = [index for index, _ in epoch_of(once)]
@@ -59,7 +59,7 @@ def test_views_differ_and_the_first_is_the_one_of_old():
     assert np.mean(differ) > 0.95
 
 
-def test_workers_processes_and_parts_see_the_same_pictures():
+def test_workers_processes_and_parts_see_the_same_images():
     source = steps(3)
     here = [source[step] for step in range(4)]
     for batch, same in zip(here, batches(source, range(4), workers=2), strict=True):
@@ -74,7 +74,7 @@ def test_workers_processes_and_parts_see_the_same_pictures():
     assert torch.equal(here[0].first(3).views, here[0].views[:3])
 
 
-def test_the_views_of_a_picture_go_to_different_parts():
-    """So that mixing with another of the part is mixing with another picture."""
+def test_the_views_of_a_image_go_to_different_parts():
+    """So that mixing with another of the part is mixing with another image."""
     for part in steps(2)[0].parts(4):
         assert len(set(part.indices.tolist())) == len(part.indices) == 2

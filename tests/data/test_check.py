@@ -1,4 +1,4 @@
-"""Every picture is decoded once before a run: bad ones are refused by name or left out."""
+"""Every image is decoded once before a run: bad ones are refused by name or left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitkit.errors import DataError
 GOOD = 12
 
 
-def picture(value: int, format: str = "PNG") -> bytes:
+def image(value: int, format: str = "PNG") -> bytes:
     stream = io.BytesIO()
     noise = np.random.default_rng(value).integers(0, 256, (20, 20, 3), dtype=np.uint8)
     noise[0, 0] = value
@@ -32,22 +32,22 @@ def picture(value: int, format: str = "PNG") -> bytes:
 
 BAD = {
     "empty.jpg": (b"", "empty"),
-    "page.jpg": (b"<html>not found</html>", "not a picture"),
+    "page.jpg": (b"<html>not found</html>", "not an image"),
     "vector.png": (b"<svg/>", "format"),
-    "cut.png": (picture(90)[:700], "truncated"),
-    "flipped.png": (picture(91)[:500] + b"\0\0\0\0" + picture(91)[504:], "damaged"),
+    "cut.png": (image(90)[:700], "truncated"),
+    "flipped.png": (image(91)[:500] + b"\0\0\0\0" + image(91)[504:], "damaged"),
     "long.png": (b"", "too long"),
 }
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """12 good pictures of each class, whose first pixel tells which, and bad ones among them."""
+    """12 good images of each class, whose first pixel tells which, and bad ones among them."""
     for split in ("train", "val"):
         for label, name in enumerate(("cat", "dog")):
             (tmp_path / split / name).mkdir(parents=True)
             for i in range(GOOD):
-                (tmp_path / split / name / f"{i:02}.png").write_bytes(picture(100 * label + i))
+                (tmp_path / split / name / f"{i:02}.png").write_bytes(image(100 * label + i))
     for i, (name, (content, _)) in enumerate(BAD.items()):
         path = tmp_path / "train" / ("cat", "dog")[i % 2] / f"{i:02}-{name}"
         path.write_bytes(content)
@@ -57,7 +57,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_bad_picture_is_named_with_its_reason_and_no_good_one(root: Path) -> None:
+def test_every_bad_image_is_named_with_its_reason_and_no_good_one(root: Path) -> None:
     dataset = open_dataset(root)
     expected = {f"{i:02}-{name}": reason for i, (name, (_, reason)) in enumerate(BAD.items())}
     expected["05-pipe.jpg"] = "not a file"
@@ -74,7 +74,7 @@ def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
     with pytest.raises(DataError) as caught:
         sound(open_dataset(root), "refuse")
     message = str(caught.value)
-    assert "7 of 55 pictures cannot be decoded" in message
+    assert "7 of 55 images cannot be decoded" in message
     assert message.count("train/") == 5
     assert "train/cat/00-empty.jpg: empty: " in message
     assert "and 2 more" in message
@@ -100,17 +100,17 @@ def test_skipping_leaves_the_bad_out_and_the_neighbours_labels_alone(root: Path)
     assert not report.refused
 
 
-def test_a_split_of_bad_pictures_only_is_refused_either_way(tmp_path: Path) -> None:
+def test_a_split_of_bad_images_only_is_refused_either_way(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         for split in ("train", "val"):
             (tmp_path / split / name).mkdir(parents=True)
-        (tmp_path / "train" / name / "a.png").write_bytes(picture(1))
+        (tmp_path / "train" / name / "a.png").write_bytes(image(1))
         (tmp_path / "val" / name / "a.png").write_bytes(b"words")
-    with pytest.raises(DataError, match=r"no picture of val can be decoded; val/cat/a\.png"):
+    with pytest.raises(DataError, match=r"no image of val can be decoded; val/cat/a\.png"):
         sound(open_dataset(tmp_path), "skip")
 
 
-def test_pictures_in_memory_are_sound() -> None:
+def test_images_in_memory_are_sound() -> None:
     digits = open_dataset("digits")
     dataset, report = sound(digits, "refuse")
     assert dataset is digits
@@ -124,13 +124,13 @@ def test_a_file_that_vanishes_is_a_problem_by_name(root: Path) -> None:
     split.paths[4].unlink()
     split.paths[7].write_bytes(b"replaced")
     problems = look_through(split).problems
-    assert [(p.index, p.reason) for p in problems] == [(4, "missing"), (7, "not a picture")]
+    assert [(p.index, p.reason) for p in problems] == [(4, "missing"), (7, "not an image")]
     assert problems[0] == Problem(4, "val/cat/04.png", "missing", "no such file")
 
 
-def test_more_pictures_than_one_block(tmp_path: Path) -> None:
+def test_more_images_than_one_block(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.png", tmp_path / "bad.png"
-    good.write_bytes(picture(1))
+    good.write_bytes(image(1))
     bad.write_bytes(b"words")
     paths = [good] * 2500
     for place in (0, 1023, 1024, 2499):
@@ -140,7 +140,7 @@ def test_more_pictures_than_one_block(tmp_path: Path) -> None:
 
 
 def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a check of large pictures needs no more memory on more cores."""
+    """So a check of large images needs no more memory on more cores."""
     inside, most = [0], [0]
 
     def counted(*seen: object) -> object:

@@ -1,4 +1,4 @@
-"""Bad pictures of every kind are all found, by name and reason, and no good one is."""
+"""Bad images of every kind are all found, by name and reason, and no good one is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_pictures import CONTENTS, TRAPS, make_bad_folder, refused_by_header
+from bad_images import CONTENTS, TRAPS, make_bad_folder, refused_by_header
 
 from vitkit.data.checks.check import check
 from vitkit.data.sources.open import FileSplit, open_dataset
@@ -89,7 +89,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     assert found_in(tmp_path) == {f"train/cat/{secret.name}": "missing"}
 
 
-def test_good_pictures_alone_are_no_problem(tmp_path: Path) -> None:
+def test_good_images_alone_are_no_problem(tmp_path: Path) -> None:
     make_bad_folder(tmp_path, bad=0, good=120)
     report = check(open_dataset(tmp_path))
     assert not report.refused

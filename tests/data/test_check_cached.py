@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_files import folder, save
+from image_files import folder, save
 
 import vitkit.data.datasets.pixel_cache
 from vitkit.data.checks.check import Report, check, sound
@@ -86,7 +86,7 @@ def test_what_changes_is_looked_at_again(root: Path, decoded: list[str]) -> None
     assert report.recalled == 47
 
 
-def test_bad_pictures_are_not_remembered(root: Path, decoded: list[str]) -> None:
+def test_bad_images_are_not_remembered(root: Path, decoded: list[str]) -> None:
     bad = root / "train" / "a" / "3.png"
     bad.write_bytes(b"words")
     for _ in range(2):
@@ -143,7 +143,7 @@ def test_a_name_does_not_matter_and_neither_does_the_way_to_it(root: Path, tmp_p
     assert check(open_dataset(tmp_path / "alias")).recalled == 50
 
 
-def test_pictures_with_decoded_copies_are_not_decoded_again(
+def test_images_with_decoded_copies_are_not_decoded_again(
     root: Path, tmp_path: Path, decoded: list[str]
 ) -> None:
     copies = cached(open_dataset(root), tmp_path / "pixels")
@@ -166,11 +166,11 @@ class Shelf:
 
     def encoded(self, number: int) -> bytes:
         if not self.contents[number]:
-            raise ImageError(self.name(number), "missing", "no such picture")
+            raise ImageError(self.name(number), "missing", "no such image")
         return self.contents[number]
 
 
-def test_pictures_inside_larger_files_are_remembered_by_their_bytes(
+def test_images_inside_larger_files_are_remembered_by_their_bytes(
     root: Path,
 ) -> None:
     contents = [path.read_bytes() for path in sorted((root / "train").rglob("*.png"))]
@@ -180,7 +180,7 @@ def test_pictures_inside_larger_files_are_remembered_by_their_bytes(
     first = check(dataset)
     assert [(p.name, p.reason) for p in first.problems["train"]] == [
         ("shelf[40]", "missing"),
-        ("shelf[41]", "not a picture"),
+        ("shelf[41]", "not an image"),
     ]
     assert (first.recalled, check(dataset).recalled) == (0, 40)
     shelf.contents[3] = shelf.contents[4]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_pictures import TRAPS
-from picture_files import folder, refusal, save
+from bad_images import TRAPS
+from image_files import folder, refusal, save
 
 from vitkit.data.checks.check import Report, check
 from vitkit.data.images.decode import decode
@@ -46,7 +46,7 @@ def by_first_pixel(pixels: np.ndarray) -> int:
 
 
 LABEL_TRAPS: dict[str, tuple[dict[str, int], str]] = {
-    "val lacks a class": (COUNTS | {"val/b": 0}, "val has no pictures of class 'b'"),
+    "val lacks a class": (COUNTS | {"val/b": 0}, "val has no images of class 'b'"),
     "numeric names": (
         {"train/10": 3, "train/9": 3, "train/2": 3, "val/10": 2, "val/2": 4, "val/9": 2},
         "",
@@ -55,7 +55,7 @@ LABEL_TRAPS: dict[str, tuple[dict[str, int], str]] = {
         {"val/c": 5, "val/a": 2, "train/c": 2, "train/a": 2, "train/b": 9},
         "val has",
     ),
-    "an empty class": (COUNTS | {"train/b0": 0}, "train has no pictures of class 'b0'"),
+    "an empty class": (COUNTS | {"train/b0": 0}, "train has no images of class 'b0'"),
     "a hidden folder": (COUNTS | {"val/.hidden": 3, "train/.hidden": 2}, "2 hidden folders"),
 }
 
@@ -84,11 +84,11 @@ def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
     assert "differ only in case" in refusal(folder(tmp_path, {**COUNTS, "train/A": 1}))
 
 
-def test_a_picture_in_train_and_val_is_told(tmp_path: Path) -> None:
+def test_a_image_in_train_and_val_is_told(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
     (leak,) = (f for f in check(open_dataset(root)).findings if f.kind == "leak")
-    assert leak.pictures == (("val/a/seen.png", "train/a/0.png"),)
+    assert leak.images == (("val/a/seen.png", "train/a/0.png"),)
 
 
 def checked(root: Path, **options: bool) -> Report:
@@ -122,7 +122,7 @@ def test_every_trap_is_reported_once_and_none_hangs(tmp_path: Path) -> None:
     assert any("loop" in note for note in report.notes)
 
 
-def test_a_device_is_refused_as_a_link_out_and_as_a_picture(tmp_path: Path) -> None:
+def test_a_device_is_refused_as_a_link_out_and_as_a_image(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     (root / "train" / "a" / "endless.jpg").symlink_to("/dev/zero")
     assert "lead out of the folder" in refusal(root)
@@ -130,12 +130,12 @@ def test_a_device_is_refused_as_a_link_out_and_as_a_picture(tmp_path: Path) -> N
     assert found == {"train/a/endless.jpg": "not a file"}
 
 
-def test_a_hard_link_is_the_same_picture(tmp_path: Path) -> None:
+def test_a_hard_link_is_the_same_image(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     os.link(root / "train" / "a" / "1.png", root / "val" / "c" / "linked.png")
     kinds = {finding.kind: finding for finding in checked(root).findings}
-    assert kinds["leak"].pictures == (("val/c/linked.png", "train/a/1.png"),)
-    assert kinds["two labels"].pictures == (("train/a/1.png", "val/c/linked.png"),)
+    assert kinds["leak"].images == (("val/c/linked.png", "train/a/1.png"),)
+    assert kinds["two labels"].images == (("train/a/1.png", "val/c/linked.png"),)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: 
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
-def test_a_disk_that_fails_is_reported_by_picture(tmp_path: Path) -> None:
+def test_a_disk_that_fails_is_reported_by_image(tmp_path: Path) -> None:
     root = folder(tmp_path / "data", COUNTS)
     failing = root / "train" / "b" / "1.png"
     out = tmp_path / "report.json"

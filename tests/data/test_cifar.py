@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import folder, refusal
+from image_files import folder, refusal
 from PIL import Image
 
 from vitkit.data.sources import cifar
@@ -48,7 +48,7 @@ def binary_ten(root: Path) -> Path:
     return root
 
 
-def rows_of_pictures(root: Path) -> Path:
+def rows_of_images(root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for number in range(5):
         part = TRAIN[4 * number : 4 * number + 4]
@@ -70,13 +70,13 @@ def test_the_binary_version(tmp_path: Path, below: str) -> None:
         assert found.labels.tolist() == labels.tolist()
         for index, image in enumerate(images):
             np.testing.assert_array_equal(found.read(index), image)
-    assert "train has 20 pictures; all of it has 50,000" in dataset.notes
+    assert "train has 20 images; all of it has 50,000" in dataset.notes
     assert dataset.splits["test"].name(4) == "cifar10/test[4]"
 
 
-def test_rows_of_pictures_are_the_same_set(tmp_path: Path) -> None:
+def test_rows_of_images_are_the_same_set(tmp_path: Path) -> None:
     binary_ten(tmp_path / "one")
-    rows_of_pictures(tmp_path / "two" / "package")
+    rows_of_images(tmp_path / "two" / "package")
     one = open_dataset("cifar10", data_root=tmp_path / "one")
     two = open_dataset("cifar10", data_root=tmp_path / "two")
     assert one.fingerprint == two.fingerprint
@@ -95,7 +95,7 @@ def test_a_hundred_classes_by_their_fine_label(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset.splits["test"].read(5), TEST[5])
 
 
-def test_folders_of_pictures(tmp_path: Path) -> None:
+def test_folders_of_images(tmp_path: Path) -> None:
     names = CIFAR_CLASSES["cifar10"]
     folder(tmp_path / "cifar10", {f"{s}/{n}": 2 for s in ("train", "test") for n in names})
     dataset = open_dataset("cifar10", data_root=tmp_path)
@@ -135,10 +135,10 @@ def test_a_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_broken_files_say_what_is_wrong(tmp_path: Path) -> None:
     root = binary_ten(tmp_path / "bin")
     (root / "data_batch_3.bin").write_bytes(b"\0" * 3072)
-    with pytest.raises(DataError, match=r"data_batch_3\.bin: expected pictures of 3,073 bytes"):
+    with pytest.raises(DataError, match=r"data_batch_3\.bin: expected images of 3,073 bytes"):
         open_cifar("cifar10", (root,))
     binary(root / "data_batch_3.bin", TRAIN[:4], np.array([1, 2, 10, 3]))
-    with pytest.raises(DataError, match="labels below 10, got 10 for picture 10 of train"):
+    with pytest.raises(DataError, match="labels below 10, got 10 for image 10 of train"):
         open_cifar("cifar10", (root,))
     (binary_ten(root) / "test_batch.bin").unlink()
     with pytest.raises(DataError, match=r"test_batch\.bin: no such file"):
@@ -148,24 +148,24 @@ def test_broken_files_say_what_is_wrong(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
-        ("[1, 2]", "expected 20 labels, as many as there are pictures, got 2"),
+        ("[1, 2]", "expected 20 labels, as many as there are images, got 2"),
         ("{}", "expected a list of whole numbers"),
         ('["cat"]', "expected a list of whole numbers"),
         ("[" * 100_000, "cannot be read as JSON"),
-        ("[99999999999999999999" + ", 0" * 19 + "]", "labels below 10, got 255 for picture 0"),
+        ("[99999999999999999999" + ", 0" * 19 + "]", "labels below 10, got 255 for image 0"),
     ],
 )
 def test_labels_that_are_none(tmp_path: Path, labels: str, expected: str) -> None:
-    root = rows_of_pictures(tmp_path)
+    root = rows_of_images(tmp_path)
     (root / "train_lables.json").write_text(labels)
     with pytest.raises(DataError, match=expected):
         open_cifar("cifar10", (root,))
 
 
-def test_rows_that_are_no_pictures(tmp_path: Path) -> None:
-    root = rows_of_pictures(tmp_path)
+def test_rows_that_are_no_images(tmp_path: Path) -> None:
+    root = rows_of_images(tmp_path)
     Image.new("RGB", (1000, 4)).save(root / "data_batch_2.png")
-    with pytest.raises(DataError, match="expected rows of 1024 pixels, a picture each, got 1000"):
+    with pytest.raises(DataError, match="expected rows of 1024 pixels, an image each, got 1000"):
         open_cifar("cifar10", (root,))
     (root / "data_batch_2.png").write_bytes(b"GIF89a")
     with pytest.raises(DataError, match=r"data_batch_2\.png: "):

@@ -90,7 +90,7 @@ def test_names_that_json_cannot_hold_are_refused() -> None:
         refuse_look_alikes(["a", "b\udcff"], "/data")
 
 
-def test_unknown_classes_are_those_with_pictures() -> None:
+def test_unknown_classes_are_those_with_images() -> None:
     counts = {"cat": 1, "10": 1, "9": 3, "empty": 0}
     assert unknown(("cat",), counts) == ("9", "10")
     refuse_unknown(("cat", "9", "10"), counts, "val", "/data")

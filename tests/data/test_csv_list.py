@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import contents, folder, refusal
+from image_files import contents, folder, refusal
 
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError
@@ -18,58 +18,58 @@ def listing(root: Path, text: str, name: str = "data.csv") -> Path:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """20 pictures in folders that say nothing about their class."""
+def images(tmp_path: Path) -> Path:
+    """20 images in folders that say nothing about their class."""
     return folder(tmp_path / "data", {"x": 12, "y": 8})
 
 
 ROWS = "".join(f"x/{i}.png,{'10' if i % 2 else '9'}\n" for i in range(12))
 
 
-def test_classes_are_what_the_list_says(pictures: Path) -> None:
-    dataset = open_dataset(listing(pictures, "path,label\n" + ROWS))
+def test_classes_are_what_the_list_says(images: Path) -> None:
+    dataset = open_dataset(listing(images, "path,label\n" + ROWS))
     assert dataset.classes == ("9", "10")
     assert dataset.name == "data"
     found = set.union(*contents(dataset).values())
     assert found == {("10" if i % 2 else "9", i) for i in range(12)}
 
 
-def test_a_list_beside_the_folder_of_its_pictures(pictures: Path, tmp_path: Path) -> None:
+def test_a_list_beside_the_folder_of_its_images(images: Path, tmp_path: Path) -> None:
     text = "path,label\n" + ROWS
     beside = listing(tmp_path, text)
-    inside = open_dataset(listing(pictures, text))
-    dataset = open_dataset(beside, data_root=pictures)
+    inside = open_dataset(listing(images, text))
+    dataset = open_dataset(beside, data_root=images)
     assert dataset.fingerprint == inside.fingerprint
     assert contents(dataset) == contents(inside)
-    out = refusal(listing(tmp_path, "path,label\n../elsewhere.png,a\n"), data_root=pictures)
-    assert f"leads out of the folder {pictures}" in out
+    out = refusal(listing(tmp_path, "path,label\n../elsewhere.png,a\n"), data_root=images)
+    assert f"leads out of the folder {images}" in out
 
 
 def test_a_file_that_was_away_when_the_list_was_opened_is_read_once_it_is_back(
-    pictures: Path,
+    images: Path,
 ) -> None:
-    away = pictures / "x" / "3.png"
+    away = images / "x" / "3.png"
     content = away.read_bytes()
     away.unlink()
-    dataset = open_dataset(listing(pictures, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
+    dataset = open_dataset(listing(images, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
     with pytest.raises(ImageError, match=r"x/3\.png \(line 2\): missing: no such file"):
         dataset.splits["train"].read(0)
     away.write_bytes(content)
     assert dataset.splits["train"].read(0).size
-    away.write_bytes((pictures / "x" / "4.png").read_bytes() + b"longer")
-    dataset = open_dataset(listing(pictures, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
+    away.write_bytes((images / "x" / "4.png").read_bytes() + b"longer")
+    dataset = open_dataset(listing(images, "path,label,split\nx/3.png,a,train\nx/4.png,b,train"))
     away.write_bytes(content)
     with pytest.raises(ImageError, match="the file was changed after it was opened"):
         dataset.splits["train"].read(0)
 
 
-def test_the_unicode_text_of_excel(pictures: Path) -> None:
-    plain = open_dataset(listing(pictures, "path\tlabel\n" + ROWS.replace(",", "\t")))
+def test_the_unicode_text_of_excel(images: Path) -> None:
+    plain = open_dataset(listing(images, "path\tlabel\n" + ROWS.replace(",", "\t")))
     for encoding in ("utf-16", "utf-16-be"):
         mark = b"\xfe\xff" if encoding.endswith("be") else b""
         text = "path\tlabel\r\n" + ROWS.replace(",", "\t")
-        (pictures / "excel.csv").write_bytes(mark + text.encode(encoding))
-        assert open_dataset(pictures / "excel.csv").fingerprint == plain.fingerprint
+        (images / "excel.csv").write_bytes(mark + text.encode(encoding))
+        assert open_dataset(images / "excel.csv").fingerprint == plain.fingerprint
 
 
 def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
         'path,label\r\n"{quoted}"\r\n\r\n',
     ],
 )
-def test_columns_by_their_names(pictures: Path, text: str) -> None:
+def test_columns_by_their_names(images: Path, text: str) -> None:
     rows = [("x/0.png", "a b"), ("x/1.png", "a b"), ("x/2.png", "c"), ("x/3.png", "c")]
     forms = {
         "swapped": "\n".join(f"{label},{path}" for path, label in rows),
@@ -107,26 +107,26 @@ def test_columns_by_their_names(pictures: Path, text: str) -> None:
         "quoted": '"\r\n"'.join(f'{path}","{label}' for path, label in rows),
     }
     plain = "\n".join(f"{path}, {label} " for path, label in rows)
-    dataset = open_dataset(listing(pictures, text.format(plain, **forms)))
+    dataset = open_dataset(listing(images, text.format(plain, **forms)))
     assert dataset.classes == ("a b", "c")
     assert sum(map(len, dataset.splits.values())) == 4
 
 
-def test_a_split_column(pictures: Path) -> None:
+def test_a_split_column(images: Path) -> None:
     names = ["train"] * 6 + ["Validation"] * 2 + ["test"] * 2
     rows = [f"x/{i}.png,{'ab'[i % 2]},{name}" for i, name in enumerate(names)]
-    dataset = open_dataset(listing(pictures, "path,label,split\n" + "\n".join(rows)))
+    dataset = open_dataset(listing(images, "path,label,split\n" + "\n".join(rows)))
     assert {name: len(split) for name, split in dataset.splits.items()} == {
         "train": 6, "val": 2, "test": 2
     }  # fmt: skip
     assert not dataset.cut
-    again = listing(pictures, "path,label,split\n" + "\n".join(reversed(rows)))
+    again = listing(images, "path,label,split\n" + "\n".join(reversed(rows)))
     assert contents(open_dataset(again)) == contents(dataset)
 
 
-def test_a_class_that_train_lacks(pictures: Path) -> None:
+def test_a_class_that_train_lacks(images: Path) -> None:
     text = "path,label,split\nx/0.png,a,train\nx/1.png,b,train\nx/2.png,c,val\nx/3.png,a,val\n"
-    data = listing(pictures, text)
+    data = listing(images, text)
     assert "val has 1 classes that train lacks: 'c'" in refusal(data)
     kept = open_dataset(data, ignore_extra_classes=True)
     assert contents(kept)["val"] == {("a", 3)}
@@ -145,22 +145,22 @@ BAD_ROWS = {
     "./x//0.png,b": "line 3: 'x/0.png' is 'b' here and 'a' in line 2",
     "x/1.png,A": "class names 'A' and 'a' differ only in case",
     'x/1.png,"b': "not a CSV from line 3 on",
-    "x/1.png,a": "only one class has pictures, 'a'",
+    "x/1.png,a": "only one class has images, 'a'",
 }
 
 
 @pytest.mark.parametrize("row", BAD_ROWS)
-def test_bad_rows_are_told_by_their_line(pictures: Path, row: str) -> None:
-    assert BAD_ROWS[row] in refusal(listing(pictures, f"path,label\nx/0.png,a\n{row}\n"))
+def test_bad_rows_are_told_by_their_line(images: Path, row: str) -> None:
+    assert BAD_ROWS[row] in refusal(listing(images, f"path,label\nx/0.png,a\n{row}\n"))
 
 
-def test_lines_are_counted_over_quoted_breaks_and_empty_lines(pictures: Path) -> None:
+def test_lines_are_counted_over_quoted_breaks_and_empty_lines(images: Path) -> None:
     text = 'path,label,note\nx/0.png,a,"two\nlines"\n\nx/1.png,,\n'
-    assert "line 5: no label" in refusal(listing(pictures, text))
+    assert "line 5: no label" in refusal(listing(images, text))
 
 
-def test_only_the_first_bad_rows_are_shown(pictures: Path) -> None:
-    message = refusal(listing(pictures, "path,label\n" + "x/1.png\n" * 30))
+def test_only_the_first_bad_rows_are_shown(images: Path) -> None:
+    message = refusal(listing(images, "path,label\n" + "x/1.png\n" * 30))
     assert "line 2: no label; line 3: no label;" in message
     assert message.endswith("and 25 more")
 
@@ -172,7 +172,7 @@ def test_only_the_first_bad_rows_are_shown(pictures: Path) -> None:
         ("x/0.png,a\n", "no column 'path'; expected a first line such as path,label"),
         ("path,name\nx/0.png,a\n", "no column 'label'"),
         ("path,filename,label\n", "columns ['path', 'filename'] could all be the path"),
-        ("path,label\n", "no pictures"),
+        ("path,label\n", "no images"),
         (
             "path,label,split\nx/0.png,a,extra\n",
             "line 2: split 'extra', expected train, val or test",
@@ -181,28 +181,28 @@ def test_only_the_first_bad_rows_are_shown(pictures: Path) -> None:
         ("path,label,split\nx/0.png,a,train\nx/0.png,a,val\n", "is 'val/a' here and 'train/a'"),
     ],
 )
-def test_lists_that_cannot_be_used(pictures: Path, text: str, expected: str) -> None:
-    assert expected in refusal(listing(pictures, text))
+def test_lists_that_cannot_be_used(images: Path, text: str, expected: str) -> None:
+    assert expected in refusal(listing(images, text))
 
 
-def test_a_list_that_is_no_text(pictures: Path) -> None:
-    (pictures / "data.csv").write_bytes(b"path,label\nx/\xff.png,a\n")
-    assert "expected UTF-8 text" in refusal(pictures / "data.csv")
-    (pictures / "data.csv").write_bytes("path,label\nx/0.png,a\n".encode("utf-16")[:-1])
-    assert "or UTF-16 with its mark" in refusal(pictures / "data.csv")
-    (pictures / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
-    assert "not a CSV from line 2 on" in refusal(pictures / "data.csv")
-    (pictures / "data.csv").write_text("x" * 140_000)
-    assert "not a CSV from line 1 on: field larger than" in refusal(pictures / "data.csv")
+def test_a_list_that_is_no_text(images: Path) -> None:
+    (images / "data.csv").write_bytes(b"path,label\nx/\xff.png,a\n")
+    assert "expected UTF-8 text" in refusal(images / "data.csv")
+    (images / "data.csv").write_bytes("path,label\nx/0.png,a\n".encode("utf-16")[:-1])
+    assert "or UTF-16 with its mark" in refusal(images / "data.csv")
+    (images / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
+    assert "not a CSV from line 2 on" in refusal(images / "data.csv")
+    (images / "data.csv").write_text("x" * 140_000)
+    assert "not a CSV from line 1 on: field larger than" in refusal(images / "data.csv")
 
 
-def test_links_out_of_the_folder(pictures: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_folder(images: Path, tmp_path: Path) -> None:
     outside = folder(tmp_path / "elsewhere", {"z": 3})
-    (pictures / "linked.png").symlink_to(outside / "z" / "0.png")
-    (pictures / "through").symlink_to(outside / "z")
-    (pictures / "inner.png").symlink_to(pictures / "x" / "5.png")
+    (images / "linked.png").symlink_to(outside / "z" / "0.png")
+    (images / "through").symlink_to(outside / "z")
+    (images / "inner.png").symlink_to(images / "x" / "5.png")
     rows = "x/0.png,a\nx/1.png,b\ninner.png,a\nlinked.png,b\nthrough/1.png,a\n"
-    data = listing(pictures, "path,label\n" + rows)
+    data = listing(images, "path,label\n" + rows)
     message = refusal(data)
     assert "line 5: path 'linked.png' leads out of the folder by a symbolic link" in message
     assert "line 6: path 'through/1.png' leads out" in message
@@ -210,20 +210,20 @@ def test_links_out_of_the_folder(pictures: Path, tmp_path: Path) -> None:
     assert "--follow-links" in message
     followed = open_dataset(data, follow_links=True)
     assert sum(map(len, followed.splits.values())) == 5
-    data = listing(pictures, "path,label\nx/0.png,a\nthrough/../../data2/x.png,b\n")
+    data = listing(images, "path,label\nx/0.png,a\nthrough/../../data2/x.png,b\n")
     assert "leads out of the folder" in refusal(data, follow_links=True)
 
 
-def test_a_file_that_is_not_there_is_a_bad_picture_with_its_line(pictures: Path) -> None:
+def test_a_file_that_is_not_there_is_a_bad_image_with_its_line(images: Path) -> None:
     rows = "x/0.png,a,train\nx/1.png,b,train\nx/none.png,b,train\n"
-    dataset = open_dataset(listing(pictures, "path,label,split\n" + rows))
+    dataset = open_dataset(listing(images, "path,label,split\n" + rows))
     with pytest.raises(ImageError, match=r"x/none.png \(line 4\): missing"):
         dataset.splits["train"].read(2)
     np.testing.assert_array_equal(dataset.splits["train"].read(0)[0, 0], (0, 0, 7))
 
 
-def test_rows_that_repeat_are_counted(pictures: Path) -> None:
-    dataset = open_dataset(listing(pictures, "path,label\n" + ROWS + ROWS))
-    assert "12 rows list a picture once more" in dataset.notes
+def test_rows_that_repeat_are_counted(images: Path) -> None:
+    dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS))
+    assert "12 rows list an image once more" in dataset.notes
     with pytest.raises(DataError, match="no such folder"):
-        open_dataset(pictures / "other.csv")
+        open_dataset(images / "other.csv")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import (
+from image_files import (
     folder,
     save,
 )
@@ -21,10 +21,10 @@ from vitkit.data.sources.open import (
 from vitkit.errors import DataError, SettingError
 
 CHANGES: dict[str, Callable[[Path], None]] = {
-    "a picture": lambda root: save(root / "train/a/0.png", 900),
+    "an image": lambda root: save(root / "train/a/0.png", 900),
     "a label": lambda root: (root / "train/a/0.png").rename(root / "train/b/x.png") and None,
-    "a picture more": lambda root: save(root / "val/b/9.png", 901),
-    "a picture less": lambda root: (root / "val/b/1.png").unlink(),
+    "an image more": lambda root: save(root / "val/b/9.png", 901),
+    "an image less": lambda root: (root / "val/b/1.png").unlink(),
     "a class name": lambda root: (root / "train/c").rename(root / "train/d") and None,
     "an empty class": lambda root: (root / "train/e").mkdir(),
     "a split": lambda root: (root / "val").rename(root / "test") and None,
@@ -68,7 +68,7 @@ def test_small_classes_together_fill_a_small_part() -> None:
     assert len(train) == 36
 
 
-def test_a_class_keeps_its_last_picture_in_the_first_part() -> None:
+def test_a_class_keeps_its_last_image_in_the_first_part() -> None:
     labels = np.arange(30)
     train, test = stratified_split(labels, (0.5, 0.5))
     assert len(train) == 30
@@ -100,7 +100,7 @@ def test_validation_is_taken_from_train() -> None:
     assert dataset.fingerprint == digits.fingerprint
     names = {split.name(i) for split in dataset.splits.values() for i in range(len(split))}
     assert len(names) == 1797
-    assert dataset.notes[-1].startswith("validation: 144 of 1,438 train pictures")
+    assert dataset.notes[-1].startswith("validation: 144 of 1,438 train images")
     assert with_validation(dataset, 0.5) is dataset
     again = with_validation(digits, 0.1).splits["val"]
     assert [again.name(i) for i in range(9)] == [dataset.splits["val"].name(i) for i in range(9)]
@@ -110,7 +110,7 @@ def test_validation_is_taken_from_train() -> None:
 
 def test_validation_that_cannot_be_taken(tmp_path: Path) -> None:
     dataset = open_dataset(folder(tmp_path, {"train/a": 1, "train/b": 1}))
-    with pytest.raises(DataError, match="2 pictures, too few to take 10%"):
+    with pytest.raises(DataError, match="2 images, too few to take 10%"):
         with_validation(dataset, 0.1)
     with pytest.raises(SettingError, match="between 0 and 1"):
         with_validation(dataset, 1.0)

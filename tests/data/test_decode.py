@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import (
+from image_files import (
     NOISE,
     PHOTO,
     RAMP,
@@ -25,7 +25,7 @@ from PIL import Image
 
 from vitkit.data.images.decode import as_rgb, decode
 from vitkit.errors import ImageError
-from vitkit.prediction import read_picture
+from vitkit.prediction import read_image
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])
@@ -38,7 +38,7 @@ def test_lossless_formats_give_the_pixels_that_were_stored(format: str) -> None:
     np.testing.assert_array_equal(pixels, NOISE)
 
 
-def test_bytes_str_and_path_are_the_same_picture(tmp_path: Path) -> None:
+def test_bytes_str_and_path_are_the_same_image(tmp_path: Path) -> None:
     content = encode(PHOTO, "JPEG")
     path = tmp_path / "p.jpg"
     path.write_bytes(content)
@@ -163,9 +163,9 @@ def test_alpha_is_laid_on_white() -> None:
 
 def test_grey_with_alpha_is_laid_on_white() -> None:
     alpha = np.arange(37 * 53).reshape(37, 53).astype(np.uint8)
-    picture = Image.fromarray(np.dstack([NOISE[:, :, 0], alpha]), "LA")
+    image = Image.fromarray(np.dstack([NOISE[:, :, 0], alpha]), "LA")
     expected = NOISE[:, :, 0] * (alpha / 255) + 255 * (1 - alpha / 255)
-    pixels = decode(encode(picture, "PNG"))
+    pixels = decode(encode(image, "PNG"))
     np.testing.assert_allclose(pixels[:, :, 1], expected, atol=1)
 
 
@@ -212,11 +212,11 @@ def test_transparent_colours_of_every_depth(
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "RGBa", "La"])
-def test_pil_pictures_with_alpha_are_laid_on_white(mode: str) -> None:
-    picture = Image.new("LA" if mode == "La" else "RGBA", (4, 3), 0).convert(mode)
-    if mode == "PA":  # a palette picture whose alpha, all 0, is a channel of its own
-        picture = Image.frombytes("PA", (4, 3), bytes([7, 0]) * 12)
-    pixels = as_rgb(picture, "p")
+def test_pil_images_with_alpha_are_laid_on_white(mode: str) -> None:
+    image = Image.new("LA" if mode == "La" else "RGBA", (4, 3), 0).convert(mode)
+    if mode == "PA":  # a palette image whose alpha, all 0, is a channel of its own
+        image = Image.frombytes("PA", (4, 3), bytes([7, 0]) * 12)
+    pixels = as_rgb(image, "p")
     np.testing.assert_array_equal(pixels, np.full((3, 4, 3), 255, np.uint8))
 
 
@@ -255,7 +255,7 @@ def test_the_first_frame_of_several(format: str) -> None:
 def test_interlaced_and_dark_pngs_are_not_taken_for_truncated() -> None:
     dark = np.zeros((9, 7, 3), np.uint8)
     np.testing.assert_array_equal(decode(encode(Image.fromarray(dark), "PNG")), dark)
-    # Adam7 passes of a 2 x 2 grey picture: (0, 0), then (1, 0), then row 1.
+    # Adam7 passes of a 2 x 2 grey image: (0, 0), then (1, 0), then row 1.
     assert decode(png(2, 2, 8, 0, [b"\x01", b"\x02", b"\x03\x04"], interlace=1))[
         ..., 0
     ].tolist() == [
@@ -265,7 +265,7 @@ def test_interlaced_and_dark_pngs_are_not_taken_for_truncated() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 150), (150, 1)])
-def test_tiny_and_long_pictures_within_the_limits(size: tuple[int, int]) -> None:
+def test_tiny_and_long_images_within_the_limits(size: tuple[int, int]) -> None:
     assert decode(encode(Image.new("RGB", size[::-1]), "PNG")).shape == (*size, 3)
 
 
@@ -292,19 +292,19 @@ def test_grey_arrays_are_repeated(shape: tuple[int, ...]) -> None:
 )
 def test_other_arrays_are_refused_with_what_was_expected_and_found(array: np.ndarray) -> None:
     with pytest.raises(ImageError, match=r"expected an array \(H, W\)") as caught:
-        as_rgb(array, "my picture")
+        as_rgb(array, "my image")
     assert caught.value.reason == "mode"
     assert str(array.shape) in str(caught.value)
     assert str(array.dtype) in str(caught.value)
-    assert str(caught.value).startswith("my picture: ")
+    assert str(caught.value).startswith("my image: ")
 
 
-def test_pil_pictures_are_converted_as_files_are() -> None:
+def test_pil_images_are_converted_as_files_are() -> None:
     for content in [*VARIANTS.values(), encode(PHOTO.convert("CMYK"), "JPEG"), grey_tiff(RAMP, 16)]:
         np.testing.assert_array_equal(as_rgb(Image.open(io.BytesIO(content))), decode(content))
 
 
-def test_a_transparent_colour_is_the_same_of_a_pil_picture() -> None:
+def test_a_transparent_colour_is_the_same_of_a_pil_image() -> None:
     for depth, colour, row, key in (
         (2, 0, bytes([0b11010000]), struct.pack(">H", 1)),
         (4, 0, bytes([0x29, 0x00]), struct.pack(">H", 9)),
@@ -312,16 +312,16 @@ def test_a_transparent_colour_is_the_same_of_a_pil_picture() -> None:
          struct.pack(">3H", 40000, 40000, 40000)),
     ):  # fmt: skip
         content = png(3, 1, depth, colour, [row], chunk(b"tRNS", key))
-        picture = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content))
         for _ in range(2):  # opened, then loaded
-            np.testing.assert_array_equal(read_picture(picture), decode(content))
+            np.testing.assert_array_equal(read_image(image), decode(content))
 
 
 @pytest.mark.parametrize("size", [(120, 90), (96, 128), (65, 33)])
 @pytest.mark.parametrize("planes", ["contig", "separate"])
 @pytest.mark.parametrize("compression", [None, "zlib"])
 def test_tiled_tiffs_of_any_size(size: tuple[int, int], planes: str, compression: str) -> None:
-    """Tiles at the right edge are narrower in the picture than in the file."""
+    """Tiles at the right edge are narrower in the image than in the file."""
     tifffile = pytest.importorskip("tifffile")
     pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
     stored = pixels if planes == "contig" else pixels.transpose(2, 0, 1)
@@ -331,7 +331,7 @@ def test_tiled_tiffs_of_any_size(size: tuple[int, int], planes: str, compression
     np.testing.assert_array_equal(decode(stream.getvalue()), pixels)
 
 
-def test_a_pil_picture_that_cannot_be_read_is_an_image_error() -> None:
+def test_a_pil_image_that_cannot_be_read_is_an_image_error() -> None:
     with pytest.raises(ImageError) as caught:
         as_rgb(Image.open(io.BytesIO(VARIANTS["JPEG"][:900])), "p")
     assert caught.value.reason == "truncated"

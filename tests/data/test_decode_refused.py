@@ -1,4 +1,4 @@
-"""The decoder gives a whole picture or an `ImageError`, and never any other exception."""
+"""The decoder gives a whole image or an `ImageError`, and never any other exception."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from picture_files import (
+from image_files import (
     NOISE,
     PHOTO,
     VARIANTS,
@@ -40,13 +40,13 @@ from vitkit.errors import ImageError
     ("content", "reason", "said"),
     [
         (b"", "empty", "0 bytes"),
-        (b"just some words\n", "not a picture", "text"),
-        (b"<!DOCTYPE html><html><body>404", "not a picture", "an HTML page"),
-        (b"\n <HTML>\xe9", "not a picture", "an HTML page"),
-        (b"version https://git-lfs.github.com/spec/v1\noid", "not a picture", "git lfs pull"),
-        (bytes(64), "not a picture", "zeros"),
-        (b"PK\x03\x04zip", "not a picture", "ZIP"),
-        (b"\x93NUMPY\x01\x00", "not a picture", "starts with"),
+        (b"just some words\n", "not an image", "text"),
+        (b"<!DOCTYPE html><html><body>404", "not an image", "an HTML page"),
+        (b"\n <HTML>\xe9", "not an image", "an HTML page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid", "not an image", "git lfs pull"),
+        (bytes(64), "not an image", "zeros"),
+        (b"PK\x03\x04zip", "not an image", "ZIP"),
+        (b"\x93NUMPY\x01\x00", "not an image", "starts with"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "format", "SVG"),
         (b"<?xml version='1.0'?>\n<svg/>", "format", "SVG"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n", "format", "EPS"),
@@ -76,7 +76,7 @@ def test_what_is_not_one_of_the_six_formats(
 
 def test_a_format_pillow_knows_and_we_do_not_is_refused() -> None:
     for format in ("PPM", "ICO", "TGA", "PCX", "EPS", "PDF", "JPEG2000"):
-        assert reason_of(encode(PHOTO, format)) in ("format", "not a picture")
+        assert reason_of(encode(PHOTO, format)) in ("format", "not an image")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_the_limits_come_from_the_header_before_any_pixel() -> None:
     assert reason_of(png(30, 1, 8, 0, [bytes(30)]), max_pixels=29) == "too large"
 
 
-def test_a_picture_beyond_pillows_warning_is_refused_without_one() -> None:
+def test_a_image_beyond_pillows_warning_is_refused_without_one() -> None:
     assert reason_of(png(10_000, 10_000, 8, 2, [b""])) == "too large"
 
 
@@ -185,7 +185,7 @@ def test_tiffs_of_other_samples_are_not_called_damaged(
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
-def test_a_picture_without_pixels_is_refused(width: int, height: int) -> None:
+def test_a_image_without_pixels_is_refused(width: int, height: int) -> None:
     assert reason_of(png(width, height, 8, 2, [b""])) in ("damaged", "truncated")
 
 
@@ -215,8 +215,8 @@ def test_pixel_data_that_end_early_but_properly_are_truncation_and_not_black() -
 
 def test_a_tiff_whose_strips_leave_rows_out_is_damaged() -> None:
     content = grey_tiff(np.full((64, 8), 7), 16)
-    with Image.open(io.BytesIO(content)) as picture:
-        rows = picture.tag_v2[278]
+    with Image.open(io.BytesIO(content)) as image:
+        rows = image.tag_v2[278]
     assert rows == 64
     entries = {
         256: (4, [8]), 257: (4, [64]), 258: (3, [8]), 259: (3, [1]),
@@ -251,7 +251,7 @@ def test_a_truncated_file_is_refused_or_all_there(variant: str) -> None:
             reason = error.reason
         else:
             np.testing.assert_array_equal(pixels, whole)
-        allowed = (None, "truncated") if length >= 16 else ("truncated", "not a picture", "format")
+        allowed = (None, "truncated") if length >= 16 else ("truncated", "not an image", "format")
         assert reason in allowed
     assert refused >= 38
 
@@ -288,7 +288,7 @@ SEEDS = [
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=12),
     cut=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_flipped_bytes_give_a_picture_or_an_image_error(
+def test_flipped_bytes_give_a_image_or_an_image_error(
     seed: bytes, flips: list[tuple[float, int]], cut: float | None
 ) -> None:
     content = bytearray(seed)
@@ -312,9 +312,9 @@ def test_the_name_is_in_the_message_on_one_line(tmp_path: Path) -> None:
     path.write_bytes(b"words")
     with pytest.raises(ImageError) as caught:
         decode(path)
-    assert "two\\nlines\\udcff.jpg: not a picture: " in str(caught.value)
-    with pytest.raises(ImageError, match=r"^picture 7: not a picture"):
-        decode(b"words", name="picture 7")
+    assert "two\\nlines\\udcff.jpg: not an image: " in str(caught.value)
+    with pytest.raises(ImageError, match=r"^image 7: not an image"):
+        decode(b"words", name="image 7")
 
 
 def test_the_error_crosses_processes() -> None:
@@ -323,7 +323,7 @@ def test_the_error_crosses_processes() -> None:
     again = pickle.loads(pickle.dumps(caught.value))
     assert (again.name, again.reason, str(again)) == (
         "a.jpg",
-        "not a picture",
+        "not an image",
         str(caught.value),
     )
 
@@ -353,8 +353,8 @@ def test_libtiff_prints_nothing_and_prints_again_afterwards(
     content[60:200] = bytes(byte ^ 0xFF for byte in content[60:200])
     assert reason_of(bytes(content)) == "damaged"
     assert capfd.readouterr().err == ""
-    with Image.open(io.BytesIO(content)) as picture, contextlib.suppress(OSError):
-        picture.load()
+    with Image.open(io.BytesIO(content)) as image, contextlib.suppress(OSError):
+        image.load()
     assert capfd.readouterr().err != ""
 
 

@@ -1,4 +1,4 @@
-"""What a check says of pictures that decode: leaks, labels, classes, sizes and modes."""
+"""What a check says of images that decode: leaks, labels, classes, sizes and modes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bad_pictures import photo
-from picture_files import encode, folder
+from bad_images import photo
+from image_files import encode, folder
 from PIL import Image, ImageEnhance
 
 from vitkit.data.checks.check import Report, check, sound
@@ -38,19 +38,19 @@ def found(root: Path, kind: str) -> list[Finding]:
     return [finding for finding in check(open_dataset(root)).findings if finding.kind == kind]
 
 
-def test_nothing_is_said_of_pictures_without_fault(root: Path) -> None:
+def test_nothing_is_said_of_images_without_fault(root: Path) -> None:
     report = check(open_dataset(root))
     assert report.findings == ()
     assert report.total == 30
-    assert report.pictures == {"train": {"cat": 10, "dog": 10}, "val": {"cat": 5, "dog": 5}}
+    assert report.images == {"train": {"cat": 10, "dog": 10}, "val": {"cat": 5, "dog": 5}}
 
 
 def test_the_same_pixels_in_two_splits_are_a_leak_whatever_the_file(root: Path) -> None:
-    with Image.open(root / "train" / "cat" / "3.png") as picture:
-        picture.save(root / "val" / "cat" / "other-name.bmp")
+    with Image.open(root / "train" / "cat" / "3.png") as image:
+        image.save(root / "val" / "cat" / "other-name.bmp")
     (leak,) = found(root, "leak")
     assert leak.severity == "warning"
-    assert leak.pictures == (("val/cat/other-name.bmp", "train/cat/3.png"),)
+    assert leak.images == (("val/cat/other-name.bmp", "train/cat/3.png"),)
     assert "pixel for pixel" in leak.message
     assert found(root, "near leak") == []
     assert found(root, "two labels") == []
@@ -75,35 +75,35 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_changed_copy_in_another_split_is_a_near_leak(root: Path, change: str) -> None:
-    with Image.open(root / "train" / "dog" / "7.png") as picture:
-        CHANGES[change](picture).save(root / "val" / "dog" / "copy.png")
+    with Image.open(root / "train" / "dog" / "7.png") as image:
+        CHANGES[change](image).save(root / "val" / "dog" / "copy.png")
     (leak,) = found(root, "near leak")
-    assert leak.pictures == (("val/dog/copy.png", "train/dog/7.png"),)
+    assert leak.images == (("val/dog/copy.png", "train/dog/7.png"),)
     assert leak.count == 1
     assert found(root, "leak") == []
 
 
-def test_a_copy_upside_down_is_another_picture(root: Path) -> None:
-    with Image.open(root / "train" / "dog" / "7.png") as picture:
-        turned = picture.transpose(Image.Transpose.ROTATE_180)
+def test_a_copy_upside_down_is_another_image(root: Path) -> None:
+    with Image.open(root / "train" / "dog" / "7.png") as image:
+        turned = image.transpose(Image.Transpose.ROTATE_180)
         turned.save(root / "val" / "dog" / "copy.png")
     assert found(root, "near leak") == []
 
 
 def test_a_changed_copy_under_another_class_is_told(root: Path) -> None:
-    with Image.open(root / "train" / "dog" / "7.png") as picture:
-        picture.save(root / "train" / "cat" / "copy.jpg")
-        picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
+    with Image.open(root / "train" / "dog" / "7.png") as image:
+        image.save(root / "train" / "cat" / "copy.jpg")
+        image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
     (torn,) = found(root, "near two labels")
-    assert torn.pictures == (("train/cat/copy.jpg", "train/dog/7.png"),)
+    assert torn.images == (("train/cat/copy.jpg", "train/dog/7.png"),)
     assert torn.severity == "warning"
-    assert "1 pair of nearly the same pictures under two classes, of 'cat', 'dog'" in torn.message
+    assert "1 pair of nearly the same images under two classes, of 'cat', 'dog'" in torn.message
     (repeated,) = found(root, "near duplicate")
     assert (repeated.count, repeated.severity) == (2, "note")
     assert found(root, "two labels") == found(root, "duplicate") == []
 
 
-def test_alike_pictures_are_told_once_each(tmp_path: Path) -> None:
+def test_alike_images_are_told_once_each(tmp_path: Path) -> None:
     """Frames of a fixed camera: each has one copy named, not all of the others."""
     draw = np.random.default_rng(0)
     scene = draw.integers(0, 200, (40, 40, 3))
@@ -115,8 +115,8 @@ def test_alike_pictures_are_told_once_each(tmp_path: Path) -> None:
                 frame = scene + draw.integers(0, 6, scene.shape)
                 Image.fromarray(frame.astype(np.uint8)).save(place / f"{number}.png")
     (leak,) = found(tmp_path, "near leak")
-    assert leak.count == len(leak.pictures) == 20
-    assert len(found(tmp_path, "near two labels")[0].pictures) <= 70
+    assert leak.count == len(leak.images) == 20
+    assert len(found(tmp_path, "near two labels")[0].images) <= 70
 
 
 def test_digits_are_not_taken_for_each_other() -> None:
@@ -173,30 +173,30 @@ def test_groups_of_the_same_pixels() -> None:
 def test_the_hash_is_of_pixels_and_of_their_shape() -> None:
     pixels = np.arange(24, dtype=np.uint8).reshape(2, 4, 3)
     hashes = {
-        tuple(summarise(picture)[3].tolist())
-        for picture in (pixels, pixels.reshape(4, 2, 3), pixels[::-1], np.asfortranarray(pixels))
+        tuple(summarise(image)[3].tolist())
+        for image in (pixels, pixels.reshape(4, 2, 3), pixels[::-1], np.asfortranarray(pixels))
     }
     assert len(hashes) == 3
 
 
-def test_one_picture_under_two_labels(root: Path) -> None:
+def test_one_image_under_two_labels(root: Path) -> None:
     content = (root / "train" / "cat" / "0.png").read_bytes()
     (root / "train" / "dog" / "zero.png").write_bytes(content)
     (torn,) = found(root, "two labels")
-    assert torn.pictures == (("train/cat/0.png", "train/dog/zero.png"),)
+    assert torn.images == (("train/cat/0.png", "train/dog/zero.png"),)
     assert "'cat', 'dog'" in torn.message
     assert torn.severity == "warning"
     (repeated,) = found(root, "duplicate")
     assert repeated.severity == "note"
 
 
-def test_repeated_pictures_are_counted_once_each(root: Path) -> None:
+def test_repeated_images_are_counted_once_each(root: Path) -> None:
     content = (root / "train" / "cat" / "0.png").read_bytes()
     for name in ("a", "b"):
         (root / "train" / "cat" / f"{name}.png").write_bytes(content)
     (repeated,) = found(root, "duplicate")
     assert (repeated.count, repeated.split) == (2, "train")
-    assert repeated.pictures == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
+    assert repeated.images == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
     assert found(root, "leak") == found(root, "two labels") == []
 
 
@@ -205,16 +205,14 @@ def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
               "val/a": 2, "val/c": 1, "val/d": 1, "val/f": 1}  # fmt: skip
     report = check(open_dataset(folder(tmp_path, counts)))
     said = {finding.kind: finding.message for finding in report.findings}
-    assert said["empty class"] == "train has no pictures of class 'e'"
-    assert (
-        said["missing class"] == "val has no pictures of class 'b'"
-    )  # of e, train has none either
-    assert said["single picture"] == "train has a single picture of class 'd'"
-    assert said["rare class"] == "train has few pictures of class 'c', others have 40"
+    assert said["empty class"] == "train has no images of class 'e'"
+    assert said["missing class"] == "val has no images of class 'b'"  # of e, train has none either
+    assert said["single image"] == "train has a single image of class 'd'"
+    assert said["rare class"] == "train has few images of class 'c', others have 40"
     assert not {*report.notes} & {*said.values()}
 
 
-def test_a_class_of_unreadable_pictures_is_an_empty_one(root: Path) -> None:
+def test_a_class_of_unreadable_images_is_an_empty_one(root: Path) -> None:
     (root / "train" / "newt").mkdir()
     (root / "train" / "newt" / "a.png").write_bytes(b"words")
     (empty,) = found(root, "empty class")
@@ -236,39 +234,39 @@ def test_suspicious_sizes(root: Path) -> None:
     draw = np.random.default_rng(9)
     for name, size in {"tiny": (9, 9), "long": (900, 40), "huge": (1600, 1200)}.items():
         photo(draw, size).save(root / "train" / "cat" / f"{name}.png")
-    sizes = {finding.pictures[0][0]: finding.message for finding in found(root, "size")}
+    sizes = {finding.images[0][0]: finding.message for finding in found(root, "size")}
     assert set(sizes) == {"train/cat/tiny.png", "train/cat/long.png", "train/cat/huge.png"}
     assert "smaller than 32" in sizes["train/cat/tiny.png"]
     assert "10 times the other" in sizes["train/cat/long.png"]
     assert "179 x 179" in sizes["train/cat/huge.png"]
 
 
-def test_small_pictures_are_usual_where_all_are_small(tmp_path: Path) -> None:
+def test_small_images_are_usual_where_all_are_small(tmp_path: Path) -> None:
     assert check(open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))).findings == tuple(
         f for f in check(open_dataset(tmp_path)).findings if f.kind == "blank"
     )
 
 
-def test_odd_modes_and_blank_pictures_are_told(root: Path) -> None:
-    picture = photo(np.random.default_rng(5), SIZE)
+def test_odd_modes_and_blank_images_are_told(root: Path) -> None:
+    image = photo(np.random.default_rng(5), SIZE)
     place = root / "train" / "cat"
     exif = Image.Exif()
     exif[0x0112] = 6
     others = [photo(np.random.default_rng(6), SIZE)]
-    picture.convert("CMYK").save(place / "inks.jpg")
+    image.convert("CMYK").save(place / "inks.jpg")
     Image.fromarray(np.arange(SIZE[0] * SIZE[1], dtype=np.uint16).reshape(160, 200)).save(
         place / "deep.png"
     )
-    picture.convert("1").save(place / "bits.png")
-    picture.convert("P").save(place / "clear.png", transparency=3)
-    picture.save(place / "moving.gif", save_all=True, append_images=others)
-    picture.save(place / "turned.jpg", exif=exif, quality=20)
+    image.convert("1").save(place / "bits.png")
+    image.convert("P").save(place / "clear.png", transparency=3)
+    image.save(place / "moving.gif", save_all=True, append_images=others)
+    image.save(place / "turned.jpg", exif=exif, quality=20)
     Image.new("RGB", SIZE, "navy").save(place / "blank.png")
     told = {
         name.rpartition("/")[2]: finding.message
         for finding in check(open_dataset(root)).findings
         if finding.kind in ("mode", "blank")
-        for (name,) in finding.pictures
+        for (name,) in finding.images
     }
     expected = {"inks.jpg": "CMYK", "deep.png": "more than 8 bits", "bits.png": "black and white",
                 "clear.png": "laid on white", "moving.gif": "first is read",
@@ -288,7 +286,7 @@ def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
             "split": "val",
             "index": report.problems["val"][0].index,
             "name": "val/cat/bad.png",
-            "reason": "not a picture",
+            "reason": "not an image",
             "detail": report.problems["val"][0].detail,
         }
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_files import refusal
+from image_files import refusal
 from PIL import Image
 
 from vitkit.data.sources import huggingface
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "datasets"
 
 
-def picture(value: int) -> dict[str, Any]:
+def image(value: int) -> dict[str, Any]:
     stream = io.BytesIO()
     Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
     return {"bytes": stream.getvalue(), "path": None}
@@ -46,7 +46,7 @@ def build(
     splits: dict[str, list[int]],
     names: list[str],
     *,
-    images: Any = picture,
+    images: Any = image,
     address: str = "owner/flowers",
 ) -> None:
     """A set in the cache, as `datasets` leaves it after a download."""
@@ -146,7 +146,7 @@ def test_what_hf_download_left_is_found(cache: Path, tmp_path: Path, kind: str) 
         for number in range(3):
             name = f"train/{'rose' if number % 2 == 0 else 'tulip'}/{number}.png"
             files[name] = tmp_path / f"{number}.png"
-            files[name].write_bytes(picture(number)["bytes"])
+            files[name].write_bytes(image(number)["bytes"])
     for number, (name, source) in enumerate(files.items()):
         (blobs / str(number)).write_bytes(source.read_bytes())
         link = snapshot / name
@@ -224,11 +224,11 @@ def test_labels_are_refused_by_their_row(cache: Path) -> None:
 
 
 def test_rows_that_name_files(cache: Path, tmp_path: Path) -> None:
-    """As sets of plain pictures are kept: their files lie in the Hub's cache, and nowhere else."""
+    """As sets of plain images are kept: their files lie in the Hub's cache, and nowhere else."""
     places = [tmp_path / "hub" / "a.png", tmp_path / "hub" / "b.png", tmp_path / "outside.png"]
     (tmp_path / "hub").mkdir()
     for value, place in enumerate(places):
-        place.write_bytes(picture(value)["bytes"])
+        place.write_bytes(image(value)["bytes"])
 
     def kept(number: int) -> dict[str, Any]:
         return {"bytes": None, "path": str(places[number])}

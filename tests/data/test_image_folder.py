@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import (
+from image_files import (
     contents,
     folder,
     refusal,
@@ -41,7 +41,7 @@ def test_train_val_and_test_folders(tmp_path: Path, val: str) -> None:
         "val": {("cat", 5), ("dog", 6)},
         "test": {("dog", 7), ("dog", 8)},
     }
-    assert dataset.notes == ("test has no pictures of class 'cat'",)
+    assert dataset.notes == ("test has no images of class 'cat'",)
     train = dataset.splits["train"]
     assert isinstance(train, FileSplit)
     assert isinstance(train, Split)
@@ -55,7 +55,7 @@ def test_any_nesting_and_any_case_of_ending(tmp_path: Path) -> None:
     for i, name in enumerate(names):
         save(tmp_path / "train" / "cat" / name, i)
         save(tmp_path / "train" / "dog" / name, 100 + i)
-    (tmp_path / "train" / "dog" / "notes.txt").write_text("no picture")
+    (tmp_path / "train" / "dog" / "notes.txt").write_text("no image")
     dataset = open_dataset(tmp_path)
     assert Counter(dataset.splits["train"].labels.tolist()) == {0: 8, 1: 8}
     assert contents(dataset)["train"] >= {("cat", 7), ("dog", 107)}
@@ -125,7 +125,7 @@ def test_numeric_class_names_are_in_natural_order(tmp_path: Path) -> None:
         "val/2/0.png": "2",
         "val/10/0.png": "10",
     }
-    assert "val has no pictures of classes '1', '9'" in dataset.notes
+    assert "val has no images of classes '1', '9'" in dataset.notes
 
 
 def test_a_flat_folder_is_split_70_10_20(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_a_flat_folder_is_split_70_10_20(tmp_path: Path) -> None:
     assert any("70/10/20" in n and "105 train, 15 val, 30 test" in n for n in dataset.notes)
 
 
-def test_a_flat_split_follows_the_pictures_and_not_their_names(tmp_path: Path) -> None:
+def test_a_flat_split_follows_the_images_and_not_their_names(tmp_path: Path) -> None:
     first = folder(tmp_path / "first", {"cat": 40, "dog": 40})
     values = list(range(80))
     random.Random(0).shuffle(values)
@@ -149,7 +149,7 @@ def test_a_flat_split_follows_the_pictures_and_not_their_names(tmp_path: Path) -
     assert len(one.splits["train"]) == 56
 
 
-def test_adding_a_picture_moves_few_others(tmp_path: Path) -> None:
+def test_adding_a_image_moves_few_others(tmp_path: Path) -> None:
     root = folder(tmp_path, {"cat": 100, "dog": 100})
     before = contents(open_dataset(root))
     save(root / "cat" / "000-first.png", 9999)
@@ -181,7 +181,7 @@ def test_the_order_is_not_the_file_systems(tmp_path: Path, monkeypatch: pytest.M
         assert split.paths == again.splits[name].paths
 
 
-def test_folders_without_pictures_say_what_is_there(tmp_path: Path) -> None:
+def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
     assert "the folder is empty" in refusal(tmp_path)
     for i in range(4):
         (tmp_path / f"{i}.heic").touch()
@@ -193,7 +193,7 @@ def test_folders_without_pictures_say_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "train", "test"])
-def test_pictures_without_class_folders_show_the_expected_tree(tmp_path: Path, place: str) -> None:
+def test_images_without_class_folders_show_the_expected_tree(tmp_path: Path, place: str) -> None:
     save(tmp_path / place / "a.png", 1)
     save(tmp_path / place / "b.png", 2)
     message = refusal(tmp_path)
@@ -202,7 +202,7 @@ def test_pictures_without_class_folders_show_the_expected_tree(tmp_path: Path, p
 
 
 def test_one_class_only(tmp_path: Path) -> None:
-    assert "only one class has pictures, 'cat'" in refusal(folder(tmp_path / "a", {"cat": 3}))
+    assert "only one class has images, 'cat'" in refusal(folder(tmp_path / "a", {"cat": 3}))
     assert "only one class" in refusal(folder(tmp_path / "b", {"train/cat": 3, "val/dog": 1}))
     assert "only one class" in refusal(folder(tmp_path / "c", {"cat": 3, "dog": 0}))
     nested = folder(tmp_path / "d", {"pets/train/cat": 2, "pets/train/dog": 2})
@@ -219,7 +219,7 @@ def test_validation_classes_that_train_lacks(tmp_path: Path) -> None:
     assert dataset.classes == ("a", "c")
     assert contents(dataset)["val"] == {("a", 4)}
     assert "val classes that train lacks are left out: 'b', 'd'" in dataset.notes
-    assert "val has no pictures of class 'c'" in dataset.notes
+    assert "val has no images of class 'c'" in dataset.notes
 
 
 def test_classes_are_matched_by_name_and_not_by_place(tmp_path: Path) -> None:
@@ -247,11 +247,11 @@ def test_an_empty_class_is_noted_and_keeps_its_number(tmp_path: Path) -> None:
     dataset = open_dataset(folder(tmp_path / "s", {"train/a": 2, "train/b": 0, "train/c": 2}))
     assert dataset.classes == ("a", "b", "c")
     assert dataset.splits["train"].labels.tolist() == [0, 0, 2, 2]
-    assert dataset.notes == ("train has no pictures of class 'b'",)
+    assert dataset.notes == ("train has no images of class 'b'",)
     flat = open_dataset(folder(tmp_path / "f", {"a": 20, "b": 0, "c": 20}))
     assert flat.classes == ("a", "b", "c")
     assert set(flat.splits["train"].labels.tolist()) == {0, 2}
-    assert "train has no pictures of class 'b'" in flat.notes
+    assert "train has no images of class 'b'" in flat.notes
 
 
 def test_hidden_folders_are_skipped_and_counted(tmp_path: Path) -> None:
@@ -270,8 +270,8 @@ def test_what_is_not_read_is_noted(tmp_path: Path) -> None:
     save(root / "train" / "stray.png", 2)
     notes = open_dataset(root).notes
     assert "folders beside 'train', 'val' are not read: 'extra'" in notes
-    assert "2 pictures outside class folders not read" in notes
-    assert "val has no pictures and is left out" in notes
+    assert "2 images outside class folders not read" in notes
+    assert "val has no images and is left out" in notes
 
 
 def test_two_validation_folders(tmp_path: Path) -> None:
@@ -282,9 +282,9 @@ def test_two_validation_folders(tmp_path: Path) -> None:
 
 def test_links_out_of_the_root_are_refused_unless_followed(tmp_path: Path) -> None:
     root = folder(tmp_path / "data", {"train/a": 2, "train/b": 2})
-    folder(tmp_path / "elsewhere", {"pictures": 3})
-    (root / "train" / "c").symlink_to(tmp_path / "elsewhere" / "pictures")
-    (root / "train" / "a" / "linked.png").symlink_to(tmp_path / "elsewhere" / "pictures" / "0.png")
+    folder(tmp_path / "elsewhere", {"images": 3})
+    (root / "train" / "c").symlink_to(tmp_path / "elsewhere" / "images")
+    (root / "train" / "a" / "linked.png").symlink_to(tmp_path / "elsewhere" / "images" / "0.png")
     message = refusal(root)
     assert "2 symbolic links lead out of the folder, the first is train/a/linked.png" in message
     assert "--follow-links" in message

@@ -40,7 +40,7 @@ EVERYTHING = Augmentation(flip=0.5, shift=2, crop_scale=0.3)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Two classes of photographs of many sizes, as JPEG and PNG."""
-    root = tmp_path_factory.mktemp("pictures")
+    root = tmp_path_factory.mktemp("images")
     generator = np.random.default_rng(0)
     for number in range(40):
         place = root / "train" / ("cat", "dog")[number % 2]
@@ -56,7 +56,7 @@ def steps(split, seed=0, batch_size=8):
 
 
 def digests(source, numbers, workers):
-    """What every picture of some steps looked like: (epoch, index) -> hash of its pixels."""
+    """What every image of some steps looked like: (epoch, index) -> hash of its pixels."""
     seen = {}
     for batch in batches(source, numbers, workers=workers):
         for index, pixels in zip(batch.indices.tolist(), batch.pixels.numpy(), strict=True):
@@ -64,7 +64,7 @@ def digests(source, numbers, workers):
     return seen
 
 
-def test_the_same_pictures_with_any_number_of_workers(folder):
+def test_the_same_images_with_any_number_of_workers(folder):
     source = steps(folder.splits["train"])
     here = digests(source, range(10), workers=0)
     assert len(here) == 2 * 40
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_sees_what_it_would_have_seen(folder):
     assert len(later) == 3 * 8
 
 
-def test_every_epoch_has_every_picture_once_in_another_order_and_shape(folder):
+def test_every_epoch_has_every_image_once_in_another_order_and_shape(folder):
     source = steps(folder.splits["train"])
     orders = [np.concatenate([source.indices(e * 5 + s) for s in range(5)]) for e in range(3)]
     for order in orders:
@@ -93,7 +93,7 @@ def test_every_epoch_has_every_picture_once_in_another_order_and_shape(folder):
     assert sum(seen[(0, i)] != other_seed[(0, i)] for i in range(40)) == 40
 
 
-def test_evaluation_has_every_picture_once_in_its_own_order(folder):
+def test_evaluation_has_every_image_once_in_its_own_order(folder):
     source = EvaluationBatches(folder.splits["train"], SMALL, batch_size=16)
     made = list(batches(source, range(len(source)), workers=2))
     assert [len(batch.labels) for batch in made] == [16, 16, 8]
@@ -103,18 +103,18 @@ def test_evaluation_has_every_picture_once_in_its_own_order(folder):
     assert np.concatenate([b.labels.numpy() for b in made]).tolist() == split.labels.tolist()
 
 
-def test_too_few_pictures_for_one_batch_say_so(folder):
+def test_too_few_images_for_one_batch_say_so(folder):
     with pytest.raises(
-        DataError, match=r"40 training pictures do not fill .* of 41; pass --batch-size 40"
+        DataError, match=r"40 training images do not fill .* of 41; pass --batch-size 40"
     ):
         steps(folder.splits["train"], batch_size=41)
 
 
 def counting(count: int, size: int = 6) -> np.ndarray:
-    """Pictures whose every pixel tells its place: value = 10 * row + column + 1."""
+    """Images whose every pixel tells its place: value = 10 * row + column + 1."""
     rows, columns = np.mgrid[0:size, 0:size]
-    picture = (10 * rows + columns + 1).astype(np.uint8)
-    return np.broadcast_to(picture[None, :, :, None], (count, size, size, 1)).copy()
+    image = (10 * rows + columns + 1).astype(np.uint8)
+    return np.broadcast_to(image[None, :, :, None], (count, size, size, 1)).copy()
 
 
 def test_flips_are_mirror_images_at_the_asked_rate():
@@ -128,7 +128,7 @@ def test_flips_are_mirror_images_at_the_asked_rate():
     assert abs(flipped / 2000 - 0.3) < 0.04
 
 
-def test_shifts_move_whole_pictures_evenly_and_repeat_the_edge():
+def test_shifts_move_whole_images_evenly_and_repeat_the_edge():
     pixels, indices = counting(5000), np.arange(5000)
     out = augment_batch(pixels, Augmentation(shift=2), 3, 1, indices)
     centre = out[:, 2, 2, 0].astype(int) - 1  # row and column of what is now at (2, 2)
@@ -158,12 +158,12 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
     for n in range(batch):
         rows = np.clip(np.arange(height) + down[n], 0, height - 1)
         columns = np.clip(np.arange(width) + across[n], 0, width - 1)
-        picture = given[n, :, ::-1] if flipped[n] else given[n]
-        np.testing.assert_array_equal(out[n], picture[rows][:, columns])
+        image = given[n, :, ::-1] if flipped[n] else given[n]
+        np.testing.assert_array_equal(out[n], image[rows][:, columns])
     np.testing.assert_array_equal(pixels, given)
 
 
-def test_augmentation_of_a_picture_does_not_depend_on_its_batch():
+def test_augmentation_of_a_image_does_not_depend_on_its_batch():
     pixels, indices = counting(50), np.arange(50)
     whole = augment_batch(pixels, EVERYTHING, 0, 4, indices)
     part = augment_batch(pixels[[7, 3]], EVERYTHING, 0, 4, np.array([7, 3]))
@@ -192,10 +192,10 @@ def test_a_crop_that_fits_nowhere_is_the_middle_at_the_nearest_ratio():
 
 
 def test_without_a_crop_training_sees_what_evaluation_sees():
-    picture = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-    plain = training_pixels(picture, SMALL, Augmentation(), 0, 0, 0)
-    np.testing.assert_array_equal(plain, fit(picture, SMALL))
-    cropped = training_pixels(picture, SMALL, Augmentation(crop_scale=0.5), 0, 0, 0)
+    image = np.random.default_rng(0).integers(0, 256, (30, 40, 3), dtype=np.uint8)
+    plain = training_pixels(image, SMALL, Augmentation(), 0, 0, 0)
+    np.testing.assert_array_equal(plain, fit(image, SMALL))
+    cropped = training_pixels(image, SMALL, Augmentation(crop_scale=0.5), 0, 0, 0)
     assert cropped.shape == (16, 16, 3)
     assert not np.array_equal(cropped, plain)
 
@@ -210,10 +210,10 @@ def test_a_loader_does_not_touch_the_global_generator(folder):
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_pictures_in_memory_and_in_files_are_treated_alike(folder):
+def test_images_in_memory_and_in_files_are_treated_alike(folder):
     files = folder.splits["train"].subset(np.arange(8))
-    pictures = np.stack([fit(files.read(i), SMALL) for i in range(8)])
-    memory = ArraySplit(pictures, files.labels, "memory")
+    images = np.stack([fit(files.read(i), SMALL) for i in range(8)])
+    memory = ArraySplit(images, files.labels, "memory")
     plain = Augmentation(flip=0.5, shift=1)
     a = TrainingSteps(files, SMALL, plain, batch_size=8, seed=0)[3]
     b = TrainingSteps(memory, SMALL, plain, batch_size=8, seed=0)[3]
@@ -222,7 +222,7 @@ def test_pictures_in_memory_and_in_files_are_treated_alike(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_picture_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
+def test_a_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
     files = folder.splits["train"].subset(np.arange(8))
     lost = type(files)(
         Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
@@ -258,7 +258,7 @@ def test_a_process_that_fails_does_not_wait_for_its_workers(started):
     assert done.stderr.strip().endswith("ValueError: the consumer fails")
 
 
-def test_the_workers_end_when_a_picture_is_lost_though_the_error_is_kept(folder, tmp_path):
+def test_the_workers_end_when_a_image_is_lost_though_the_error_is_kept(folder, tmp_path):
     files = folder.splits["train"].subset(np.arange(8))
     lost = type(files)(
         Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
@@ -270,7 +270,7 @@ def test_the_workers_end_when_a_picture_is_lost_though_the_error_is_kept(folder,
     assert multiprocessing.active_children() == []
 
 
-def test_other_labels_leave_the_pictures_alone(folder):
+def test_other_labels_leave_the_images_alone(folder):
     for split in (folder.splits["train"], open_dataset("digits").splits["test"]):
         turned = split.relabelled(1 - split.labels)
         assert (turned.labels == 1 - split.labels).all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from data.feeds import CPU, batch, pictures, preprocess
+from data.feeds import CPU, batch, images, preprocess
 from scipy import stats
 
 from vitkit.data.augmentation.crop_flip import Augmentation
@@ -42,7 +42,7 @@ def test_the_weight_of_cutmix_is_the_area_that_is_left():
     tops, bottoms, lefts, rights = np.array([m.box for m in drawn]).T
     inner = (tops > 0) & (bottoms < 20) & (lefts > 0) & (rights < 28) & (rights > lefts + 5)
     shapes = (bottoms - tops)[inner] / (rights - lefts)[inner]
-    assert np.median(shapes) == pytest.approx(20 / 28, abs=0.05)  # a box of the picture's shape
+    assert np.median(shapes) == pytest.approx(20 / 28, abs=0.05)  # a box of the image's shape
     small = rights - lefts < 6
     places = np.histogram2d(tops[small], lefts[small], bins=2, range=((0, 20), (0, 28)))[0]
     assert places.min() > 0.12 * small.sum()  # anywhere
@@ -72,8 +72,8 @@ def test_a_draw_is_a_function_of_seed_step_and_part():
 
 
 @pytest.mark.parametrize("settings", [{"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
-def test_pictures_and_labels_are_mixed_with_the_reversed_batch(settings):
-    pixels = pictures(7, size=SIZE)
+def test_images_and_labels_are_mixed_with_the_reversed_batch(settings):
+    pixels = images(7, size=SIZE)
     plain = Feed(preprocess(3, SIZE), CPU)(batch(pixels), step=3)
     mixing = Mixing(num_classes=10, **settings)
     fed = Feed(preprocess(3, SIZE), CPU, None, mixing)(batch(pixels), step=3)
@@ -96,14 +96,14 @@ def test_pictures_and_labels_are_mixed_with_the_reversed_batch(settings):
 
 def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():
     feed = Feed(preprocess(3, SIZE), CPU, None, Mixing(num_classes=10, mixup=0.8, prob=0.0))
-    fed = feed(batch(pictures(4, size=SIZE)), step=0)
+    fed = feed(batch(images(4, size=SIZE)), step=0)
     assert fed.mixture is None
     assert torch.equal(fed.targets, torch.eye(10)[:4])
-    assert feed(batch(pictures(4, size=SIZE)), 0).targets.dtype == torch.float32
+    assert feed(batch(images(4, size=SIZE)), 0).targets.dtype == torch.float32
 
 
 def test_what_is_mixed_was_augmented_and_erased_before():
-    pixels, settings = pictures(8, size=SIZE), Augmentation(aa="trivial", reprob=0.5)
+    pixels, settings = images(8, size=SIZE), Augmentation(aa="trivial", reprob=0.5)
     apart = Feed(preprocess(3, SIZE), CPU, settings)(batch(pixels), step=1)
     mixing = Mixing(num_classes=10, mixup=0.8)
     fed = Feed(preprocess(3, SIZE), CPU, settings, mixing)(batch(pixels), step=1)

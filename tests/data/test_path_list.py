@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import numpy as np
-from picture_files import save
+from image_files import save
 
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.sources.image_folder import open_folder

@@ -1,4 +1,4 @@
-"""The cache of decoded pictures: the same bytes, made once, whole or not at all."""
+"""The cache of decoded images: the same bytes, made once, whole or not at all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from vitkit.data.checks.check import check, sound
 from vitkit.data.datasets import pixel_cache
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import look_through
-from vitkit.data.images import decode as images
+from vitkit.data.images import decode as decoder
 from vitkit.data.sources.open import Dataset, open_dataset, with_validation
 from vitkit.errors import ImageError
 from vitkit.training import train as session
@@ -42,13 +42,13 @@ def folder(tmp_path: Path) -> Dataset:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is decoded from now on, by name."""
     seen: list[str] = []
-    decode = images._decode
+    decode = decoder._decode
 
     def counted(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
         seen.append(name)
         return decode(handle, format, name, *limits)
 
-    monkeypatch.setattr(images, "_decode", counted)
+    monkeypatch.setattr(decoder, "_decode", counted)
     return seen
 
 
@@ -57,7 +57,7 @@ def whole(place: Path) -> list[str]:
     return sorted(path.suffix for path in place.iterdir() if path.is_dir())
 
 
-def test_each_picture_is_decoded_once_and_comes_back_the_same(
+def test_each_image_is_decoded_once_and_comes_back_the_same(
     folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = [[s.read(i).copy() for i in range(len(s))] for s in folder.splits.values()]
@@ -65,16 +65,16 @@ def test_each_picture_is_decoded_once_and_comes_back_the_same(
     told: list[tuple[int, int, int]] = []
     first = cached(folder, tmp_path / "c", progress=lambda *said: told.append(said))
     assert len(seen) == len(set(seen)) == 30
-    total = sum(picture.nbytes for pictures in before for picture in pictures)
+    total = sum(image.nbytes for images in before for image in images)
     assert told[-1] == (30, 30, total)
-    assert f"30 pictures, {total:,} bytes in" in first.notes[-1]
+    assert f"30 images, {total:,} bytes in" in first.notes[-1]
     again = cached(folder, tmp_path / "c", progress=lambda *said: pytest.fail("made again"))
     for dataset in (first, again):
         assert dataset.fingerprint == folder.fingerprint
-        for split, pictures in zip(dataset.splits.values(), before, strict=True):
+        for split, images in zip(dataset.splits.values(), before, strict=True):
             assert isinstance(split, CachedSplit)
-            for index, picture in enumerate(pictures):
-                np.testing.assert_array_equal(split.read(index), picture)
+            for index, image in enumerate(images):
+                np.testing.assert_array_equal(split.read(index), image)
     assert len(seen) == 30
     assert not first.splits["train"].read(0).flags.writeable
 
@@ -91,14 +91,14 @@ def test_what_is_cut_and_skipped_afterwards_still_uses_it(
     both = with_validation(one, 0.2)
     expected = [plain.splits["val"].read(i).copy() for i in range(len(plain.splits["val"]))]
     seen = decodes(monkeypatch)
-    for index, picture in enumerate(expected):
-        np.testing.assert_array_equal(both.splits["val"].read(index), picture)
+    for index, image in enumerate(expected):
+        np.testing.assert_array_equal(both.splits["val"].read(index), image)
         assert both.splits["val"].name(index) == plain.splits["val"].name(index)
     assert len(expected) > 2
     assert seen == []
 
 
-def test_pictures_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path) -> None:
+def test_images_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path) -> None:
     bad = tmp_path / "folder" / "train" / "1" / "3.png"
     bad.write_bytes(bad.read_bytes()[:-30])
     dataset = cached(open_dataset(tmp_path / "folder"), tmp_path / "c")
@@ -115,7 +115,7 @@ def test_pictures_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Pat
 def test_the_check_takes_its_pixels_from_the_cache(
     folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And finds what it finds in the files: pictures that were turned or cut, too."""
+    """And finds what it finds in the files: images that were turned or cut, too."""
     place = tmp_path / "folder" / "train" / "1"
     Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(place / "alpha.png")
     Image.new("CMYK", (12, 12), (9, 8, 7, 128)).save(place / "inks.jpg")
@@ -138,7 +138,7 @@ def test_the_check_takes_its_pixels_from_the_cache(
     assert [problem.name for problem in report.problems["train"]] == ["train/1/cut.png"]
 
 
-def test_other_pictures_and_other_decoders_have_other_caches(
+def test_other_images_and_other_decoders_have_other_caches(
     folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cached(folder, tmp_path / "c")
@@ -223,7 +223,7 @@ def test_a_full_disk_is_a_note_and_leaves_nothing(
     assert whole(tmp_path / "c") == []
     monkeypatch.setattr(pixel_cache, "HEADROOM", 1 << 60)
     dataset = cached(folder, tmp_path / "c")
-    assert "left on the disk after 18 of 30 pictures" in dataset.notes[-1]
+    assert "left on the disk after 18 of 30 images" in dataset.notes[-1]
     assert whole(tmp_path / "c") == []
 
 
@@ -234,7 +234,7 @@ def test_a_place_that_cannot_be_written_is_a_note(folder: Dataset, tmp_path: Pat
     assert "cannot be used" in dataset.notes[-1]
 
 
-def test_pictures_in_memory_need_none(tmp_path: Path) -> None:
+def test_images_in_memory_need_none(tmp_path: Path) -> None:
     digits = open_dataset("digits")
     dataset = cached(digits, tmp_path / "c")
     assert dataset.splits == digits.splits
@@ -257,7 +257,7 @@ def test_a_run_with_a_cache_ends_as_one_without(tmp_path: Path) -> None:
         state = vitkit.load(run.last).model.state_dict()
         weights.append({key: value.numpy().tobytes() for key, value in state.items()})
     assert weights[0] == weights[1] == weights[2]
-    assert "cache: 30 pictures" in (tmp_path / "second" / "train.log").read_text()
+    assert "cache: 30 images" in (tmp_path / "second" / "train.log").read_text()
     assert "cache: " not in (tmp_path / "plain" / "train.log").read_text()
     assert whole(tmp_path / "c") == [""]
 

@@ -1,4 +1,4 @@
-"""Odd files give the same tensor wherever a picture is read, and say what was odd."""
+"""Odd files give the same tensor wherever an image is read, and say what was odd."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from picture_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
+from image_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
 from PIL import Image, ImageOps
 
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images import decode as images
 from vitkit.data.images.decode import ODDITIES, as_rgb, decode, examine
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.data.sources.open import FileSplit
-from vitkit.prediction import read_picture
+from vitkit.prediction import read_image
 from vitkit.spec import Preprocess
 
 OTHER = Image.fromarray(NOISE[::-1])
@@ -71,21 +71,21 @@ FILES: dict[str, tuple[bytes, set[str]]] = {
 
 @pytest.mark.parametrize("kind", FILES)
 def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "picture"
+    path = tmp_path / "image"
     path.write_bytes(FILES[kind][0])
     split = FileSplit(Paths([path]), np.zeros(1, np.int64), tmp_path)
     preprocess = Preprocess(image_size=24)
     steps = TrainingSteps(split, preprocess, Augmentation(), batch_size=1, seed=0)
-    expected = preprocess_pictures([decode(FILES[kind][0])], preprocess)
+    expected = preprocess_images([decode(FILES[kind][0])], preprocess)
     here = torch.device("cpu")
     trained = steps[0].images(preprocess, here)
     evaluated = EvaluationBatches(split, preprocess, batch_size=1)[0].images(preprocess, here)
     opened = Image.open(io.BytesIO(FILES[kind][0]))
     assert torch.equal(trained, expected)
     assert torch.equal(evaluated, expected)
-    for picture in (path, str(path), FILES[kind][0], opened):
-        assert torch.equal(preprocess_pictures([read_picture(picture)], preprocess), expected)
-    other = preprocess_pictures([255 - decode(FILES[kind][0])], preprocess)
+    for image in (path, str(path), FILES[kind][0], opened):
+        assert torch.equal(preprocess_images([read_image(image)], preprocess), expected)
+    other = preprocess_images([255 - decode(FILES[kind][0])], preprocess)
     assert not torch.equal(other, expected)
 
 
@@ -100,29 +100,29 @@ def test_what_was_odd_is_told(kind: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_jpegs_are_upright_as_pillow_turns_them(orientation: int) -> None:
-    with Image.open(io.BytesIO(turned(orientation))) as picture:
-        expected = np.asarray(ImageOps.exif_transpose(picture))
+    with Image.open(io.BytesIO(turned(orientation))) as image:
+        expected = np.asarray(ImageOps.exif_transpose(image))
     np.testing.assert_array_equal(decode(turned(orientation)), expected)
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_large_pictures_are_converted_in_strips(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_images_are_converted_in_strips(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode(FILES[kind][0])
     monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
     np.testing.assert_array_equal(decode(FILES[kind][0]), whole)
 
 
 @pytest.mark.parametrize("mode", ["RGBa", "La", "PA", "1", "P", "L", "YCbCr", "HSV", "LAB"])
-def test_pil_pictures_of_any_mode_are_converted_in_strips(
+def test_pil_images_of_any_mode_are_converted_in_strips(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mode == "PA":
-        picture = Image.frombytes("PA", (53, 37), NOISE[:, :, :2].tobytes())
+        image = Image.frombytes("PA", (53, 37), NOISE[:, :, :2].tobytes())
     elif mode == "LAB":
-        picture = Image.frombytes("LAB", (53, 37), NOISE.tobytes())
+        image = Image.frombytes("LAB", (53, 37), NOISE.tobytes())
     else:
-        picture = PHOTO.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else mode)
-        picture = picture.convert(mode)
-    whole = as_rgb(picture)
+        image = PHOTO.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else mode)
+        image = image.convert(mode)
+    whole = as_rgb(image)
     monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
-    np.testing.assert_array_equal(as_rgb(picture), whole)
+    np.testing.assert_array_equal(as_rgb(image), whole)

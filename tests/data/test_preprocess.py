@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.images.preprocess import fit, normalise, preprocess_pictures, resized, viewport
+from vitkit.data.images.preprocess import fit, normalise, preprocess_images, resized, viewport
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
 
@@ -17,12 +17,12 @@ RNG = np.random.default_rng(0)
 GREY = {"mean": (0.5,), "std": (0.5,)}
 
 
-def picture(height: int, width: int, channels: int = 3) -> np.ndarray:
+def image(height: int, width: int, channels: int = 3) -> np.ndarray:
     return RNG.integers(0, 256, (height, width, channels), dtype=np.uint8)
 
 
 def restated(pixels: np.ndarray, size: int, ratio: float, resampling: int) -> np.ndarray:
-    """Resize the shorter side, crop the centre: as torchvision says it, on PIL pictures."""
+    """Resize the shorter side, crop the centre: as torchvision says it, on PIL images."""
     image = Image.fromarray(pixels)
     shorter = math.floor(size / ratio)
     width, height = image.size
@@ -42,7 +42,7 @@ def restated(pixels: np.ndarray, size: int, ratio: float, resampling: int) -> np
 def test_crop_is_shorter_side_then_centre(
     shape: tuple[int, int], size: int, ratio: float, interpolation: str
 ) -> None:
-    pixels = picture(*shape)
+    pixels = image(*shape)
     preprocess = Preprocess(image_size=size, crop_ratio=ratio, interpolation=interpolation)
     expected = restated(pixels, size, ratio, Image.Resampling[interpolation.upper()])
     np.testing.assert_array_equal(fit(pixels, preprocess), expected)
@@ -50,7 +50,7 @@ def test_crop_is_shorter_side_then_centre(
 
 def test_crop_of_a_rectangle_fits_the_side_that_is_shorter_for_its_target() -> None:
     # floor((40, 60) / 0.8) = (50, 75): scaled by min(200 / 50, 150 / 75) = 2 to (100, 75)
-    pixels = picture(200, 150)
+    pixels = image(200, 150)
     scaled = np.asarray(Image.fromarray(pixels).resize((75, 100), Image.Resampling.BICUBIC))
     preprocess = Preprocess(image_size=(40, 60), crop_ratio=0.8)
     np.testing.assert_array_equal(fit(pixels, preprocess), scaled[30:70, 8:68])
@@ -62,19 +62,19 @@ def test_the_result_always_has_the_size_asked_for(shape: tuple[int, int]) -> Non
         for how in ("crop", "squash", "squash-crop"):
             for ratio in (0.87, 1.0):
                 preprocess = Preprocess(image_size=size, fit=how, crop_ratio=ratio)
-                assert fit(picture(*shape), preprocess).shape == (*size, 3)
+                assert fit(image(*shape), preprocess).shape == (*size, 3)
 
 
-def test_squash_takes_the_whole_picture() -> None:
-    pixels = picture(50, 90)
+def test_squash_takes_the_whole_image() -> None:
+    pixels = image(50, 90)
     expected = np.asarray(Image.fromarray(pixels).resize((40, 30), Image.Resampling.BILINEAR))
     preprocess = Preprocess(image_size=(30, 40), fit="squash", interpolation="bilinear")
     np.testing.assert_array_equal(fit(pixels, preprocess), expected)
 
 
-def test_squash_crop_takes_the_centre_of_the_whole_picture() -> None:
+def test_squash_crop_takes_the_centre_of_the_whole_image() -> None:
     """DeiT's way in transformers: to 256 x 256, whatever the shape, of it the middle 224 x 224."""
-    pixels = picture(50, 90)
+    pixels = image(50, 90)
     squashed = np.asarray(Image.fromarray(pixels).resize((48, 32), Image.Resampling.BICUBIC))
     preprocess = Preprocess(image_size=(28, 42), fit="squash-crop", crop_ratio=0.875)
     np.testing.assert_array_equal(fit(pixels, preprocess), squashed[2:30, 3:45])
@@ -82,11 +82,11 @@ def test_squash_crop_takes_the_centre_of_the_whole_picture() -> None:
     assert (top, left, height, width) == (2 * 50 / 32, 3 * 90 / 48, 28 * 50 / 32, 42 * 90 / 48)
 
 
-def test_a_picture_of_the_right_size_is_returned_untouched() -> None:
-    grey = picture(28, 28, 1)
+def test_a_image_of_the_right_size_is_returned_untouched() -> None:
+    grey = image(28, 28, 1)
     preprocess = Preprocess(image_size=28, fit="squash", **GREY)
     assert fit(grey, preprocess) is grey
-    colour = picture(28, 28)
+    colour = image(28, 28)
     np.testing.assert_array_equal(fit(colour, Preprocess(image_size=28, crop_ratio=1.0)), colour)
 
 
@@ -97,8 +97,8 @@ def test_grey_is_rec_601() -> None:
     assert fit(colours.astype(np.uint8), preprocess)[0, :, 0].tolist() == [76, 150, 29, 255, 84]
 
 
-def test_grey_pictures_suit_colour_models_and_grey_ones_alike() -> None:
-    grey = picture(40, 50, 1)
+def test_grey_images_suit_colour_models_and_grey_ones_alike() -> None:
+    grey = image(40, 50, 1)
     repeated = np.repeat(grey, 3, axis=2)
     for how in ("crop", "squash"):
         colour = Preprocess(image_size=32, fit=how)
@@ -109,7 +109,7 @@ def test_grey_pictures_suit_colour_models_and_grey_ones_alike() -> None:
 
 
 def test_resized_reads_only_its_box() -> None:
-    pixels = picture(60, 80)
+    pixels = image(60, 80)
     preprocess = Preprocess(image_size=(16, 24), crop_ratio=0.5)
     cut = Image.fromarray(pixels[10:50, 20:70]).resize((24, 16), Image.Resampling.BICUBIC)
     np.testing.assert_array_equal(resized(pixels, preprocess, (20, 10, 70, 50)), np.asarray(cut))
@@ -143,24 +143,24 @@ def test_normalise_leaves_its_input_alone() -> None:
     assert (pixels == 9).all()
 
 
-def test_a_batch_is_the_pictures_one_by_one() -> None:
-    pictures = [picture(40, 50), picture(64, 33), picture(40, 40, 1)]
+def test_a_batch_is_the_images_one_by_one() -> None:
+    raw_images = [raw_image(40, 50), raw_image(64, 33), raw_image(40, 40, 1)]
     preprocess = Preprocess(image_size=32)
-    images = preprocess_pictures(pictures, preprocess)
+    images = preprocess_images(raw_images, preprocess)
     assert images.shape == (3, 3, 32, 32)
-    for single, image in zip(pictures, images, strict=True):
-        assert torch.equal(preprocess_pictures([single], preprocess)[0], image)
+    for single, image in zip(raw_images, images, strict=True):
+        assert torch.equal(preprocess_images([single], preprocess)[0], image)
         by_hand = normalise(torch.from_numpy(fit(single, preprocess).copy())[None], preprocess)
         assert torch.equal(by_hand[0], image)
 
 
 def test_other_shapes_are_refused_with_both_shapes() -> None:
     with pytest.raises(ShapeError, match=r"\(H, W, 3\).*got \(4, 4, 2\)"):
-        fit(picture(4, 4, 2), Preprocess())
+        fit(image(4, 4, 2), Preprocess())
     with pytest.raises(ShapeError, match=r"\(B, H, W, 1\).*got \(1, 4, 4, 3\)"):
         normalise(torch.zeros(1, 4, 4, 3, dtype=torch.uint8), Preprocess(**GREY))
-    with pytest.raises(ShapeError, match="at least one picture"):
-        preprocess_pictures([], Preprocess())
+    with pytest.raises(ShapeError, match="at least one image"):
+        preprocess_images([], Preprocess())
 
 
 def test_viewport_of_a_squash_is_everything() -> None:

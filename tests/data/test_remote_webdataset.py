@@ -1,4 +1,4 @@
-"""Shards on a web server that breaks off, fails and changes: every picture, in one order, or a
+"""Shards on a web server that breaks off, fails and changes: every image, in one order, or a
 line that says why not."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from picture_files import refusal
+from image_files import refusal
 from processes import wait_until
 from shard_server import ShardServer, serving
 from shards import as_tars, samples, train_briefly, write_tar
@@ -41,8 +41,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardSer
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(remote_shards, "FIRST_WAIT", 0.001)
     monkeypatch.setattr(remote_shards, "KEPT", 2)
-    pictures = samples(8)
-    train = [sample for sample in pictures if sample[0] == "train"]
+    images = samples(8)
+    train = [sample for sample in images if sample[0] == "train"]
     train = [train[place] for place in np.random.default_rng(0).permutation(len(train))]
     with serving() as running:
         for number, name in enumerate(TRAIN):
@@ -51,7 +51,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardSer
                 _, label, file, content = train[place]
                 entries += [(f"{place}.{file.split('.')[1]}", content), (f"{place}.cls", label)]
             running.files[name] = tar(tmp_path, entries)
-        as_tars(tmp_path / "rest", [sample for sample in pictures if sample[0] != "train"])
+        as_tars(tmp_path / "rest", [sample for sample in images if sample[0] != "train"])
         for path in (tmp_path / "rest").iterdir():
             running.files[path.name] = path.read_bytes()
         yield running
@@ -70,7 +70,7 @@ def whole(server: ShardServer) -> str:
 
 
 def shards_of(dataset: Dataset, split: str = "train") -> np.ndarray:
-    """Each picture's shard."""
+    """Each image's shard."""
     stored = dataset.splits[split]
     assert isinstance(stored, StoredSplit)
     return np.asarray(stored.store.shard[stored.numbers])
@@ -93,17 +93,17 @@ def epoch_of(steps: TrainingSteps, epoch: int) -> np.ndarray:
     return np.concatenate([steps.indices(s) for s in range(count * epoch, count * (epoch + 1))])
 
 
-def test_the_pictures_are_those_of_the_same_files_here(server: ShardServer, tmp_path: Path) -> None:
+def test_the_images_are_those_of_the_same_files_here(server: ShardServer, tmp_path: Path) -> None:
     for name, content in server.files.items():
         (tmp_path / name).write_bytes(content)
     remote = open_dataset(whole(server))
     local = open_dataset(f"wds:{tmp_path}/{NAMES}")
     assert remote.classes == local.classes == ("1", "2", "10")
-    for split, pictures in local.splits.items():
-        np.testing.assert_array_equal(remote.splits[split].labels, pictures.labels)
-        for index in range(len(pictures)):
-            assert remote.splits[split].name(index) == pictures.name(index)
-            np.testing.assert_array_equal(remote.splits[split].read(index), pictures.read(index))
+    for split, images in local.splits.items():
+        np.testing.assert_array_equal(remote.splits[split].labels, images.labels)
+        for index in range(len(images)):
+            assert remote.splits[split].name(index) == images.name(index)
+            np.testing.assert_array_equal(remote.splits[split].read(index), images.read(index))
     assert remote.fingerprint != local.fingerprint  # the order of a run would be another one
 
 
@@ -248,7 +248,7 @@ def refused(error: type[UserError], dataset: Dataset) -> str:
     return str(caught.value)
 
 
-def test_a_server_that_is_gone_is_said_and_no_picture_is_blamed(server: ShardServer) -> None:
+def test_a_server_that_is_gone_is_said_and_no_image_is_blamed(server: ShardServer) -> None:
     dataset = open_dataset(whole(server))
     server.fails[TRAIN[1]] = [500] * 6
     said = refused(DataError, dataset)
@@ -264,7 +264,7 @@ def test_a_server_that_is_gone_is_said_and_no_picture_is_blamed(server: ShardSer
 
 
 def cached_away(dataset: Dataset) -> Dataset:
-    """The data set, with all that was remembered of its pictures forgotten."""
+    """The data set, with all that was remembered of its images forgotten."""
     for path in (remote_shards.cache_folder() / "looks").glob("*"):
         path.unlink()
     return dataset
@@ -280,11 +280,11 @@ def test_a_shard_that_changes_ends_the_run(server: ShardServer, tagged: bool) ->
     assert open_dataset(whole(server)).fingerprint != dataset.fingerprint
 
 
-def test_bad_pictures_are_named(server: ShardServer, tmp_path: Path) -> None:
+def test_bad_images_are_named(server: ShardServer, tmp_path: Path) -> None:
     server.files[TRAIN[0]] = server.files[TRAIN[0]].replace(b"\x89PNG", b"\x89PNg", 1)
     server.files["val-0000.tar"] = tar(tmp_path, [("0.png", b""), ("0.cls", "1")])
     dataset = open_dataset(whole(server))
-    with pytest.raises(DataError, match=r"2 of 31 pictures .*train-0000\.tar/\d: not a picture"):
+    with pytest.raises(DataError, match=r"2 of 31 images .*train-0000\.tar/\d: not an image"):
         sound(dataset, "refuse")
     with pytest.raises(ImageError, match=r"val-0000\.tar/0: empty"):
         dataset.splits["val"].read(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import (
+from image_files import (
     refusal,
 )
 
@@ -120,7 +120,7 @@ def test_idx_sets_that_do_not_fit_together(tmp_path: Path) -> None:
         open_idx("mnist", (root,))
 
 
-def test_the_idx_fingerprint_changes_with_pictures_and_labels(tmp_path: Path) -> None:
+def test_the_idx_fingerprint_changes_with_images_and_labels(tmp_path: Path) -> None:
     root = idx_set(tmp_path)
     before = open_idx("mnist", (root,)).fingerprint
     assert open_idx("fashion-mnist", (root,)).fingerprint != before

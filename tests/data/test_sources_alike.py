@@ -1,4 +1,4 @@
-"""The same pictures are the same data set from a folder, a CSV, Parquet, tars and a cache."""
+"""The same images are the same data set from a folder, a CSV, Parquet, tars and a cache."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_classes_labels_pixels_order_and_fingerprint(folder: Dataset, other: Dat
             np.testing.assert_array_equal(theirs.read(index), split.read(index))
 
 
-def test_subsets_and_other_labels_keep_their_pictures(other: Dataset) -> None:
+def test_subsets_and_other_labels_keep_their_images(other: Dataset) -> None:
     split = other.splits["train"]
     places = np.array([7, 0, 12])
     part = split.subset(places).subset(np.array([2, 0]))

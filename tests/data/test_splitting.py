@@ -16,7 +16,7 @@ from vitkit.data.datasets import splitting
 from vitkit.data.sources.open import Dataset, open_dataset, stratified_split, with_validation
 
 
-def picture(number: int) -> bytes:
+def image(number: int) -> bytes:
     stream = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(stream, "PNG")
@@ -24,17 +24,17 @@ def picture(number: int) -> bytes:
 
 
 def copies(root: Path, kinds: int = 13, times: int = 5) -> Path:
-    """Two classes of `kinds` pictures, each of them `times` times."""
+    """Two classes of `kinds` images, each of them `times` times."""
     for label, name in enumerate(("cat", "dog")):
         root.joinpath(name).mkdir(parents=True)
         for number in range(kinds * times):
-            content = picture(1000 * label + number % kinds)
+            content = image(1000 * label + number % kinds)
             root.joinpath(name, f"{number:03}.png").write_bytes(content)
     return root
 
 
 def torn(dataset: Dataset) -> int:
-    """How many pictures are in several splits."""
+    """How many images are in several splits."""
     contents = [
         {split.read(place).tobytes() for place in range(len(split))}
         for split in dataset.splits.values()
@@ -90,7 +90,7 @@ def test_without_copies_the_cut_and_the_fingerprint_are_those_of_before(tmp_path
     assert all(map(np.array_equal, *parts))
 
 
-def test_a_class_of_copies_of_one_picture_keeps_them_in_train() -> None:
+def test_a_class_of_copies_of_one_image_keeps_them_in_train() -> None:
     labels, keys = np.array([0] * 9 + [1] * 4), np.array([7] * 9 + [1, 2, 3, 4], np.uint64)
     train, test = stratified_split(labels, (0.5, 0.5), 0, keys)
     assert set(range(9)) <= {*train.tolist()}
@@ -111,7 +111,7 @@ def test_a_run_on_the_earlier_cut_is_evaluated_on_it_and_not_resumed(
         assert cli.run(command) == 0
         metrics = vitkit.evaluate(run, root, device="cpu")
     assert vitkit.evaluate(run, root, device="cpu") == metrics
-    assert metrics["pictures"] == len(earlier.splits["test"]) == 26
+    assert metrics["images"] == len(earlier.splits["test"]) == 26
     capsys.readouterr()
     assert cli.run(["train", "--resume", str(run)]) == 2
     assert "splits, which an earlier vitkit cut otherwise, are not" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from picture_files import folder, refusal
+from image_files import folder, refusal
 from PIL import Image
 from shards import as_parquet, samples
 
@@ -29,20 +29,20 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / ".cache"))
 
 
-def picture(value: int) -> bytes:
+def image(value: int) -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
     return stream.getvalue()
 
 
-PICTURES = [picture(value) for value in range(8)]
+IMAGES = [image(value) for value in range(8)]
 
 
 def table(
     path: Path, labels: Any, images: Any = None, names: Sequence[Any] | None = None, **more: Any
 ) -> Path:
     """A Parquet file, with the features that `datasets` would write where `names` are given."""
-    images = PICTURES[: len(labels)] if images is None else images
+    images = IMAGES[: len(labels)] if images is None else images
     made = pa.table({"image": images, "label": labels, **more})
     if names is not None:
         features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
@@ -53,7 +53,7 @@ def table(
 
 
 def test_labels_that_are_true_or_false_in_a_column_y(tmp_path: Path) -> None:
-    made = pa.table({"image": PICTURES, "y": [True, False] * 4})
+    made = pa.table({"image": IMAGES, "y": [True, False] * 4})
     parquet.write_table(made, tmp_path / "train.parquet")
     dataset = open_dataset(tmp_path)
     assert dataset.classes == ("False", "True")
@@ -68,7 +68,7 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["ape", "cat"])}
     )
-    rows = {"image": [{"bytes": p, "path": None} for p in PICTURES], "label": [0, 1] * 4}
+    rows = {"image": [{"bytes": p, "path": None} for p in IMAGES], "label": [0, 1] * 4}
     whole = datasets.Dataset.from_dict(rows, features=features)
     saved = tmp_path / "saved"
     if several:
@@ -92,7 +92,7 @@ def test_class_names_of_the_schema_keep_their_order(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path)
     assert dataset.classes == ("zebra", "ape", "cat")
     assert dataset.splits["train"].labels.tolist() == [1, 0, 1]
-    assert "train has no pictures of class 'cat'" in dataset.notes
+    assert "train has no images of class 'cat'" in dataset.notes
 
 
 @pytest.mark.parametrize("kind", ["int8", "int64", "string", "large_string", "dictionary"])
@@ -106,7 +106,7 @@ def test_labels_of_each_type(tmp_path: Path, kind: str) -> None:
 
 def test_one_file_without_splits_is_cut(tmp_path: Path) -> None:
     path = table(
-        tmp_path / "data.parquet", [i % 2 for i in range(40)], [picture(i) for i in range(40)]
+        tmp_path / "data.parquet", [i % 2 for i in range(40)], [image(i) for i in range(40)]
     )
     dataset = open_dataset(path)
     assert dataset.cut
@@ -124,7 +124,7 @@ def test_a_folder_as_the_hub_has_it(tmp_path: Path) -> None:
     assert dataset.splits["train"].name(9) == "train-00001-of-00002.parquet row 0"
 
 
-def test_tables_beside_folders_of_pictures_are_not_read(tmp_path: Path) -> None:
+def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:
     folder(tmp_path, {"train/a": 2, "train/b": 2})
     table(tmp_path / "about.parquet", [0, 1])
     assert open_dataset(tmp_path).classes == ("a", "b")
@@ -139,7 +139,7 @@ def test_tables_beside_folders_of_pictures_are_not_read(tmp_path: Path) -> None:
         ([0, None, 1], ["a", "b"], "row 1 has no label (None, -1 or empty), and 1 rows in all"),
         ([-1, 0, -1], ["a", "b"], "row 0 has no label (None, -1 or empty), and 2 rows in all"),
         (["a", "", "b"], None, "row 1 has no label"),
-        ([0, 0, 0], ["a", "b"], "only one class has pictures, 'a'"),
+        ([0, 0, 0], ["a", "b"], "only one class has images, 'a'"),
         ([0, 1, 0], ["a", "a"], "class names of 'label' are not all different"),
         ([0, 1, 0], ["a", 3], "no list of class names"),
         ([0.5, 1.0, 0.0], None, "expected a column, got none of labels among image: binary"),
@@ -152,7 +152,7 @@ def test_labels_are_refused_by_their_row(
 
 
 def test_rows_are_counted_over_row_groups_and_by_file(tmp_path: Path) -> None:
-    made = pa.table({"image": PICTURES, "label": [0, 1, 0, 1, 0, 1, 0, 5]})
+    made = pa.table({"image": IMAGES, "label": [0, 1, 0, 1, 0, 1, 0, 5]})
     said = {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}
     made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})})
     parquet.write_table(made, tmp_path / "train-1.parquet", row_group_size=3)
@@ -171,17 +171,17 @@ def test_a_test_split_without_labels_is_left_out(tmp_path: Path) -> None:
 
 
 def test_columns_are_told_by_type_then_by_name(tmp_path: Path) -> None:
-    path = table(tmp_path / "train.parquet", [0, 1], mask=PICTURES[:2], fine_label=["x", "y"])
+    path = table(tmp_path / "train.parquet", [0, 1], mask=IMAGES[:2], fine_label=["x", "y"])
     assert open_dataset(path).classes == ("0", "1")
-    made = pa.table({"left": PICTURES[:2], "right": PICTURES[:2], "label": [0, 1]})
+    made = pa.table({"left": IMAGES[:2], "right": IMAGES[:2], "label": [0, 1]})
     parquet.write_table(made, path)
-    assert "expected one column, got 'left', 'right' of pictures" in refusal(path)
-    parquet.write_table(pa.table({"image": PICTURES[:2], "caption": ["x", "y"]}), path)
+    assert "expected one column, got 'left', 'right' of images" in refusal(path)
+    parquet.write_table(pa.table({"image": IMAGES[:2], "caption": ["x", "y"]}), path)
     assert "expected a column, got none of labels among image: binary, caption: string" in refusal(
         path
     )
     parquet.write_table(pa.table({"image": ["a.png", "b.png"], "label": [0, 1]}), path)
-    assert "expected a column, got none of pictures" in refusal(path)
+    assert "expected a column, got none of images" in refusal(path)
 
 
 def test_files_that_do_not_fit_together(tmp_path: Path) -> None:
@@ -198,10 +198,10 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         assert "train.parquet: cannot be read as a Parquet file" in refusal(path)
 
 
-def test_rows_without_a_picture_are_bad_pictures(tmp_path: Path) -> None:
-    (tmp_path / "secret.png").write_bytes(PICTURES[0])
+def test_rows_without_a_image_are_bad_images(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(IMAGES[0])
     paths = [None, "x.png", str(tmp_path / "secret.png"), "y.png"]
-    contents = [PICTURES[1], None, None, b""]
+    contents = [IMAGES[1], None, None, b""]
     rows = [{"bytes": b, "path": p} for b, p in zip(contents, paths, strict=True)] + [None]
     split = open_dataset(table(tmp_path / "train.parquet", [0, 1, 0, 1, 0], rows)).splits["train"]
     assert split.read(0)[0, 0].tolist() == [1, 0, 9]
@@ -223,7 +223,7 @@ def test_a_file_that_changes_while_in_use_is_named(tmp_path: Path) -> None:
 
 def test_only_so_many_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet.write_table(
-        pa.table({"image": PICTURES, "label": [0, 1] * 4}), tmp_path / "train.parquet",
+        pa.table({"image": IMAGES, "label": [0, 1] * 4}), tmp_path / "train.parquet",
         row_group_size=2,
     )  # fmt: skip
     split = open_dataset(tmp_path).splits["train"]
@@ -240,7 +240,7 @@ def test_only_so_many_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     for index in (0, 1, 7, 0, 6):
         assert split.read(index)[0, 0, 0] == index
     assert opened == [0, 3]
-    monkeypatch.setattr(table_store, "MOST_KEPT", 2 * len(PICTURES[0]) + 100)
+    monkeypatch.setattr(table_store, "MOST_KEPT", 2 * len(IMAGES[0]) + 100)
     for index in (2, 3, 4, 2, 6):
         assert split.read(index)[0, 0, 0] == index
     assert opened == [0, 3, 1, 2, 1, 3]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import refusal
+from image_files import refusal
 from PIL import Image
 from shards import as_tars, samples, write_tar
 
@@ -22,13 +22,13 @@ from vitkit.data.sources.webdataset import find_shards
 from vitkit.errors import ImageError
 
 
-def picture(value: int) -> bytes:
+def image(value: int) -> bytes:
     stream = io.BytesIO()
     Image.new("RGB", (5, 4), (value, 0, 9)).save(stream, "PNG")
     return stream.getvalue()
 
 
-PAIR = [("0.png", picture(1)), ("0.cls", b"a"), ("1.png", picture(2)), ("1.cls", b"b")]
+PAIR = [("0.png", image(1)), ("0.cls", b"a"), ("1.png", image(2)), ("1.cls", b"b")]
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_labels_of_each_kind(tmp_path: Path, label: str) -> None:
 
 def test_the_class_member_wins_over_the_others(tmp_path: Path) -> None:
     entries = [*PAIR, ("0.txt", b"a caption"), ("2.txt", b"c"), ("2.json", b'"d"'),
-               ("2.webp", picture(3)), ("._2.png", b"Mac"), ("dir/README", b"text")]  # fmt: skip
+               ("2.webp", image(3)), ("._2.png", b"Mac"), ("dir/README", b"text")]  # fmt: skip
     entries.insert(2, entries.pop(4))
     dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', entries)}")
     assert dataset.classes == ("a", "b", "d")
@@ -87,7 +87,7 @@ def test_the_class_member_wins_over_the_others(tmp_path: Path) -> None:
 
 def test_names_without_a_split_are_cut(tmp_path: Path) -> None:
     pairs = [(f"{i}.{e}", c) for i in range(40)
-             for e, c in (("png", picture(i)), ("cls", b"ab"[i % 2 : i % 2 + 1]))]  # fmt: skip
+             for e, c in (("png", image(i)), ("cls", b"ab"[i % 2 : i % 2 + 1]))]  # fmt: skip
     write_tar(tmp_path / "s-0.tar", pairs[:40])
     write_tar(tmp_path / "s-1.tar", pairs[40:])
     dataset = open_dataset(f"wds:{tmp_path}/s-{{0..1}}.tar")
@@ -186,7 +186,7 @@ def test_what_follows_the_end_is_never_lost_in_silence(tmp_path: Path) -> None:
 def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
     """Python's `int` refuses more than 4,300 digits."""
     many = "9" * 5000
-    entries = [("2.png", picture(3)), ("2.cls", many.encode()), ("3.png", picture(4)),
+    entries = [("2.png", image(3)), ("2.cls", many.encode()), ("3.png", image(4)),
                ("3.cls", b"10"), *PAIR]  # fmt: skip
     dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', entries)}")
     assert dataset.classes == ("10", many, "a", "b")
@@ -213,7 +213,7 @@ def test_files_that_are_no_tars(tmp_path: Path) -> None:
     path.write_bytes(b"")
     assert "cut short" in refusal(f"wds:{path}")
     path.write_bytes(bytes(1024))
-    assert "no pictures" in refusal(f"wds:{path}")
+    assert "no images" in refusal(f"wds:{path}")
     write_tar(path.with_suffix(".gz"), PAIR).rename(path)
     with tarfile.open(path, "w:gz") as tar:
         tar.add(__file__)
@@ -225,8 +225,8 @@ def test_files_that_are_no_tars(tmp_path: Path) -> None:
     ("entries", "expected"),
     [
         ([("0.png", b"p"), ("1.png", b"p"), ("1.cls", b"a")], "sample '0': no label"),
-        ([("0.cls", b"a"), ("0.xyz", b"p")], "'0': expected one picture, got 0 among cls, xyz"),
-        ([("0.png", b"p"), ("0.jpg", b"p"), ("0.cls", b"a")], "expected one picture, got 2"),
+        ([("0.cls", b"a"), ("0.xyz", b"p")], "'0': expected one image, got 0 among cls, xyz"),
+        ([("0.png", b"p"), ("0.jpg", b"p"), ("0.cls", b"a")], "expected one image, got 2"),
         ([("0.png", b"p"), ("0.cls", b" ")], "0.cls: expected a class name or number, got ''"),
         ([("0.png", b"p"), ("0.cls", b"\xff")], "0.cls: cannot be read"),
         ([("0.png", b"p"), ("0.json", b"{")], "0.json: cannot be read"),

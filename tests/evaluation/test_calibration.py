@@ -16,10 +16,10 @@ from vitkit.evaluation.calibration import calibrate, fit_temperature
 N, K = 3000, 6
 
 
-def drawn(temperature: float, pictures: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+def drawn(temperature: float, images: int = N) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits, and labels that are drawn from softmax(logits / temperature)."""
     generator = torch.Generator().manual_seed(3)
-    logits = torch.randn(pictures, K, generator=generator) * 3
+    logits = torch.randn(images, K, generator=generator) * 3
     labels = torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
     return logits, labels
 
@@ -52,7 +52,7 @@ def test_batches_and_processes_do_not_change_it():
     assert abs(own_half - whole) > 1e-3  # what a process would find by itself
 
 
-def test_where_all_pictures_are_right_there_is_no_temperature():
+def test_where_all_images_are_right_there_is_no_temperature():
     logits = torch.randn(20, K, generator=torch.Generator().manual_seed(0))
     assert fit_temperature([(logits, logits.argmax(1))]) is None
     assert fit_temperature([(logits, logits.argmin(1))]) is None
@@ -113,22 +113,22 @@ def tiny() -> vitkit.ViT:
 
 
 GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
-PICTURE = np.arange(64, dtype=np.uint8).reshape(8, 8)
+IMAGE = np.arange(64, dtype=np.uint8).reshape(8, 8)
 
 
 def test_a_stored_temperature_softens_what_is_predicted(tiny, tmp_path):
     path = vitkit.save(tmp_path / "a.safetensors", tiny, preprocess=GREY, temperature=2.0)
     plain = vitkit.save(tmp_path / "b.safetensors", tiny, preprocess=GREY)
     predictor = vitkit.Predictor.from_checkpoint(path, device="cpu")
-    (said,) = predictor([PICTURE], top_k=3)
-    (logits,) = predictor.logits([PICTURE])
+    (said,) = predictor([IMAGE], top_k=3)
+    (logits,) = predictor.logits([IMAGE])
     assert dict(said.top) == pytest.approx(
         {str(i): p for i, p in enumerate((logits / 2).softmax(0).tolist())}
     )
     other = vitkit.Predictor.from_checkpoint(plain, device="cpu")
-    assert torch.equal(other.logits([PICTURE])[0], logits)
-    assert other([PICTURE])[0].label == said.label
-    assert other([PICTURE])[0].probability > said.probability + 0.01
+    assert torch.equal(other.logits([IMAGE])[0], logits)
+    assert other([IMAGE])[0].label == said.label
+    assert other([IMAGE])[0].probability > said.probability + 0.01
     assert (vitkit.load(path).temperature, vitkit.load(plain).temperature) == (2.0, 1.0)
 
 

@@ -74,11 +74,11 @@ def test_a_class_that_no_neighbour_is_of_is_not_among_the_first():
 
 def test_one_class_cannot_be_told_apart():
     points, labels = blobs(9)
-    with pytest.raises(DataError, match="all pictures are of one class"):
+    with pytest.raises(DataError, match="all images are of one class"):
         fit_linear(points, labels * 0, points, labels, 3)
 
 
-def test_features_are_what_the_head_reads_and_are_kept_for_the_same_weights_and_pictures(tmp_path):
+def test_features_are_what_the_head_reads_and_are_kept_for_the_same_weights_and_images(tmp_path):
     stored = a_checkpoint(tmp_path / "a.safetensors", pooling="mean")
     dataset = open_dataset("digits")
     lines: list[str] = []
@@ -161,7 +161,7 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     assert result.metrics["val"]["top1"] > 0.5
     assert result.metrics["test"]["top1"] > 0.5
     assert not result.best.exists()
-    assert set(result.metrics["val"]) >= {"top1", "top5", "balanced_accuracy", "pictures"}
+    assert set(result.metrics["val"]) >= {"top1", "top5", "balanced_accuracy", "images"}
     assert "20 nearest neighbours, val: top1" in said(result.run)
     rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
     kept = {row["kind"]: row[f"{row['kind']}_top1"] for row in rows}
@@ -191,13 +191,13 @@ def test_a_probe_runs_in_one_process(tmp_path):
         make_plan(config, World(rank=1, size=2))
 
 
-def test_pictures_of_one_class_are_refused(tmp_path):
+def test_images_of_one_class_are_refused(tmp_path):
     from PIL import Image
 
     a_checkpoint(tmp_path / "a.safetensors")
     for number in range(4):
         (tmp_path / "data" / "train" / "cat").mkdir(parents=True, exist_ok=True)
         Image.new("L", (8, 8), number).save(tmp_path / "data/train/cat" / f"{number}.png")
-    with pytest.raises(DataError, match="only one class has pictures, 'cat'"):
+    with pytest.raises(DataError, match="only one class has images, 'cat'"):
         train(tmp_path / "run", data=str(tmp_path / "data"), probe="linear",
               pretrained=tmp_path / "a.safetensors")  # fmt: skip

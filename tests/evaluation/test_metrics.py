@@ -19,7 +19,7 @@ from vitkit.evaluation.metrics import Tally, balanced_interval, bootstrap_balanc
 
 K, N = 7, 203
 LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
-"""Uneven, and of the last class there is no picture."""
+"""Uneven, and of the last class there is no image."""
 LOGITS = torch.randn(N, K, generator=torch.Generator().manual_seed(1)) * 2
 LOGITS[torch.arange(N), torch.from_numpy(LABELS)] += 1.5
 LOGITS[::2] *= 0.1
@@ -28,7 +28,7 @@ PROBABILITIES = LOGITS.double().softmax(1).numpy()
 
 
 def tallied(places: range = range(N), batch: int = 16) -> Tally:
-    """The pictures at `places`, in batches."""
+    """The images at `places`, in batches."""
     tally = Tally(K)
     for part in torch.tensor(list(places)).split(batch) if places else ():
         tally.add(LOGITS[part], torch.from_numpy(LABELS)[part])
@@ -39,7 +39,7 @@ def tallied(places: range = range(N), batch: int = 16) -> Tally:
 def test_scores_are_those_of_scikit_learn():
     found, predicted = tallied().counts().scores(), PROBABILITIES.argmax(1)
     everything = {"labels": range(K)}
-    assert found["pictures"] == N
+    assert found["images"] == N
     assert found["top1"] == (predicted == LABELS).mean()
     assert found["top5"] == top_k_accuracy_score(LABELS, PROBABILITIES, k=5, **everything)
     assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(LABELS, predicted))
@@ -83,19 +83,19 @@ def test_the_calibration_error_is_the_mean_over_fifteen_bins():
 
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_model_that_is_as_sure_as_it_is_right_is_calibrated(share):
-    """40 pictures, each given probability 0.8; so many of them right."""
+    """40 images, each given probability 0.8; so many of them right."""
     tally, right = Tally(2), int(40 * share)
     logits = torch.tensor([[0.0, np.log(4)]]).repeat(40, 1)
     tally.add(logits, torch.tensor([1] * right + [0] * (40 - right)))
     assert tally.counts().scores()["ece"] == pytest.approx(abs(share - 0.8), abs=1e-6)
 
 
-@pytest.mark.parametrize("pictures", [N, 3, 1])
-def test_two_processes_count_as_one_does(pictures):
-    alone = tallied(range(pictures))
+@pytest.mark.parametrize("images", [N, 3, 1])
+def test_two_processes_count_as_one_does(images):
+    alone = tallied(range(images))
 
     def measured(world):
-        tally = tallied(range(world.rank, pictures, world.size), batch=5)
+        tally = tallied(range(world.rank, images, world.size), batch=5)
         counts = tally.counts(world)
         return [counts.scores() | counts.intervals(), tally.confusion(world).tolist()]
 
@@ -103,7 +103,7 @@ def test_two_processes_count_as_one_does(pictures):
     assert first == second
     expected = alone.counts().scores() | alone.counts().intervals()
     assert first[0] == pytest.approx(expected, abs=1e-6)
-    for name in ("top1", "top5", "balanced_accuracy", "top1_low", "pictures"):
+    for name in ("top1", "top5", "balanced_accuracy", "top1_low", "images"):
         assert first[0][name] == expected[name]
     assert first[1] == alone.confusion().tolist()
 
@@ -116,22 +116,22 @@ def test_the_mean_of_two_processes_scores_would_be_another_number():
 
 
 @pytest.mark.parametrize(
-    ("hits", "pictures", "low", "high"),
+    ("hits", "images", "low", "high"),
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611),
      (1, 29, 0.0061, 0.1718)],
 )  # fmt: skip
-def test_wilson_intervals_are_the_published_ones(hits, pictures, low, high):
+def test_wilson_intervals_are_the_published_ones(hits, images, low, high):
     """Newcombe, Statistics in Medicine 17 (1998), Table I, method 3; and scipy's."""
-    found = wilson(hits, pictures)
+    found = wilson(hits, images)
     assert found == pytest.approx((low, high), abs=5e-5)
-    theirs = binomtest(hits, pictures).proportion_ci(method="wilson")
+    theirs = binomtest(hits, images).proportion_ci(method="wilson")
     assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
 def test_the_bootstrap_is_a_function_of_its_seed_and_as_wide_as_it_should_be():
-    right, pictures = np.array([80.0, 9.0, 0.0]), np.array([100.0, 10.0, 0.0])
-    found = bootstrap_balanced(right, pictures)
-    assert found == bootstrap_balanced(right, pictures) != bootstrap_balanced(right, pictures, 1)
+    right, images = np.array([80.0, 9.0, 0.0]), np.array([100.0, 10.0, 0.0])
+    found = bootstrap_balanced(right, images)
+    assert found == bootstrap_balanced(right, images) != bootstrap_balanced(right, images, 1)
     deviation = np.sqrt(0.8 * 0.2 / 100 + 0.9 * 0.1 / 10) / 2
     assert (found[1] - found[0]) / 2 == pytest.approx(1.96 * deviation, rel=0.15)
     assert found[0] < 0.85 < found[1]
@@ -149,7 +149,7 @@ def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right()
     assert wide[0] <= narrow[0] < narrow[1] <= wide[1]
 
 
-def test_the_drawn_matrix_is_dark_where_the_pictures_are():
+def test_the_drawn_matrix_is_dark_where_the_images_are():
     """Two classes: all of the one right, all of the other taken for it."""
     sheet = drawn(np.array([[30, 0], [10, 0]]), ["a", "b"], "four").astype(int)
     blue = (sheet[..., 2] - sheet[..., 0] > 100).sum()

@@ -1,4 +1,4 @@
-"""Where a model looks: the right rows of the right maps, laid on the right part of the picture."""
+"""Where a model looks: the right rows of the right maps, laid on the right part of the image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
-from vitkit.data.images.preprocess import preprocess_pictures, viewport
+from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import OutputError, SettingError
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import heatmap_over
@@ -84,7 +84,7 @@ def test_a_heat_map_lies_where_its_patch_is():
     assert heat[15, 5] == 0.0
 
 
-def test_a_centre_crop_leaves_the_rest_of_the_picture_cold():
+def test_a_centre_crop_leaves_the_rest_of_the_image_cold():
     preprocess = vitkit.Preprocess(image_size=16, crop_ratio=0.5)
     size = (40, 100)
     view = viewport(size, preprocess)
@@ -108,24 +108,24 @@ def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
     return vitkit.load(path)
 
 
-def test_explain_gives_the_map_the_prediction_and_a_picture_of_both(checkpoint, tmp_path):
-    picture = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
-    made = vitkit.explain(checkpoint, picture)
+def test_explain_gives_the_map_the_prediction_and_a_image_of_both(checkpoint, tmp_path):
+    image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
+    made = vitkit.explain(checkpoint, image)
     assert made.heatmap.shape == (50, 60)
-    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([picture])
+    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([image])
     assert (made.label, made.probability) == (said.label, said.probability)
-    images = preprocess_pictures([picture], checkpoint.preprocess)
+    images = preprocess_images([image], checkpoint.preprocess)
     grid = attention_grid(checkpoint.model, images)[0]
     expected = heatmap_over(grid, (50, 60), (0.0, 0.0, 50.0, 60.0))
     np.testing.assert_array_equal(made.heatmap, expected)
     overlay = np.asarray(made.overlay())
-    assert min(overlay.shape[:2]) >= 224  # small pictures are enlarged for people
+    assert min(overlay.shape[:2]) >= 224  # small images are enlarged for people
     with Image.open(made.save(tmp_path / "a" / "out.png")) as sheet:
         assert sheet.width == 2 * overlay.shape[1] + 8
     with pytest.raises(OutputError, match=r"written as \.png"):
         made.save(tmp_path / "out.jpg")
     with pytest.raises(SettingError, match="'atention' does not exist; did you mean 'attention'"):
-        vitkit.explain(checkpoint, picture, method="atention")
+        vitkit.explain(checkpoint, image, method="atention")
 
 
 def test_the_overlay_is_hotter_where_the_map_is():

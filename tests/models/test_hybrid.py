@@ -27,7 +27,7 @@ def noisy(module: nn.Module, seed: int = 0) -> nn.Module:
     return module.eval()
 
 
-def pictures(*shape: int, scale: float = 1.0) -> torch.Tensor:
+def random_images(*shape: int, scale: float = 1.0) -> torch.Tensor:
     return scale * torch.randn(shape, generator=torch.Generator().manual_seed(5))
 
 
@@ -107,7 +107,7 @@ def test_features_equal_timm_s_with_the_same_weights(layers, dtype, tolerance):
     ours, theirs = ours.to(dtype), theirs.to(dtype)
     with torch.inference_mode():
         for size in ((64, 64), (96, 64), (75, 101)):
-            images = pictures(2, 3, *size).to(dtype)
+            images = random_images(2, 3, *size).to(dtype)
             expected = theirs(images)
             assert relative(ours(images), expected) <= tolerance
             rounded_up = tuple(-(-side // ours.stride) for side in size)
@@ -140,9 +140,9 @@ def test_parameters_bear_timm_s_names_and_shapes(name, layers, stride, channels)
 def test_a_convolution_is_its_plain_restatement(variant, kernel, stride):
     part = StdConv2d(3, 4, kernel, stride, VARIANTS[variant])
     # Small filters and a mean that is not 0: there the epsilons of the variants tell.
-    part.weight.data.copy_(pictures(*part.weight.shape, scale=3e-3) + 0.01)
+    part.weight.data.copy_(random_images(*part.weight.shape, scale=3e-3) + 0.01)
     for size in ((9, 14), (12, 11)):
-        images = pictures(2, 3, *size)
+        images = random_images(2, 3, *size)
         weight = part.weight.detach().double().numpy()
         expected = plain_convolution(images.double().numpy(), weight, stride, variant)
         with torch.inference_mode():
@@ -165,7 +165,7 @@ def test_the_norms_are_their_plain_restatement(variant):
         (block.downsample.norm, shortcut_groups, shortcut_eps),
         (ResNetV2(3, (1, 1), variant).stem.norm, 32, eps),
     ):
-        x = pictures(2, norm.num_channels, 3, 5, scale=1e-3)
+        x = random_images(2, norm.num_channels, 3, 5, scale=1e-3)
         expected = plain_group_norm(x.double().numpy(), groups, added)
         with torch.inference_mode():
             assert relative(norm(x).double(), torch.from_numpy(expected)) <= TOLERANCE
@@ -175,7 +175,7 @@ def test_the_norms_are_their_plain_restatement(variant):
 @pytest.mark.parametrize("size", [(32, 24), (30, 21)])
 def test_the_root_is_its_plain_restatement(variant, size):
     root = ResNetV2(3, (1, 1), variant).stem
-    images = pictures(2, 3, *size)
+    images = random_images(2, 3, *size)
     weight = root.conv.weight.detach().double().numpy()
     x = plain_convolution(images.double().numpy(), weight, 2, variant)
     x = plain_pool(np.maximum(plain_group_norm(x, 32, NORM_EPS[variant][0]), 0), variant)
@@ -185,7 +185,7 @@ def test_the_root_is_its_plain_restatement(variant, size):
 
 def test_the_variants_differ_on_the_same_weights():
     nets = {variant: noisy(resnet(3, (1, 1, 1), variant)) for variant in ALL}
-    images = pictures(1, 3, 64, 96)
+    images = random_images(1, 3, 64, 96)
     with torch.inference_mode():
         features = {variant: net(images) for variant, net in nets.items()}
     assert {tuple(f.shape) for f in features.values()} == {(1, 1024, 4, 6)}
@@ -209,14 +209,14 @@ def test_same_padding_rounds_up_and_puts_the_odd_zero_last():
 def test_a_constant_kernel_gives_zeros_and_a_finite_gradient(variant):
     part = StdConv2d(3, 4, 3, 2, VARIANTS[variant])
     nn.init.constant_(part.weight, 0.5)
-    features = part(pictures(1, 3, 8, 8))
+    features = part(random_images(1, 3, 8, 8))
     assert not features.any()
     features.sum().backward()
     assert part.weight.grad.isfinite().all()
 
 
 def test_a_fresh_block_is_its_shortcut():
-    block, x = Bottleneck(256, 256, 1, VARIANTS["published"]), pictures(1, 256, 4, 4)
+    block, x = Bottleneck(256, 256, 1, VARIANTS["published"]), random_images(1, 256, 4, 4)
     assert torch.equal(block(x), x.relu())
 
 

@@ -20,7 +20,7 @@ SPEC = vitkit.ViTSpec(image_size=192, patch_size=8, width=64, depth=2, num_heads
 FEWEST = 576
 """Tokens without a class token."""
 MATRIX = FEWEST**2
-"""Numbers in the matrix of one head of one picture; nothing else of this model has as many."""
+"""Numbers in the matrix of one head of one image; nothing else of this model has as many."""
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +72,7 @@ def images() -> Tensor:
 def test_a_forward_pass_allocates_no_matrix(name, images):
     model = model_of(**VARIATIONS[name])
     assert large(lambda: model(images)) == []
-    # The control: a record of one layer is seen, all heads and pictures of it.
+    # The control: a record of one layer is seen, all heads and images of it.
     record = vitkit.Record(attention=[1])
     found = large(lambda: model(images, record))
     tokens = record.attention[1].shape[-1]

@@ -153,7 +153,7 @@ def test_the_encoder_alone_has_the_notebook_s_size():
     assert encoder(torch.randn(16, 128, 512)).shape == (16, 128, 512)
 
 
-def test_patch_embedding_of_a_small_picture():
+def test_patch_embedding_of_a_small_image():
     embed = vitkit.PatchEmbedding(in_channels=3, patch_size=4, width=48)
     assert embed(torch.randn(4, 3, 32, 32)).shape == (4, 64, 48)
 

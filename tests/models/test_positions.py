@@ -178,12 +178,12 @@ def test_patch_dropout_keeps_prefix_and_order_and_the_rows_of_the_rotation():
     )
     kept, (sin, cos) = drop(tokens, rotation)
     assert kept.shape == (3, 10, 4)
-    for picture in range(3):
-        places = kept[picture, :, 0]
+    for image in range(3):
+        places = kept[image, :, 0]
         assert places[:2].tolist() == [0, 1]
         assert (places.diff() > 0).all()
-        assert torch.equal(sin[picture, 0, :, 0], places)
-        assert torch.equal(cos[picture, 0, :, 0], -places)
+        assert torch.equal(sin[image, 0, :, 0], places)
+        assert torch.equal(cos[image, 0, :, 0], -places)
     assert not torch.equal(kept[0], kept[1]) or not torch.equal(kept[0], kept[2])
     same, as_it_was = drop.eval()(tokens, rotation)
     assert same is tokens

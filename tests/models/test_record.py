@@ -78,7 +78,7 @@ def test_gradients_of_maps_are_those_of_a_finite_difference():
     logits[0, 3].backward()
     gradient = record.attention[1].grad
     assert gradient.shape == (2, 4, 17, 17)
-    assert gradient[1].abs().max() == 0  # the other picture has no part in this logit
+    assert gradient[1].abs().max() == 0  # the other image has no part in this logit
     head, row, column = 2, 5, 11
 
     def logit_with(change: float) -> float:

@@ -93,7 +93,7 @@ def test_each_projection_from_scratch_is_xavier_normal_by_itself():
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_rectangular_pictures_and_patches(pooling):
+def test_rectangular_images_and_patches(pooling):
     spec = vitkit.ViTSpec(
         image_size=(32, 48), patch_size=(8, 4), width=32, depth=1, num_heads=2, mlp_width=64,
         num_classes=5, pooling=pooling, **FROM_SCRATCH,

@@ -89,9 +89,9 @@ def test_the_linear_stem_is_the_convolution_and_its_stream_is_contiguous():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32), (1, 3, 33, 32), (1, 3, 32, 36)])
-def test_a_picture_that_does_not_fit_is_named_with_what_was_expected(shape):
+def test_a_image_that_does_not_fit_is_named_with_what_was_expected(shape):
     with pytest.raises(
-        ShapeError, match=f"pictures are {shape[1]} x {shape[2]} x {shape[3]}.*expected 3"
+        ShapeError, match=f"images are {shape[1]} x {shape[2]} x {shape[3]}.*expected 3"
     ):
         small()(torch.zeros(*shape))
 
@@ -144,7 +144,7 @@ def test_dropout_rates_are_separate_and_off_in_eval_mode():
         assert (model.train()(images) - plain(images)).abs().max() > 1e-3, rate
 
 
-def test_drop_path_drops_whole_pictures_and_keeps_the_mean():
+def test_drop_path_drops_whole_images_and_keeps_the_mean():
     from vitkit.models.encoder import DropPath
 
     torch.manual_seed(0)

@@ -11,7 +11,7 @@ from peers import (
     assert_parity,
     noisy_vit,
     peer,
-    pictures,
+    random_images,
     relative,
     renamed,
     split_qkv,
@@ -125,7 +125,7 @@ def check_vit(size: tuple[int, ...]) -> None:
     model = ours(size, norm_eps=1e-12)  # their default, not the published 1e-6
     other = theirs("ViTConfig", "ViTForImageClassification", size)
     assert other.config.layer_norm_eps == model.spec.norm_eps
-    images = pictures(2, size[-1])
+    images = random_images(2, size[-1])
     assert_parity(model, other, copied(model, VIT), images, swaps=VIT_SWAPS, read=logits_of)
 
 
@@ -140,7 +140,7 @@ def test_vit_with_other_activations_and_without_qkv_bias(act):
         "ViTConfig", "ViTForImageClassification", SMALL, hidden_act=act, qkv_bias=False,
         layer_norm_eps=1e-6,
     )  # fmt: skip
-    weights, images = copied(model, VIT), pictures(2, SMALL[-1])
+    weights, images = copied(model, VIT), random_images(2, SMALL[-1])
     assert_parity(model, other, weights, images, swaps=VIT_SWAPS, read=logits_of)
 
 
@@ -148,7 +148,7 @@ def test_vit_at_another_size():
     model = ours(SMALL, norm_eps=1e-12)
     other = theirs("ViTConfig", "ViTForImageClassification", SMALL)
     assert_parity(
-        model, other, copied(model, VIT), pictures(2, 128, 80), swaps=VIT_SWAPS, read=logits_of,
+        model, other, copied(model, VIT), random_images(2, 128, 80), swaps=VIT_SWAPS, read=logits_of,
         interpolate_pos_encoding=True,
     )  # fmt: skip
 
@@ -158,7 +158,7 @@ def test_vit_s_attention_maps_are_those_of_our_record():
     model = ours(SMALL, norm_eps=1e-12)
     other = theirs("ViTConfig", "ViTForImageClassification", SMALL, attn_implementation="eager")
     other.load_state_dict(copied(model, VIT), assign=True)
-    record, images = vitkit.Record(attention=[0, 1], tokens=[0]), pictures(2, SMALL[-1])
+    record, images = vitkit.Record(attention=[0, 1], tokens=[0]), random_images(2, SMALL[-1])
     with torch.inference_mode():
         model(images, record)
         output = other(images, output_attentions=True, output_hidden_states=True)
@@ -170,7 +170,7 @@ def test_vit_s_attention_maps_are_those_of_our_record():
 def check_distilled(size: tuple[int, ...]) -> None:
     model = ours(size, norm_eps=1e-12, distillation_token=True)
     other = theirs("DeiTConfig", "DeiTForImageClassificationWithTeacher", size)
-    weights, images = copied(model, TAUGHT), pictures(2, size[-1])
+    weights, images = copied(model, TAUGHT), random_images(2, size[-1])
     swaps = [*DEIT_SWAPS, ("cls_classifier.weight", "distillation_classifier.weight")]
     assert_parity(model, other, weights, images, swaps=swaps, read=logits_of)
     other.load_state_dict(weights, assign=True)
@@ -189,13 +189,13 @@ def test_deit_without_a_teacher_reads_the_class_token_and_keeps_the_other():
     model = ours(SMALL, norm_eps=1e-12, distillation_token=True, distilled_readout="cls")
     other = theirs("DeiTConfig", "DeiTForImageClassification", SMALL)
     kept = {key: value for key, value in model.state_dict().items() if "head_dist" not in key}
-    weights, images = renamed(split_qkv(kept), DEIT), pictures(2, SMALL[-1])
+    weights, images = renamed(split_qkv(kept), DEIT), random_images(2, SMALL[-1])
     assert_parity(model, other, weights, images, swaps=DEIT_SWAPS, read=logits_of)
 
 
 def with_mask_token(weights: Weights, root: str, width: int) -> Weights:
     """DINOv2's mask token, which only pre-training uses: anything at all."""
-    return weights | {f"{root}.embeddings.mask_token": pictures(1, 1, width)[0, 0]}
+    return weights | {f"{root}.embeddings.mask_token": random_images(1, 1, width)[0, 0]}
 
 
 def check_dino(
@@ -217,7 +217,7 @@ def check_dino(
     ]
     if gated:
         swaps.append((f"{layer}.mlp.gate_proj.weight", f"{layer}.mlp.up_proj.weight"))
-    assert_parity(model, other, weights, pictures(count, *pixels), swaps=swaps, read=logits_of)
+    assert_parity(model, other, weights, random_images(count, *pixels), swaps=swaps, read=logits_of)
 
 
 def split_gates(weights: Weights) -> Weights:
@@ -250,7 +250,7 @@ def check_dino_registers(size: tuple[int, ...], pixels: tuple[int, int], count: 
         num_register_tokens=4,
     )  # fmt: skip
     weights = copied(model, DINO_REGISTERS)
-    root, row = "dinov2_with_registers", 0.02 * pictures(1, 1, size[0])[:, :1, 0]
+    root, row = "dinov2_with_registers", 0.02 * random_images(1, 1, size[0])[:, :1, 0]
     places = f"{root}.embeddings.position_embeddings"
     weights[places] = torch.cat([row, weights[places]], dim=1)
     weights[f"{root}.embeddings.cls_token"] = weights[f"{root}.embeddings.cls_token"] - row
@@ -260,12 +260,12 @@ def check_dino_registers(size: tuple[int, ...], pixels: tuple[int, int], count: 
         (f"{layer}.norm1.weight", f"{layer}.norm2.weight"),
         (f"{layer}.layer_scale1.lambda1", f"{layer}.layer_scale2.lambda1"),
     ]
-    assert_parity(model, other, weights, pictures(count, *pixels), swaps=swaps, read=logits_of)
+    assert_parity(model, other, weights, random_images(count, *pixels), swaps=swaps, read=logits_of)
     # Registers are read by no head: they must show through attention.
     registers = f"{root}.embeddings.register_tokens"
     other.load_state_dict(weights | {registers: -weights[registers]}, assign=True)
     with torch.inference_mode():
-        images = pictures(count, *pixels)
+        images = random_images(count, *pixels)
         assert relative(model(images), other(images).logits) > 1e-4
 
 

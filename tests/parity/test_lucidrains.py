@@ -12,7 +12,7 @@ from peers import (
     assert_parity,
     noisy_vit,
     peer,
-    pictures,
+    random_images,
     relative,
     renamed,
     without_weights,
@@ -111,7 +111,7 @@ def ours(sizes: dict[str, Any], style: str) -> vitkit.ViT:
 
 def check(sizes: dict[str, Any], style: str) -> None:
     model = ours(sizes, style)
-    images = pictures(2, *model.spec.image_size)
+    images = random_images(2, *model.spec.image_size)
     assert_parity(model, theirs(sizes, style), copied(model), images, swaps=SWAPS)
 
 
@@ -127,7 +127,7 @@ def test_the_order_of_a_patch_s_values_shows(style):
     weights = copied(model)
     weights["to_patch_embedding.2.weight"] = model.patch_embed.proj.weight.detach()
     other.load_state_dict(weights, assign=True)
-    images = pictures(2, *model.spec.image_size)
+    images = random_images(2, *model.spec.image_size)
     with torch.inference_mode():
         assert relative(model(images), other(images)) > 0.01
 

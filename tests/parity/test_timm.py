@@ -1,4 +1,4 @@
-"""Ours against timm, same weights, same pictures, float32: plain models, then every variation."""
+"""Ours against timm, same weights, same images, float32: plain models, then every variation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from noise import fill_with_noise
-from peers import TOLERANCE, Weights, assert_parity, peer, pictures, relative, without_weights
+from peers import TOLERANCE, Weights, assert_parity, peer, random_images, relative, without_weights
 from torch import nn
 
 import vitkit
@@ -90,7 +90,7 @@ class Case:
         swap: the control: two of our keys of one shape.
         ours: fields of our spec.
         theirs: keywords of their model, to the same effect.
-        dtype: of weights and pictures.
+        dtype: of weights and images.
     """
 
     name: str
@@ -196,15 +196,15 @@ def check(ours: nn.Module, theirs: nn.Module, swap: Swap, images: torch.Tensor) 
 def test_every_variation(case):
     patch = preset(case.name).patch_size[0]
     size = {"depth": 2, "num_classes": 11}
-    picture = (4 * patch, 6 * patch)  # not square: an exchange of the sides shows
+    image = (4 * patch, 6 * patch)  # not square: an exchange of the sides shows
     ours, theirs = build_both(
         case.name,
-        {"image_size": picture} | size | case.ours,
-        img_size=picture,
+        {"image_size": image} | size | case.ours,
+        img_size=image,
         **size,
         **case.theirs,
     )
-    check(ours.to(case.dtype), theirs, case.swap, pictures(2, *picture).to(case.dtype))
+    check(ours.to(case.dtype), theirs, case.swap, random_images(2, *image).to(case.dtype))
 
 
 def test_every_family_that_timm_knows_has_a_case():
@@ -225,13 +225,13 @@ def test_every_family_that_timm_knows_has_a_case():
         "vit_small_plus_patch16_dinov3_qkvb",
     ],
 )
-def test_another_picture_size(name):
+def test_another_image_size(name):
     size = {"depth": 2, "num_classes": 11}
     patch = preset(name).patch_size[0]
     ours, theirs = build_both(name, size, dynamic_img_size=True, **size)
     base = preset(name).grid[0]
     for rows, columns in ((3, 7), (base // 2, base * 2), (5, 2)):
-        check(ours, theirs, NORMS, pictures(1, rows * patch, columns * patch))
+        check(ours, theirs, NORMS, random_images(1, rows * patch, columns * patch))
 
 
 @pytest.mark.soak
@@ -259,5 +259,5 @@ FULL_SIZE = [
 @pytest.mark.parametrize("case", FULL_SIZE, ids=str)
 def test_varied_models_at_full_size(case):
     ours, theirs = build_both(case.name, {"num_classes": 11}, num_classes=11)
-    images = pictures(1, *ours.spec.image_size).to(case.dtype)
+    images = random_images(1, *ours.spec.image_size).to(case.dtype)
     check(ours.to(case.dtype), theirs, case.swap, images)

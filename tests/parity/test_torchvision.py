@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from peers import assert_parity, noisy_vit, peer, pictures, renamed, without_weights
+from peers import assert_parity, noisy_vit, peer, random_images, renamed, without_weights
 from torch import nn
 
 import vitkit
@@ -57,7 +57,7 @@ def shallow(spec: vitkit.ViTSpec) -> nn.Module:
 def check(spec: vitkit.ViTSpec, theirs: nn.Module, count: int = 2) -> None:
     ours = noisy_vit(spec)
     weights = renamed(ours.state_dict(), TABLE)
-    assert_parity(ours, theirs, weights, pictures(count, *spec.image_size), swaps=SWAPS)
+    assert_parity(ours, theirs, weights, random_images(count, *spec.image_size), swaps=SWAPS)
 
 
 @pytest.mark.parametrize("name", NAMES.values())

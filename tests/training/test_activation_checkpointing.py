@@ -141,7 +141,7 @@ def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
     assert code == 2, said
     line = said.splitlines()[-1]
     found = re.fullmatch(
-        r"vitkit: cpu is out of memory at 1024 pictures at once; (\d+) fitted; pass "
+        r"vitkit: cpu is out of memory at 1024 images at once; (\d+) fitted; pass "
         r"--grad-accum-steps (\d+), or lower --batch-size, --img-size or the model", line,
     )  # fmt: skip
     assert found, line

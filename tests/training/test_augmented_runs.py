@@ -1,4 +1,4 @@
-"""Runs whose pictures are changed, repeated and mixed."""
+"""Runs whose images are changed, repeated and mixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_grid_shows_what_is_fed(tmp_path: Path):
     sheet = np.asarray(Image.open(made.run / "augmented.png"))
     assert sheet.ndim == 3
     assert sheet.shape[1] > 8 * 112
-    assert sheet[6:118, 6:118].std() > 10  # a picture ...
+    assert sheet[6:118, 6:118].std() > 10  # an image ...
     assert (sheet[119:148, 6:118] < 100).any()  # ... over its label
 
 
@@ -67,7 +67,7 @@ def test_a_setting_out_of_range_is_named(settings):
         TrainConfig(data="digits", **settings)
 
 
-def test_a_picture_in_the_grid_keeps_its_shape():
+def test_a_image_in_the_grid_keeps_its_shape():
     """Twice as wide as high."""
     pixels = np.zeros((1, 4, 8, 1), np.uint8)
     sheet = grid(pixels, [[]], across=1)

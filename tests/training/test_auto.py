@@ -39,7 +39,7 @@ class Ticks:
 
 
 class Fake:
-    """A rung that has some of 40 validation pictures wrong."""
+    """A rung that has some of 40 validation images wrong."""
 
     def __init__(self, name, wrong, *, weights=True, least=1.0, raises=None):
         self.name, self.wrong, self.leaves_weights = name, wrong, weights
@@ -70,9 +70,9 @@ def auto(data, output, tick=0.01, **settings):
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """200 colour pictures of two classes, bright ones and dark ones, no two alike."""
-    root, rng = tmp_path_factory.mktemp("auto") / "pictures", np.random.default_rng(0)
+def images(tmp_path_factory):
+    """200 colour images of two classes, bright ones and dark ones, no two alike."""
+    root, rng = tmp_path_factory.mktemp("auto") / "images", np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 130)):
         (root / name).mkdir(parents=True)
         for number in range(100):
@@ -105,7 +105,7 @@ def test_a_rung_that_does_not_pay_is_the_last(tmp_path):
     told = json.loads(RunFolder(tmp_path).ladder.read_bytes())
     assert [row["pays"] for row in told["rungs"]] == [None, False, True, False]
     assert [row["compared_with"] for row in told["rungs"]] == [None, "floor", "a", "b"]
-    assert told["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 pictures, all for b
+    assert told["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 images, all for b
     assert told["rungs"][2]["validation"]["top1"] == 0.75
     assert told["winner"] == "b"
 
@@ -161,7 +161,7 @@ def test_digits_from_noise(tmp_path):
     assert [row["trained"] for row in told["rungs"]] == [0, trained]
     for split, row in (("val", told["rungs"][1]["validation"]), ("test", told["test"])):
         found = vitkit.evaluate(done.best, "digits", split=split, device="cpu")
-        kept = {name: row[name] for name in ("top1", "top1_low", "top1_high", "pictures")}
+        kept = {name: row[name] for name in ("top1", "top1_low", "top1_high", "images")}
         assert kept == pytest.approx({name: found[name] for name in kept})
     assert done.metrics["test"] == model.metadata["metrics"]["test"] == told["test"]
     rung = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
@@ -171,19 +171,19 @@ def test_digits_from_noise(tmp_path):
     assert f"{told['test']['top1']:.4f}" in said
 
 
-def test_two_hundred_pictures_with_weights(pictures, tmp_path):
+def test_two_hundred_images_with_weights(images, tmp_path):
     a_checkpoint(tmp_path / "start.safetensors", in_channels=3)
     start = tmp_path / "start.safetensors"
     how = {"tick": 0.001, "budget": "0.5s", "pretrained": start, "compile": True}
-    done = auto(pictures, tmp_path / "run", **how)
+    done = auto(images, tmp_path / "run", **how)
     told = json.loads((done.run / "ladder.json").read_bytes())
     assert [row["name"] for row in told["rungs"]][:2] == ["neighbours", "linear"]
     assert told["rungs"][1]["trained"] == 2 * 17
     assert told["winner"] == "linear"
     assert "too few" in done.stopped  # bright and dark are told apart without training
-    found = vitkit.evaluate(done.best, pictures, device="cpu")
+    found = vitkit.evaluate(done.best, images, device="cpu")
     assert found["top1"] == pytest.approx(told["test"]["top1"])
-    (said, *_) = vitkit.Predictor.from_checkpoint(done.best)([pictures / "dark" / "0.png"])
+    (said, *_) = vitkit.Predictor.from_checkpoint(done.best)([images / "dark" / "0.png"])
     assert said.label in ("dark", "light")
 
 
@@ -264,7 +264,7 @@ def test_the_test_split_can_stay_closed(tmp_path):
 
 @pytest.mark.parametrize("side", [1, 8, 28, 32, 53, 64, 500])
 @pytest.mark.parametrize("size", SIZES)
-def test_every_size_is_a_model_for_every_picture(size, side):
+def test_every_size_is_a_model_for_every_image(size, side):
     settings = scratch_settings(size, Looks(side, alike=True, colour=side > 30))
     made = TrainConfig(data="digits", **settings)
     spec = vitkit.create_model(made.model, **made.spec).spec
@@ -273,10 +273,10 @@ def test_every_size_is_a_model_for_every_picture(size, side):
     assert (made.flip > 0) == (side > 30)
 
 
-def test_pictures_are_looked_at(pictures):
+def test_images_are_looked_at(images):
     grey = with_validation(open_dataset("digits"), 0.1).splits["train"]
     assert Looks.of(grey) == Looks(8, alike=True, colour=False)
-    assert Looks.of(open_dataset(pictures).splits["train"]) == Looks(10, alike=False, colour=True)
+    assert Looks.of(open_dataset(images).splits["train"]) == Looks(10, alike=False, colour=True)
     one = ArraySplit(np.full((3, 9, 9, 3), 7, np.uint8), np.zeros(3, np.int64), "grey in colour")
     assert not Looks.of(one).colour
 

@@ -157,8 +157,8 @@ def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
     assert vitkit.DistillWrapper(wrap(small()), small())(*batch).isfinite()
 
 
-def test_pictures_are_brought_to_what_the_teacher_wants():
-    """The same picture normalised by either side, at either size, in either number of channels."""
+def test_images_are_brought_to_what_the_teacher_wants():
+    """The same image normalised by either side, at either size, in either number of channels."""
     grey = vitkit.Preprocess(image_size=8, mean=(0.3,), std=(0.2,))
     colour = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.1, 0.2, 0.4))
     unit = torch.full((2, 1, 8, 8), 0.7)
@@ -218,7 +218,7 @@ def test_other_libraries_teach(make, batch):
     )
 
 
-def test_timm_says_what_its_pictures_become():
+def test_timm_says_what_its_images_become():
     teacher = Teacher.of(timm_teacher())
     assert teacher.preprocess is not None
     assert teacher.preprocess.mean == (0.485, 0.456, 0.406)
@@ -236,7 +236,7 @@ def test_timm_s_module_wants_the_size_that_it_was_built_for():
     teacher, said = source.for_classes(digits, student, torch.device("cpu"))
     assert teacher(torch.zeros(2, 1, 8, 8), student).shape == (2, 10)
     assert said[0] == (
-        "the teacher sees pictures of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
+        "the teacher sees images of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
         "the student of 8 x 8 px with mean 0.5 and std 0.5"
     )
 
@@ -249,17 +249,17 @@ def test_what_a_teacher_sees_is_said_where_the_student_sees_something_else():
     assert source.for_classes(classes, seen[0.4].replace(fit="squash"), here)[1] == []
     (line,) = source.for_classes(classes, seen[0.5], here)[1]
     assert line == (
-        "the teacher sees pictures of 8 x 8 px with mean 0.4 and std 0.3; the student of 8 x 8 px "
+        "the teacher sees images of 8 x 8 px with mean 0.4 and std 0.3; the student of 8 x 8 px "
         "with mean 0.5 and std 0.3"
     )
     assert Teacher(small(**DIGITS), None, classes).for_classes(classes, seen[0.5], here)[1] == []
 
 
-def test_a_teacher_that_cannot_take_the_pictures_names_those_that_it_was_fed():
+def test_a_teacher_that_cannot_take_the_images_names_those_that_it_was_fed():
     wanted = vitkit.Preprocess(image_size=12)
-    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 3, 12, 12\)"):
+    with pytest.raises(SettingError, match=r"cannot take images \(1, 3, 12, 12\)"):
         Teacher(small(in_channels=1), wanted).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
-    with pytest.raises(SettingError, match=r"cannot take pictures \(1, 1, 8, 8\)"):
+    with pytest.raises(SettingError, match=r"cannot take images \(1, 1, 8, 8\)"):
         Teacher(small()).for_classes(tuple("abcde"), GREY, torch.device("cpu"))
 
 
@@ -268,7 +268,7 @@ def test_a_teacher_is_tried_with_every_size_that_the_student_sees():
     source.for_classes(classes, GREY, here, sides=(4, 8))
     bound = Bound(**DIGITS)
     Teacher(bound).for_classes(classes, GREY, here)
-    with pytest.raises(SettingError, match=r"Bound cannot take pictures \(1, 1, 4, 4\)"):
+    with pytest.raises(SettingError, match=r"Bound cannot take images \(1, 1, 4, 4\)"):
         Teacher(bound).for_classes(classes, GREY, here, sides=(4, 8))
 
 
@@ -277,7 +277,7 @@ def test_timm_s_module_for_other_channels_than_its_mean_sees_what_the_student_se
     model = peer("timm").create_model("vit_tiny_patch16_224", in_chans=1, **settings)
     teacher, said = Teacher.of(model).for_classes(tuple("0123456789"), GREY, torch.device("cpu"))
     assert teacher(torch.zeros(2, 1, 8, 8), GREY).shape == (2, 10)
-    assert not any("sees pictures of" in line for line in said)
+    assert not any("sees images of" in line for line in said)
 
 
 def test_timm_s_distilled_models_are_students_too(batch):
@@ -333,7 +333,7 @@ class Recording(Trainer):
 
 
 def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
-    """Of every picture, and in epochs with the same draws the same."""
+    """Of every image, and in epochs with the same draws the same."""
     monkeypatch.setattr(
         teacher_targets, "BLOCK", 1294
     )  # all at once: the last bits depend on the block
@@ -361,7 +361,7 @@ def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, m
     assert not torch.equal(Asked.fed[20][0].pixels, Kept.fed[20][0].pixels)
 
 
-def test_mixed_pictures_have_mixed_teachings(teacher, tmp_path):
+def test_mixed_images_have_mixed_teachings(teacher, tmp_path):
     """As the labels: the weights are read off the targets."""
 
     class Mixed(Trainer):
@@ -485,7 +485,7 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
         (here + "nine_digits", "the teacher tells 9 classes apart and the data have 10"),
         (here + "no_model", "no_model returns int; expected a Teacher or a module"),
         ("nowhere:model", "the teacher nowhere:model cannot be made: No module named 'nowhere'"),
-        (__name__ + ":Convolutions", "cannot take pictures"),
+        (__name__ + ":Convolutions", "cannot take images"),
     ):
         with pytest.raises((SettingError, CheckpointError), match=said):
             taught(tmp_path / "run", source)

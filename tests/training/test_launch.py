@@ -126,7 +126,7 @@ def test_devices_starts_processes_and_a_signal_stops_them(tmp_path, monkeypatch)
         wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
         child.send_signal(signal.SIGTERM)
         assert child.wait() == 143, child.stderr
-    assert child.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert child.stdout.count("processes: 2 (ddp), 32 images each make a batch of 64") == 1
     assert child.stderr.count("stopped at step") == 1
     assert still_running(str(output)) == []
 
@@ -209,7 +209,7 @@ def test_torchrun_starts_the_same_run(tmp_path):
     words = [*TORCHRUN, "-m", "vitkit", *ALONE[3:], "--max-steps=10", f"--output={output}"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
-    assert done.stdout.count("processes: 2 (ddp), 32 pictures each make a batch of 64") == 1
+    assert done.stdout.count("processes: 2 (ddp), 32 images each make a batch of 64") == 1
     assert newest_state(output / "state")[0].name == "step-00000010"
 
 

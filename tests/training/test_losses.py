@@ -16,8 +16,8 @@ from vitkit.training.setup import make_plan
 HERE = "training.test_losses"
 
 
-def logits(pictures: int = 6, classes: int = 4) -> torch.Tensor:
-    return torch.randn(pictures, classes, generator=torch.Generator().manual_seed(0)) * 3
+def logits(images: int = 6, classes: int = 4) -> torch.Tensor:
+    return torch.randn(images, classes, generator=torch.Generator().manual_seed(0)) * 3
 
 
 LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
@@ -38,7 +38,7 @@ def test_both_losses_are_their_equations(targets, smoothing):
     assert found == pytest.approx(each.sum(1).mean().item(), rel=1e-5)
 
 
-def test_with_a_threshold_both_pictures_of_a_mixture_count_in_full():
+def test_with_a_threshold_both_images_of_a_mixture_count_in_full():
     both = torch.tensor([[1.0, 0.0, 1.0, 0.0]]).repeat(6, 1)
     y = logits()
     assert torch.equal(BinaryCrossEntropy(threshold=0.0)(y, MIXED), BinaryCrossEntropy()(y, both))

@@ -62,7 +62,7 @@ def said(output: Path) -> str:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     return as_folder(tmp_path / "data", samples())
 
 
@@ -70,9 +70,9 @@ def gone(root: Path, split: str = "train", label: str = "2") -> list[Path]:
     return sorted((root / split / label).iterdir())
 
 
-def test_a_run_saves_before_it_ends_for_a_missing_image(pictures: Path, tmp_path: Path) -> None:
-    train(pictures, tmp_path / "through")
-    taken = {path: path.read_bytes() for path in gone(pictures)[1:]}
+def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: Path) -> None:
+    train(images, tmp_path / "through")
+    taken = {path: path.read_bytes() for path in gone(images)[1:]}
     times = {path: path.stat().st_mtime_ns for path in taken}
 
     def take_away() -> None:
@@ -81,34 +81,34 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(pictures: Path, tmp_path
 
     output = tmp_path / "stopped"
     with pytest.raises(ImageError) as caught:
-        train(pictures, output, meddling(3, take_away))
+        train(images, output, meddling(3, take_away))
     state, _ = newest_state(output / "state")
     assert step_of(state) == 4  # the next batch has an image of every class
     assert "missing: no such file; the run stopped at step 4, and all is saved" in str(caught.value)
     assert f"vitkit train --resume {output}" in str(caught.value)
     assert "--bad-images skip" in str(caught.value)
     with pytest.raises(DataError, match=r"not those the run .* by adding --bad-images skip"):
-        train(pictures, output, resume=str(output))
+        train(images, output, resume=str(output))
     for path, content in taken.items():
         path.write_bytes(content)
         os.utime(path, ns=(0, times[path]))
-    train(pictures, output, resume=str(output))
+    train(images, output, resume=str(output))
     assert end_of(output) == end_of(tmp_path / "through")
     teacher = tmp_path / "through" / "weights" / "best.safetensors"
     with pytest.raises(ImageError, match="go on with: vitkit train --resume") as caught:
-        train(pictures, tmp_path / "taught", meddling(3, take_away), teacher=str(teacher))
+        train(images, tmp_path / "taught", meddling(3, take_away), teacher=str(teacher))
     assert "skip" not in str(caught.value)  # a teacher has not seen the images that would come
 
 
 def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
     """In the test split; in validation that a signal had stopped, when it is made again."""
     output, last = tmp_path / "run", tmp_path / "run" / "weights" / "last.safetensors"
-    test, val = gone(pictures, "test")[0], gone(pictures, "val")[0]
+    test, val = gone(images, "test")[0], gone(images, "val")[0]
     hint = rf"the run stopped at step 6, and all is saved: .* --resume {output}; or without it"
     with pytest.raises(ImageError, match=hint):
-        train(pictures, output, meddling(5, lambda: test.rename(tmp_path / "away")))
+        train(images, output, meddling(5, lambda: test.rename(tmp_path / "away")))
     weights = last.read_bytes()
     (tmp_path / "away").rename(test)
 
@@ -119,7 +119,7 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
             return super().outputs(split, model)
 
     with pytest.raises(ImageError, match=hint):
-        train(pictures, output, Gone, resume=str(output))
+        train(images, output, Gone, resume=str(output))
     assert last.read_bytes() == weights
     (tmp_path / "away").rename(test)
 
@@ -134,36 +134,36 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
 
     other = tmp_path / "other"
     with pytest.raises(Interrupted):
-        train(pictures, other, Stopped)
+        train(images, other, Stopped)
     with pytest.raises(ImageError, match=rf"stopped at step 3, and all is saved.*{other}"):
-        train(pictures, other, GoneToo, resume=str(other))
+        train(images, other, GoneToo, resume=str(other))
     (tmp_path / "away").rename(val)
-    train(pictures, other, resume=str(other))
+    train(images, other, resume=str(other))
     assert end_of(other) == end_of(output)
 
 
-def test_an_image_that_becomes_another_is_refused(pictures: Path, tmp_path: Path) -> None:
-    first = gone(pictures)[0]
-    other = gone(pictures, label="10")[0].read_bytes()
+def test_an_image_that_becomes_another_is_refused(images: Path, tmp_path: Path) -> None:
+    first = gone(images)[0]
+    other = gone(images, label="10")[0].read_bytes()
     with pytest.raises(ImageError, match=f"{first.name}: missing: the file was changed after"):
-        train(pictures, tmp_path / "run", meddling(2, lambda: first.write_bytes(other)))
+        train(images, tmp_path / "run", meddling(2, lambda: first.write_bytes(other)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_with_skip_another_image_of_the_class_takes_the_place(
-    pictures: Path, tmp_path: Path, workers: int
+    images: Path, tmp_path: Path, workers: int
 ) -> None:
-    lost = [gone(pictures)[1], gone(pictures)[2], gone(pictures, "val", "10")[0]]
+    lost = [gone(images)[1], gone(images)[2], gone(images, "val", "10")[0]]
 
     def lose() -> None:
         for path in lost:
             path.unlink()
 
     output = tmp_path / "run"
-    train(pictures, output, meddling(1, lose), bad_images="skip", workers=workers, epochs=3)
+    train(images, output, meddling(1, lose), bad_images="skip", workers=workers, epochs=3)
     log = said(output)
     for path in lost:
-        name = path.relative_to(pictures).as_posix()
+        name = path.relative_to(images).as_posix()
         assert log.count(f"{name}: missing: no such file; another image of its class") == 1
     assert "epoch 3: " in log
     assert "an image could not be read" in log
@@ -188,22 +188,22 @@ def test_a_run_with_fewer_images_goes_on_with_the_same_bits(
 
 
 def test_a_run_that_refused_goes_on_without_the_image_when_told_to(
-    pictures: Path, tmp_path: Path
+    images: Path, tmp_path: Path
 ) -> None:
-    output, lost = tmp_path / "run", gone(pictures)[1]
-    train(pictures, output, max_steps=1)
-    os.replace(gone(pictures, label="10")[0], lost)  # one is another, one is gone
+    output, lost = tmp_path / "run", gone(images)[1]
+    train(images, output, max_steps=1)
+    os.replace(gone(images, label="10")[0], lost)  # one is another, one is gone
     with pytest.raises(DataError, match="not those the run"):
-        train(pictures, output, resume=str(output), max_steps=None)
-    train(pictures, output, resume=str(output), max_steps=None, bad_images="skip")
+        train(images, output, resume=str(output), max_steps=None)
+    train(images, output, resume=str(output), max_steps=None, bad_images="skip")
     assert "bad_images refuse -> skip" in said(output)
     assert "2 of 18 images of train are missing or changed" in said(output)
     assert "2/1.png: missing: the file was changed after it was opened; another" in said(output)
 
 
-def test_a_damaged_list_of_images_is_refused_in_a_line(pictures: Path, tmp_path: Path) -> None:
+def test_a_damaged_list_of_images_is_refused_in_a_line(images: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    train(pictures, output, max_steps=1)
+    train(images, output, max_steps=1)
     place = output / "images.npz"
     content = place.read_bytes()
     flipped = bytearray(content)
@@ -211,19 +211,19 @@ def test_a_damaged_list_of_images_is_refused_in_a_line(pictures: Path, tmp_path:
     for damaged in (b"", content[:-40], bytes(flipped)):
         place.write_bytes(damaged)
         with pytest.raises(CheckpointError, match=r"images\.npz: the list .* is damaged"):
-            train(pictures, output, resume=str(output), max_steps=2, bad_images="skip")
+            train(images, output, resume=str(output), max_steps=2, bad_images="skip")
     place.write_bytes(content)
     with pytest.raises(CheckpointError, match="of another run"):
         train("digits", output, resume=str(output), max_steps=2, bad_images="skip")
 
 
-def test_a_class_of_which_nothing_is_left_ends_the_run(pictures: Path, tmp_path: Path) -> None:
+def test_a_class_of_which_nothing_is_left_ends_the_run(images: Path, tmp_path: Path) -> None:
     def lose() -> None:
-        for path in gone(pictures):
+        for path in gone(images):
             path.unlink()
 
     with pytest.raises(ImageError, match="missing: no such file; the run stopped at step"):
-        train(pictures, tmp_path / "run", meddling(3, lose), bad_images="skip")
+        train(images, tmp_path / "run", meddling(3, lose), bad_images="skip")
 
 
 @pytest.mark.parametrize("form", [as_folder, as_tars])

@@ -71,14 +71,14 @@ def test_evaluation_against_a_count_by_hand():
     assert found["top5"] == pytest.approx((best[:, :5] == labels[:, None]).any(1).mean())
     losses = -table.log_softmax(1).numpy()[np.arange(101), labels]
     assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
-    assert found["pictures"] == 101
+    assert found["images"] == 101
 
 
 def test_with_two_classes_the_k_of_top_k_is_two():
     split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
     grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
     found = evaluate(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
-    assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "pictures"}
+    assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "images"}
     with pytest.raises(DataError, match="the split is empty"):
         evaluate(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
 
@@ -117,9 +117,9 @@ def test_long_sequences_keep_the_fused_kernel():
 
 def test_run_folders_are_numbered_and_never_taken_twice(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    config = TrainConfig(data="some/pictures", model="vit_tiny_patch16_224")
-    assert new_folder(config, print).root == Path("runs/pictures-vit_tiny_patch16_224-1")
-    assert new_folder(config, print).root == Path("runs/pictures-vit_tiny_patch16_224-2")
+    config = TrainConfig(data="some/images", model="vit_tiny_patch16_224")
+    assert new_folder(config, print).root == Path("runs/images-vit_tiny_patch16_224-1")
+    assert new_folder(config, print).root == Path("runs/images-vit_tiny_patch16_224-2")
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path):

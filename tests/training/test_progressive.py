@@ -1,4 +1,4 @@
-"""Pictures that grow over the epochs, and classes that are drawn as often as each other."""
+"""Images that grow over the epochs, and classes that are drawn as often as each other."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_sizes_that_cannot_be_are_refused(tmp_path, asked, words):
     some.lists(some.integers(1, 40), min_size=1, max_size=5), some.integers(0, 9),
     some.integers(0, 5),
 )  # fmt: skip
-def test_a_balanced_order_draws_classes_and_their_pictures_alike(counts, seed, epoch):
+def test_a_balanced_order_draws_classes_and_their_images_alike(counts, seed, epoch):
     labels = np.repeat(np.arange(len(counts)) * 2, counts)  # of every second class there are none
     labels = labels[np.random.default_rng(0).permutation(len(labels))]
     order = balanced_order(seed, epoch, labels)
@@ -89,15 +89,15 @@ def test_epochs_differ_and_the_order_has_no_runs_of_a_class():
 
 
 class Counted(Trainer):
-    """Notes the labels of every batch, and which view of which picture it has."""
+    """Notes the labels of every batch, and which view of which image it has."""
 
     labels: list[int]
     seen: list[tuple[int, int, int]]
 
     def _step(self, engine, batch):
         type(self).labels += batch.labels.tolist()
-        pictures = zip(batch.indices.tolist(), batch.views.tolist(), strict=True)
-        type(self).seen += [(batch.epoch, index, view) for index, view in pictures]
+        images = zip(batch.indices.tolist(), batch.views.tolist(), strict=True)
+        type(self).seen += [(batch.epoch, index, view) for index, view in images]
         return super()._step(engine, batch)
 
 
@@ -105,17 +105,17 @@ def test_uneven_classes_are_balanced_and_counted_in_words(tmp_path):
     for label, count in (("dog", 27), ("cat", 5)):
         for number in range(count):
             (tmp_path / "data" / "train" / label).mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray(np.full((8, 8), number * 7 + count, np.uint8))
-            picture.save(tmp_path / "data" / "train" / label / f"{number}.png")
+            image = Image.fromarray(np.full((8, 8), number * 7 + count, np.uint8))
+            image.save(tmp_path / "data" / "train" / label / f"{number}.png")
     a_checkpoint(tmp_path / "a.safetensors", classes=("cat", "dog"), num_classes=2)
     asked = {"data": str(tmp_path / "data"), "pretrained": str(tmp_path / "a.safetensors"),
              "val_fraction": 0.0, "batch_size": 16, "balance": True}  # fmt: skip
     Counted.labels, Counted.seen = [], []
     straight = train(tmp_path / "run", Counted, **asked)
     assert np.bincount(Counted.labels).tolist() == [32, 32]
-    assert len({*Counted.seen}) == 64  # a picture that comes again is changed in another way
+    assert len({*Counted.seen}) == 64  # an image that comes again is changed in another way
     assert (
-        "balance: 5 (cat) to 27 (dog) pictures a class, each class is drawn 16 times an epoch"
+        "balance: 5 (cat) to 27 (dog) images a class, each class is drawn 16 times an epoch"
         in said(straight.run)
     )
     with pytest.raises(Interrupted):

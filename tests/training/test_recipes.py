@@ -1,4 +1,4 @@
-"""Every recipe runs on a folder of pictures; a receipt says whether a run keeps up with it."""
+"""Every recipe runs on a folder of images; a receipt says whether a run keeps up with it."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ QUICK = {
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """200 pictures of four colours, 40 x 36 pixels."""
-    root, draw = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """200 images of four colours, 40 x 36 pixels."""
+    root, draw = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
     for number in range(200):
-        folder = root / "pictures" / ["red", "green", "blue", "grey"][number % 4]
+        folder = root / "images" / ["red", "green", "blue", "grey"][number % 4]
         folder.mkdir(parents=True, exist_ok=True)
         pixels = draw.integers(0, 80, (36, 40, 3), dtype=np.uint8)
         pixels[..., [number % 4] if number % 4 < 3 else slice(None)] += np.uint8(150)
         Image.fromarray(pixels).save(folder / f"{number}.png")
-    return root / "pictures"
+    return root / "images"
 
 
 @pytest.fixture(scope="module")
-def weights(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def weights(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of these four classes, to start or to learn from."""
     spec = SMALL | {"image_size": 32, "patch_size": 8}
     output = str(tmp_path_factory.mktemp("weights") / "run")
-    return vitkit.train(str(pictures), **QUICK | {"spec": spec, "output": output}).best
+    return vitkit.train(str(images), **QUICK | {"spec": spec, "output": output}).best
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_every_recipe_runs_on_a_folder_of_pictures(recipe, pictures, weights, tmp_path):
+def test_every_recipe_runs_on_a_folder_of_images(recipe, images, weights, tmp_path):
     settings: dict[str, object] = {"output": str(tmp_path / "run")}
     if recipe in STARTS:
         settings |= {"pretrained": str(weights)}
@@ -58,7 +58,7 @@ def test_every_recipe_runs_on_a_folder_of_pictures(recipe, pictures, weights, tm
         settings |= {"teacher": str(weights)}
     if recipe == "plain-vit-s16-90ep":
         settings["spec"] |= {"positions": "sincos_2d"}
-    result = vitkit.train(str(pictures), recipe=recipe, **QUICK | settings)
+    result = vitkit.train(str(images), recipe=recipe, **QUICK | settings)
     stored = vitkit.load(result.last).metadata["recipe"]
     asked = layered(recipe_settings(recipe), QUICK)
     assert {name: stored[name] for name in QUICK} == QUICK
@@ -70,9 +70,9 @@ def test_every_recipe_runs_on_a_folder_of_pictures(recipe, pictures, weights, tm
 
 @pytest.mark.soak
 @pytest.mark.parametrize("recipe", ["vit-paper", "deit", "deit3", "plain-vit-s16-90ep", "augreg"])
-def test_recipes_for_a_million_pictures_take_twenty_steps_at_full_size(recipe, pictures, tmp_path):
+def test_recipes_for_a_million_images_take_twenty_steps_at_full_size(recipe, images, tmp_path):
     settings = {"batch_size": 4, "max_steps": 20, "output": str(tmp_path / "run")}
-    result = vitkit.train(str(pictures), recipe=recipe, **QUICK | settings)
+    result = vitkit.train(str(images), recipe=recipe, **QUICK | settings)
     said = (result.run / "train.log").read_text()
     assert f"recipe {recipe}" in said
     assert result.stopped == "20 steps"
@@ -92,16 +92,16 @@ def receipt() -> Receipt:
     curve = tuple((0.5 + 0.04 * n, 0.52 + 0.04 * n) for n in range(10))
     return Receipt(
         recipe="digits", command="vitkit train digits --recipe digits", hardware="two cores",
-        date="2026-11-21", seconds=(50.0, 60.0), pictures=1000, test=(0.9, 0.92),
+        date="2026-11-21", seconds=(50.0, 60.0), images=1000, test=(0.9, 0.92),
         curve=curve, settings=TrainConfig(data="digits", epochs=10).to_json(),
     )  # fmt: skip
 
 
-def watched(receipt: Receipt, scores: list[float], pictures: int = 1000, **settings: object):
+def watched(receipt: Receipt, scores: list[float], images: int = 1000, **settings: object):
     asked = TrainConfig(**{"data": "digits", "epochs": 10} | settings).to_json()
-    watch = Watch(receipt, asked, pictures)
+    watch = Watch(receipt, asked, images)
     best = np.maximum.accumulate(scores).tolist()
-    validation = ({"top1": score, "pictures": 1e6} for score in scores)
+    validation = ({"top1": score, "images": 1e6} for score in scores)
     return [watch.after_epoch(n, said, top, 0)
             for n, (said, top) in enumerate(zip(validation, best, strict=True), 1)]  # fmt: skip
 
@@ -115,13 +115,13 @@ def test_a_run_is_behind_when_it_is_below_the_worst_seed_and_its_slack(receipt: 
     assert said[1:] == [None] * 9, "it is said once"
 
 
-def test_one_bad_epoch_or_few_pictures_make_no_run_late(receipt: Receipt):
+def test_one_bad_epoch_or_few_images_make_no_run_late(receipt: Receipt):
     low = [low for low, _ in receipt.curve]
     ahead = [x + 0.04 for x in low]
     assert watched(receipt, [*ahead[:5], 0.1, *ahead[6:]]) == [None] * 10
     watch = Watch(receipt, TrainConfig(data="digits", epochs=10).to_json(), 1000)
-    for pictures, late in ((144.0, False), (10_000.0, True)):
-        said = watch.after_epoch(1, {"top1": 0.45, "pictures": pictures}, 0.45, 0)
+    for images, late in ((144.0, False), (10_000.0, True)):
+        said = watch.after_epoch(1, {"top1": 0.45, "images": images}, 0.45, 0)
         assert bool(said) is late, "2 deviations are 0.12 and 0.014"
 
 
@@ -132,8 +132,8 @@ def test_it_is_said_when_a_run_has_caught_up(receipt: Receipt):
 
 
 def test_the_likely_cause_is_data_then_settings_then_labels(receipt: Receipt):
-    (few,) = watched(receipt, [0.1], pictures=100)
-    assert "100 training pictures instead of 1,000" in (few or "")
+    (few,) = watched(receipt, [0.1], images=100)
+    assert "100 training images instead of 1,000" in (few or "")
     (other,) = watched(receipt, [0.1], lr=0.5, workers=2, seed=3)
     assert (other or "").endswith("likely: lr 0.5 instead of 0.001")
     (field,) = watched(receipt, [0.1], spec={"mlp_dropout": 0.9})

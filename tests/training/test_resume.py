@@ -296,8 +296,8 @@ def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
         run(tmp_path / "run", Careless)
 
 
-def test_random_numbers_depend_on_epoch_and_picture(straight):
-    """Mutants of the order that ignore the epoch or the picture are caught."""
+def test_random_numbers_depend_on_epoch_and_image(straight):
+    """Mutants of the order that ignore the epoch or the image are caught."""
     split = open_dataset("digits").splits["train"]
     plain = Augmentation(flip=0.0, shift=1, crop_scale=1.0)
     still = Augmentation(flip=0.0, shift=0, crop_scale=1.0)
@@ -317,7 +317,7 @@ def test_random_numbers_depend_on_epoch_and_picture(straight):
     assert sum(moved) >= 0.5 * len(moved)
     unmoved = TrainingSteps(split, preprocess, still, batch_size=64, seed=0)
     shifted = [not torch.equal(a, b) for a, b in zip(one.pixels, unmoved[0].pixels, strict=True)]
-    assert 0 < sum(shifted) < len(shifted)  # not all alike: the picture's number counts
+    assert 0 < sum(shifted) < len(shifted)  # not all alike: the image's number counts
 
 
 def test_every_kind_of_damage_is_seen_and_the_state_before_is_used(straight, tmp_path):
@@ -479,7 +479,7 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
 
 def test_out_of_memory_says_what_fitted(tmp_path):
     class Small(Trainer):
-        """A machine that holds 16 pictures."""
+        """A machine that holds 16 images."""
 
         def __init__(self, *arguments):
             super().__init__(*arguments)
@@ -491,7 +491,7 @@ def test_out_of_memory_says_what_fitted(tmp_path):
             self.model.register_forward_pre_hook(refuse)
 
     with pytest.raises(
-        vitkit.VitkitError, match=r"at 32 pictures at once; 16 fitted; pass --grad-accum-steps 4,"
+        vitkit.VitkitError, match=r"at 32 images at once; 16 fitted; pass --grad-accum-steps 4,"
     ):
         run(tmp_path / "run", Small)
     run(tmp_path / "four", Small, grad_accum_steps=4, max_steps=2)

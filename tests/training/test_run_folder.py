@@ -39,13 +39,13 @@ SMALL = {
 
 
 @pytest.fixture
-def pictures(tmp_path) -> Path:
+def images(tmp_path) -> Path:
     """Two classes of four images."""
     for number in range(8):
-        folder = tmp_path / "pictures" / "train" / ("ant", "bee")[number % 2]
+        folder = tmp_path / "images" / "train" / ("ant", "bee")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((8, 8, 3), 30 * number, np.uint8)).save(folder / f"{number}.png")
-    return tmp_path / "pictures"
+    return tmp_path / "images"
 
 
 def everything(place: Path) -> dict[str, bytes]:
@@ -59,39 +59,39 @@ STRANGE = [{"overwrite": True}, {"resume": "auto"}, {}]
 
 
 @pytest.mark.parametrize("asked", STRANGE, ids=["overwrite", "auto", "plain"])
-def test_a_folder_that_is_no_run_is_left_alone(pictures, tmp_path, monkeypatch, asked):
+def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, asked):
     """The data, a folder above or inside them, the working folder, or anybody's."""
     thesis, work = tmp_path / "thesis", tmp_path / "work"
     for folder in (thesis, work):
         folder.mkdir()
         (folder / "chapter1.txt").write_text("x")
-    (thesis / "config.yaml").write_text("data: pictures\nlr: 0.1\n")  # a recipe, by hand
+    (thesis / "config.yaml").write_text("data: images\nlr: 0.1\n")  # a recipe, by hand
     before = everything(tmp_path)
     monkeypatch.chdir(work)
     for output, said in {
         str(thesis): "holds chapter1.txt and is no run of vitkit, so it is left alone",
         ".": "holds chapter1.txt and is no run of vitkit",
         "": "--output is empty; name a folder, such as --output|--resume auto needs --output",
-        str(pictures): f"--output {pictures} holds the data {pictures}; choose another",
+        str(images): f"--output {images} holds the data {images}; choose another",
         str(tmp_path): f"--output {tmp_path} holds the data",
-        str(pictures / "run"): f"the run folder {pictures}/run would lie inside the data",
+        str(images / "run"): f"the run folder {images}/run would lie inside the data",
     }.items():
         with pytest.raises(vitkit.VitkitError, match=said):
-            vitkit.train(pictures, output=output, **SMALL, **asked)
-    monkeypatch.chdir(pictures)
+            vitkit.train(images, output=output, **SMALL, **asked)
+    monkeypatch.chdir(images)
     with pytest.raises(OutputError, match="the run folder runs would lie inside the data"):
         vitkit.train(".", **SMALL)
     assert everything(tmp_path) == before
 
 
-def test_overwrite_puts_a_run_aside_and_says_so(pictures, tmp_path, monkeypatch):
-    run = vitkit.train(pictures, output=str(tmp_path / "run"), **SMALL).run
+def test_overwrite_puts_a_run_aside_and_says_so(images, tmp_path, monkeypatch):
+    run = vitkit.train(images, output=str(tmp_path / "run"), **SMALL).run
     (run / "notes.txt").write_text("mine")
     monkeypatch.chdir(run)
     with pytest.raises(OutputError, match=r"\. is the working folder or holds it"):
-        vitkit.train(pictures, output=".", overwrite=True, **SMALL)
+        vitkit.train(images, output=".", overwrite=True, **SMALL)
     monkeypatch.chdir(tmp_path)
-    vitkit.train(pictures, output="run", overwrite=True, **SMALL)
+    vitkit.train(images, output="run", overwrite=True, **SMALL)
     assert (tmp_path / "run.old-1" / "notes.txt").read_text() == "mine"
     assert f"put aside: what was in run is now in {tmp_path}/run.old-1" in said(run)
 
@@ -100,38 +100,38 @@ def said(run: Path) -> str:
     return (run / "train.log").read_text()
 
 
-def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(pictures, tmp_path):
+def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(images, tmp_path):
     """A run that died before its first state; one that has weights is not."""
     run = tmp_path / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / ".metrics.csv.4711.tmp").touch()
-    (run / "config.yaml").write_text(to_yaml(TrainConfig(data=str(pictures)).to_json()))
+    (run / "config.yaml").write_text(to_yaml(TrainConfig(data=str(images)).to_json()))
     settings = SMALL | {"output": str(run), "resume": "auto"}
-    vitkit.train(pictures, **settings)
+    vitkit.train(images, **settings)
     assert "run.old-1" in said(run)
     assert "nothing to resume" in said(run)
     for state in (run / "state").iterdir():
         state.rename(tmp_path / state.name)
     with pytest.raises(OutputError, match="no state to go on from, but more than a run leaves"):
-        vitkit.train(pictures, **settings)
+        vitkit.train(images, **settings)
     assert vitkit.load(run / "weights" / "last.safetensors")
 
 
-def test_resume_auto_sees_the_output_of_a_yaml_file(pictures, tmp_path, monkeypatch):
+def test_resume_auto_sees_the_output_of_a_yaml_file(images, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(to_yaml(SMALL | {"output": "runs/mine"}))
-    words = ["train", str(pictures), "--recipe", "mine.yaml", "--resume", "auto"]
+    words = ["train", str(images), "--recipe", "mine.yaml", "--resume", "auto"]
     assert cli.run(words) == 0
     assert cli.run([*words, "--max-steps", "2"]) == 0
     assert "going on from step 1" in said(Path("runs/mine"))
 
 
 @pytest.fixture
-def saved(pictures, tmp_path) -> tuple[Path, dict]:
+def saved(images, tmp_path) -> tuple[Path, dict]:
     """A run with the states of steps 3 and 4 of 6, and the settings to go on with it."""
     settings = SMALL | {"output": str(tmp_path / "run"), "epochs": 3, "save_every": 1}
-    vitkit.train(pictures, **settings | {"max_steps": 4})
-    return tmp_path / "run", settings | {"data": str(pictures), "resume": "auto", "max_steps": 6}
+    vitkit.train(images, **settings | {"max_steps": 4})
+    return tmp_path / "run", settings | {"data": str(images), "resume": "auto", "max_steps": 6}
 
 
 def state(run: Path, step: int) -> Path:
@@ -232,10 +232,10 @@ class Full(io.StringIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_run_goes_on_where_what_it_prints_meets_a_full_disk(pictures, tmp_path, monkeypatch):
+def test_a_run_goes_on_where_what_it_prints_meets_a_full_disk(images, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdout", Full())
     settings = SMALL | {"quiet": False}
-    assert "ended after" in said(vitkit.train(pictures, output=tmp_path / "run", **settings).run)
+    assert "ended after" in said(vitkit.train(images, output=tmp_path / "run", **settings).run)
 
 
 class Terminal(io.StringIO):
@@ -253,11 +253,11 @@ class Terminal(io.StringIO):
 
 
 def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
-    pictures, tmp_path, monkeypatch
+    images, tmp_path, monkeypatch
 ):
     """The bar cannot be drawn any more; a hang-up ends the run as it says, not by that."""
     monkeypatch.setattr(display, "REFRESH", 0.0)
-    settings = {"data": str(pictures)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
+    settings = {"data": str(images)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
 
     def closing(signum: int) -> type[Trainer]:
         class Closing(Trainer):

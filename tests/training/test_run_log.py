@@ -30,7 +30,7 @@ from vitkit.training import trainer as loop
 from vitkit.training.callbacks import report
 from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.monitoring import metric_files, terminal
-from vitkit.training.monitoring.bottleneck import Machine, PictureCost, diagnosis
+from vitkit.training.monitoring.bottleneck import ImageCost, Machine, diagnosis
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.throughput import Reading
 from vitkit.training.recipes import recipe_settings
@@ -134,7 +134,7 @@ def test_example_predictions_are_the_model_s(result):
     assert last.step == 60
     assert np.array_equal(shown, drawn)
     with torch.no_grad():
-        best.model.head.weight.neg_()  # the control: another model, another picture
+        best.model.head.weight.neg_()  # the control: another model, another image
     other = example_predictions(best.model, dataset, best.preprocess, cpu)
     assert not np.array_equal(shown, other)
 
@@ -270,7 +270,7 @@ def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
     assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [20, 40]
     said = (run / "train.log").read_text()
     assert said.count("read once") == 2
-    assert "pictures, read again (with other weights after step 20), best weights" in said
+    assert "images, read again (with other weights after step 20), best weights" in said
 
 
 @pytest.mark.parametrize("left", ["", "epoch,st", "epoch,step,lr"])
@@ -411,23 +411,23 @@ def pace(waiting: float, working: float, cores: float, batch: int = 100) -> Read
 
 
 CASES = {
-    # A device of its own: 100 pictures of 8 ms in 0.1 s need 8 workers; that is 0.9 core-seconds,
+    # A device of its own: 100 images of 8 ms in 0.1 s need 8 workers; that is 0.9 core-seconds,
     # a step of 0.1 s on 16 cores.
-    "many cores": (pace(0.7, 0.1, 0.1), PictureCost(6e-3, 2e-3, 0.0), Machine(16, 1, True),
+    "many cores": (pace(0.7, 0.1, 0.1), ImageCost(6e-3, 2e-3, 0.0), Machine(16, 1, True),
                    "--workers 8 would bring a step to about 0.10 s"),
     # Two cores, and a model on the processor that uses both: 0.5 + 0.6 core-seconds on 2 cores.
-    "two cores": (pace(0.6, 0.25, 0.5), PictureCost(1e-3, 5e-3, 0.0), Machine(2, 0),
+    "two cores": (pace(0.6, 0.25, 0.5), ImageCost(1e-3, 5e-3, 0.0), Machine(2, 0),
                   "--workers 2 would bring a step to about 0.55 s"),
     # The same with the two workers: what was foretold has come, and is all there is.
-    "no cure": (pace(0.15, 0.4, 0.5), PictureCost(1e-4, 59e-4, 0.0), Machine(2, 2),
+    "no cure": (pace(0.15, 0.4, 0.5), ImageCost(1e-4, 59e-4, 0.0), Machine(2, 2),
                 "the 2 cores are busy all the time: no number of workers would help"),
-    "one core": (pace(0.6, 0.5, 0.5), PictureCost(1e-4, 59e-4, 0.0), Machine(1, 0),
+    "one core": (pace(0.6, 0.5, 0.5), ImageCost(1e-4, 59e-4, 0.0), Machine(1, 0),
                  "the core is busy all the time: no number of workers would help"),
     # Nothing to compute, and still a long wait.
-    "slow disk": (pace(0.8, 0.1, 0.1), PictureCost(0.0, 1e-4, 0.0), Machine(16, 4, True),
+    "slow disk": (pace(0.8, 0.1, 0.1), ImageCost(0.0, 1e-4, 0.0), Machine(16, 4, True),
                   "the cores are not busy: the disk or the network is the brake"),
     # Decoding is nearly all of it, and both cores are busy.
-    "decoding": (pace(0.55, 0.25, 0.5), PictureCost(10e-3, 1e-3, 0.0), Machine(2, 2),
+    "decoding": (pace(0.55, 0.25, 0.5), ImageCost(10e-3, 1e-3, 0.0), Machine(2, 2),
                  "--cache, which saves decoding, to about 0.30 s"),
 }  # fmt: skip
 
@@ -438,7 +438,7 @@ def test_the_cure_follows_from_what_was_measured(name):
     assert diagnosis(found, cost, machine).endswith(cure)
 
 
-def large_pictures(place: Path) -> Path:
+def large_images(place: Path) -> Path:
     """64 PNGs of 300 x 300: slow to decode beside a tiny model."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 300, 300, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise):
@@ -454,18 +454,18 @@ def diagnosed(run: Path) -> str:
 
 
 @pytest.mark.parametrize("cores", [1, 4])
-def test_a_run_that_waits_for_pictures_says_so_and_what_would_help(tmp_path, monkeypatch, cores):
+def test_a_run_that_waits_for_images_says_so_and_what_would_help(tmp_path, monkeypatch, cores):
     monkeypatch.setattr(report, "cores_here", lambda: cores)
-    data = str(large_pictures(tmp_path / "data"))
+    data = str(large_images(tmp_path / "data"))
     few = {"batch_size": 4, "max_steps": 31, "workers": 0, "log_examples": False}
     line = diagnosed(train(tmp_path / "run", data=data, **few).run)
-    assert "of the time waits for pictures (" in line
+    assert "of the time waits for images (" in line
     assert ("--workers" in line) == (cores == 4)
     assert cores == 4 or "; --cache" in line  # decoding is most of it
 
 
 def test_a_run_that_hardly_waits_says_so(tmp_path):
-    """The control of the test above: the same number of pictures in memory, and a larger model."""
+    """The control of the test above: the same number of images in memory, and a larger model."""
     larger = {"spec": {"depth": 2, "width": 64, "patch_size": 1}, "max_steps": 31}
     line = diagnosed(train(tmp_path / "run", **larger).run)
     (share,) = re.findall(r"(\d+)\s?%", line.partition("after 30 steps")[2])[:1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from bad_pictures import photo
+from bad_images import photo
 
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.setup import make_plan
@@ -18,9 +18,9 @@ def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_told(
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
         for number in range(6):
-            picture = photo(draw, (64, 64))
+            image = photo(draw, (64, 64))
             for copy, quality in (("a", 95), ("b", 95), ("c", 70)):
-                picture.save(tmp_path / "train" / name / f"{number}{copy}.jpg", quality=quality)
+                image.save(tmp_path / "train" / name / f"{number}{copy}.jpg", quality=quality)
     settings = {"data": str(tmp_path), "model": "vit_tiny_patch16_224", "batch_size": 4}
     plan = make_plan(TrainConfig(**settings, val_fraction=0.2))
     assert not any("of val also in train, pixel for pixel" in note for note in plan.notes)

@@ -90,7 +90,7 @@ def test_a_run_leaves_everything_a_reader_looks_for(result):
                               "images_per_s", "data_wait", "seconds"]  # fmt: skip
     assert [int(row["epoch"]) for row in table] == [1, 2, 3]
     assert float(table[-1]["train_loss"]) < float(table[0]["train_loss"])
-    assert "test, 359 pictures, read once" in (result.run / "train.log").read_text()
+    assert "test, 359 images, read once" in (result.run / "train.log").read_text()
     assert result.stopped == "all 3 epochs"
 
 
@@ -112,7 +112,7 @@ def test_the_best_weights_are_the_best_epoch_s_and_describe_themselves(result):
     )
     assert best.metadata["metrics"]["test"] == result.metrics["test"]
     assert best.metadata["recipe"]["spec"]["width"] == 32
-    assert best.metadata["data"]["pictures"] == {"train": 1294, "val": 144, "test": 359}
+    assert best.metadata["data"]["images"] == {"train": 1294, "val": 144, "test": 359}
     assert best.classes == tuple("0123456789")
     assert best.preprocess.image_size == (8, 8)
 
@@ -132,7 +132,7 @@ def test_a_run_in_bfloat16_is_judged_as_eval_judges_its_file(tmp_path):
         assert again[name] == pytest.approx(value, rel=1e-5)
 
 
-def test_the_temperature_is_of_the_validation_pictures_and_helps_them(tmp_path):
+def test_the_temperature_is_of_the_validation_images_and_helps_them(tmp_path):
     quick = {"depth": 1, "width": 32, "patch_size": 2}
     result = train(tmp_path / "run", lr=1e-2, warmup_epochs=0.2, epochs=6, label_smoothing=0.5,
                    spec=quick)  # fmt: skip
@@ -239,14 +239,14 @@ def test_resume_starts_from_the_settings_of_the_run_and_says_what_changed(tmp_pa
     assert len(rows(run)) == 3
 
 
-def test_resume_refuses_other_pictures_and_takes_the_same_ones_from_another_place(tmp_path):
-    def pictures(place: Path, first_label: str) -> Path:
+def test_resume_refuses_other_images_and_takes_the_same_ones_from_another_place(tmp_path):
+    def images(place: Path, first_label: str) -> Path:
         digits = open_dataset("digits").splits["train"]
         for number in range(60):
             label = first_label if number == 0 else ("low", "high")[number % 2]
             (place / "train" / label).mkdir(parents=True, exist_ok=True)
-            picture = Image.fromarray(digits.read(number)[..., 0])
-            picture.save(place / "train" / label / f"{number}.png")
+            image = Image.fromarray(digits.read(number)[..., 0])
+            image.save(place / "train" / label / f"{number}.png")
         return place
 
     def start(data: Path, **settings):
@@ -254,10 +254,10 @@ def test_resume_refuses_other_pictures_and_takes_the_same_ones_from_another_plac
         config |= {"epochs": 2, "batch_size": 16, "warmup_epochs": 0.5} | settings
         return session.train(TrainConfig(**layered(recipe_settings("digits"), config)))
 
-    start(pictures(tmp_path / "here", "low"))
+    start(images(tmp_path / "here", "low"))
     resume = {"resume": str(tmp_path / "run"), "epochs": 3}
-    with pytest.raises(DataError, match="the pictures, labels or classes are not those the run"):
-        start(pictures(tmp_path / "relabelled", "high"), **resume)
+    with pytest.raises(DataError, match="the images, labels or classes are not those the run"):
+        start(images(tmp_path / "relabelled", "high"), **resume)
     (tmp_path / "here").rename(tmp_path / "there")
     assert start(tmp_path / "there", **resume).stopped == "all 3 epochs"
 
@@ -332,7 +332,7 @@ def test_patience_ends_a_run_that_does_not_get_better(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path):
-    with pytest.raises(NonFiniteError, match=r"at step \d+ \(lr .*pictures digits\[\d+\]"):
+    with pytest.raises(NonFiniteError, match=r"at step \d+ \(lr .*images digits\[\d+\]"):
         train(tmp_path / "run", lr=1e20, clip_grad=None)
     state = tmp_path / "run" / "state"
     for path in [*state.rglob("*.safetensors"), *(tmp_path / "run" / "weights").glob("*")]:
@@ -352,7 +352,7 @@ def test_test_is_read_once_for_the_same_weights(tmp_path):
     assert again.metrics["test"] == first.metrics["test"]
     log = (first.run / "train.log").read_text()
     assert log.count("read once") == 1
-    assert log.count("pictures, read before, best weights") == 1
+    assert log.count("images, read before, best weights") == 1
 
 
 def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
@@ -375,7 +375,7 @@ def test_contradictions_are_refused_before_the_start(tmp_path):
         ({"val_fraction": 0.0, "patience": 2}, "patience 2 waits for validation"),
         ({"warmup_epochs": 3.0}, "warmup_epochs 3 leaves nothing of 3 epochs"),
         ({"mean": (0.1, 0.2, 0.3)}, "must have 1 values"),
-        ({"batch_size": 5000}, "1294 training pictures do not fill one batch of 5000"),
+        ({"batch_size": 5000}, "1294 training images do not fill one batch of 5000"),
     ]
     for settings, said in cases:
         with pytest.raises(vitkit.VitkitError, match=said):

@@ -82,7 +82,7 @@ def clock(monkeypatch) -> list[float]:
 
 
 def test_the_batch_grows_until_memory_ends(plan, clock):
-    """A machine where a step takes a constant time, and 33 pictures are too many."""
+    """A machine where a step takes a constant time, and 33 images are too many."""
     model = fresh(plan)
 
     def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -93,22 +93,20 @@ def test_the_batch_grows_until_memory_ends(plan, clock):
     model.register_forward_pre_hook(machine)
     size, said = find_batch_size(plan, model)
     assert size == 32
-    assert said.startswith("batch size: 32 (pictures per second at 8: ")
+    assert said.startswith("batch size: 32 (images per second at 8: ")
     assert said.endswith("64: out of memory)")
 
 
 def test_the_batch_stops_growing_where_it_is_no_faster(plan, clock):
-    """A machine that is slower with more pictures at once."""
+    """A machine that is slower with more images at once."""
     model = fresh(plan)
     model.register_forward_pre_hook(lambda m, inputs: clock.append(1e-3 * len(inputs[0]) ** 2))
     assert find_batch_size(plan, model)[0] == 8
 
 
 def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan, monkeypatch):
-    """A machine that is the faster the larger the batch: of 1,294 pictures, 128 are 10 steps."""
-    monkeypatch.setattr(
-        "vitkit.training.tuning.trials._pictures_per_second", lambda *asked: asked[2]
-    )
+    """A machine that is the faster the larger the batch: of 1,294 images, 128 are 10 steps."""
+    monkeypatch.setattr("vitkit.training.tuning.trials._images_per_second", lambda *asked: asked[2])
     size, said = find_batch_size(plan, fresh(plan))
     assert size == 128
     assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
@@ -123,7 +121,7 @@ def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
     assert (first["find_lr"], first["find_batch_size"]) == (False, False)
     log = (tmp_path / "run" / "train.log").read_text()
     assert f"lr: {first['lr']:g} (the loss fell" in log
-    assert f"batch size: {first['batch_size']} (pictures" in log
+    assert f"batch size: {first['batch_size']} (images" in log
     run(tmp_path / "run", **asked | {"max_steps": 3, "resume": str(tmp_path / "run")})
     second = read_yaml(tmp_path / "run" / "config.yaml")
     assert second == first | {"max_steps": 3}
@@ -263,7 +261,7 @@ def test_a_compiled_run_resumes_with_the_same_bits_and_leaves_plain_names(tmp_pa
 
 
 @pytest.mark.soak
-def test_a_compiled_run_whose_pictures_grow_resumes_with_the_same_bits(tmp_path):
+def test_a_compiled_run_whose_images_grow_resumes_with_the_same_bits(tmp_path):
     growing = ("--progressive", "4", "6", "8", "--epochs", "3", "--spec.patch-size", "2")
     child(tmp_path, "straight", *growing)
     child(tmp_path, "stopped", *growing, "--max-steps", "12")
@@ -282,6 +280,6 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypa
 
 def test_where_not_even_the_smallest_batch_fits_it_says_so(plan, monkeypatch):
     """Of sizes that all fail none is found."""
-    monkeypatch.setattr("vitkit.training.tuning.trials._pictures_per_second", lambda *asked: 0.0)
-    with pytest.raises(SettingError, match="out of memory at 8 pictures at once; lower --img-size"):
+    monkeypatch.setattr("vitkit.training.tuning.trials._images_per_second", lambda *asked: 0.0)
+    with pytest.raises(SettingError, match="out of memory at 8 images at once; lower --img-size"):
         find_batch_size(plan, fresh(plan))

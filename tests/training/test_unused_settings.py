@@ -130,4 +130,4 @@ def test_classes_without_images_are_said_once(tmp_path):
         )
     (tmp_path / "c").mkdir()
     notes = planned(data=str(tmp_path), batch_size=2).notes
-    assert [note for note in notes if "'c'" in note] == ["train has no pictures of class 'c'"]
+    assert [note for note in notes if "'c'" in note] == ["train has no images of class 'c'"]

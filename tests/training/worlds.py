@@ -29,7 +29,7 @@ PLAIN = {
     "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
-"""20 steps an epoch, and nothing random in the model: the loss depends on the pictures alone."""
+"""20 steps an epoch, and nothing random in the model: the loss depends on the images alone."""
 
 
 def together(size: int, work: Callable[[int], Any]) -> list[Any]:
@@ -62,7 +62,7 @@ def _be(rank: int, size: int, port: int, place: Path, work: Callable[[int], Any]
 
 
 class Recorder(Trainer):
-    """A loop that remembers which pictures it had, the losses and the gradient norms."""
+    """A loop that remembers which images it had, the losses and the gradient norms."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -107,11 +107,11 @@ def run(size: int, output: Path, trainer: type[Recorder] = Recorder, **settings:
 
 
 def order(found: list[Any]) -> dict[int, list[int]]:
-    """Step -> its pictures in the order of the whole batch, from what each process had."""
+    """Step -> its images in the order of the whole batch, from what each process had."""
     steps: dict[int, list[int]] = {}
     for of_one_step in zip(*(one["steps"] for one in found), strict=True):
-        places = zip(*(pictures for _, pictures, _, _ in of_one_step), strict=True)
-        steps[of_one_step[0][0]] = [picture for place in places for picture in place]
+        places = zip(*(images for _, images, _, _ in of_one_step), strict=True)
+        steps[of_one_step[0][0]] = [image for place in places for image in place]
     return steps
 
 

@@ -31,7 +31,7 @@ CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
 TEACHING = [path for path in CHAPTERS if "bugs" not in path.stem]
 """The chapters proper; the lists of bugs have no exercises."""
 DRAWS = {"subplots", "grid_of", "heat"}
-"""Functions that make a picture."""
+"""Functions that make an image."""
 SOLUTION = "Show the solution"
 NUMBERS = {
     "01": [
@@ -183,7 +183,7 @@ def cells_that_draw(path: Path) -> list[Cell]:
 
 @contextlib.contextmanager
 def as_it_was() -> Iterator[None]:
-    """Puts back what a chapter may set for the whole process, and closes its pictures."""
+    """Puts back what a chapter may set for the whole process, and closes its images."""
     threads, modules = torch.get_num_threads(), set(sys.modules)
     with (
         torch.random.fork_rng(devices=[]),
@@ -260,7 +260,7 @@ def test_a_chapter_ends_with_exercises_whose_solutions_are_tests(path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_a_picture_says_what_to_see_in_it(path):
+def test_a_image_says_what_to_see_in_it(path):
     for cell in cells_that_draw(path):
         assert len(cell.caption) >= 40, cell.source
 
@@ -277,10 +277,10 @@ def test_the_checks_see_what_they_are_for(tmp_path):
         '# %% mystnb={"figure": {"caption": "a=[1] in a caption"}}\ndrawn()\n'
         '# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}\nassert True\n'
     )
-    text, function, picture, solution = cells_of(chapter)
+    text, function, image, solution = cells_of(chapter)
     assert text.markdown
     assert not function.metadata
-    assert cells_that_draw(chapter) == [picture]
-    assert picture.caption == "a=[1] in a caption"
+    assert cells_that_draw(chapter) == [image]
+    assert image.caption == "a=[1] in a caption"
     assert solution.is_solution
-    assert not picture.is_solution
+    assert not image.is_solution

@@ -2,7 +2,7 @@
 
 google-research/vision_transformer, vit_jax/models_vit.py and models_resnet.py; big_vision,
 models/vit.py. What they leave to Flax is left to it here: most names, the shapes and order of
-kernels, the epsilon of norms, tanh in GELU. Pictures are (B, H, W, C).
+kernels, the epsilon of norms, tanh in GELU. Images are (B, H, W, C).
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ Shapes = dict[str, tuple[tuple[int, ...], np.dtype]]
 
 @lru_cache
 def parameters(model: nn.Module) -> Shapes:
-    """Name -> shape and dtype, as Flax's `init` makes them for pictures of the spec's size."""
+    """Name -> shape and dtype, as Flax's `init` makes them for images of the spec's size."""
     images = jnp.zeros((1, *model.spec.image_size, model.spec.in_channels))
     tree = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
     flat = traverse_util.flatten_dict(tree, sep="/")
@@ -216,7 +216,7 @@ def parameters(model: nn.Module) -> Shapes:
 
 
 def logits(model: nn.Module, arrays: Arrays, images: np.ndarray) -> np.ndarray:
-    """Logits (B, C) of pictures (B, H, W, C), with arrays by the names of `parameters`."""
+    """Logits (B, C) of images (B, H, W, C), with arrays by the names of `parameters`."""
     params = traverse_util.unflatten_dict(arrays, sep="/")
     return np.asarray(compiled(model)({"params": params}, images))
 

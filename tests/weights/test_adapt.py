@@ -1,4 +1,4 @@
-"""Other pictures, patches, channels, classes: what is exact stays exact, and each step is said."""
+"""Other images, patches, channels, classes: what is exact stays exact, and each step is said."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit import cli
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import SpecError
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -21,8 +21,8 @@ SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads"
          "mlp_width": 96, "num_classes": 5}  # fmt: skip
 NAMES = ("ant", "bee", "cat", "dog", "eel")
 HALF = vitkit.Preprocess(image_size=32, mean=(0.5, 0.4, 0.3), std=(0.5, 0.25, 0.2), fit="squash")
-PICTURE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
-GREY = np.repeat(PICTURE[:, :, :1], 3, axis=2)
+IMAGE = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+GREY = np.repeat(IMAGE[:, :, :1], 3, axis=2)
 
 
 def checkpoint(preprocess: vitkit.Preprocess = HALF, **fields: object) -> Checkpoint:
@@ -30,9 +30,9 @@ def checkpoint(preprocess: vitkit.Preprocess = HALF, **fields: object) -> Checkp
     return Checkpoint(model, preprocess, NAMES if model.spec.num_classes == 5 else ())
 
 
-def logits(given: Checkpoint, picture: np.ndarray) -> torch.Tensor:
+def logits(given: Checkpoint, image: np.ndarray) -> torch.Tensor:
     with torch.inference_mode():
-        return given.model(preprocess_pictures([picture], given.preprocess))
+        return given.model(preprocess_images([image], given.preprocess))
 
 
 @pytest.mark.parametrize("fields", [{}, {"patch_bias": False}, {"stem": "linear"}])
@@ -40,27 +40,27 @@ def test_another_normalisation_is_folded_into_the_patch_projection(fields):
     given = checkpoint(**fields)
     made = vitkit.adapt(given, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     assert made.preprocess.std == (0.229, 0.224, 0.225)
-    torch.testing.assert_close(logits(made, PICTURE), logits(given, PICTURE), rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits(made, IMAGE), logits(given, IMAGE), rtol=0, atol=2e-5)
     assert (made.model.patch_embed.proj.weight - given.model.patch_embed.proj.weight).abs().max()
     (line,) = made.metadata["adapted"]
-    assert line.startswith("folded: patch_embed.proj.weight: takes pictures of mean 0.485 0.456")
+    assert line.startswith("folded: patch_embed.proj.weight: takes images of mean 0.485 0.456")
 
 
 def test_a_normalisation_that_is_not_folded_is_another_function():
     """The control: naming another mean without folding it changes the logits."""
     given = checkpoint()
     wrong = Checkpoint(given.model, HALF.replace(mean=(0.485, 0.456, 0.406)), NAMES)
-    assert (logits(wrong, PICTURE) - logits(given, PICTURE)).abs().max() > 1e-3
+    assert (logits(wrong, IMAGE) - logits(given, IMAGE)).abs().max() > 1e-3
 
 
-def test_grey_pictures_give_the_same_with_one_channel():
+def test_grey_images_give_the_same_with_one_channel():
     given = checkpoint()
     made = vitkit.adapt(given, in_channels=1)
     assert (made.model.spec.in_channels, made.preprocess.channels) == (1, 1)
     torch.testing.assert_close(logits(made, GREY[:, :, :1]), logits(given, GREY), rtol=0, atol=2e-5)
 
 
-def test_grey_pictures_give_the_same_with_three_channels():
+def test_grey_images_give_the_same_with_three_channels():
     given = checkpoint(
         vitkit.Preprocess(image_size=32, mean=(0.4,), std=(0.3,), fit="squash"), in_channels=1
     )
@@ -70,7 +70,7 @@ def test_grey_pictures_give_the_same_with_three_channels():
         vitkit.adapt(given, in_channels=4)
 
 
-def test_another_picture_resamples_positions_by_the_mode_that_is_named():
+def test_another_image_resamples_positions_by_the_mode_that_is_named():
     given = checkpoint()
     made = vitkit.adapt(given, image_size=(48, 64))
     assert (made.preprocess.image_size, made.model.spec.grid) == ((48, 64), (6, 8))
@@ -112,7 +112,7 @@ def test_classes_that_it_knows_keep_their_rows():
     made = vitkit.adapt(given, classes=("dog", "bee"))
     assert (made.classes, made.model.spec.num_classes) == (("dog", "bee"), 2)
     torch.testing.assert_close(
-        logits(made, PICTURE), logits(given, PICTURE)[:, [3, 1]], rtol=0, atol=1e-6
+        logits(made, IMAGE), logits(given, IMAGE)[:, [3, 1]], rtol=0, atol=1e-6
     )
     assert made.metadata["adapted"] == ["lost: head: the rows of 3 of 5 classes"]
     with pytest.raises(SpecError, match=r"1 classes .* not know: dgo; did you mean 'dog'"):

@@ -91,11 +91,11 @@ def test_torchvision_says_the_same(entry):
     assert theirs.url.endswith(f"-{entry.sha256}.pth")
     assert len(entry.sha256) == 8
     assert entry.classes == len(theirs.meta["categories"])
-    pictures = theirs.transforms()
-    assert entry.preprocess.mean == tuple(pictures.mean)
-    assert entry.preprocess.std == tuple(pictures.std)
-    assert entry.preprocess.interpolation == pictures.interpolation.value
-    (crop,), (size,) = pictures.crop_size, pictures.resize_size
+    images = theirs.transforms()
+    assert entry.preprocess.mean == tuple(images.mean)
+    assert entry.preprocess.std == tuple(images.std)
+    assert entry.preprocess.interpolation == images.interpolation.value
+    (crop,), (size,) = images.crop_size, images.resize_size
     assert entry.preprocess.image_size == (crop, crop)
     assert int(crop / entry.preprocess.crop_ratio) == size
     assert ("SWAG" in theirs.meta.get("license", "")) == (entry.licence == "cc-by-nc-4.0")

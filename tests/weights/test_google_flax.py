@@ -149,7 +149,7 @@ def test_another_gelu_and_swapped_arrays_show(flax, tmp_path):
 
 
 def test_the_small_numbers_of_a_hybrid_count(flax, tmp_path):
-    """Next to kernels and pictures as small as they are: 1e-5 and 1e-6, where timm has others."""
+    """Next to kernels and images as small as they are: 1e-5 and 1e-6, where timm has others."""
     theirs = VitJax(spec_of(HYBRID))
     arrays = noise(flax(parameters, theirs))
     arrays["conv_root/kernel"] *= 1e-3

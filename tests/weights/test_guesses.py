@@ -169,7 +169,7 @@ def test_a_name_leaves_alone_what_a_format_s_code_decides(tmp_path):
     assert made.spec.activation == "gelu"
 
 
-def test_a_square_table_is_no_proof_of_a_square_picture(tmp_path, caplog):
+def test_a_square_table_is_no_proof_of_a_square_image(tmp_path, caplog):
     model, bare = saved(tmp_path, image_size=(16, 64), num_heads=1)
     images = torch.randn(1, 3, 16, 64)
     assert vitkit.inspect(bare).sure["image_size"] == "usual"
@@ -295,7 +295,7 @@ def test_float64_is_rounded_to_float32_and_that_is_said(tmp_path):
     assert vitkit.load(bare).dtype == "float32"
 
 
-def test_google_s_guesses_are_of_pictures_alone(tmp_path, caplog):
+def test_google_s_guesses_are_of_images_alone(tmp_path, caplog):
     """Its code has one activation and epsilon, and its kernels show the heads."""
     model = noisy(vitkit.ViTSpec(**SMALL | {"activation": "gelu_tanh"}))
     place = written(FORMATS["google"], model, tmp_path)

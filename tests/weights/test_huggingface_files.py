@@ -17,7 +17,7 @@ from torch import Tensor
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.weights.formats import registry
 from vitkit.weights.formats.format import Bundle
@@ -251,12 +251,12 @@ def test_their_processor_makes_the_same_pixels(tmp_path, fields):
     assert read.metadata["sure"]["preprocess"] == "stored"
     for shape in ((60, 80), (72, 40), (32, 32), (20, 25)):
         noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), dtype=np.uint8)
-        picture = Image.fromarray(noise).convert("RGB" if preprocess.channels == 3 else "L")
-        pixels = [np.array(picture).reshape(*shape, preprocess.channels)]
-        ours = preprocess_pictures(pixels, preprocess)
-        made = processor(picture, return_tensors="pt")["pixel_values"]
+        image = Image.fromarray(noise).convert("RGB" if preprocess.channels == 3 else "L")
+        pixels = [np.array(image).reshape(*shape, preprocess.channels)]
+        ours = preprocess_images(pixels, preprocess)
+        made = processor(image, return_tensors="pt")["pixel_values"]
         assert (made - ours).abs().max() <= 1e-6, shape
-        assert torch.equal(preprocess_pictures(pixels, read.preprocess), ours), shape
+        assert torch.equal(preprocess_images(pixels, read.preprocess), ours), shape
 
 
 def test_their_cut_of_an_odd_excess_may_lie_one_pixel_before_ours(tmp_path):
@@ -265,11 +265,11 @@ def test_their_cut_of_an_odd_excess_may_lie_one_pixel_before_ours(tmp_path):
     processor = peer("transformers", "AutoImageProcessor").from_pretrained(tmp_path, backend="pil")
     pixels = np.random.default_rng(0).integers(0, 256, (32, 35, 3), dtype=np.uint8)
     made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
-    for picture, equal in ((pixels[:, 1:33], True), (pixels[:, 2:34], False)):
-        difference = (made - preprocess_pictures([picture], preprocess)).abs().max()
+    for image, equal in ((pixels[:, 1:33], True), (pixels[:, 2:34], False)):
+        difference = (made - preprocess_images([image], preprocess)).abs().max()
         assert (difference <= 1e-6) == equal
-    ours = preprocess_pictures([pixels[:, 2:34]], preprocess)
-    assert torch.equal(preprocess_pictures([pixels], preprocess), ours)
+    ours = preprocess_images([pixels[:, 2:34]], preprocess)
+    assert torch.equal(preprocess_images([pixels], preprocess), ours)
 
 
 def test_an_oblong_model_is_squashed_to_its_size(tmp_path):
@@ -301,7 +301,7 @@ def test_their_processor_saved_by_itself_is_understood(tmp_path, name, fields, d
     checkpoint = load(tmp_path)
     pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), dtype=np.uint8)
     made = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
-    assert relative(preprocess_pictures([pixels], checkpoint.preprocess), made) <= 1e-6
+    assert relative(preprocess_images([pixels], checkpoint.preprocess), made) <= 1e-6
     assert len(checkpoint.metadata["warnings"]) == doubts
     assert checkpoint.metadata["sure"]["preprocess"] == ("usual" if doubts else "stored")
 
@@ -317,7 +317,7 @@ def test_older_processors_are_understood(tmp_path):
     read = load(tmp_path)
     assert (read.preprocess.fit, read.preprocess.crop_ratio) == ("squash-crop", 0.875)
     (line,) = read.metadata["warnings"]
-    assert "pictures become 224 x 224 there; here 32 x 32" in line
+    assert "images become 224 x 224 there; here 32 x 32" in line
 
 
 def edited(folder: Path, **changes: object) -> Path:

@@ -105,15 +105,15 @@ def test_inspect_predict_and_convert_say_that_it_is_an_assumption(tmp_path, caps
     source = folder("torchvision", tmp_path / "source")
     assert ASSUMED in str(vitkit.inspect(source))
     assert vitkit.inspect(source).sure["classes"] == "usual"
-    picture = tmp_path / "grey.png"
-    Image.fromarray(np.full((16, 16, 3), 128, np.uint8)).save(picture)
+    image = tmp_path / "grey.png"
+    Image.fromarray(np.full((16, 16, 3), 128, np.uint8)).save(image)
     for to in ("huggingface", "google", "vitkit"):
         report = vitkit.convert(source, tmp_path / to, to=to, allow_lossy=True)
         assert ASSUMED in report.notes
         assert vitkit.load(tmp_path / to).classes[281] == "tabby"
     capsys.readouterr()
     caplog.clear()
-    assert cli.run(["predict", str(tmp_path / "vitkit"), str(picture), "--device", "cpu"]) == 0
+    assert cli.run(["predict", str(tmp_path / "vitkit"), str(image), "--device", "cpu"]) == 0
     said = capsys.readouterr()
     assert ASSUMED in caplog.text
     labels = [part.rpartition(" ")[0] for part in said.out.strip().partition(": ")[2].split(", ")]

@@ -199,7 +199,7 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, units):
     same_bits(weights, stored(written(FORMAT, model, tmp_path / "again")))
 
 
-def test_pictures_are_squashed_to_the_range_from_minus_one(tmp_path):
+def test_images_are_squashed_to_the_range_from_minus_one(tmp_path):
     checkpoint = saved(their_weights(), tmp_path / "theirs.bin")
     preprocess = checkpoint.preprocess
     assert (preprocess.fit, preprocess.interpolation) == ("squash", "bilinear")

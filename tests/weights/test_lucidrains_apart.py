@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from noise import fill_with_noise
-from peers import TOLERANCE, pictures, relative
+from peers import TOLERANCE, random_images, relative
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -80,7 +80,7 @@ def our_model(pool: str, heads: int, head_width: int, **fields: object) -> vitki
 @each_width
 @torch.inference_mode()
 def test_a_model_that_it_saved_is_computed_by_ours(tmp_path, pool, heads, head_width):
-    model, images = their_model(pool, heads, head_width), pictures(2, *SIZES["image_size"])
+    model, images = their_model(pool, heads, head_width), random_images(2, *SIZES["image_size"])
     torch.save(model.state_dict(), tmp_path / "theirs.pt")
     save_file(model.state_dict(), tmp_path / "theirs.safetensors")
     for name in ("theirs.pt", "theirs.safetensors"):
@@ -112,7 +112,10 @@ def test_its_file_comes_back_with_the_same_bits(tmp_path, pool, heads, head_widt
 )
 @torch.inference_mode()
 def test_our_model_is_loaded_strictly_and_computed(tmp_path, pool, heads, head_width, stem):
-    model, images = our_model(pool, heads, head_width, stem=stem), pictures(2, *OURS["image_size"])
+    model, images = (
+        our_model(pool, heads, head_width, stem=stem),
+        random_images(2, *OURS["image_size"]),
+    )
     vitkit.save(tmp_path / "ours.safetensors", model, preprocess=vitkit.Preprocess())
     vitkit.convert(tmp_path / "ours.safetensors", tmp_path / "out", to="lucidrains")
     file = tmp_path / "out" / "model.safetensors"
@@ -132,7 +135,7 @@ def test_our_model_is_loaded_strictly_and_computed(tmp_path, pool, heads, head_w
 
 @torch.inference_mode()
 def test_one_head_as_wide_as_the_tokens_has_no_projection_there(tmp_path):
-    model, images = their_model("cls", 1, 128), pictures(2, *SIZES["image_size"])
+    model, images = their_model("cls", 1, 128), random_images(2, *SIZES["image_size"])
     assert not any("to_out" in name for name in model.state_dict())
     save_file(model.state_dict(), tmp_path / "theirs.safetensors")
     sizes = {name: SIZES[name] for name in ("image_size", "patch_size")}

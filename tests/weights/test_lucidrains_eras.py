@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peers import TOLERANCE, pictures, relative
+from peers import TOLERANCE, random_images, relative
 from safetensors import safe_open
 from torch import Tensor
 from weights.lucidrains_models import OldViT, between, check_read, old_simple, theirs
@@ -53,7 +53,7 @@ def test_a_mean_before_the_wrapper_was_dropped_comes_back(tmp_path):
 
 @torch.inference_mode()
 def test_a_class_token_before_the_wrapper_was_dropped_goes_to_the_newest_class(tmp_path):
-    model, newest, images = OldViT("cls"), theirs("cls"), pictures(2, 32)
+    model, newest, images = OldViT("cls"), theirs("cls"), random_images(2, 32)
     torch.save(model.state_dict(), tmp_path / "theirs.pt")
     convert(tmp_path / "theirs.pt", tmp_path / "out", to="lucidrains", trust_pickle=True)
     assert relative(newest(images), model(images)) > 10 * TOLERANCE

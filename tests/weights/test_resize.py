@@ -1,4 +1,4 @@
-"""Other patch and picture sizes from the same weights."""
+"""Other patch and image sizes from the same weights."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_smaller_kernel_is_the_least_squares_answer():
     np.testing.assert_allclose(made.flatten().numpy(), expected, atol=1e-10)
 
 
-def test_a_model_for_other_patches_and_pictures():
+def test_a_model_for_other_patches_and_images():
     model = small(num_registers=1)
     other = vitkit.resized(model, image_size=(48, 36), patch_size=12)
     assert (other.spec.grid, other.spec.patch_size) == ((4, 3), (12, 12))
@@ -56,7 +56,7 @@ def test_a_model_for_other_patches_and_pictures():
     assert (doubled(larger) - model(images)).abs().max() < 0.5 * model(images).abs().max()
 
 
-def test_another_picture_size_alone_computes_what_the_run_time_does():
+def test_another_image_size_alone_computes_what_the_run_time_does():
     model, images = small(), torch.randn(2, 3, 48, 40)
     torch.testing.assert_close(vitkit.resized(model, image_size=(48, 40))(images), model(images))
 

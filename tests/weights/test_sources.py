@@ -220,13 +220,13 @@ def test_weights_come_to_the_processor_whatever_the_default_device_is(tmp_path):
 
 def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_it_was(tmp_path, monkeypatch):
     """A run puts new files in the place of its weights while others read them."""
-    place, pictures = tmp_path / "best.safetensors", vitkit.Preprocess(image_size=32)
+    place, images = tmp_path / "best.safetensors", vitkit.Preprocess(image_size=32)
     first = noisy(vitkit.ViTSpec(**SMALL))
-    vitkit.save(place, first, preprocess=pictures)
+    vitkit.save(place, first, preprocess=images)
     opened = sources.safe_open
 
     def replaced(path, **options):
-        vitkit.save(path, noisy(vitkit.ViTSpec(**SMALL)), preprocess=pictures, epoch=2)
+        vitkit.save(path, noisy(vitkit.ViTSpec(**SMALL)), preprocess=images, epoch=2)
         return opened(path, **options)
 
     monkeypatch.setattr(sources, "safe_open", replaced)

@@ -32,7 +32,7 @@ def test_a_key_s_bias_counts_where_keys_are_turned(tmp_path):
 
 
 @pytest.mark.parametrize("to", ["google", "torchvision", "jeonsworld"])
-def test_grey_pictures_stay_grey_in_every_format(tmp_path, to):
+def test_grey_images_stay_grey_in_every_format(tmp_path, to):
     """Google's .npz has no place for mean and std, and its usual ones are three numbers."""
     stored = saved(tmp_path / "m.safetensors")
     given = {"num_heads": 2}
@@ -44,7 +44,7 @@ def test_grey_pictures_stay_grey_in_every_format(tmp_path, to):
     assert 0 < said[0].probability < 1
 
 
-def test_pictures_of_other_channels_than_the_model_s_are_not_written(tmp_path):
+def test_images_of_other_channels_than_the_model_s_are_not_written(tmp_path):
     model = vitkit.create_model("vit_tiny_patch16_224", **GREY)
     with pytest.raises(CheckpointError, match="become 3 channels, its model has 1"):
         vitkit.save(tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess())
@@ -75,6 +75,6 @@ def test_a_file_of_a_repository_is_not_a_path_of_this_machine(tmp_path):
         vitkit.load(f"hf://owner/name:{stored}")
 
 
-def test_deit_s_pictures_keep_their_margin_at_384(tmp_path):
+def test_deit_s_images_keep_their_margin_at_384(tmp_path):
     """Its datasets.py resizes to the side over 0.875, "to maintain same ratio"."""
     assert find("deit/deit_base_patch16_384").preprocess.crop_ratio == 0.875

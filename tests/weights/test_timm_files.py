@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
-from vitkit.data.images.preprocess import preprocess_pictures
+from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
 from vitkit.weights.formats.timm import config as timm_config
@@ -62,13 +62,13 @@ TO_THE_CONFIG = {"vit_base_patch16_rpn_224", "vit_base_patch32_clip_quickgelu_22
 """Kinds that their tensors alone do not tell from others."""
 
 
-def picture(name: str) -> int:
+def image(name: str) -> int:
     """Two patches a side, or four; the position table of a square."""
     return 2 * preset(name).patch_size[0]
 
 
 def theirs(name: str, **fields: Any) -> torch.nn.Module:
-    model = timm.create_model(name, img_size=picture(name), **SMALL | KINDS.get(name, {}) | fields)
+    model = timm.create_model(name, img_size=image(name), **SMALL | KINDS.get(name, {}) | fields)
     fill_with_noise(model.eval(), std=0.05)
     return model.eval()
 
@@ -95,29 +95,29 @@ def test_their_folder_is_computed_by_ours(tmp_path, name):
     assert checkpoint.format == "timm"
     assert checkpoint.metadata["sure"]["norm_eps"] == "stored"
     spec = checkpoint.model.spec
-    assert_same(checkpoint.model, model, (picture(name), picture(name)))
+    assert_same(checkpoint.model, model, (image(name), image(name)))
     settings = timm.data.resolve_data_config({}, model=model)
     assert checkpoint.preprocess.mean == pytest.approx(settings["mean"])
     assert checkpoint.preprocess.crop_ratio == pytest.approx(settings["crop_pct"])
-    assert spec.image_size == (picture(name), picture(name))
+    assert spec.image_size == (image(name), image(name))
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name not in TO_THE_CONFIG])
 def test_their_state_dict_alone_is_computed_by_ours(tmp_path, name):
     model = theirs(name)
     torch.save({"state_dict": model.state_dict(), "arch": name}, tmp_path / "model.pth.tar.pth")
-    facts: dict[str, Any] = {"image_size": picture(name)}
+    facts: dict[str, Any] = {"image_size": image(name)}
     if name in ("eva_giant_patch14_224", "vit_small_patch16_lingbot"):
         facts["pooling"] = preset(name).pooling
     checkpoint = load(tmp_path / "model.pth.tar.pth", trust_pickle=True, **facts)
     assert checkpoint.format == "timm"
     assert checkpoint.metadata["sure"]["norm_eps"] == "usual"
-    assert_same(checkpoint.model, model, (picture(name), picture(name)))
+    assert_same(checkpoint.model, model, (image(name), image(name)))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_our_folder_is_built_by_theirs(tmp_path, name):
-    side = picture(name)
+    side = image(name)
     ours = noisy(preset(name, **SIZES, image_size=(side, 2 * side)))
     folder = written(FORMAT, ours, tmp_path / "folder", classes=tuple("abcdefg"))
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
@@ -265,7 +265,7 @@ def test_a_config_that_cannot_be_followed(tmp_path, config, message):
         load(tmp_path)
 
 
-def test_the_config_gives_classes_and_pictures(tmp_path):
+def test_the_config_gives_classes_and_images(tmp_path):
     saved(tmp_path)
     config = {"architecture": "mine", "label_names": list("abcdefg"), "mean": [0.1, 0.2, 0.3],
               "std": [1, 1, 1], "crop_pct": 0.8, "crop_mode": "border", "interpolation": "lanczos",
@@ -296,11 +296,11 @@ def test_their_squash_makes_the_same_pixels(tmp_path, ratio):
             crop_mode=asked["crop_mode"], interpolation=asked["interpolation"],
         )  # fmt: skip
         pixels = np.random.default_rng(0).integers(0, 256, (30, 50, 3), dtype=np.uint8)
-        ours = preprocess_pictures([pixels], checkpoint.preprocess)[0]
+        ours = preprocess_images([pixels], checkpoint.preprocess)[0]
         assert (theirs(Image.fromarray(pixels)) - ours).abs().max() <= 1e-6
 
 
-def test_pictures_that_the_config_says_nothing_of_are_only_usual(tmp_path):
+def test_images_that_the_config_says_nothing_of_are_only_usual(tmp_path):
     saved(tmp_path)
     for mean, known in ({}, "usual"), ({"mean": [0.5] * 3, "std": [0.2] * 3}, "stored"):
         config = {"architecture": "mine", "pretrained_cfg": {"input_size": [3, 16, 16], **mean}}

@@ -229,10 +229,10 @@ def test_a_part_whose_others_are_missing_is_listed_as_left_out(tmp_path):
 def timm_wrapper(place: Path) -> tuple[Any, Any]:
     config, model = peer("transformers", "TimmWrapperConfig", "TimmWrapperForImageClassification")
     arguments = {"img_size": 32, "depth": 1}
-    pictures = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
+    images = {"input_size": [3, 32, 32], "mean": [0.1, 0.2, 0.3], "std": [0.5, 0.5, 0.5]}
     theirs = model(config.from_dict({
         "architecture": "vit_tiny_patch16_224", "num_classes": 3, "model_args": arguments,
-        "pretrained_cfg": pictures, "label_names": ["a", "b", "c"],
+        "pretrained_cfg": images, "label_names": ["a", "b", "c"],
     })).eval()  # fmt: skip
     theirs.save_pretrained(place)
     return theirs, vitkit.load(place)
@@ -284,9 +284,9 @@ def test_a_size_that_its_patches_do_not_divide_names_the_one_that_works(tmp_path
 def test_partial_loading_is_a_flag_and_a_keyword(tmp_path, caplog, capsys):
     extra = tmp_path / "extra.safetensors"
     save_file({**TIMM, "extra.weight": torch.ones(3)}, extra)
-    picture = tmp_path / "picture.png"
-    Image.fromarray(np.full((32, 32, 3), 128, np.uint8)).save(picture)
-    predict = ["predict", str(extra), str(picture), "--device", "cpu"]
+    image = tmp_path / "image.png"
+    Image.fromarray(np.full((32, 32, 3), 128, np.uint8)).save(image)
+    predict = ["predict", str(extra), str(image), "--device", "cpu"]
     convert = ["convert", str(extra), str(tmp_path / "out"), "--to", "vitkit"]
     for words in (predict, convert):
         assert cli.run(words) == 2

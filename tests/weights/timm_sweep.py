@@ -95,7 +95,7 @@ READERS: dict[str, Reader] = {"folder": by_folder, "arch": by_arch, "name": by_n
 
 @torch.inference_mode()
 def difference(ours: vitkit.ViT, model: nn.Module, name: str) -> float:
-    """Largest |difference| of the logits, as a part of their largest, on one picture."""
+    """Largest |difference| of the logits, as a part of their largest, on one image."""
     images = torch.randn(1, 3, *ours.spec.image_size, generator=torch.Generator().manual_seed(1))
     if any(mark in name for mark in HYBRIDS):  # a ResNet's stages magnify float32's rounding
         images, ours, model = images.double(), ours.double(), model.double()

@@ -17,7 +17,7 @@ from vitkit.io.atomic import refuse_unwritable, write_bytes
 from vitkit.io.progress import bar
 
 SHOWN = 10
-"""Pictures of a finding that the table names."""
+"""Images of a finding that the table names."""
 
 
 def check_data(
@@ -31,19 +31,19 @@ def check_data(
     follow_links: bool = False,
     workers: int = 0,
 ) -> None:
-    """Look at every picture before you train on it.
+    """Look at every image before you train on it.
 
-    Errors (exit code 2): pictures that cannot be decoded; training refuses them. Warnings: pictures
-    in two splits, exactly or nearly, or under two classes; classes without pictures, or with one;
-    blank pictures. Notes: repeated pictures, rare classes, odd sizes and modes. Unchanged files
+    Errors (exit code 2): images that cannot be decoded; training refuses them. Warnings: images
+    in two splits, exactly or nearly, or under two classes; classes without images, or with one;
+    blank images. Notes: repeated images, rare classes, odd sizes and modes. Unchanged files
     are not decoded again.
 
-    Two pictures are nearly the same if their grey thumbnails of 16 x 16 correlate by 0.997 or more.
+    Two images are nearly the same if their grey thumbnails of 16 x 16 correlate by 0.997 or more.
     This finds copies that were saved again, scaled or mirrored, most with a changed contrast or
     gamma, few that were cropped or have a visible watermark.
 
     Args:
-        data: a folder of pictures, a list of them, or a named data set, as for train.
+        data: a folder of images, a list of them, or a named data set, as for train.
         json: print JSON.
         output: also write the JSON to this file.
         strict: exit with 2 at warnings too.
@@ -73,7 +73,7 @@ def check_data(
     if report.refused:
         bad = sum(map(len, report.problems.values()))
         raise DataError(
-            f"{report.name}: {bad:,} of {report.total:,} pictures cannot be decoded; remove them, "
+            f"{report.name}: {bad:,} of {report.total:,} images cannot be decoded; remove them, "
             f"or train with --bad-images skip"
         )
     if strict and warned:
@@ -98,9 +98,9 @@ def _print(report: Report) -> None:
     # A name must stand on one line and whole, however wide the terminal is.
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
     table = Table(title=Text(report.name), title_justify="left")
-    for column in ("split", "pictures", "unreadable", "classes", "smallest class"):
+    for column in ("split", "images", "unreadable", "classes", "smallest class"):
         table.add_column(column, justify="left" if column == "split" else "right")
-    for split, counts in report.pictures.items():
+    for split, counts in report.images.items():
         present = [count for count in counts.values() if count]
         bad = len(report.problems.get(split, ()))
         smallest = f"{min(present):,}" if present else "-"
@@ -109,7 +109,7 @@ def _print(report: Report) -> None:
     for finding in report.findings:
         style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding.severity]
         console.print(Text(f"{finding.severity:<8}", style=style) + Text(finding.message))
-        lines = [" = ".join(names) for names in finding.pictures]
+        lines = [" = ".join(names) for names in finding.images]
         if finding.kind == "unreadable":
             problems = report.problems[finding.split]
             lines = [f"{each.name}: {each.reason}: {each.detail}" for each in problems]
@@ -121,4 +121,4 @@ def _print(report: Report) -> None:
         console.print(Text(f"{'note':<8}", style="dim") + Text(note))
     known = f", {report.recalled:,} of them unchanged since the last check"
     found = "nothing found; " if not report.findings else ""
-    console.print(f"{found}{report.total:,} pictures looked at{known if report.recalled else ''}")
+    console.print(f"{found}{report.total:,} images looked at{known if report.recalled else ''}")

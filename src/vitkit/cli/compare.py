@@ -28,7 +28,7 @@ def compare(
     workers: int = 0,
     json: bool = False,
 ) -> None:
-    """Whether one model is better than another: the same pictures, and McNemar's exact test.
+    """Whether one model is better than another: the same images, and McNemar's exact test.
 
     Args:
         checkpoints: two or more run folders (their best weights) or checkpoints; the first one is
@@ -36,9 +36,9 @@ def compare(
         data: as for train; default what they were trained on.
         split: train, val or test; default test, else val.
         data_root: where to look for named data sets.
-        cache: folder of decoded pictures, as for train; `auto`: the user's own.
+        cache: folder of decoded images, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         workers: loader processes.
         json: print JSON.
     """
@@ -71,12 +71,12 @@ def _json(found: Comparison) -> str:
 
 
 def _print(found: Comparison) -> None:
-    rows = [["checkpoint", "top1", "95 %", "balanced_accuracy", "loss", "ece", "pictures"]]
+    rows = [["checkpoint", "top1", "95 %", "balanced_accuracy", "loss", "ece", "images"]]
     for name, one in found.scores.items():
         interval = f"{one['top1_low']:.4f} to {one['top1_high']:.4f}"
         others = (f"{one[score]:.4f}" for score in ("balanced_accuracy", "loss", "ece"))
-        pictures = f"{one['pictures']:,.0f}"
-        rows.append([printable(name), f"{one['top1']:.4f}", interval, *others, pictures])
+        images = f"{one['images']:,.0f}"
+        rows.append([printable(name), f"{one['top1']:.4f}", interval, *others, images])
     lines = [
         f"{len(group.names)} seeds of the same settings: top1 {group.mean:.4f}, standard "
         f"deviation {group.spread:.4f} ({group.low:.4f} to {group.high:.4f})"

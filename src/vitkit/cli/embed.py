@@ -1,4 +1,4 @@
-"""`vitkit embed CHECKPOINT PICTURES... --out features.npz`."""
+"""`vitkit embed CHECKPOINT IMAGES... --out features.npz`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.image_arguments import Usable, find_pictures
+from vitkit.cli.image_arguments import Usable, find_images
 from vitkit.data.images.decode import printable
 from vitkit.errors import OutputError
 from vitkit.io.atomic import refuse_unwritable, replacing
@@ -25,36 +25,36 @@ from vitkit.weights.load import load
 
 def embed(
     checkpoint: Positional[str],
-    pictures: Positional[tuple[str, ...]],
+    images: Positional[tuple[str, ...]],
     *,
     out: str,
     device: str = "auto",
     batch_size: int = 64,
     strict: bool = False,
 ) -> None:
-    """The features of pictures, what the head reads: arrays `features` (N, D) and `pictures` (N,).
+    """The features of images, what the head reads: arrays `features` (N, D) and `images` (N,).
 
-    A picture that cannot be used is named on stderr and left out; the others go on, and the exit
+    An image that cannot be used is named on stderr and left out; the others go on, and the exit
     code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        pictures: files, or folders of them.
+        images: files, or folders of them.
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
-        batch_size: pictures run at once.
-        strict: stop at the first picture that cannot be used, and write nothing.
+        batch_size: images run at once.
+        strict: stop at the first image that cannot be used, and write nothing.
     """
     path = Path(out)
     if path.suffix != ".npz":
         raise OutputError(f"{out}: features are written as .npz; name it so")
     refuse_unwritable(path)
     stored = load(checkpoint)
-    images = Usable(find_pictures(pictures), strict)
+    batch_images = Usable(find_images(images), strict)
     predictor = feature_predictor(stored, device=device, batch_size=batch_size)
-    count, width = _write(path, images.of(predictor.outputs(images.names)))
-    sys.stdout.write(f"{count} pictures x {width} features -> {out}\n")
-    images.refuse_broken()
+    count, width = _write(path, batch_images.of(predictor.outputs(batch_images.names)))
+    sys.stdout.write(f"{count} images x {width} features -> {out}\n")
+    batch_images.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
@@ -78,6 +78,6 @@ def _write(path: Path, rows: Iterable[tuple[Path, Tensor]]) -> tuple[int, int]:
             with archive.open("features.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array_header_1_0(entry, header)
                 shutil.copyfileobj(features, entry)
-            with archive.open("pictures.npy", "w", force_zip64=True) as entry:
+            with archive.open("images.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.array(names, dtype=np.str_))
     return len(names), width

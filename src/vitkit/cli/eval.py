@@ -48,13 +48,13 @@ def evaluate(
         data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
         data_root: where to look for named data sets; for a CSV the folder its paths begin at.
-        cache: folder of decoded pictures, as for train; `auto`: the user's own.
+        cache: folder of decoded images, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         workers: loader processes.
         json: print JSON, with every class and the confusion matrix.
         confusion: write the confusion matrix to this .png or .csv file; rows are true classes.
-        predictions: write a row for each picture to this CSV file.
+        predictions: write a row for each image to this CSV file.
     """
     if confusion is not None and confusion.suffix not in (".png", ".csv"):
         raise SettingError(f"--confusion {confusion}: name it .png or .csv")
@@ -76,7 +76,7 @@ def evaluate(
         write_bytes(confusion, _confusion(found, confusion, data))
     if predictions is not None:
         rows = ([*row[:3], f"{row[3]:.6f}"] for row in found.rows())
-        header = ["picture", "label", "predicted", "probability"]
+        header = ["image", "label", "predicted", "probability"]
         write_bytes(predictions, _csv([header, *rows]))
 
 
@@ -88,7 +88,7 @@ def run(arguments: list[str]) -> None:
 
 def _json(found: Evaluation) -> str:
     classes = [
-        {"class": one.name, "pictures": one.pictures, "accuracy": one.accuracy,
+        {"class": one.name, "images": one.images, "accuracy": one.accuracy,
          "low": one.low, "high": one.high}
         for one in found.per_class
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def _confusion(found: Evaluation, path: Path, data: str) -> bytes:
         return _csv([["", *found.classes], *([name, *row] for name, row in table)])
     if len(found.classes) > LARGEST:
         raise SettingError(
-            f"--confusion {path}: {len(found.classes)} classes, a picture holds {LARGEST}; "
+            f"--confusion {path}: {len(found.classes)} classes, an image holds {LARGEST}; "
             f"name it .csv"
         )
     return png(confusion_matrix(found.confusion, found.classes, data))
@@ -126,7 +126,7 @@ def _table(found: Evaluation) -> str:
             notes.append(f"95 %: {found[f'{name}_low']:.4f} to {found[f'{name}_high']:.4f}")
         if f"calibrated_{name}" in found:
             notes.append(f"with the temperature: {found[f'calibrated_{name}']:.4f}")
-        shown = f"{value:.0f}" if name == "pictures" else f"{value:.4f}"
+        shown = f"{value:.0f}" if name == "images" else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
     worst = sorted(found.per_class, key=lambda one: one.accuracy)[:WORST]
     rows = [_worst(found, one) for one in worst if one.accuracy < 1]
@@ -150,7 +150,7 @@ def _worst(found: Evaluation, one: ClassScore) -> list[str]:
     missed = (found.labels == found.classes.index(one.name)) & ~found.right
     others = np.bincount(found.predicted[missed], minlength=len(found.classes))
     return [
-        printable(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.pictures:,}",
+        printable(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.images:,}",
         f"{one.low:.4f} to {one.high:.4f}",
         f"{printable(found.classes[others.argmax()])} ({others.max():,})",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""`vitkit explain CHECKPOINT PICTURES...`."""
+"""`vitkit explain CHECKPOINT IMAGES...`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.image_arguments import find_pictures
+from vitkit.cli.image_arguments import find_images
 from vitkit.data.images.decode import printable
 from vitkit.devices import on_device, resolve_device
 from vitkit.weights.load import load
@@ -19,7 +19,7 @@ from vitkit.weights.load import load
 
 def explain(
     checkpoint: Positional[str],
-    pictures: Positional[tuple[str, ...]],
+    images: Positional[tuple[str, ...]],
     *,
     method: Literal["attention"] = "attention",
     layer: int = -1,
@@ -27,11 +27,11 @@ def explain(
     output: str = "explanations",
     device: str = "auto",
 ) -> None:
-    """What a checkpoint looks at: each picture beside its heat map, as a PNG.
+    """What a checkpoint looks at: each image beside its heat map, as a PNG.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        pictures: files, or folders of them.
+        images: files, or folders of them.
         method: how the map is made.
         layer: encoder block; negative ones count from the end.
         head: one attention head; default their mean.
@@ -41,16 +41,16 @@ def explain(
     stored = load(checkpoint)
     stored = replace(stored, model=on_device(stored.model, resolve_device(device)))
     taken: set[str] = set()
-    for picture in find_pictures(pictures):
-        made = api.explain(stored, picture, method=method, layer=layer, head=head, device=device)
-        name, count = picture.stem, 1
+    for image in find_images(images):
+        made = api.explain(stored, image, method=method, layer=layer, head=head, device=device)
+        name, count = image.stem, 1
         while name in taken:
             count += 1
-            name = f"{picture.stem}-{count}"
+            name = f"{image.stem}-{count}"
         taken.add(name)
         path = made.save(Path(output) / f"{name}.png")
         said = f"{printable(made.label)} {made.probability:.3f} " if made.label else ""
-        sys.stdout.write(f"{printable(picture)}: {said}-> {printable(path)}\n")
+        sys.stdout.write(f"{printable(image)}: {said}-> {printable(path)}\n")
 
 
 def run(arguments: list[str]) -> None:

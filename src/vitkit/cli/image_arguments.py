@@ -16,7 +16,7 @@ from vitkit.io.progress import bar
 Output = TypeVar("Output")
 
 
-def find_pictures(arguments: Iterable[str]) -> list[Path]:
+def find_images(arguments: Iterable[str]) -> list[Path]:
     """Files as they are, folders as the images in them, sorted; hidden ones are left out.
 
     Files with an ending that is not read but usual for images are counted on stderr.
@@ -29,7 +29,7 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
     for argument in arguments:
         path = Path(argument)
         if not os.path.exists(path):
-            raise DataError(f"{path}: no such picture; {nearest_parent(path)}")
+            raise DataError(f"{path}: no such image; {nearest_parent(path)}")
         if not os.path.isdir(path):
             found.append(path)
             continue
@@ -38,10 +38,10 @@ def find_pictures(arguments: Iterable[str]) -> list[Path]:
             sys.stderr.write(f"vitkit: {path}: {warning}\n")
         inside = [path.joinpath(*parts) for parts in listing.paths()]
         if not inside:
-            raise DataError(f"{path}: no pictures in this folder ({', '.join(ENDINGS)})")
+            raise DataError(f"{path}: no images in this folder ({', '.join(ENDINGS)})")
         found += inside
     if not found:
-        raise DataError("no pictures were named; give files or folders")
+        raise DataError("no images were named; give files or folders")
     return found
 
 

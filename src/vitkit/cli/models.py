@@ -14,7 +14,7 @@ from vitkit.weights.catalogue import catalogue
 
 
 def models(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
-    """The models there are: name, parameters, picture size in pixels, family.
+    """The models there are: name, parameters, image size in pixels, family.
 
     Args:
         pattern: shell-style, such as 'vit_base*'.

@@ -1,4 +1,4 @@
-"""`vitkit predict CHECKPOINT PICTURES...`."""
+"""`vitkit predict CHECKPOINT IMAGES...`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.image_arguments import Usable, find_pictures
+from vitkit.cli.image_arguments import Usable, find_images
 from vitkit.data.images.decode import printable
 from vitkit.io.atomic import refuse_unwritable, replacing
 from vitkit.io.progress import let_stdout_go
@@ -25,7 +25,7 @@ Write = Callable[[Path, Prediction], object]
 
 def predict(
     checkpoint: Positional[str],
-    pictures: Positional[tuple[str, ...]],
+    images: Positional[tuple[str, ...]],
     *,
     top_k: int = 5,
     device: str = "auto",
@@ -35,20 +35,20 @@ def predict(
     strict: bool = False,
     allow_partial: bool = False,
 ) -> None:
-    """What a checkpoint says of pictures, most probable class first.
+    """What a checkpoint says of images, most probable class first.
 
-    Each line is printed as soon as its batch is done. A picture that cannot be used is named on
+    Each line is printed as soon as its batch is done. An image that cannot be used is named on
     stderr and left out; the others go on, and the exit code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        pictures: files, or folders of them.
+        images: files, or folders of them.
         top_k: how many classes to show.
         device: cpu, cuda, mps or auto.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         json: print JSON.
         csv: write a CSV file instead of printing.
-        strict: stop at the first picture that cannot be used, and write no CSV.
+        strict: stop at the first image that cannot be used, and write no CSV.
         allow_partial: go on with weights that have unknown or missing tensors: leave out the
             unknown, give the missing random values, and list both.
     """
@@ -56,17 +56,17 @@ def predict(
         refuse_unwritable(Path(csv))
     stored = load(checkpoint, strict=not allow_partial)
     predictor = Predictor.from_checkpoint(stored, device=device, batch_size=batch_size)
-    images = Usable(find_pictures(pictures), strict)
+    batch_images = Usable(find_images(images), strict)
     with ExitStack() as open_now:
         writers: list[Write] = []
         if csv is not None:
             writers.append(open_now.enter_context(_csv(Path(csv))))
         if json:
             writers.append(open_now.enter_context(_json(go_on=csv is not None)))
-        for name, said in images.of(predictor.stream(images.names, top_k)):
+        for name, said in batch_images.of(predictor.stream(batch_images.names, top_k)):
             for write in writers or [_plain]:
                 write(name, said)
-    images.refuse_broken()
+    batch_images.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
@@ -102,7 +102,7 @@ def _json(*, go_on: bool) -> Iterator[Write]:
     def write(name: Path, said: Prediction) -> None:
         nonlocal before
         row = {
-            "picture": printable(name),
+            "image": printable(name),
             "label": said.label,
             "probability": said.probability,
             "top": [{"label": label, "probability": p} for label, p in said.top],
@@ -119,7 +119,7 @@ def _csv(path: Path) -> Iterator[Write]:
     """Write a CSV file, a row at a time; it takes its name when all are done."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
-        writer.writerow(["picture", "rank", "label", "probability"])
+        writer.writerow(["image", "rank", "label", "probability"])
 
         def write(name: Path, said: Prediction) -> None:
             for rank, (label, probability) in enumerate(said.top, 1):

@@ -27,7 +27,7 @@ def summary(model: Positional[str], *, depth: int = 3, img_size: int | None = No
     Args:
         model: a model's name, or a checkpoint of any known format.
         depth: how many levels of modules to show.
-        img_size: picture size in pixels; default the model's own.
+        img_size: image size in pixels; default the model's own.
     """
     if os.path.exists(model) or Path(model).suffix or "/" in model:
         vit = load(model).model

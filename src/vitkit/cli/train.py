@@ -18,13 +18,13 @@ from vitkit.training.config.train_config import Settings, TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.resume_check import prove_resume
 
-DESCRIPTION = """Train a ViT on your pictures.
+DESCRIPTION = """Train a ViT on your images.
 
 DATA is a folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV (path,label), a
 Parquet file or a folder of them, wds:shards-{0000..0099}.tar, hf://owner/name, or one of digits,
 mnist, fashion-mnist, cifar10, cifar100. Order: defaults < --recipe < flags. Any field of the
 model: --spec.FIELD VALUE, such as --spec.patch-size 4. With --auto, nearest neighbours, a linear
-head and fine-tuning of --pretrained weights, or a model from noise that suits the pictures, are
+head and fine-tuning of --pretrained weights, or a model from noise that suits the images, are
 tried from cheap to dear within --budget, as long as the next one pays. With --prove-resume nothing
 is trained: two short runs, one of them killed and resumed, show that both end in the same bits."""
 

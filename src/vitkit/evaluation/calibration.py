@@ -100,12 +100,12 @@ def fit_temperature(outputs: Iterable[Output], world: World | None = None) -> fl
     change.
 
     Args:
-        outputs: logits and class numbers, batch by batch; of pictures that are neither trained on
+        outputs: logits and class numbers, batch by batch; of images that are neither trained on
             nor tested with.
-        world: the processes that share the pictures; each must call, and each gets the same.
+        world: the processes that share the images; each must call, and each gets the same.
 
     Returns:
-        T in [0.05, 20]; `None` where the loss is least at a bound. That is so where every picture
+        T in [0.05, 20]; `None` where the loss is least at a bound. That is so where every image
         is right: the loss then falls for ever as T does, and the labels do not say how sure one
         may be.
     """

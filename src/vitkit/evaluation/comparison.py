@@ -1,4 +1,4 @@
-"""Whether one model is better than another on the same pictures, or only luckier."""
+"""Whether one model is better than another on the same images, or only luckier."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TRIED = frozenset({"amp", "attention_kernel", "compile"})
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models on the same pictures.
+    """Two models on the same images.
 
     Attributes:
         first: name of the one.
         second: name of the other.
-        both: pictures that both are right about.
+        both: images that both are right about.
         only_first: that the first alone is right about.
         only_second: that the second alone is right about.
         neither: that neither is right about.
@@ -45,12 +45,12 @@ class Pair:
     def verdict(self) -> str:
         """One line that says which is better, or that it cannot be told."""
         counts = (
-            f"{counted(self.only_second, 'picture')} only it has right, {self.only_first} only the "
+            f"{counted(self.only_second, 'image')} only it has right, {self.only_first} only the "
             f"other"
         )
         if self.p >= LEVEL:
             said = f"no difference to be told between {self.second} and {self.first}"
-            counts = f"{counted(self.only_second, 'picture')} against {self.only_first}"
+            counts = f"{counted(self.only_second, 'image')} against {self.only_first}"
         else:
             better = "better" if self.only_second > self.only_first else "worse"
             said = f"{self.second} is {better} than {self.first}"
@@ -78,7 +78,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Several models on the same pictures.
+    """Several models on the same images.
 
     Attributes:
         scores: name -> evaluation, in the order given.
@@ -94,7 +94,7 @@ class Comparison:
 def mcnemar(only_first: int, only_second: int) -> float:
     """The two-sided p-value of McNemar's test in its exact form.
 
-    Of n pictures that one model alone is right about, Binomial(n, 1/2) fall to either if both are
+    Of n images that one model alone is right about, Binomial(n, 1/2) fall to either if both are
     equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the smaller
     number)).
     """
@@ -120,7 +120,7 @@ def compare(
         seeds: of each; of one seed there is one run, so of several the first is taken.
 
     Raises:
-        DataError: they were not evaluated on the same pictures with the same classes.
+        DataError: they were not evaluated on the same images with the same classes.
     """
     (first, one), *others = scores.items()
     for name, other in others:
@@ -140,7 +140,7 @@ def _check_same(first: str, one: Evaluation, second: str, other: Evaluation) -> 
     ours, theirs = ([row[:2] for row in each.rows()] for each in (one, other))
     if ours != theirs:
         raise DataError(
-            f"{first} and {second} do not see the same pictures in this split: {len(ours):,} and "
+            f"{first} and {second} do not see the same images in this split: {len(ours):,} and "
             f"{len(theirs):,}, cut or cleaned as each was trained; choose another --split"
         )
 

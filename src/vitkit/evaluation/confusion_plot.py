@@ -1,4 +1,4 @@
-"""The confusion matrix as a picture: rows are the true classes, columns the predicted ones."""
+"""The confusion matrix as an image: rows are the true classes, columns the predicted ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Int64, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 LARGEST = 2000
-"""Classes of the largest picture."""
+"""Classes of the largest image."""
 SIDE, CELL = 1000, 40
 """Pixels: a matrix is no wider than this with its cells as large as fit, up to CELL."""
 NAMED = 9
@@ -29,12 +29,12 @@ def confusion_matrix(
 
     A cell is the darker, the larger its part of the row: blue where that is right, red where it is
     wrong; by the square root, so that few mistakes show too. With at most 25 classes the number of
-    pictures stands in it.
+    images stands in it.
 
     Args:
-        counts: (K, K), pictures of class i taken for class j at [i, j]; K at most `LARGEST`.
+        counts: (K, K), images of class i taken for class j at [i, j]; K at most `LARGEST`.
         classes: the K names.
-        title: whose pictures they are.
+        title: whose images they are.
     """
     cell = max(1, min(CELL, SIDE // len(counts)))
     font = ImageFont.load_default(min(13, max(cell, NAMED)))
@@ -49,7 +49,7 @@ def confusion_matrix(
     pen, plain = ImageDraw.Draw(sheet), ImageFont.load_default(13)
     pen.rectangle((left - 1, top - 1, left + side, top + side), outline="#888888")
     right = int(np.trace(counts))
-    said = f"{title}: {right:,} of {counts.sum():,} pictures right"
+    said = f"{title}: {right:,} of {counts.sum():,} images right"
     pen.text((MARGIN, MARGIN), said, fill=DARK, font=plain)
     pen.text((MARGIN, HEADING + MARGIN), "rows: true class, columns: predicted", fill="#666666",
              font=plain)  # fmt: skip
@@ -64,14 +64,14 @@ def confusion_matrix(
 
 
 def png(pixels: UInt8[np.ndarray, "H W 3"]) -> bytes:
-    """A picture as a PNG file."""
+    """An image as a PNG file."""
     content = BytesIO()
     Image.fromarray(pixels).save(content, "PNG")
     return content.getvalue()
 
 
 def _parts(counts: Int64[np.ndarray, "K K"]) -> np.ndarray:
-    """Each cell's part of its row; 0 in a row without pictures."""
+    """Each cell's part of its row; 0 in a row without images."""
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 

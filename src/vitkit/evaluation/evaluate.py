@@ -1,4 +1,4 @@
-"""How good a model is on a split: the loop over its batches, every picture counted once."""
+"""How good a model is on a split: the loop over its batches, every image counted once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def outputs(
 ) -> Iterator[Output]:
     """What a callable from images (B, C, H, W) to logits (B, K) makes of a split, in its order.
 
-    Several processes take every n-th picture each, and nobody takes one twice to have as many as
+    Several processes take every n-th image each, and nobody takes one twice to have as many as
     the others: whoever adds up must add up counts and sums, not means. `tell_failed` is told of
     images that could not be read and had others in their places, a line each.
 
@@ -120,18 +120,18 @@ def examine(
 
 @dataclass(frozen=True)
 class ClassScore:
-    """How a model does on the pictures of one class.
+    """How a model does on the images of one class.
 
     Attributes:
         name: of the class.
-        pictures: how many there were; a class without any is not scored.
+        images: how many there were; a class without any is not scored.
         right: how many of them are right.
         low: of the 95 % interval (Wilson) of their share.
         high: of the same.
     """
 
     name: str
-    pictures: int
+    images: int
     right: int
     low: float
     high: float
@@ -139,7 +139,7 @@ class ClassScore:
     @property
     def accuracy(self) -> float:
         """The share that is right: the recall of the class."""
-        return self.right / self.pictures
+        return self.right / self.images
 
 
 class Evaluation(Metrics):
@@ -149,11 +149,11 @@ class Evaluation(Metrics):
         classes: the K names; numbers where the checkpoint and the data have none.
         without_images: those of them that the split has no images of. They can only be wrong
             answers: `balanced_accuracy` and `per_class` leave them out.
-        split: the pictures, N of them.
+        split: the images, N of them.
         labels: their true classes (N,), numbered as the checkpoint numbers them.
         predicted: the most probable class of each (N,).
         probability: its probability (N,), with the stored temperature.
-        confusion: (K, K), at [i, j] the pictures of class i that were taken for class j.
+        confusion: (K, K), at [i, j] the images of class i that were taken for class j.
     """
 
     def __init__(
@@ -180,22 +180,22 @@ class Evaluation(Metrics):
 
     @property
     def per_class(self) -> list[ClassScore]:
-        """One for each class that has pictures, in the classes' order."""
-        pictures = np.bincount(self.labels, minlength=len(self.classes)).tolist()
+        """One for each class that has images, in the classes' order."""
+        images = np.bincount(self.labels, minlength=len(self.classes)).tolist()
         right = np.bincount(self.labels[self.right], minlength=len(self.classes)).tolist()
         return [
             ClassScore(name, n, hits, *wilson(hits, n))
-            for name, n, hits in zip(self.classes, pictures, right, strict=True)
+            for name, n, hits in zip(self.classes, images, right, strict=True)
             if n
         ]
 
     @property
     def right(self) -> np.ndarray:
-        """Whether each picture's class is the predicted one (N,)."""
+        """Whether each image's class is the predicted one (N,)."""
         return self.labels == self.predicted
 
     def rows(self) -> Iterator[tuple[str, str, str, float]]:
-        """Of each picture: its name, its class, the predicted class, the probability of that."""
+        """Of each image: its name, its class, the predicted class, the probability of that."""
         for place, (label, said, probability) in enumerate(
             zip(self.labels, self.predicted, self.probability.tolist(), strict=True)
         ):

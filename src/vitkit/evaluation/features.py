@@ -56,18 +56,18 @@ def features(
     cache: Path | None = None,
     say: Callable[[str], object] | None = None,
 ) -> tuple[Float[Tensor, "N E"], Int64[Tensor, "N"]]:
-    """What the head of a model would read of every picture of a split, kept for the next time.
+    """What the head of a model would read of every image of a split, kept for the next time.
 
     Args:
         model: in eval mode on `device`; its head is not looked at.
-        dataset: the pictures.
+        dataset: the images.
         split: which of them.
         preprocess: what they become.
         device: where the model is.
-        batch_size: pictures run at once.
+        batch_size: images run at once.
         workers: loader processes.
         cache: folder of kept features; default `features` in the user's cache folder. They belong
-            to the weights, the data's content, the pictures in the split and their preprocessing.
+            to the weights, the data's content, the images in the split and their preprocessing.
         say: told whether they were found or computed.
 
     Returns:
@@ -76,15 +76,15 @@ def features(
     Raises:
         DataError: an empty split.
     """
-    pictures, say = dataset.splits[split], say or (lambda line: None)
+    raw_images, say = dataset.splits[split], say or (lambda line: None)
     key = _key(model, dataset, split, preprocess)
     place = (cache or cache_folder() / "features") / f"{key}.safetensors"
-    labels = torch.from_numpy(np.ascontiguousarray(pictures.labels))
+    labels = torch.from_numpy(np.ascontiguousarray(raw_images.labels))
     found = _kept(place)
     if found is not None and len(found) == len(labels):
         say(f"features of {split}: {len(found):,} x {found.shape[1]}, from {place}")
         return found, labels
-    made = outputs(lambda images: model.pooled(model.forward_features(images)), pictures,
+    made = outputs(lambda images: model.pooled(model.forward_features(images)), raw_images,
                    preprocess, batch_size=batch_size, device=device, workers=workers)  # fmt: skip
     found = torch.cat([pooled.cpu() for pooled, _ in made]).clone()
     content = safetensors_content({"features": found}, {})
@@ -105,13 +105,13 @@ def _kept(place: Path) -> Tensor | None:
 
 
 def _key(model: ViT, dataset: Dataset, split: str, preprocess: Preprocess) -> str:
-    pictures = dataset.splits[split]
+    images = dataset.splits[split]
     weights, spec = model.state_dict(), model.spec.to_json() | {"num_classes": 0}
     said = [fingerprint(weights, without=HEADS), spec,
             dataset.fingerprint, preprocess.to_json(), DECODER, PIL.__version__]  # fmt: skip
     key = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
-    for number in range(len(pictures)):
-        key.update(f"{pictures.name(number)}\n".encode(errors="surrogateescape"))
+    for number in range(len(images)):
+        key.update(f"{images.name(number)}\n".encode(errors="surrogateescape"))
     return key.hexdigest()[:32]
 
 
@@ -124,15 +124,15 @@ def knn(
     neighbours: int = NEIGHBOURS,
     temperature: float = TEMPERATURE,
 ) -> Float[Tensor, "M K"]:
-    """Weighted nearest neighbours: a probability of every class for each of M pictures.
+    """Weighted nearest neighbours: a probability of every class for each of M images.
 
     Of cosine similarities s, the k largest vote for their class with exp(s / temperature)
     (Z. Wu et al., arXiv 1805.01978, Sec. 3.4; as in DINO).
 
     Args:
-        train: features of N pictures (N, E).
+        train: features of N images (N, E).
         labels: their class numbers (N,).
-        queries: features of the M pictures (M, E).
+        queries: features of the M images (M, E).
         num_classes: K.
         neighbours: k; at most N.
         temperature: above 0; the smaller it is, the more the nearest count.
@@ -201,10 +201,10 @@ def fit_linear(
         The head on the CPU.
 
     Raises:
-        DataError: all pictures are of one class.
+        DataError: all images are of one class.
     """
     if len(labels.unique()) < 2:
-        raise DataError("all pictures are of one class; a linear head needs two to tell apart")
+        raise DataError("all images are of one class; a linear head needs two to tell apart")
     mean = train.mean(0)
     scale = train.std(0, correction=0)
     scale = torch.where(scale > SMALLEST, scale, torch.ones_like(scale))

@@ -1,6 +1,6 @@
 """What is counted of a model's predictions, and the scores that follow from the counts.
 
-Everything is a count or a sum of pictures. So several processes add theirs up, and a score is the
+Everything is a count or a sum of images. So several processes add theirs up, and a score is the
 same for any number of them.
 """
 
@@ -27,7 +27,7 @@ RESAMPLES = 2000
 
 
 class Tally:
-    """Adds up what a model says of pictures, one batch after another.
+    """Adds up what a model says of images, one batch after another.
 
     Args:
         num_classes: K.
@@ -53,7 +53,7 @@ class Tally:
 
     @property
     def labels(self) -> Int64[np.ndarray, " N"]:
-        """The true class of every picture, in the order they came."""
+        """The true class of every image, in the order they came."""
         return self._column(0).astype(np.int64)
 
     @property
@@ -71,7 +71,7 @@ class Tally:
         return torch.cat(seen).cpu().numpy() if seen else np.zeros(0)
 
     def counts(self, world: World | None = None) -> Counts:
-        """All counts, over the pictures of all processes; each of them must call."""
+        """All counts, over the images of all processes; each of them must call."""
         classes = self.num_classes
         batches = torch.stack(self._sums).cpu() if self._sums else torch.zeros(1, 5)
         sums = batches.double().sum(0).numpy()
@@ -85,11 +85,11 @@ class Tally:
         ]  # fmt: skip
         ends = np.cumsum([len(part) for part in mine])[:-1]
         whole = (world or World()).summed(torch.from_numpy(np.concatenate(mine).astype(float)))
-        sums, pictures, right, *bins = np.split(whole.numpy(), ends)
-        return Counts(self.k, sums, pictures, right, np.stack(bins))
+        sums, images, right, *bins = np.split(whole.numpy(), ends)
+        return Counts(self.k, sums, images, right, np.stack(bins))
 
     def confusion(self, world: World | None = None) -> Int64[np.ndarray, "K K"]:
-        """Pictures of class i taken for class j, at [i, j], of all processes; each must call."""
+        """Images of class i taken for class j, at [i, j], of all processes; each must call."""
         pairs = self.labels * self.num_classes + self.predicted
         table = np.bincount(pairs, minlength=self.num_classes**2)
         return (world or World()).summed(torch.from_numpy(table)).numpy().reshape(
@@ -115,46 +115,46 @@ class Counts:
 
     Attributes:
         k: of top-k.
-        sums: pictures that are right; right among the first k; losses in nats; pictures; squared
+        sums: images that are right; right among the first k; losses in nats; images; squared
             distances between probabilities and truth.
-        pictures: of each class.
+        images: of each class.
         right: those of each class that are right.
-        bins: of each bin of confidence: pictures, sum of confidences, pictures that are right.
+        bins: of each bin of confidence: images, sum of confidences, images that are right.
     """
 
     k: int
     sums: Float64[np.ndarray, "5"]
-    pictures: Float64[np.ndarray, " K"]
+    images: Float64[np.ndarray, " K"]
     right: Float64[np.ndarray, " K"]
     bins: Float64[np.ndarray, "3 M"]
 
     def scores(self) -> Metrics:
         """Every score of the model.
 
-        `top1` and `top{k}`, the share of pictures whose class is first, or among the first k;
+        `top1` and `top{k}`, the share of images whose class is first, or among the first k;
         `loss`, the mean negative log-likelihood in nats; `balanced_accuracy`, the mean over the
-        classes that have pictures of each one's share that is right; `brier`, the mean of
+        classes that have images of each one's share that is right; `brier`, the mean of
         sum_j (p_j - y_j)^2, in [0, 2] (Brier 1950); `ece`, the expected calibration error, in
         [0, 1] (Guo et al., arXiv 1706.04599, Eq. 3): sum_m |B_m| / n |acc(B_m) - conf(B_m)|;
-        `pictures`, how many there were.
+        `images`, how many there were.
         """
-        hits, among, loss, pictures, brier = self.sums.tolist()
+        hits, among, loss, images, brier = self.sums.tolist()
         _, confidence, right = self.bins
-        there = self.pictures > 0
+        there = self.images > 0
         return {
-            "top1": hits / pictures,
-            f"top{self.k}": among / pictures,
-            "loss": loss / pictures,
-            "balanced_accuracy": float((self.right[there] / self.pictures[there]).mean()),
-            "brier": brier / pictures,
-            "ece": float(np.abs(right - confidence).sum() / pictures),
-            "pictures": pictures,
+            "top1": hits / images,
+            f"top{self.k}": among / images,
+            "loss": loss / images,
+            "balanced_accuracy": float((self.right[there] / self.images[there]).mean()),
+            "brier": brier / images,
+            "ece": float(np.abs(right - confidence).sum() / images),
+            "images": images,
         }
 
     def intervals(self) -> Metrics:
         """Bounds of 95 %: `top1_low`, `top1_high` and the same of the balanced accuracy."""
         top1 = wilson(int(self.sums[0]), int(self.sums[3]))
-        balanced = balanced_interval(self.right, self.pictures)
+        balanced = balanced_interval(self.right, self.images)
         return {
             "top1_low": top1[0], "top1_high": top1[1],
             "balanced_accuracy_low": balanced[0], "balanced_accuracy_high": balanced[1],
@@ -166,44 +166,44 @@ def headline(scores: Metrics) -> list[str]:
     return [f"{name} {value:.4f}" for name, value in [*scores.items()][:3]]
 
 
-def wilson(hits: int, pictures: int) -> tuple[float, float]:
+def wilson(hits: int, images: int) -> tuple[float, float]:
     """The 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3)."""
-    return _wilson(hits / pictures, float(pictures))
+    return _wilson(hits / images, float(images))
 
 
-def _wilson(share: float, pictures: float) -> tuple[float, float]:
-    square = Z * Z / pictures
+def _wilson(share: float, images: float) -> tuple[float, float]:
+    square = Z * Z / images
     middle = (share + square / 2) / (1 + square)
-    half = Z * math.sqrt((share * (1 - share) + square / 4) / pictures) / (1 + square)
+    half = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def balanced_interval(
-    right: Float64[np.ndarray, " K"], pictures: Float64[np.ndarray, " K"]
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"]
 ) -> tuple[float, float]:
-    """The 95 % interval of the balanced accuracy, for few pictures and scores near 1, too.
+    """The 95 % interval of the balanced accuracy, for few images and scores near 1, too.
 
     The bootstrap draws classes that are all right only as all right, so where that is too narrow it
-    is widened to Wilson's interval for as many pictures as a plain share of this variance would
-    have, K^2 / sum_k 1 / n_k; for classes of one size those are all pictures.
+    is widened to Wilson's interval for as many images as a plain share of this variance would
+    have, K^2 / sum_k 1 / n_k; for classes of one size those are all images.
     """
-    there = pictures > 0
-    share = float((right[there] / pictures[there]).mean())
-    count = int(there.sum()) ** 2 / float((1 / pictures[there]).sum())
-    low, high = zip(bootstrap_balanced(right, pictures), _wilson(share, count), strict=True)
+    there = images > 0
+    share = float((right[there] / images[there]).mean())
+    count = int(there.sum()) ** 2 / float((1 / images[there]).sum())
+    low, high = zip(bootstrap_balanced(right, images), _wilson(share, count), strict=True)
     return min(low), max(high)
 
 
 def bootstrap_balanced(
-    right: Float64[np.ndarray, " K"], pictures: Float64[np.ndarray, " K"], seed: int = 0
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"], seed: int = 0
 ) -> tuple[float, float]:
-    """The 95 % percentile interval of the balanced accuracy, pictures drawn anew in each class.
+    """The 95 % percentile interval of the balanced accuracy, images drawn anew in each class.
 
-    Of n pictures drawn from a class in which h of n are right, Binomial(n, h / n) are right: so the
-    pictures themselves are not needed (Efron 1979; stratified by class).
+    Of n images drawn from a class in which h of n are right, Binomial(n, h / n) are right: so the
+    images themselves are not needed (Efron 1979; stratified by class).
     """
-    there = pictures > 0
-    n, share = pictures[there].astype(np.int64), right[there] / pictures[there]
+    there = images > 0
+    n, share = images[there].astype(np.int64), right[there] / images[there]
     drawn = np.random.default_rng(seed).binomial(n, share, (RESAMPLES, len(n))) / n
     low, high = np.quantile(drawn.mean(1), [0.025, 0.975])
     return float(low), float(high)

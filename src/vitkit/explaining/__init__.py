@@ -1,1 +1,1 @@
-"""What a model looks at: takes a model and tensors, gives heat maps and pictures of them."""
+"""What a model looks at: takes a model and tensors, gives heat maps and images of them."""

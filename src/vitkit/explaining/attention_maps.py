@@ -29,11 +29,11 @@ def attention_grid(
         head: one head; default the mean over heads.
 
     Returns:
-        (B, gh, gw), each picture's patches summing to 1.
+        (B, gh, gw), each image's patches summing to 1.
 
     Raises:
         SettingError: a layer or a head that the model does not have.
-        ShapeError: pictures that do not fit the model.
+        ShapeError: images that do not fit the model.
     """
     for name, number in (("layer", layer), ("head", 0 if head is None else head)):
         if not isinstance(number, int):

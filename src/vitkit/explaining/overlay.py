@@ -1,4 +1,4 @@
-"""A heat map laid over its picture."""
+"""A heat map laid over its image."""
 
 from __future__ import annotations
 
@@ -21,48 +21,48 @@ LARGEST_SIDE = 2048
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model looked at in one picture.
+    """What a model looked at in one image.
 
     Attributes:
-        picture: (H, W, 3) uint8 RGB, the whole picture.
+        image: (H, W, 3) uint8 RGB, the whole image.
         heatmap: (H, W) float32 in [0, 1], 1 where the model looked most; 0 outside its view.
         label: the class the model predicted, or an empty string.
         probability: of that class, in [0, 1].
         method: how the map was made.
     """
 
-    picture: UInt8[np.ndarray, "H W 3"]
+    image: UInt8[np.ndarray, "H W 3"]
     heatmap: Float[np.ndarray, "H W"]
     label: str = ""
     probability: float = 0.0
     method: str = "attention"
 
     def overlay(self, strength: float = 0.6) -> Image.Image:
-        """The picture under the heat map, as an RGB PIL image of a size fit for a screen.
+        """The image under the heat map, as an RGB PIL image of a size fit for a screen.
 
         Args:
             strength: opacity of the map where it is 1; it fades with the map.
         """
         from matplotlib import colormaps
 
-        picture = _for_people(Image.fromarray(self.picture))
+        image = _for_people(Image.fromarray(self.image))
         smooth = Image.fromarray(np.rint(self.heatmap * 255).astype(np.uint8))
-        heat = np.asarray(smooth.resize(picture.size, Image.Resampling.BICUBIC))
+        heat = np.asarray(smooth.resize(image.size, Image.Resampling.BICUBIC))
         colours = Image.fromarray(colormaps["inferno"](heat, bytes=True)[..., :3])
-        # A floor keeps cold regions readable: they darken a little, but stay the picture's.
+        # A floor keeps cold regions readable: they darken a little, but stay the image's.
         alpha = strength * (0.25 + 0.75 * heat.astype(np.float32) / 255)
-        return Image.composite(colours, picture, Image.fromarray((alpha * 255).astype(np.uint8)))
+        return Image.composite(colours, image, Image.fromarray((alpha * 255).astype(np.uint8)))
 
     def side_by_side(self) -> Image.Image:
-        """The picture and its overlay, left and right."""
-        left, right = _for_people(Image.fromarray(self.picture)), self.overlay()
+        """The image and its overlay, left and right."""
+        left, right = _for_people(Image.fromarray(self.image)), self.overlay()
         sheet = Image.new("RGB", (left.width + right.width + 8, left.height), "white")
         sheet.paste(left, (0, 0))
         sheet.paste(right, (left.width + 8, 0))
         return sheet
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture beside its overlay as a PNG.
+        """Write the image beside its overlay as a PNG.
 
         Raises:
             OutputError: another ending than .png, or a place that cannot be written.
@@ -80,12 +80,12 @@ def heatmap_over(
     size: tuple[int, int],
     viewport: tuple[float, float, float, float],
 ) -> Float[np.ndarray, "H W"]:
-    """Enlarge a grid of patches to the part of the picture the model saw, scaled to [0, 1].
+    """Enlarge a grid of patches to the part of the image the model saw, scaled to [0, 1].
 
     Args:
         grid: one value a patch, (gh, gw).
-        size: (H, W) of the whole picture, in pixels.
-        viewport: (top, left, height, width) of what the model saw, in pixels of the picture.
+        size: (H, W) of the whole image, in pixels.
+        viewport: (top, left, height, width) of what the model saw, in pixels of the image.
 
     Returns:
         (H, W) float32: bilinear inside the viewport, least 0 and most 1; 0 outside. A grid whose
@@ -103,7 +103,7 @@ def heatmap_over(
 
 
 def _for_people(image: Image.Image) -> Image.Image:
-    """Small pictures enlarged by a whole factor, large ones brought down to a screen's size."""
+    """Small images enlarged by a whole factor, large ones brought down to a screen's size."""
     factor = min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size))
     if factor > 1:
         return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)

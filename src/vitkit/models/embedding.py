@@ -1,4 +1,4 @@
-"""From a picture to tokens: Eq. 1 of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
+"""From an image to tokens: Eq. 1 of "An Image is Worth 16x16 Words" (arXiv 2010.11929).
 
 z_0 = [x_class; x_p^1 E; ...; x_p^N E] + E_pos. `PatchEmbedding` is x_p E, `Embedding` the rest.
 """
@@ -21,7 +21,7 @@ from vitkit.spec import ViTSpec
 
 
 def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N V"]:
-    """Cut pictures into patches, row by row: (B, C, H, W) -> (B, N, C * P * P), channel slowest.
+    """Cut images into patches, row by row: (B, C, H, W) -> (B, N, C * P * P), channel slowest.
 
     >>> patchify(torch.arange(16.).reshape(1, 1, 4, 4), (2, 2))[0, 1].tolist()
     [2.0, 3.0, 6.0, 7.0]
@@ -32,7 +32,7 @@ def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N 
 
 
 class PatchEmbedding(nn.Module):
-    """x_p E: cut a picture into P x P patches and map each to D numbers, by one convolution.
+    """x_p E: cut an image into P x P patches and map each to D numbers, by one convolution.
 
     (B, C, H, W) -> (B, N, D) with N = (H / P) * (W / P), patches row by row. E is stored as the
     convolution's kernel (D, C, P, P), timm's `patch_embed.proj`.
@@ -70,14 +70,14 @@ class PatchEmbedding(nn.Module):
         return self.proj(images).flatten(2).transpose(1, 2)  # B D gh gw -> B N D
 
     def grid(self, images: Images) -> Grid:
-        """(gh, gw), how many patches the pictures give down and across."""
+        """(gh, gw), how many patches the images give down and across."""
         if images.ndim != 4 or not images.is_floating_point():
             raise ShapeError(f"{tuple(images.shape)} {images.dtype}: expected floats (B, C, H, W)")
         _, channels, height, width = images.shape
         rows, columns = self.patch_size
         if channels != self.in_channels or height % rows or width % columns or not height * width:
             raise ShapeError(
-                f"pictures are {channels} x {height} x {width} (C x H x W); expected "
+                f"images are {channels} x {height} x {width} (C x H x W); expected "
                 f"{self.in_channels} channels and sides divisible by the patch, {rows} x {columns}"
             )
         return height // rows, width // columns
@@ -110,9 +110,9 @@ class NormedPatchEmbedding(PatchEmbedding):
 
 
 class HybridEmbedding(PatchEmbedding):
-    """Patches of a network's feature map instead of the picture (Sec. 3.1, "Hybrid Architecture").
+    """Patches of a network's feature map instead of the image (Sec. 3.1, "Hybrid Architecture").
 
-    (B, C, H, W) -> backbone (B, c, h, w) -> (B, N, D). `patch_size` stays in pixels of the picture.
+    (B, C, H, W) -> backbone (B, c, h, w) -> (B, N, D). `patch_size` stays in pixels of the image.
 
     Args:
         backbone: any module that gives one map (B, c, h, w).
@@ -138,7 +138,7 @@ class HybridEmbedding(PatchEmbedding):
         cells = self.proj(self.backbone(images))
         if cells.shape[2:] != (rows, columns):
             raise ShapeError(
-                f"the backbone's map gives {cells.shape[2]} x {cells.shape[3]} patches of pictures "
+                f"the backbone's map gives {cells.shape[2]} x {cells.shape[3]} patches of images "
                 f"{images.shape[2]} x {images.shape[3]}; expected {rows} x {columns}"
             )
         return cells.flatten(2).transpose(1, 2)  # B D gh gw -> B N D
@@ -165,7 +165,7 @@ def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
 
 
 def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
-    """Channels and stride of a backbone's map, by running it once on a black picture."""
+    """Channels and stride of a backbone's map, by running it once on a black image."""
     some = next(backbone.parameters(), torch.empty(0))
     modes = [(module, module.training) for module in backbone.modules()]
     with torch.no_grad():
@@ -215,7 +215,7 @@ class Embedding(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Drops patch tokens of each picture in training: "PatchDropout" (arXiv 2208.07220).
+    """Drops patch tokens of each image in training: "PatchDropout" (arXiv 2208.07220).
 
     A part `rate` of the patches goes, but one; the `prefix` tokens before them stay.
     """

@@ -18,7 +18,7 @@ from vitkit.spec import Block, QKVBias
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): in training, drops the branch of whole pictures.
+    """Stochastic depth (arXiv 1603.09382): in training, drops the branch of whole images.
 
     Those it keeps are scaled up by 1 / (1 - rate).
     """
@@ -28,7 +28,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
-        """Zero for a picture with probability `rate`, else branch / (1 - rate)."""
+        """Zero for an image with probability `rate`, else branch / (1 - rate)."""
         if self.rate == 0.0 or not self.training:
             return branch
         kept = 1.0 - self.rate

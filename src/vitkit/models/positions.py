@@ -1,7 +1,7 @@
 """How tokens know their place: learned and fixed tables, rotations, and tables for another grid.
 
 A table is (1, T, D) and is added to the tokens (Eq. 1); its prefix rows may be zero. Learned ones
-are resampled for pictures of another size (Sec. 3.2), fixed ones computed for the grid at hand.
+are resampled for images of another size (Sec. 3.2), fixed ones computed for the grid at hand.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ BLOCK_FIELDS = (
 
 
 class ViT(nn.Module):
-    """A plain Vision Transformer: pictures (B, C, H, W) -> logits (B, K).
+    """A plain Vision Transformer: images (B, C, H, W) -> logits (B, K).
 
     H and W may be any multiples of the patch; positions are brought to their grid. Parameter names
     are timm's: `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.3.attn.qkv`, `norm`, `head`.
@@ -146,7 +146,7 @@ class ViT(nn.Module):
         return cls, distillation
 
     def pooled(self, features: Features) -> Float[Tensor, "B E"]:
-        """What the head reads of a picture: Eq. 4, and the representation where there is one."""
+        """What the head reads of an image: Eq. 4, and the representation where there is one."""
         return self._merge(self._readouts(features))
 
     def _readouts(self, features: Features, record: Record | None = None) -> list[Tensor]:

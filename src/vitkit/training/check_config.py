@@ -62,23 +62,23 @@ def _check_augmentation(config: TrainConfig, processes: int) -> None:
     together = config.batch_size // (config.grad_accum_steps * processes)
     if (config.mixup > 0 or config.cutmix > 0) and together < 2:
         raise SettingError(
-            f"mixup and cutmix mix the pictures that go through the model together, and that is "
+            f"mixup and cutmix mix the images that go through the model together, and that is "
             f"{together}; raise --batch-size, or lower --grad-accum-steps {config.grad_accum_steps}"
         )
     if config.repeated_aug > 1 and config.repeated_aug >= config.batch_size:
         raise SettingError(
             f"repeated_aug {config.repeated_aug} fills a batch of {config.batch_size} with one "
-            f"picture; lower it, or raise --batch-size"
+            f"image; lower it, or raise --batch-size"
         )
     if config.repeated_aug > 1 and config.distill_views > 0:
         raise SettingError(
-            f"distill_views {config.distill_views} has one view of a picture in an epoch and "
+            f"distill_views {config.distill_views} has one view of an image in an epoch and "
             f"repeated_aug {config.repeated_aug}; pass one of them"
         )
 
 
 def _check_shares(config: TrainConfig, processes: int) -> None:
-    """Every process and accumulation step must have as many pictures as any other."""
+    """Every process and accumulation step must have as many images as any other."""
     batch, parts = config.batch_size, config.grad_accum_steps
     if batch % parts:
         allowed = [n for n in range(1, batch + 1) if batch % n == 0]
@@ -127,7 +127,7 @@ def _check_finding(config: TrainConfig, processes: int) -> None:
 
 
 def _check_probe(config: TrainConfig, processes: int) -> None:
-    """A probe needs weights, and looks at every picture once, as it is in evaluation."""
+    """A probe needs weights, and looks at every image once, as it is in evaluation."""
     if config.probe is None:
         return
     if config.pretrained is None:

@@ -23,7 +23,7 @@ def out_of_memory(step: TrainingStep, batch: Batch, plan: Plan, world: World) ->
     mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
     return SettingError(
         f"{plan.device} is out of memory at {mine // config.grad_accum_steps}"
-        f" pictures at once; {mend}lower --batch-size, --img-size or the model"
+        f" images at once; {mend}lower --batch-size, --img-size or the model"
     )
 
 
@@ -37,7 +37,7 @@ def not_finite(made: Outcome, step: int, rate: float, plan: Plan, world: World) 
     value = made.loss if made.bad == "loss" else made.norm
     return (
         f"the {made.bad} is {value}{where} at step {step} (lr {rate:.3g}, "
-        f"loss {made.loss:.3g}, gradient norm {made.norm:.3g}, pictures {names} ...)"
+        f"loss {made.loss:.3g}, gradient norm {made.norm:.3g}, images {names} ...)"
     )
 
 

@@ -33,8 +33,8 @@ from vitkit.weights.pretrained import as_published, brought
 
 CATALOGUE = "auto"
 """`pretrained` without a value: what the catalogue has for the model."""
-PICTURES = ("interpolation", "fit", "crop_ratio")
-"""Settings of pictures that weights know nothing of."""
+IMAGES = ("interpolation", "fit", "crop_ratio")
+"""Settings of images that weights know nothing of."""
 SAID = ("place", "format", "sha256", "licence")
 """Of a start, what the checkpoints of the run repeat."""
 
@@ -45,7 +45,7 @@ class Start:
 
     Attributes:
         spec: of the model, its head as wide as there are classes.
-        preprocess: what pictures become.
+        preprocess: what images become.
         weights: of the whole model; `None` where the state of a stopped run has them.
         facts: what config.yaml keeps: `place`, `format`, `sha256` and `licence` of the weights as
             they were found, `spec` and `preprocess` as they are here.
@@ -63,7 +63,7 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
     """The checkpoint that `config.pretrained` means, brought to what the settings ask for.
 
     Args:
-        config: `pretrained`, `model`, `trust_pickle`, and how pictures are treated.
+        config: `pretrained`, `model`, `trust_pickle`, and how images are treated.
         asked: the fields of `ViTSpec` that the settings name.
 
     Returns:
@@ -101,7 +101,7 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
             "leave --model out to take the file's" if config.model else "leave these settings out"
         )
         raise CheckpointError(f"{error}; {mend}") from None
-    stored = _with_pictures(stored, config)
+    stored = _with_images(stored, config)
     about: dict[str, Any] = {"place": _lasting(place), "sha256": sha256, "probe": config.probe}
     about["adapted"] = list(stored.metadata.get("adapted", ()))[earlier:]
     return replace(stored, metadata={**stored.metadata, **about})
@@ -227,7 +227,7 @@ def _with_head(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Checkpoint
     return with_fresh_head(stored, count), f"{gone}{tanh}; it starts at zero"
 
 
-def _with_pictures(stored: Checkpoint, config: TrainConfig) -> Checkpoint:
+def _with_images(stored: Checkpoint, config: TrainConfig) -> Checkpoint:
     """Another mean and std go into the patch projection; the rest is only said."""
     old = stored.preprocess
     mean, std = config.mean or old.mean, config.std or old.std
@@ -238,7 +238,7 @@ def _with_pictures(stored: Checkpoint, config: TrainConfig) -> Checkpoint:
         )
     if (mean, std) != (old.mean, old.std):
         stored = adapt(stored, mean=mean, std=std)
-    named = {name: getattr(config, name) for name in PICTURES if getattr(config, name) is not None}
+    named = {name: getattr(config, name) for name in IMAGES if getattr(config, name) is not None}
     changed = stored.preprocess.replace(image_size=stored.model.spec.image_size, **named)
     return replace(stored, preprocess=changed)
 

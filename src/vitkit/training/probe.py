@@ -18,8 +18,8 @@ OF_STEPS = (
     "momentum", "beta1", "beta2", "weight_decay", "clip_grad", "loss", "bce_threshold",
     "label_smoothing", "flip", "shift", "crop_scale",
 )  # fmt: skip
-"""Settings that mean nothing to a probe, which takes no steps and changes no picture."""
-OF_VOTES = ("top1", "balanced_accuracy", "pictures")
+"""Settings that mean nothing to a probe, which takes no steps and changes no image."""
+OF_VOTES = ("top1", "balanced_accuracy", "images")
 """Scores that votes have; they are no calibrated probabilities."""
 
 

@@ -56,7 +56,7 @@ class RunFolder:
 
     @property
     def augmented(self) -> Path:
-        """What the model is fed in the first step, as a picture."""
+        """What the model is fed in the first step, as an image."""
         return self.root / "augmented.png"
 
     @property
@@ -66,7 +66,7 @@ class RunFolder:
 
     @property
     def confusion(self) -> Path:
-        """What the best weights take the validation pictures for, as a picture."""
+        """What the best weights take the validation images for, as an image."""
         return self.root / "confusion_matrix.png"
 
     @property
@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def teacher(self) -> Path:
-        """What a teacher says of every view of the pictures; made again where it is missing."""
+        """What a teacher says of every view of the images; made again where it is missing."""
         return self.root / "teacher"
 
     @property

@@ -34,7 +34,7 @@ from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.check_config import check_settings
 from vitkit.training.config.train_config import DEFAULT_MODEL, Settings, TrainConfig
 from vitkit.training.distillation.teacher import Teacher, opened_teacher
-from vitkit.training.initial_weights import PICTURES, Start, begin, begun, freeze_parts, opened
+from vitkit.training.initial_weights import IMAGES, Start, begin, begun, freeze_parts, opened
 from vitkit.training.optimization.losses import check_loss
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run_folder import resumed_folder
@@ -50,7 +50,7 @@ class Plan:
 
     Attributes:
         config: the settings, as given.
-        dataset: train, val where there is one, test where there is one; every picture decodes.
+        dataset: train, val where there is one, test where there is one; every image decodes.
         spec: the model, its head as wide as there are classes.
         preprocess: the evaluation transform, which goes into the checkpoints.
         steps: every training batch of the run.
@@ -91,7 +91,7 @@ class Plan:
 
 
 def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool = False) -> Plan:
-    """Open the data, check every picture, and build the spec; nothing is written.
+    """Open the data, check every image, and build the spec; nothing is written.
 
     Args:
         config: the settings.
@@ -109,7 +109,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
     config, left_out = suited(config)
     check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
-    begin = _beginning(config, goes_on)  # refuses an impossible model before reading any picture
+    begin = _beginning(config, goes_on)  # refuses an impossible model before reading any image
     dataset, notes = _opened_data(config, goes_on)
     notes = [*left_out, *notes]
     _check_against(config, dataset)
@@ -225,7 +225,7 @@ def _opened_data(config: TrainConfig, goes_on: bool) -> tuple[Dataset, list[str]
             f"val_fraction {config.val_fraction:g} without effect: the data have a val split"
         )
     for split, problems in report.problems.items():
-        notes += [f"skipped {counted(len(problems), 'picture')} of {split} that cannot be decoded:"]
+        notes += [f"skipped {counted(len(problems), 'image')} of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
     return lasting(dataset), notes
 
@@ -253,7 +253,7 @@ def _from_noise(config: TrainConfig, num_classes: int) -> Start:
 
 
 def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
-    """What is to be frozen is there, and something is left; every picture size is possible."""
+    """What is to be frozen is there, and something is left; every image size is possible."""
     if config.freeze or config.freeze_blocks:
         with torch.device("meta"):
             model = ViT(spec)
@@ -330,10 +330,10 @@ def _check_against(config: TrainConfig, dataset: Dataset) -> None:
     check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
 
 
-def _batch_size(config: TrainConfig, pictures: int) -> int:
+def _batch_size(config: TrainConfig, images: int) -> int:
     """A probe takes no steps, and a batch that is looked for later is not this one."""
     later = config.probe is not None or config.find_batch_size
-    return min(config.batch_size, pictures) if later else config.batch_size
+    return min(config.batch_size, images) if later else config.batch_size
 
 
 def _fields(config: TrainConfig) -> dict[str, Any]:
@@ -367,5 +367,5 @@ def _preprocess(config: TrainConfig, spec: ViTSpec) -> Preprocess:
         raise SettingError(
             f"mean {mean} and std {std} must have {channels} values, one a channel of the model"
         )
-    named = {name: getattr(config, name) for name in PICTURES if getattr(config, name) is not None}
+    named = {name: getattr(config, name) for name in IMAGES if getattr(config, name) is not None}
     return Preprocess(image_size=spec.image_size, mean=mean, std=std, **named)

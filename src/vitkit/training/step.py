@@ -200,7 +200,7 @@ class TrainingStep:
         return nullcontext()
 
     def largest_that_fits(self, batch: Batch) -> int | None:
-        """How many pictures of a batch fit into memory at once, found by halving; 0 for not one.
+        """How many images of a batch fit into memory at once, found by halving; 0 for not one.
 
         `None` for a sharded model, with which no process can try it without the others.
         """

@@ -284,7 +284,7 @@ def _say_model(plan: Plan, log: RunLog, model: ViT) -> None:
     """Data and model, which nothing that is tried out changes."""
     spec = plan.spec
     parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
-    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, pictures: {parts}")
+    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, images: {parts}")
     parameters = sum(p.numel() for p in model.parameters())
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
@@ -313,7 +313,7 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, world: World) -> None:
         each = config.batch_size // world.size
         parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
         log.say(
-            f"processes: {world.size} ({config.parallel}), {counted(each, 'picture')} each{parts} "
+            f"processes: {world.size} ({config.parallel}), {counted(each, 'image')} each{parts} "
             f"make a batch of {config.batch_size}"
         )
 
@@ -356,7 +356,7 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
             )
         test = metrics["test"]
         shown = "  ".join(headline(test))
-        log.say(f"test, {counted(int(test['pictures']), 'picture')}, {how}, best weights: {shown}")
+        log.say(f"test, {counted(int(test['images']), 'image')}, {how}, best weights: {shown}")
         log.scored("test", loop.progress.step, test)
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
@@ -381,7 +381,7 @@ def kind_of_run(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) -> float | None:
-    """Fit the temperature on the validation pictures, and draw what they are taken for."""
+    """Fit the temperature on the validation images, and draw what they are taken for."""
     plan, world = loop.plan, loop.world
     classes = plan.spec.num_classes
     every = -(-len(plan.dataset.splits["val"]) * classes // MOST_LOGITS)
@@ -400,5 +400,5 @@ def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) 
         drawn = confusion_matrix(tally.confusion(world), plan.dataset.classes, "validation")
         world.decided(lambda: write_bytes(run.confusion, png(drawn)))
         if plan.config.log_examples:
-            log.picture("val/confusion_matrix", drawn, loop.progress.step, at_end=True)
+            log.image("val/confusion_matrix", drawn, loop.progress.step, at_end=True)
     return found.temperature

@@ -54,7 +54,7 @@ def _idle(config: TrainConfig) -> Iterator[tuple[list[str], str]]:
     """Names of settings that have no effect, and a line why."""
     if config.probe is not None and (names := _set(config, *UNPROBED)):
         listed = " and ".join(names)
-        why = (f"{listed} cannot be had with probe: features are computed once, of every picture "
+        why = (f"{listed} cannot be had with probe: features are computed once, of every image "
                f"as it is in evaluation; leave {listed} out")  # fmt: skip
         yield names, why
     if config.bce_threshold is not None and config.loss != "bce":

@@ -1,4 +1,4 @@
-"""The same weights for other pictures, patches, channels or classes: each asked for, and reported.
+"""The same weights for other images, patches, channels or classes: each asked for, and reported.
 
 Nothing here happens by itself: a checkpoint keeps its sizes, its head and its normalisation until
 somebody names another. What is only nearly the same says by which mode it was made.
@@ -43,14 +43,14 @@ class Adaptation:
     resampling: Resampling | None = None
     """How positions are resampled; by default as the code does that the checkpoint comes from."""
     in_channels: Literal[1, 3] | None = None
-    """Colour to grey or back; grey pictures give the same tokens, both ways."""
+    """Colour to grey or back; grey images give the same tokens, both ways."""
     mean: Channel | None = None
-    """Per channel, on the scale [0, 1]: pictures are to be normalised by this one instead, and the
+    """Per channel, on the scale [0, 1]: images are to be normalised by this one instead, and the
     difference is folded into the patch projection, exactly."""
     std: Channel | None = None
     """Likewise."""
     fit: Fit | None = None
-    """`crop` or `squash`, how pictures are brought to `image_size`; weights stay as they are."""
+    """`crop` or `squash`, how images are brought to `image_size`; weights stay as they are."""
     num_classes: Annotated[int, Field(ge=0, strict=True)] | None = None
     """The size of a fresh head, made as `spec.initialisation` makes one, also where the head has
     that size already; 0 for none."""
@@ -72,7 +72,7 @@ class _Model:
 
 
 def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
-    """A checkpoint for other pictures, other patches, other channels or other classes.
+    """A checkpoint for other images, other patches, other channels or other classes.
 
     Args:
         checkpoint: what is adapted; it stays as it is.
@@ -81,7 +81,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
 
     Returns:
         A new checkpoint, on the model's device and in its dtype; `.metadata["adapted"]` has a line
-        for every step. Metrics and temperature stay only where pictures give the same logits as
+        for every step. Metrics and temperature stay only where images give the same logits as
         before, which is so for `mean` and `std`. A fresh head takes its numbers from torch's global
         generator, the same on every device.
 
@@ -163,7 +163,7 @@ def _with_channels(made: _Model, channels: int) -> _Model:
         preprocess = old.replace(mean=(mean,), std=(std,))
         how = "summed over channels"
     model = rebuilt(made.model, spec.replace(in_channels=channels), state)
-    step = Step("folded", f"{KERNEL}: {how}, the same tokens for grey pictures")
+    step = Step("folded", f"{KERNEL}: {how}, the same tokens for grey images")
     return made.changed(step, model=model, preprocess=preprocess)
 
 
@@ -174,7 +174,7 @@ def _normalised(made: _Model, mean: Channel | None, std: Channel | None) -> _Mod
     if new.channels != spec.in_channels:
         raise SpecError(f"mean and std of {new.channels} channels for {spec.in_channels}")
     spec, state = _folded(spec, dict(made.model.state_dict()), old, new.mean, new.std)
-    text = f"{KERNEL}: takes pictures of mean {_of(new.mean)} and std {_of(new.std)}"
+    text = f"{KERNEL}: takes images of mean {_of(new.mean)} and std {_of(new.std)}"
     return made.changed(
         Step("folded", text), model=rebuilt(made.model, spec, state), preprocess=new
     )

@@ -46,8 +46,8 @@ class Entry:
         address: what `vitkit.load` fetches: `timm://`, `hf://` or `https://`.
         licence: as its publisher names it; empty where none is stated.
         classes: K of its head; 0 for none.
-        image_size: side of its pictures, in pixels.
-        preprocess: what pictures become, or `None` where only the file says it.
+        image_size: side of its images, in pixels.
+        preprocess: what images become, or `None` where only the file says it.
         stated: fields of `ViTSpec` to take from the preset, because the file does not say them.
         sha256: leading hex digits of the file's SHA-256, as far as its publisher states them.
         note: what it was trained on.
@@ -68,7 +68,7 @@ class Entry:
 
     @property
     def spec(self) -> ViTSpec:
-        """The preset with this checkpoint's classes and picture size."""
+        """The preset with this checkpoint's classes and image size."""
         return preset_spec(self.preset, num_classes=self.classes, image_size=self.image_size)
 
     @property
@@ -179,8 +179,8 @@ def _entry(name: str, preset: str, facts: dict[str, Any], data: dict[str, Any]) 
     usual = data["classes"].get(words[-1], model.get("num_classes", ViTSpec().num_classes))
     digits = DIGITS.search(file) if facts.get("digits") else None
     preprocess = None
-    if "pictures" in facts:
-        mean, std = data["pictures"][facts["pictures"]]
+    if "images" in facts:
+        mean, std = data["images"][facts["images"]]
         preprocess = Preprocess(
             image_size=size,
             mean=mean,

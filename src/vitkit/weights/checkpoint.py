@@ -20,7 +20,7 @@ class Checkpoint:
 
     Attributes:
         model: the ViT in eval mode, weights as stored.
-        preprocess: what its pictures become.
+        preprocess: what its images become.
         classes: the K class names in the order of the logits; empty where they are not known.
         format: which format the file has; `vitkit` for our own.
         metadata: the whole JSON document of the file.

@@ -48,7 +48,7 @@ class ConversionReport:
         unproved: where `vitkit` did, why the other library did not, and how to get it; empty where
             it did, and for vitkit's own format.
         differences: largest |difference| of each block's tokens between the model read and the
-            files written, on one fixed picture; NaN where tokens were lost.
+            files written, on one fixed image; NaN where tokens were lost.
         max_difference: the same of the logits.
     """
 
@@ -134,12 +134,12 @@ def convert(
     changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
     lines = {kind: tuple(s.text for s in (*changes, *steps) if s.kind == kind) for kind in KINDS}
     heard = (*given.metadata.get("notes", ()), *given.warnings)
-    source, picture = given.format, _picture(given.model.spec)
-    expected = run(given.model, picture)
+    source, image = given.format, _image(given.model.spec)
+    expected = run(given.model, image)
     del given, before  # the weights that were read go before those that were written come
     theirs = "" if to == OWN else foreign(to, place, spec)
     witness = theirs if isinstance(theirs, Foreign) else load_with(place, Hints(), **unsaid).model
-    blocks, logits = compare(expected, run(witness, picture))
+    blocks, logits = compare(expected, run(witness, image))
     return ConversionReport(
         source, to, files, kept, **lines, notes=(*heard, *notes),
         proved_by=theirs.library if isinstance(theirs, Foreign) else OWN,
@@ -156,7 +156,7 @@ def _unsaid(
         return {}, []
     size: dict[str, Any] = {}
     found: Inspection | None = None
-    with suppress(CheckpointError):  # an oblong picture that nothing but the caller knows of
+    with suppress(CheckpointError):  # an oblong image that nothing but the caller knows of
         found = inspect(place)
     if found is None or found.spec.image_size != spec.image_size:
         size = {"image_size": spec.image_size}
@@ -180,7 +180,7 @@ def _unsaid(
     theirs = FORMATS[to].resampling(spec)
     if theirs not in (None, spec.position_resampling) and spec.positions == "learned":
         notes.append(
-            f"at another picture size {to} resamples positions by {theirs}, this model by "
+            f"at another image size {to} resamples positions by {theirs}, this model by "
             f"{spec.position_resampling}, so results differ there; --adapt.image-size "
             f"(adapt={{'image_size': ...}}) resamples them before they are written"
         )
@@ -188,7 +188,7 @@ def _unsaid(
 
 
 def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
-    """Whether pictures become the same: of the crop ratio, only the resized side counts."""
+    """Whether images become the same: of the crop ratio, only the resized side counts."""
 
     def sides(preprocess: Preprocess) -> list[int]:
         return [math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size]
@@ -198,21 +198,21 @@ def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
 
 
 Run: TypeAlias = tuple[list[Tensor], Tensor]
-"""What a model makes of the fixed picture: each block's tokens (B, T, D), and the logits."""
+"""What a model makes of the fixed image: each block's tokens (B, T, D), and the logits."""
 
 
-def _picture(spec: ViTSpec) -> Tensor:
+def _image(spec: ViTSpec) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, spec.in_channels, *spec.image_size, generator=generator)
 
 
 @torch.no_grad()
-def run(model: ViT | Foreign, pictures: Tensor) -> Run:
-    """A model, ours or of another library, on pictures (B, C, H, W)."""
+def run(model: ViT | Foreign, images: Tensor) -> Run:
+    """A model, ours or of another library, on images (B, C, H, W)."""
     if isinstance(model, Foreign):
-        return model(pictures)
+        return model(images)
     record = Record(tokens=range(model.spec.depth))
-    logits = model.eval()(pictures, record)
+    logits = model.eval()(images, record)
     return [record.tokens[layer] for layer in range(model.spec.depth)], logits
 
 

@@ -60,7 +60,7 @@ class Hints:
                 if ours[name] != theirs[name]]  # fmt: skip
 
     def sizes(self) -> Iterator[Any]:
-        """Picture sizes that the file may be for, the likeliest first."""
+        """Image sizes that the file may be for, the likeliest first."""
         if "image_size" in self.asked:
             yield self.asked["image_size"]
         if self.named is not None:
@@ -112,7 +112,7 @@ def _by(size: tuple[int, int]) -> str:
 def _first(
     form: Format, header: Header, overrides: Mapping[str, Any], hints: Hints
 ) -> tuple[Inferred, Mapping[str, Any]]:
-    """By the file alone; where it cannot be without a picture's size, by the first that fits."""
+    """By the file alone; where it cannot be without an image's size, by the first that fits."""
     try:
         return form.infer(header, overrides), overrides
     except CheckpointError:
@@ -124,7 +124,7 @@ def _first(
 
 
 def _fits(spec: ViTSpec, size: Any) -> bool:
-    """Whether the positions of a file may be for pictures of this size."""
+    """Whether the positions of a file may be for images of this size."""
     try:
         patches = spec.replace(image_size=size).num_patches
     except SpecError:
@@ -134,7 +134,7 @@ def _fits(spec: ViTSpec, size: Any) -> bool:
 
 
 def with_doubt(found: Inferred, form: Format) -> Inferred:
-    """Add the line that names every guess of the model, and of its pictures; or nothing."""
+    """Add the line that names every guess of the model, and of its images; or nothing."""
     values = vars(found.spec) | {"image_size": _by(found.spec.image_size)}
     guesses = [f"{name} {values[name]}" for name in GUESSED
                if found.sure.get(name) == "usual" and name not in form.fixed]  # fmt: skip

@@ -2,7 +2,7 @@
 
 The order is that of the sorted WordNet ids (n01440764, n01443537, ...). All published heads of
 1,000 classes have it: Google's and jeonsworld's (TensorFlow Datasets' `imagenet2012`), timm's,
-torchvision's, DeiT's and DINOv2's (folders of pictures in sorted order), and those on the Hugging
+torchvision's, DeiT's and DINOv2's (folders of images in sorted order), and those on the Hugging
 Face Hub, which name their classes themselves. Heads of 11,821 or 21,843 rows get no names.
 """
 

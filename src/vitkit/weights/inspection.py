@@ -30,7 +30,7 @@ class Inspection:
         path: the file.
         format: whose it is, `vitkit` for our own.
         spec: the architecture.
-        preprocess: what pictures become.
+        preprocess: what images become.
         parameters: numbers that the file holds.
         dtypes: as the file names them.
         classes: class names; empty where the file has none.

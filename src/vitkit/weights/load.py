@@ -259,7 +259,7 @@ def _completed(inferred: Inferred, told: vitkit.Description) -> Inferred:
 
 
 def _as_published(inferred: Inferred, entry: Entry) -> Inferred:
-    """What pictures become, where the file does not say it and its publisher does."""
+    """What images become, where the file does not say it and its publisher does."""
     if entry.preprocess is None or inferred.sure.get("preprocess") != "usual":
         return inferred
     return replace(

@@ -120,12 +120,12 @@ def _body(
     yield f"# {name}\n"
     yield (
         f"A Vision Transformer: {count / 1e6:.1f} million parameters, {spec.depth} blocks of width "
-        f"{spec.width}, pictures of {_by(pixels.image_size)} in patches of {_by(spec.patch_size)}, "
+        f"{spec.width}, images of {_by(pixels.image_size)} in patches of {_by(spec.patch_size)}, "
         f"{f'{spec.num_classes} classes' if spec.num_classes else 'no head'}.\n"
     )
     yield "## Use\n"
     yield from _snippets(name, to, spec)
-    yield "## Pictures\n"
+    yield "## Images\n"
     yield f"{_preprocessing(checkpoint)}\n"
     title = "Classes (assumed: those of ImageNet-1k)" if checkpoint.classes_assumed else "Classes"
     yield from _list(title, _classes(checkpoint))
@@ -141,14 +141,14 @@ def _snippets(name: str, to: str, spec: ViTSpec) -> Iterator[str]:
         yield _python(
             "import vitkit",
             f'predictor = vitkit.Predictor.from_checkpoint("hf://{name}")\n'
-            'predictor(["picture.jpg"])',
+            'predictor(["image.jpg"])',
         )
     else:
-        yield f"```sh\nvitkit embed hf://{name} picture.jpg --out features.npz\n```\n"
+        yield f"```sh\nvitkit embed hf://{name} image.jpg --out features.npz\n```\n"
     task = "image-classification" if spec.num_classes else "image-feature-extraction"
     if to == "huggingface":
         yield _python(
-            "from transformers import pipeline", f'pipeline("{task}", "{name}")("picture.jpg")'
+            "from transformers import pipeline", f'pipeline("{task}", "{name}")("image.jpg")'
         )
     elif to == "timm" and config.architecture(spec):
         yield _python("import timm", f'timm.create_model("hf-hub:{name}", pretrained=True)')

@@ -118,7 +118,7 @@ def timm() -> dict[str, Case]:
         "heads 10^9": ({"architecture": "x", "model_args": {"num_heads": 10**9}}, ""),
         "arguments a list": ({"architecture": "x", "model_args": [1]}, ""),
         "arguments a string": ({"architecture": "x", "model_args": "depth"}, ""),
-        "pictures a list": ({"architecture": "x", "pretrained_cfg": [1]}, ""),
+        "images a list": ({"architecture": "x", "pretrained_cfg": [1]}, ""),
         "img_size an object": ({"architecture": "x", "model_args": {"img_size": {}}}, ""),
         "pooling unknown": ({"architecture": "x", "global_pool": "exec"}, "global_pool"),
         "pooling a list": ({"architecture": "x", "global_pool": ["avg"]}, ""),

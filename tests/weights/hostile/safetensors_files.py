@@ -232,7 +232,7 @@ def descriptions() -> dict[str, Case]:
         "1,500,000 entries": raw(b"{%s}" % b",".join(b'"%d":{}' % n for n in range(1_500_000))),
         "mean too long": own(preprocess={**pixels, "mean": [0.5] * 1000}),
         "std 0": own(preprocess={**pixels, "std": [0.5, 0, 0.5]}),
-        "pictures of 10^9": own(preprocess={**pixels, "image_size": 10**9}),
+        "images of 10^9": own(preprocess={**pixels, "image_size": 10**9}),
         "another number of channels": own(preprocess={**pixels, "mean": [0.5], "std": [0.5]}),
         "classes numbers": own(classes=[1, 2, 3, 4, 5, 6, 7]),
         "classes a string": own(classes="abcdefg"),

@@ -1,6 +1,6 @@
-"""Random changes to training pictures, each a pure function of (seed, epoch, index, view).
+"""Random changes to training images, each a pure function of (seed, epoch, index, view).
 
-Crops, flips and shifts are done here, where the batch is made: a picture is cropped and resized by
+Crops, flips and shifts are done here, where the batch is made: an image is cropped and resized by
 itself, flipped and shifted with the whole batch, by its own draw. The rest is done by
 `feeding.Feed`. The same arguments give the same pixels in any process, in any order.
 """
@@ -29,7 +29,7 @@ CROP_ATTEMPTS = 10
 
 @frozen(raises=SettingError)
 class Augmentation:
-    """What is done to training pictures. The defaults change nothing.
+    """What is done to training images. The defaults change nothing.
 
     Attributes:
         flip: chance of a horizontal flip, [0, 1].
@@ -37,7 +37,7 @@ class Augmentation:
         crop_scale: smallest part of the area that a random crop keeps, (0, 1]; 1 means no crop.
         aa: a policy by name, as `policies.policy` reads it.
         color_jitter: largest change of brightness, contrast and saturation, as a factor.
-        reprob: chance that a box of the picture is erased, [0, 1].
+        reprob: chance that a box of the image is erased, [0, 1].
     """
 
     flip: float = Field(0.0, ge=0.0, le=1.0)
@@ -51,11 +51,11 @@ class Augmentation:
 def crop_box(
     size: tuple[int, int], scale: float, seed: int, occasion: int, index: int
 ) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of an Inception crop of a picture of `size` (H, W), in pixels.
+    """(left, top, right, bottom) of an Inception crop of an image of `size` (H, W), in pixels.
 
-    Area uniform in [scale, 1] of the picture's, log of the aspect ratio uniform between 3/4 and
+    Area uniform in [scale, 1] of the image's, log of the aspect ratio uniform between 3/4 and
     4/3, ten attempts ("Going Deeper with Convolutions", arXiv 1409.4842, Sec. 6). Where none fits,
-    as mostly in long pictures, the largest box in the middle whose ratio is allowed, as torchvision
+    as mostly in long images, the largest box in the middle whose ratio is allowed, as torchvision
     and timm take it.
     """
     height, width = size
@@ -77,7 +77,7 @@ def crop_box(
 
 
 def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The largest box in the middle of a picture of `size` (H, W) whose aspect ratio is allowed."""
+    """The largest box in the middle of an image of `size` (H, W) whose aspect ratio is allowed."""
     height, width = size
     low, high = CROP_RATIOS
     w, h = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
@@ -86,23 +86,21 @@ def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
 
 
 def training_pixels(
-    picture: UInt8[np.ndarray, "H W channels"],
+    image: UInt8[np.ndarray, "H W channels"],
     preprocess: Preprocess,
     augmentation: Augmentation,
     seed: int,
     occasion: int,
     index: int,
 ) -> UInt8[np.ndarray, "h w C"]:
-    """One picture brought to size: by a random crop, or as in evaluation where crops are off.
+    """One image brought to size: by a random crop, or as in evaluation where crops are off.
 
     `occasion` is its epoch and view, `randomness.occasion`.
     """
     if augmentation.crop_scale == 1.0:
-        return fit(picture, preprocess)
-    box = crop_box(
-        (picture.shape[0], picture.shape[1]), augmentation.crop_scale, seed, occasion, index
-    )
-    return resized(picture, preprocess, box)
+        return fit(image, preprocess)
+    box = crop_box((image.shape[0], image.shape[1]), augmentation.crop_scale, seed, occasion, index)
+    return resized(image, preprocess, box)
 
 
 def augment_batch(
@@ -112,7 +110,7 @@ def augment_batch(
     occasions: int | Int64[np.ndarray, "B"],
     indices: Int64[np.ndarray, "B"],
 ) -> Pixels:
-    """Flip and shift a batch, each picture by its own draw; the shape stays."""
+    """Flip and shift a batch, each image by its own draw; the shape stays."""
     pixels = np.ascontiguousarray(pixels)
     if augmentation.flip > 0:
         pixels = _flip(pixels, uniform(seed, occasions, indices, FLIP) < augmentation.flip)

@@ -1,6 +1,6 @@
-"""Mixup and CutMix: two pictures of a batch in one, their labels in the same proportion.
+"""Mixup and CutMix: two images of a batch in one, their labels in the same proportion.
 
-As in DeiT, one draw a batch: a picture is mixed with the one at the same place from the other end.
+As in DeiT, one draw a batch: an image is mixed with the one at the same place from the other end.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ MIXING = 0x317
 
 @dataclass(frozen=True)
 class Mixture:
-    """How the pictures of a batch are mixed.
+    """How the images of a batch are mixed.
 
     Attributes:
-        weight: what is a picture's own of itself, [0, 1]; the rest is its partner's.
+        weight: what is an image's own of itself, [0, 1]; the rest is its partner's.
         box: (top, bottom, left, right) in pixels, what CutMix pastes; `None` for mixup.
     """
 
@@ -37,7 +37,7 @@ class Mixture:
     box: tuple[int, int, int, int] | None = None
 
     def images(self, images: Images) -> Images:
-        """The pictures mixed, in place."""
+        """The images mixed, in place."""
         if self.box is None:
             partners = images.flip(0).mul_(1 - self.weight)
             return images.mul_(self.weight).add_(partners)
@@ -47,17 +47,17 @@ class Mixture:
         return images
 
     def targets(self, targets: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-        """Probabilities, or what a teacher says of the pictures, mixed alike."""
+        """Probabilities, or what a teacher says of the images, mixed alike."""
         return self.weight * targets + (1 - self.weight) * targets.flip(0)
 
 
 @frozen(raises=SettingError)
 class Mixing:
-    """When and how strongly pictures are mixed.
+    """When and how strongly images are mixed.
 
     Attributes:
         num_classes: K.
-        mixup: alpha of Beta(alpha, alpha), from which a picture's weight is drawn (arXiv
+        mixup: alpha of Beta(alpha, alpha), from which an image's weight is drawn (arXiv
             1710.09412); 0 is off.
         cutmix: the same for the area that is not pasted over (arXiv 1905.04899).
         prob: chance that a batch is mixed at all.
@@ -75,7 +75,7 @@ class Mixing:
     seed: int = 0
 
     def draw(self, step: int, part: int, size: tuple[int, int]) -> Mixture | None:
-        """How to mix a part of a step's pictures of `size` (H, W); `None` for not at all."""
+        """How to mix a part of a step's images of `size` (H, W); `None` for not at all."""
         key = int(hash64(self.seed, step, MIXING, part))
         # numpy promises that this generator's numbers stay what they are (NEP 19).
         generator = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
@@ -93,7 +93,7 @@ class Mixing:
 
 
 def _cut(weight: float, size: tuple[int, int], y: float, x: float) -> Mixture:
-    """A box of the picture's shape with its middle anywhere; what the edge cuts off is not pasted.
+    """A box of the image's shape with its middle anywhere; what the edge cuts off is not pasted.
 
     The weight is that of the pixels left (arXiv 1905.04899, Eq. 2, as DeiT corrects it).
     """

@@ -1,8 +1,8 @@
-"""What may be done to training pictures on their device: kornia's functions, a value a picture.
+"""What may be done to training images on their device: kornia's functions, a value an image.
 
 Every function takes images (B, C, H, W) float in [0, 1] and a value for each (B,), and gives new
-images in [0, 1]; no picture has a part in what becomes of another. Values mean what they mean in
-Pillow. Of grey pictures (C = 1), saturation and grey leave alone what they are given.
+images in [0, 1]; no image has a part in what becomes of another. Values mean what they mean in
+Pillow. Of grey images (C = 1), saturation and grey leave alone what they are given.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ BLUR_SIZE = 13
 HALF = 128 / 255
 """From here on a pixel is bright: Pillow's 128 of 255."""
 TRANSLATED = 32
-"""Pixels that `translate_*_pixels` counts in; in a smaller picture, its side."""
+"""Pixels that `translate_*_pixels` counts in; in a smaller image, its side."""
 
 
 def brightness(images: Images, factors: Values) -> Images:
-    """0 black, 1 the picture."""
+    """0 black, 1 the image."""
     from kornia.enhance import adjust_brightness_accumulative
 
     return adjust_brightness_accumulative(images, factors)
 
 
 def contrast(images: Images, factors: Values) -> Images:
-    """0 the mean grey of the picture, 1 the picture."""
+    """0 the mean grey of the image, 1 the image."""
     from kornia.enhance import adjust_contrast_with_mean_subtraction
 
     return adjust_contrast_with_mean_subtraction(images, factors)
 
 
 def saturation(images: Images, factors: Values) -> Images:
-    """0 grey, 1 the picture."""
+    """0 grey, 1 the image."""
     from kornia.enhance.adjust import adjust_saturation_with_gray_subtraction
 
     return adjust_saturation_with_gray_subtraction(images, factors)
@@ -55,7 +55,7 @@ def grey(images: Images, _: Values) -> Images:
 
 
 def sharpness(images: Images, factors: Values) -> Images:
-    """0 smoothed, 1 the picture, 2 sharpened."""
+    """0 smoothed, 1 the image, 2 sharpened."""
     from kornia.enhance import sharpness
 
     return sharpness(images, factors)
@@ -123,14 +123,14 @@ POINTWISE: dict[str, Callable[[Images, Values], Images]] = {
     "equalize": equalize,
     "auto_contrast": auto_contrast,
 }
-"""Operations of the values, in groups of pictures that have the same."""
+"""Operations of the values, in groups of images that have the same."""
 GEOMETRIC = (
     "rotate",  # degrees, about the middle
     "shear_x", "shear_y",  # pixels across for each down, or the reverse, about the upper left
     "translate_x", "translate_y",  # of the width, of the height
     "translate_x_pixels", "translate_y_pixels",  # of `TRANSLATED` pixels
 )  # fmt: skip
-"""Operations of the places; all of them are done at once, each picture with a matrix of its own."""
+"""Operations of the places; all of them are done at once, each image with a matrix of its own."""
 IDENTITY = ""
 """The name of doing nothing."""
 
@@ -138,11 +138,11 @@ IDENTITY = ""
 def apply(
     images: Images, names: Names, values: Float64[np.ndarray, " B"], fill: tuple[float, ...]
 ) -> Images:
-    """Do to every picture what is asked for it, in place.
+    """Do to every image what is asked for it, in place.
 
     Args:
         images: (B, C, H, W) float in [0, 1].
-        names: of the operation of each picture, or `IDENTITY`.
+        names: of the operation of each image, or `IDENTITY`.
         values: what it is done with.
         fill: the colour (C,) of what comes into view from outside.
     """
@@ -164,7 +164,7 @@ def apply(
 
 
 def warp(images: Images, matrices: Float[Tensor, "B 2 3"], fill: tuple[float, ...]) -> Images:
-    """Every picture through its own affine map from old places to new ones, bilinearly."""
+    """Every image through its own affine map from old places to new ones, bilinearly."""
     from kornia.geometry.transform import warp_affine
 
     colour = torch.tensor(fill, device=images.device).view(-1, 1, 1)
@@ -178,7 +178,7 @@ def matrices_of(
     """The map from (x, y) to new (x, y) of a geometric operation; pixel centres are whole numbers.
 
     Args:
-        names: of `GEOMETRIC`, one for each picture.
+        names: of `GEOMETRIC`, one for each image.
         values: degrees, or fractions.
         size: (H, W) in pixels.
     """

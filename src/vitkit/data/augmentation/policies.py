@@ -1,6 +1,6 @@
-"""Which operations a training picture goes through, and how strongly: tables, and draws from them.
+"""Which operations a training image goes through, and how strongly: tables, and draws from them.
 
-A draw is a function of (seed, epoch, index, view), so that no picture depends on its batch.
+A draw is a function of (seed, epoch, index, view), so that no image depends on its batch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Choice:
         operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
         start: the value at level 0.
         end: the value at level 1.
-        mirrored: for half of the pictures the value is on the other side of `start`.
+        mirrored: for half of the images the value is on the other side of `start`.
         rounded: to whole numbers, as the published policy does it.
     """
 
@@ -107,7 +107,7 @@ THREE_AUGMENT = (
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """What to draw for every picture.
+    """What to draw for every image.
 
     Attributes:
         choices: the operations, each as likely as any other.
@@ -130,12 +130,12 @@ class Policy:
         indices: Int64[np.ndarray, " B"],
         purpose: int,
     ) -> tuple[Shaped[np.ndarray, "L B"], Draws]:
-        """Operations and values of every layer (L) for every picture (B).
+        """Operations and values of every layer (L) for every image (B).
 
         Args:
             seed: of the run.
             occasion: epoch and view, `randomness.occasion`.
-            indices: the pictures' places in the split.
+            indices: the images' places in the split.
             purpose: each purpose has random numbers of its own.
         """
         layers = np.arange(self.layers)[:, None]

@@ -1,4 +1,4 @@
-"""Random Erasing (arXiv 1708.04896): noise in a random box of some of the pictures.
+"""Random Erasing (arXiv 1708.04896): noise in a random box of some of the images.
 
 Numbers and noise are those of DeiT's `--reprob` with `pixel` mode: standard normal, after
 normalisation. Where and what is a function of (seed, epoch, index, view).
@@ -17,12 +17,12 @@ from vitkit.randomness import hash64, uniform
 from vitkit.shapes import Images
 
 AREAS = (0.02, 1 / 3)
-"""Smallest and largest part of the picture that is erased."""
+"""Smallest and largest part of the image that is erased."""
 ASPECTS = (0.3, 1 / 0.3)
 """Flattest and steepest box, height over width."""
 ATTEMPTS = 10
 NUMBERS, NOISE = (1, 2, 3, 4), 5
-"""What the draws of a picture are for: area, aspect, place down and across; and the noise."""
+"""What the draws of an image are for: area, aspect, place down and across; and the noise."""
 
 
 def erase(
@@ -33,14 +33,14 @@ def erase(
     indices: Int64[np.ndarray, " B"],
     purpose: int,
 ) -> Images:
-    """Put noise into a box of every picture that is drawn, in place.
+    """Put noise into a box of every image that is drawn, in place.
 
     Args:
         images: normalised, (B, C, H, W).
-        chance: of each picture, [0, 1].
+        chance: of each image, [0, 1].
         seed: of the run.
         occasion: epoch and view, `randomness.occasion`.
-        indices: the pictures' places in the split.
+        indices: the images' places in the split.
         purpose: each purpose has random numbers of its own.
     """
     drawn = np.flatnonzero(uniform(seed, occasion, indices, purpose, 0) < chance)

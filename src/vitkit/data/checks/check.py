@@ -1,6 +1,6 @@
-"""Look at every picture once, before a run starts: what is wrong is named then, not hours later.
+"""Look at every image once, before a run starts: what is wrong is named then, not hours later.
 
-`check` reports all there is to say; `sound` is what training does with it: it refuses pictures that
+`check` reports all there is to say; `sound` is what training does with it: it refuses images that
 cannot be decoded, or leaves them out. Both remember what they saw of files that do not change.
 """
 
@@ -34,16 +34,16 @@ class Report:
     name: str
     """The data set's."""
     classes: tuple[str, ...]
-    pictures: dict[str, dict[str, int]]
-    """Split -> class -> how many pictures, unreadable ones included."""
+    images: dict[str, dict[str, int]]
+    """Split -> class -> how many images, unreadable ones included."""
     problems: dict[str, list[Problem]]
-    """Split -> the pictures that cannot be decoded; splits without any are left out."""
+    """Split -> the images that cannot be decoded; splits without any are left out."""
     findings: tuple[Finding, ...]
     """Everything found, errors first."""
     notes: tuple[str, ...]
     """What opening the data had to say."""
     recalled: int
-    """How many pictures were known from an earlier check and have not changed since."""
+    """How many images were known from an earlier check and have not changed since."""
 
     @property
     def refused(self) -> bool:
@@ -52,8 +52,8 @@ class Report:
 
     @property
     def total(self) -> int:
-        """How many pictures there are."""
-        return sum(sum(counts.values()) for counts in self.pictures.values())
+        """How many images there are."""
+        return sum(sum(counts.values()) for counts in self.images.values())
 
     def warnings(self) -> list[str]:
         """What training prints, a line each: what makes its figures doubtful."""
@@ -79,14 +79,14 @@ def check(
     workers: int = 0,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Report:
-    """Look at every picture of a data set and say all there is to say.
+    """Look at every image of a data set and say all there is to say.
 
-    Pictures in files that have not changed since an earlier check are not decoded again.
+    Images in files that have not changed since an earlier check are not decoded again.
 
     Args:
         dataset: all its splits are looked at.
         workers: threads; 0 means one for each core. Memory hardly grows with the data.
-        advance: is told how many pictures more are done.
+        advance: is told how many images more are done.
     """
     looks = _look(dataset, dataset.splits, workers, advance)
     return _report(dataset, dataset.splits, looks)
@@ -95,19 +95,19 @@ def check(
 def sound(
     dataset: Dataset, problems_policy: Literal["refuse", "skip"], *, workers: int = 0
 ) -> tuple[Dataset, Report]:
-    """The data set with every picture known to decode.
+    """The data set with every image known to decode.
 
     Args:
-        dataset: its splits are looked at, but for pictures already in memory.
-        problems_policy: "refuse" raises at the first bad picture, after all have been looked at;
+        dataset: its splits are looked at, but for images already in memory.
+        problems_policy: "refuse" raises at the first bad image, after all have been looked at;
             "skip" leaves the bad ones out, and the others keep their labels.
         workers: threads; 0 means one for each core.
 
     Returns:
-        The data set, and what was found; `.problems` are the pictures left out.
+        The data set, and what was found; `.problems` are the images left out.
 
     Raises:
-        DataError: bad pictures with "refuse"; a split of which nothing is left with "skip".
+        DataError: bad images with "refuse"; a split of which nothing is left with "skip".
     """
     looked_at = {
         k: split for k, split in dataset.splits.items() if not isinstance(split, ArraySplit)
@@ -123,7 +123,7 @@ def sound(
         kept = np.setdiff1d(np.arange(len(splits[name])), bad)
         if len(kept) == 0:
             raise DataError(
-                f"{dataset.name}: no picture of {name} can be decoded; {_first(problems)}"
+                f"{dataset.name}: no image of {name} can be decoded; {_first(problems)}"
             )
         splits[name] = splits[name].subset(kept)
         if name == "train" and copies is not None:
@@ -161,7 +161,7 @@ def _report(dataset: Dataset, splits: Mapping[str, Split], looks: Mapping[str, L
     return Report(
         name=dataset.name,
         classes=dataset.classes,
-        pictures={
+        images={
             name: dict(zip(dataset.classes, sizes, strict=True)) for name, sizes in counts.items()
         },
         problems={name: look.problems for name, look in looks.items() if look.problems},
@@ -176,7 +176,7 @@ def _refusal(dataset: Dataset, report: Report) -> str:
     reasons = Counter(problem.reason for problem in problems)
     by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     return (
-        f"{dataset.name}: {len(problems):,} of {report.total:,} pictures cannot be decoded "
+        f"{dataset.name}: {len(problems):,} of {report.total:,} images cannot be decoded "
         f"({by_reason}): {_first(problems)}; remove them or pass --bad-images skip"
     )
 

@@ -1,4 +1,4 @@
-"""What there is to say about a data set whose pictures have been looked at: a list of findings.
+"""What there is to say about a data set whose images have been looked at: a list of findings.
 
 An error keeps training from starting, a warning makes its figures doubtful, a note is good to know.
 """
@@ -28,13 +28,13 @@ SHIFT = 0.2
 LONG = 10.0
 """A side more than so many times the other."""
 SMALL = 32
-"""Pixels of a short side, below which a picture shows little, if others show more."""
+"""Pixels of a short side, below which an image shows little, if others show more."""
 FAR = 16.0
 """How many times the median area, or a part of it, is suspicious."""
 LARGE = 20_000_000
 """Pixels whose decoding takes longer than a training step."""
 NOTED = 100
-"""Pictures that a note names; errors and warnings name all."""
+"""Images that a note names; errors and warnings name all."""
 
 ABOUT_TRAITS = {
     "CMYK": "stored as CMYK inks; converted to RGB",
@@ -62,9 +62,9 @@ class Finding:
     message: str
     """One line."""
     count: int
-    """How many pictures or classes it is about."""
-    pictures: tuple[tuple[str, ...], ...] = ()
-    """Their names; alone, or together with the pictures they are duplicates of."""
+    """How many images or classes it is about."""
+    images: tuple[tuple[str, ...], ...] = ()
+    """Their names; alone, or together with the images they are duplicates of."""
     split: str = ""
     """Where they are, if they are in one split."""
 
@@ -76,7 +76,7 @@ KINDS: dict[str, Severity] = {
     "two labels": "warning",
     "near two labels": "warning",
     "empty class": "warning",
-    "single picture": "warning",
+    "single image": "warning",
     "missing class": "warning",
     "class names": "warning",
     "class shift": "warning",
@@ -104,28 +104,28 @@ def findings(
         looks: what was seen of each.
         warnings: what was noticed when the files were listed.
     """
-    pictures = Pictures(splits, looks)
+    images = ScannedImages(splits, looks)
     found = itertools.chain(
         _unreadable(looks),
-        _leaks(pictures),
+        _leaks(images),
         _near_leaks(splits, looks),
-        _two_labels(pictures, classes),
+        _two_labels(images, classes),
         _near_two_labels(splits, looks, classes),
-        _classes(classes, pictures),
+        _classes(classes, images),
         _class_names(classes),
         _class_shifts(classes, splits),
         (_finding("layout", message, (), 1) for message in warnings),
-        _traits(pictures),
-        _duplicates(pictures),
+        _traits(images),
+        _duplicates(images),
         _near_duplicates(splits, looks),
-        _sizes(pictures),
+        _sizes(images),
     )
     order = [*KINDS]
     return tuple(sorted(found, key=lambda finding: order.index(finding.kind)))
 
 
-class Pictures:
-    """The readable pictures of all splits in one row, training first."""
+class ScannedImages:
+    """The readable images of all splits in one row, training first."""
 
     def __init__(self, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> None:
         self._splits, self._looks = splits, looks
@@ -137,7 +137,7 @@ class Pictures:
         counts = [len(places) for places in good]
         self._edges = np.cumsum(counts)[:-1]
         self.places = np.concatenate(good)
-        """Each picture's place in its split (N,)."""
+        """Each image's place in its split (N,)."""
         self.split = np.repeat(np.arange(len(counts), dtype=np.uint8), counts)
         """Which of `names` each is of (N,)."""
         self.groups = same_pixels(self.column("pixels"))
@@ -161,35 +161,35 @@ class Pictures:
 
 
 def _finding(
-    kind: str, message: str, pictures: Iterable[tuple[str, ...]], count: int, split: str = ""
+    kind: str, message: str, images: Iterable[tuple[str, ...]], count: int, split: str = ""
 ) -> Finding:
     severity = KINDS[kind]
-    named = itertools.islice(pictures, NOTED if severity == "note" else None)
+    named = itertools.islice(images, NOTED if severity == "note" else None)
     return Finding(kind, severity, message, count, tuple(named), split)
 
 
 def _unreadable(looks: Mapping[str, Looks]) -> Iterator[Finding]:
     for split, look in looks.items():
         if look.problems:
-            message = f"{counted(len(look.problems), 'picture')} of {split} that cannot be decoded"
+            message = f"{counted(len(look.problems), 'image')} of {split} that cannot be decoded"
             names = ((problem.name,) for problem in look.problems)
             yield _finding("unreadable", message, names, len(look.problems), split)
 
 
-def _leaks(pictures: Pictures) -> Iterator[Finding]:
+def _leaks(images: ScannedImages) -> Iterator[Finding]:
     pairs: dict[tuple[int, int], list[tuple[str, ...]]] = {}
-    for group in pictures.groups:
+    for group in images.groups:
         first: dict[int, int] = {}
         for place in map(int, group):
-            first.setdefault(int(pictures.split[place]), place)
+            first.setdefault(int(images.split[place]), place)
         for place in map(int, group):
-            here = int(pictures.split[place])
+            here = int(images.split[place])
             before = min(first)  # training stands first
             if here != before:
-                names = (pictures.name(place), pictures.name(first[before]))
+                names = (images.name(place), images.name(first[before]))
                 pairs.setdefault((here, before), []).append(names)
     for (here, other), named in sorted(pairs.items()):
-        here_name, other_name = pictures.names[here], pictures.names[other]
+        here_name, other_name = images.names[here], images.names[other]
         yield _leak("leak", "exact", here_name, other_name, named, len(named))
 
 
@@ -214,7 +214,7 @@ def _near_two_labels(
             torn |= {int(labels[one]), int(others[two])}
     if named:
         message = (
-            f"{counted(len(named), 'pair')} of nearly the same pictures under two classes, of "
+            f"{counted(len(named), 'pair')} of nearly the same images under two classes, of "
             f"{listed(sorted(classes[label] for label in torn))}; check both labels"
         )
         yield _finding("near two labels", message, named.values(), len(named))
@@ -228,7 +228,7 @@ def _near_duplicates(splits: Mapping[str, Split], looks: Mapping[str, Looks]) ->
         }
         if pairs:
             several = np.unique([*pairs])
-            message = f"{counted(len(several), 'picture')} of {name} nearly the same as another"
+            message = f"{counted(len(several), 'image')} of {name} nearly the same as another"
             names = ((split.name(one), split.name(two)) for one, two in sorted(pairs))
             yield _finding("near duplicate", message, names, len(several), name)
 
@@ -260,39 +260,39 @@ def _leak(
     count: int,
 ) -> Finding:
     text = LEAKS[how].format(split=here, other=other)
-    message = f"{counted(count, 'picture')} {text}"
+    message = f"{counted(count, 'image')} {text}"
     return _finding(kind, message, names, count, here)
 
 
-def _two_labels(pictures: Pictures, classes: Sequence[str]) -> Iterator[Finding]:
-    every = pictures.labels()
-    torn = [group for group in pictures.groups if len({*every[group].tolist()}) > 1]
+def _two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Finding]:
+    every = images.labels()
+    torn = [group for group in images.groups if len({*every[group].tolist()}) > 1]
     if torn:
-        names = (tuple(pictures.name(int(place)) for place in group) for group in torn)
+        names = (tuple(images.name(int(place)) for place in group) for group in torn)
         labels = {classes[label] for group in torn for label in every[group]}
         message = (
-            f"{counted(len(torn), 'picture')} under more than one class, of "
+            f"{counted(len(torn), 'image')} under more than one class, of "
             f"{listed(sorted(labels))}; one of the labels is wrong"
         )
         yield _finding("two labels", message, names, len(torn))
 
 
-def _duplicates(pictures: Pictures) -> Iterator[Finding]:
-    for number, split in enumerate(pictures.names):
-        groups = [group[pictures.split[group] == number] for group in pictures.groups]
+def _duplicates(images: ScannedImages) -> Iterator[Finding]:
+    for number, split in enumerate(images.names):
+        groups = [group[images.split[group] == number] for group in images.groups]
         groups = [group for group in groups if len(group) > 1]
         if groups:
             extra = sum(len(group) - 1 for group in groups)
-            names = (tuple(pictures.name(int(place)) for place in group) for group in groups)
-            message = f"{counted(extra, 'picture')} of {split} repeating others"
+            names = (tuple(images.name(int(place)) for place in group) for group in groups)
+            message = f"{counted(extra, 'image')} of {split} repeating others"
             yield _finding("duplicate", message, names, extra, split)
 
 
-def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
-    every = pictures.labels()
-    of_train = every[pictures.split == 0]
-    for number, split in enumerate(pictures.names):
-        labels = every[pictures.split == number]
+def _classes(classes: Sequence[str], images: ScannedImages) -> Iterator[Finding]:
+    every = images.labels()
+    of_train = every[images.split == 0]
+    for number, split in enumerate(images.names):
+        labels = every[images.split == number]
         sizes = np.bincount(labels, minlength=len(classes))
         counts = dict(zip(classes, sizes.tolist(), strict=True))
         if number == 0:
@@ -305,11 +305,11 @@ def _classes(classes: Sequence[str], pictures: Pictures) -> Iterator[Finding]:
         if number > 0:
             continue
         if single := [name for name, count in counts.items() if count == 1]:
-            message = f"{split} has a single picture of {_of_classes(single)}"
-            yield _finding("single picture", message, (), len(single), split)
+            message = f"{split} has a single image of {_of_classes(single)}"
+            yield _finding("single image", message, (), len(single), split)
         median = float(np.median(sizes[sizes > 0])) if sizes.any() else 0.0
         if rare := [name for name, count in counts.items() if 1 < count < RARE * median]:
-            message = f"{split} has few pictures of {_of_classes(rare)}, others have {median:,.0f}"
+            message = f"{split} has few images of {_of_classes(rare)}, others have {median:,.0f}"
             yield _finding("rare class", message, (), len(rare), split)
 
 
@@ -350,16 +350,16 @@ def _is_beyond_chance(one: Float64[np.ndarray, " K"], other: Float64[np.ndarray,
     return bool(sum(squares) > freedom + 5 * (2 * freedom) ** 0.5)
 
 
-def _traits(pictures: Pictures) -> Iterator[Finding]:
-    traits = pictures.column("traits")
+def _traits(images: ScannedImages) -> Iterator[Finding]:
+    traits = images.column("traits")
     for bit, trait in enumerate(TRAITS):
         marked = (traits >> bit & 1).astype(bool)
         kind = "blank" if trait == "blank" else "mode"
-        yield from _marked(kind, ABOUT_TRAITS[trait], pictures, marked)
+        yield from _marked(kind, ABOUT_TRAITS[trait], images, marked)
 
 
-def _sizes(pictures: Pictures) -> Iterator[Finding]:
-    height, width = pictures.column("height"), pictures.column("width")
+def _sizes(images: ScannedImages) -> Iterator[Finding]:
+    height, width = images.column("height"), images.column("width")
     if not len(height):
         return
     short, long, area = (
@@ -372,20 +372,20 @@ def _sizes(pictures: Pictures) -> Iterator[Finding]:
     is_long = long > LONG * short
     far = ~small & ~is_long & ((area > FAR * usual) | (area * FAR < usual))
     about = f"far from the usual size, {usual**0.5:.0f} x {usual**0.5:.0f} pixels or as many"
-    yield from _marked("size", f"smaller than {SMALL} pixels on a side", pictures, small)
-    yield from _marked("size", f"with one side over {LONG:g} times the other", pictures, is_long)
-    yield from _marked("size", about, pictures, far)
+    yield from _marked("size", f"smaller than {SMALL} pixels on a side", images, small)
+    yield from _marked("size", f"with one side over {LONG:g} times the other", images, is_long)
+    yield from _marked("size", about, images, far)
     text = f"of more than {LARGE / 1e6:.0f} million pixels, slow to decode; scale them down once"
-    yield from _marked("size", text, pictures, area > LARGE)
+    yield from _marked("size", text, images, area > LARGE)
 
 
 def _marked(
-    kind: str, text: str, pictures: Pictures, marked: Bool[np.ndarray, " N"]
+    kind: str, text: str, images: ScannedImages, marked: Bool[np.ndarray, " N"]
 ) -> Iterator[Finding]:
     count = int(marked.sum())
     if count:
-        names = ((pictures.name(int(place)),) for place in np.flatnonzero(marked))
-        yield _finding(kind, f"{counted(count, 'picture')} {text}", names, count)
+        names = ((images.name(int(place)),) for place in np.flatnonzero(marked))
+        yield _finding(kind, f"{counted(count, 'image')} {text}", names, count)
 
 
 def _of_classes(names: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""From pictures with class names to a `Dataset`: one class map for all splits, matched by name."""
+"""From images with class names to a `Dataset`: one class map for all splits, matched by name."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from vitkit.data.datasets.splitting import POOL_FRACTIONS, cut_pool, first_copie
 from vitkit.errors import DataError
 
 POOL = ""
-"""The name of pictures that no split claims."""
+"""The name of images that no split claims."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The pictures of one split, or of all, before classes have numbers."""
+    """The images of one split, or of all, before classes have numbers."""
 
-    pictures: Split
+    images: Split
     """Its labels are not looked at."""
     names: Sequence[str]
-    """Each picture's class."""
+    """Each image's class."""
     digests: Sequence[bytes]
-    """Each picture's SHA-256."""
+    """Each image's SHA-256."""
 
 
 def assemble(
@@ -57,11 +57,11 @@ def assemble(
         notes: lines for the user that the source has already.
 
     Raises:
-        DataError: no pictures, one class only, unknown or ambiguous classes.
+        DataError: no images, one class only, unknown or ambiguous classes.
     """
     parts = {split: part for split, part in parts.items() if len(part.names)}
     if not parts:
-        raise DataError(f"{where}: no pictures")
+        raise DataError(f"{where}: no images")
     counts = {split: Counter(part.names) for split, part in parts.items()}
     taught = counts.get(POOL) or counts.get("train")
     if not classes:
@@ -69,9 +69,7 @@ def assemble(
     classes = tuple(classes)
     refuse_look_alikes({*classes, *(name for count in counts.values() for name in count)}, where)
     if taught is not None and len(taught) < 2:
-        raise DataError(
-            f"{where}: only one class has pictures, {next(iter(taught))!r}; expected two"
-        )
+        raise DataError(f"{where}: only one class has images, {next(iter(taught))!r}; expected two")
     notes, kept = list(notes), {}
     for split, part in parts.items():
         if not ignore_extra_classes:
@@ -80,19 +78,19 @@ def assemble(
             notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
             part = _of_classes(part, {*classes})
         if not len(part.names):
-            notes.append(f"{split} has no pictures and is left out")
+            notes.append(f"{split} has no images and is left out")
             continue
         notes += notes_on_classes(split or "train", classes, counts[split])
         kept[split] = _numbered(part, classes)
-    marks = {split: (part.pictures.labels, part.digests) for split, part in kept.items()}
+    marks = {split: (part.images.labels, part.digests) for split, part in kept.items()}
     mark = fingerprint(classes, marks)
     if POOL in kept:
-        whole = kept[POOL].pictures
+        whole = kept[POOL].images
         cut, before = pool_cuts(whole.labels, kept[POOL].digests)
         sizes = ", ".join(f"{len(places):,} {split}" for split, places in cut.items())
-        notes.append(f"no splits: cut 70/10/20 by class and picture hash, seed 0: {sizes}")
+        notes.append(f"no splits: cut 70/10/20 by class and image hash, seed 0: {sizes}")
         return cut_pool(whole, cut, Dataset(name, classes, {}, mark, tuple(notes)), before)
-    splits = {split: kept[split].pictures for split in POOL_FRACTIONS if split in kept}
+    splits = {split: kept[split].images for split in POOL_FRACTIONS if split in kept}
     copies = first_copies(kept["train"].digests) if "train" in kept else None
     return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
 
@@ -100,13 +98,13 @@ def assemble(
 def _numbered(part: Part, classes: Sequence[str]) -> Part:
     number = {name: label for label, name in enumerate(classes)}
     labels = np.array([number[name] for name in part.names], np.int64)
-    return Part(part.pictures.relabelled(labels), part.names, part.digests)
+    return Part(part.images.relabelled(labels), part.names, part.digests)
 
 
 def _of_classes(part: Part, classes: set[str]) -> Part:
     kept = [place for place, name in enumerate(part.names) if name in classes]
     return Part(
-        part.pictures.subset(np.array(kept, np.int64)),
+        part.images.subset(np.array(kept, np.int64)),
         [part.names[place] for place in kept],
         [part.digests[place] for place in kept],
     )

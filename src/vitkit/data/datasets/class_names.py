@@ -71,11 +71,11 @@ def doubtful_names(names: Iterable[str]) -> list[str]:
 def refuse_unknown(
     classes: tuple[str, ...], counts: Mapping[str, int], split: str, where: str
 ) -> None:
-    """Refuse pictures of classes that training does not know.
+    """Refuse images of classes that training does not know.
 
     Args:
         classes: the names training knows.
-        counts: how many pictures `split` has of each name.
+        counts: how many images `split` has of each name.
         split: "val" or "test", for the message.
         where: the folder, for the message.
 
@@ -91,18 +91,18 @@ def refuse_unknown(
 
 
 def unknown(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The names with at least one picture that are not among `classes`, in natural order."""
+    """The names with at least one image that are not among `classes`, in natural order."""
     known = {*classes}
     return natural_order(name for name, count in counts.items() if count and name not in known)
 
 
 def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
-    """A line that names the classes without a picture; none where all have one, or none has."""
+    """A line that names the classes without an image; none where all have one, or none has."""
     empty = [name for name in classes if not counts.get(name)]
     if not empty or len(empty) == len(classes):
         return []
     word = "class" if len(empty) == 1 else "classes"
-    return [f"{split} has no pictures of {word} {listed(empty)}"]
+    return [f"{split} has no images of {word} {listed(empty)}"]
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

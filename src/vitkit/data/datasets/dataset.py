@@ -34,7 +34,7 @@ SPLIT_WORDS = {
 
 @runtime_checkable
 class Split(Protocol):
-    """One part of a data set: N labelled pictures in a fixed order."""
+    """One part of a data set: N labelled images in a fixed order."""
 
     @property
     def labels(self) -> Int64[np.ndarray, " N"]:
@@ -44,25 +44,25 @@ class Split(Protocol):
         """N."""
 
     def name(self, index: int) -> str:
-        """What to call a picture in a message."""
+        """What to call an image in a message."""
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
-        """One picture, (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
+        """One image, (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
 
         Raises:
             ImageError: it cannot be read or decoded.
         """
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
-        """The pictures at `indices`, in that order, under their old names."""
+        """The images at `indices`, in that order, under their old names."""
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> Split:
-        """The same pictures under other class numbers (N,)."""
+        """The same images under other class numbers (N,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class ArraySplit:
-    """Pictures in memory, all of one size."""
+    """Images in memory, all of one size."""
 
     images: UInt8[np.ndarray, "N H W C"]
     """(N, H, W, C) uint8, C 3 for RGB or 1 for grey."""
@@ -71,7 +71,7 @@ class ArraySplit:
     origin: str
     """Where they come from, such as "digits/train"."""
     numbers: Int64[np.ndarray, " N"] | None = None
-    """Each picture's number at the origin; its place here where absent."""
+    """Each image's number at the origin; its place here where absent."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -92,7 +92,7 @@ class ArraySplit:
 
 @dataclass(frozen=True, eq=False)
 class FileSplit:
-    """Pictures in files, decoded when they are read."""
+    """Images in files, decoded when they are read."""
 
     paths: Paths
     labels: Int64[np.ndarray, " N"]
@@ -100,7 +100,7 @@ class FileSplit:
     root: Path
     """The folder that names are told from."""
     lines: Int64[np.ndarray, " N"] | None = None
-    """Each picture's line in the list that names it, where there is one."""
+    """Each image's line in the list that names it, where there is one."""
     stamps: UInt64[np.ndarray, " N"] | None = None
     """What tells each file from another one under its name: `rereading.file_stamps`, by default
     as they are now. A file that has another one when it is read is refused; one that could not be
@@ -139,16 +139,16 @@ class FileSplit:
 
 @runtime_checkable
 class Store(Protocol):
-    """Encoded pictures inside larger files, told by their number.
+    """Encoded images inside larger files, told by their number.
 
     It can be pickled, and used by several threads and by forked processes at once.
     """
 
     def name(self, number: int) -> str:
-        """What to call a picture in a message."""
+        """What to call an image in a message."""
 
     def encoded(self, number: int) -> bytes:
-        """The picture's file, as it was stored.
+        """The image's file, as it was stored.
 
         Raises:
             ImageError: it is not there, or cannot be read.
@@ -176,13 +176,13 @@ class SplitOver:
 
 @dataclass(frozen=True, eq=False)
 class StoredSplit:
-    """Pictures in a `Store`, decoded when they are read."""
+    """Images in a `Store`, decoded when they are read."""
 
     store: Store
     labels: Int64[np.ndarray, " N"]
     """Class numbers (N,)."""
     numbers: Int64[np.ndarray, " N"]
-    """Each picture's number in the store."""
+    """Each image's number in the store."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -212,16 +212,16 @@ class Dataset:
     splits: dict[str, Split]
     """"train", "val" and "test", those that are there."""
     fingerprint: str
-    """SHA-256 (hex) of classes, labels and pictures as they were found; cutting and skipping
+    """SHA-256 (hex) of classes, labels and images as they were found; cutting and skipping
     afterwards do not change it."""
     notes: tuple[str, ...] = ()
     """What the user should know, a line each."""
     cut: bool = False
-    """Whether test was cut from one pool of pictures here, and not set apart by the user."""
+    """Whether test was cut from one pool of images here, and not set apart by the user."""
     warnings: tuple[str, ...] = ()
     """What was found when the files were listed and is probably a mistake, a line each."""
     first_copies: Int64[np.ndarray, " N"] | None = None
-    """For each picture of train the place of the first file with the same content (N,); None where
+    """For each image of train the place of the first file with the same content (N,); None where
     no two files are the same, or nobody looked."""
     as_before: Dataset | None = None
     """The same data cut by the earlier rule, which separated copies, where that is another cut; a
@@ -233,13 +233,13 @@ class Dataset:
             return ""
         if self.as_before is not None and fingerprint == self.as_before.fingerprint:
             return "splits, which an earlier vitkit cut otherwise,"
-        return "pictures, labels or classes"
+        return "images, labels or classes"
 
 
 def fingerprint(
     classes: Sequence[str], parts: Mapping[str, tuple[Int64[np.ndarray, " N"], Iterable[bytes]]]
 ) -> str:
-    """SHA-256 (hex) over class names and each part's labels and pictures' digests, in order."""
+    """SHA-256 (hex) over class names and each part's labels and images' digests, in order."""
     total = hashlib.sha256(json.dumps([*classes]).encode())
     for part, (labels, digests) in sorted(parts.items()):
         total.update(json.dumps([part, len(labels)]).encode())

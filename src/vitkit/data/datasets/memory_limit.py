@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 PIXELS_AT_ONCE = 50_000_000
-"""Pixels that all threads decode at once: as many as one picture may have, some 600 MB."""
+"""Pixels that all threads decode at once: as many as one image may have, some 600 MB."""
 
 
 class Room:

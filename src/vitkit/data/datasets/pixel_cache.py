@@ -1,12 +1,12 @@
-"""Decoded pictures on disk, so that each is decoded once for all runs.
+"""Decoded images on disk, so that each is decoded once for all runs.
 
 A cache holds the very pixels that `Split.read` gives, whole, uint8, one after the other in one file
 that is mapped into memory: with a cache and without one, a run sees the same bytes. It belongs to
-the content of the data set (its fingerprint), the version of our decoder and Pillow's. A picture
+the content of the data set (its fingerprint), the version of our decoder and Pillow's. An image
 that cannot be decoded has no pixels in it and is asked for again.
 
     DIR/<key>/pixels.bin    the pixels
-    DIR/<key>/index.npz     each picture's first byte, its height, width and channels, and what of
+    DIR/<key>/index.npz     each image's first byte, its height, width and channels, and what of
                             its file did not come through as it was stored
 """
 
@@ -44,12 +44,12 @@ from vitkit.io.index_cache import DAMAGE
 DECODER = 1
 """To be raised whenever `images.decode` gives other pixels than before."""
 BLOCK = 256
-"""Pictures that wait in memory to be written."""
+"""Images that wait in memory to be written."""
 HEADROOM = 64 << 20
 """Bytes of the disk that a cache leaves free."""
 
 Progress = Callable[[int, int, int], None]
-"""Called with pictures done, pictures in all, bytes written."""
+"""Called with images done, images in all, bytes written."""
 
 
 def cached(
@@ -59,7 +59,7 @@ def cached(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Dataset:
-    """The data set with its pictures read from a cache, which is made if it is not there.
+    """The data set with its images read from a cache, which is made if it is not there.
 
     To be called on a data set as it was opened: what is cut and skipped afterwards uses the cache.
 
@@ -67,7 +67,7 @@ def cached(
         dataset: splits in memory stay as they are.
         folder: where caches lie; default `pixels` in the user's cache folder.
         workers: threads that decode; 0 means one for each core. Memory stays flat.
-        progress: told after every block of pictures.
+        progress: told after every block of images.
 
     Returns:
         The same data set, its splits `CachedSplit`s, with a note; where the cache cannot be
@@ -75,7 +75,7 @@ def cached(
     """
     stored = {name: s for name, s in dataset.splits.items() if not isinstance(s, ArraySplit)}
     if not stored:
-        return _noted(dataset, "cache: the pictures are in memory already, none is needed")
+        return _noted(dataset, "cache: the images are in memory already, none is needed")
     base = cache_folder() / "pixels" if folder is None else Path(os.path.expanduser(folder))
     place = base / _key(dataset)
     try:
@@ -97,27 +97,27 @@ def cached(
         name: CachedSplit(split, pixels, np.arange(start, start + len(split)))
         for (name, split), start in zip(stored.items(), starts[:-1].tolist(), strict=True)
     }
-    note = f"cache: {len(pixels.starts):,} pictures, {pixels.size:,} bytes in {printable(place)}"
+    note = f"cache: {len(pixels.starts):,} images, {pixels.size:,} bytes in {printable(place)}"
     return _noted(dataclasses.replace(dataset, splits=dataset.splits | splits), note)
 
 
 @dataclass(frozen=True, eq=False)
 class Pixels:
-    """The pictures of a cache; the file is mapped once in every process."""
+    """The images of a cache; the file is mapped once in every process."""
 
     path: Path
     size: int
     """Bytes of the file."""
     starts: Int64[np.ndarray, " N"]
-    """Each picture's first byte (N,)."""
+    """Each image's first byte (N,)."""
     shapes: Int64[np.ndarray, "N 3"]
-    """Each picture's height, width and channels (N, 3); 0 where it could not be decoded."""
+    """Each image's height, width and channels (N, 3); 0 where it could not be decoded."""
     oddities: UInt16[np.ndarray, " N"]
-    """Bits (N,): which of `ODDITIES` each picture's file has, the first one lowest."""
+    """Bits (N,): which of `ODDITIES` each image's file has, the first one lowest."""
     _mapped: list[mmap.mmap] = field(default_factory=list, repr=False)
 
     def __getitem__(self, number: int) -> UInt8[np.ndarray, "H W C"] | None:
-        """One picture, read-only; None where it could not be decoded."""
+        """One image, read-only; None where it could not be decoded."""
         shape = tuple(self.shapes[number].tolist())
         if 0 in shape:
             return None
@@ -133,11 +133,11 @@ class Pixels:
 
 @dataclass(frozen=True, eq=False)
 class CachedSplit(SplitOver):
-    """Another split, its pictures read from a cache; what is not in it is read as ever."""
+    """Another split, its images read from a cache; what is not in it is read as ever."""
 
     pixels: Pixels
     numbers: Int64[np.ndarray, " N"]
-    """Each picture's number in the cache."""
+    """Each image's number in the cache."""
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         found = self.pixels[int(self.numbers[index])]
@@ -161,9 +161,9 @@ class CachedSplit(SplitOver):
 def examined(
     split: Split, index: int, admit: Callable[[int], object] = lambda pixels: None
 ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
-    """A picture's pixels, and what had to be done to its file's for them; raises `ImageError`.
+    """An image's pixels, and what had to be done to its file's for them; raises `ImageError`.
 
-    Nothing is known of the files that the pictures in memory come from. `admit` is told how many
+    Nothing is known of the files that the images in memory come from. `admit` is told how many
     pixels there are before a file is decoded, and may wait.
     """
     if isinstance(split, CachedSplit):
@@ -179,12 +179,12 @@ def show_progress(done: int, total: int, size: int) -> None:
     """A line on the terminal that is written over and over; nothing where stderr is none."""
     if sys.stderr.isatty():
         end = "\n" if done == total else ""
-        sys.stderr.write(f"\rcache: {done:,} of {total:,} pictures, {size / 1e9:.2f} GB{end}")
+        sys.stderr.write(f"\rcache: {done:,} of {total:,} images, {size / 1e9:.2f} GB{end}")
         sys.stderr.flush()
 
 
 def _key(dataset: Dataset) -> str:
-    """What the pixels depend on: which pictures in which order, and who decodes them."""
+    """What the pixels depend on: which images in which order, and who decodes them."""
     sizes = [(name, len(split)) for name, split in dataset.splits.items()]
     said = f"{DECODER} {PIL.__version__} {dataset.fingerprint} {sizes}"
     return hashlib.sha256(said.encode()).hexdigest()[:32]
@@ -203,7 +203,7 @@ def _open(place: Path) -> Pixels | None:
 
 
 def _make(place: Path, splits: dict[str, Split], threads: int, progress: Progress | None) -> None:
-    """Decode every picture into a folder of another name, which takes its own when it is whole."""
+    """Decode every image into a folder of another name, which takes its own when it is whole."""
     making = place.with_suffix(".making")
     shutil.rmtree(making, ignore_errors=True)  # of a run that was killed: the lock is ours
     shutil.rmtree(place, ignore_errors=True)
@@ -220,16 +220,16 @@ def _write(folder: Path, splits: dict[str, Split], threads: int, progress: Progr
     total, shapes, oddities = sum(map(len, splits.values())), [], []
     with (folder / "pixels.bin").open("wb") as file, ThreadPoolExecutor(threads) as pool:
         for block in _blocks(splits):
-            for picture, bits in pool.map(_decoded, block):
-                shapes.append(picture.shape)
+            for image, bits in pool.map(_decoded, block):
+                shapes.append(image.shape)
                 oddities.append(bits)
-                file.write(np.ascontiguousarray(picture).data)
+                file.write(np.ascontiguousarray(image).data)
             if progress is not None:
                 progress(len(shapes), total, file.tell())
             if shutil.disk_usage(folder).free < HEADROOM:
                 raise OSError(
                     f"{HEADROOM >> 20} MiB are left on the disk after {len(shapes):,} of {total:,} "
-                    f"pictures"
+                    f"images"
                 )
         if file.tell() == 0:
             file.write(b"\0")  # nothing cannot be mapped
@@ -252,10 +252,10 @@ def _blocks(splits: dict[str, Split]) -> Iterator[list[tuple[Split, int]]]:
 def _decoded(which: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]:
     """Pixels and the bits of their oddities; no pixels where there are none to be had."""
     try:
-        picture, found = examined(*which)
+        image, found = examined(*which)
     except ImageError:
         return np.zeros((0, 0, 3), np.uint8), 0
-    return picture, sum(1 << ODDITIES.index(oddity) for oddity in found)
+    return image, sum(1 << ODDITIES.index(oddity) for oddity in found)
 
 
 def _noted(dataset: Dataset, note: str) -> Dataset:

@@ -1,4 +1,4 @@
-"""One look at every picture: whether it decodes, and what is told of it without its pixels.
+"""One look at every image: whether it decodes, and what is told of it without its pixels.
 
 What is told is a row of fixed size, so memory hardly grows with the data, and rows of unchanged
 files come from a `Memory`. What cannot be decoded is not remembered: a disk that failed and a
@@ -31,7 +31,7 @@ from vitkit.io.file_cache import UNKNOWN, Memory, file_keys
 SIDE = 16
 """Height and width of the grey thumbnails that near duplicates are told by."""
 SAMPLED_SIDE = 512
-"""Of larger pictures the thumbnail averages every n-th pixel, so many along the short side."""
+"""Of larger images the thumbnail averages every n-th pixel, so many along the short side."""
 TRAITS = (*ODDITIES, "blank")
 """What the bits of a row's `traits` stand for, lowest first; blank: all pixels are the same."""
 LOOK = np.dtype(
@@ -43,19 +43,19 @@ LOOK = np.dtype(
         ("thumbnail", np.uint8, (SIDE, SIDE)),
     ]
 )
-"""What is kept of a picture: its size when upright, its traits, a hash of its decoded pixels."""
+"""What is kept of an image: its size when upright, its traits, a hash of its decoded pixels."""
 
 GROUP = 32
-"""Pictures that a thread takes at once; handing over one small picture costs as much as it does."""
+"""Images that a thread takes at once; handing over one small image costs as much as it does."""
 BLOCK = 1024
-"""Pictures handed to the threads at once; what is waiting takes memory, pixels are dropped."""
+"""Images handed to the threads at once; what is waiting takes memory, pixels are dropped."""
 SAVE_EVERY = 60.0
 """Seconds after which the memory is written; a check that is broken off goes on from there."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A picture that cannot be used."""
+    """An image that cannot be used."""
 
     index: int
     """Its place in the split."""
@@ -74,9 +74,9 @@ class Looks:
     rows: np.ndarray
     """(N,) of `LOOK`; zeros where there is a problem."""
     problems: list[Problem]
-    """The pictures that cannot be decoded, in order."""
+    """The images that cannot be decoded, in order."""
     recalled: int
-    """How many pictures were known from an earlier look."""
+    """How many images were known from an earlier look."""
 
 
 def look_through(
@@ -86,15 +86,15 @@ def look_through(
     workers: int = 0,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Looks:
-    """Look at every picture of a split once.
+    """Look at every image of a split once.
 
     Args:
-        split: its pictures are decoded, but for those that `memory` knows; a `CachedSplit`'s
+        split: its images are decoded, but for those that `memory` knows; a `CachedSplit`'s
             pixels are taken from the cache.
         memory: is asked, and learns what is new; it is saved now and then, not at the end. Without
-            one every picture is decoded.
+            one every image is decoded.
         workers: threads; 0 means one for each core.
-        advance: is told how many pictures more are done.
+        advance: is told how many images more are done.
     """
     if workers < 0:
         raise SettingError.about("workers", workers, "must be 0 or more; 0 means one for each core")
@@ -153,8 +153,8 @@ def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
     # The box filter has no fractional weights: an image and its half would fill other cells.
     step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
     sampled = pixels[step // 2 :: step, step // 2 :: step]
-    picture = Image.fromarray(sampled[:, :, 0] if sampled.shape[2] == 1 else sampled)
-    return np.asarray(picture.resize((SIDE, SIDE), Image.Resampling.HAMMING).convert("L"))
+    image = Image.fromarray(sampled[:, :, 0] if sampled.shape[2] == 1 else sampled)
+    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.HAMMING).convert("L"))
 
 
 def _look(
@@ -172,7 +172,7 @@ def _look(
 
 
 def _keys(split: Split) -> UInt64[np.ndarray, " N"]:
-    """Of files by what the file system says, of stored pictures by their bytes."""
+    """Of files by what the file system says, of stored images by their bytes."""
     if isinstance(split, FileSplit):
         return file_keys(split.paths.texts())
     keys = np.full(len(split), UNKNOWN)

@@ -1,4 +1,4 @@
-"""Cut pictures into splits: a pool into three, or validation from train.
+"""Cut images into splits: a pool into three, or validation from train.
 
 Copies, files of one class with the same content, stay together. An earlier rule separated them.
 Where it gives another cut, the data set has a fingerprint of its own, so that a run begun with that
@@ -21,7 +21,7 @@ from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
 Cut: TypeAlias = Mapping[str, Int64[np.ndarray, " _"]]
-"""Split -> the places of its pictures in a pool."""
+"""Split -> the places of its images in a pool."""
 
 
 def stratified_split(
@@ -32,21 +32,21 @@ def stratified_split(
     *,
     together: bool = True,
 ) -> list[Int64[np.ndarray, " M"]]:
-    """Cut N pictures in parts that all have the classes in the same proportions.
+    """Cut N images in parts that all have the classes in the same proportions.
 
-    Every part gets round(fraction * N) pictures. A class gives to each part the whole number below
+    Every part gets round(fraction * N) images. A class gives to each part the whole number below
     its share; what is missing comes from the classes with the largest remainders. A class never
-    gives its last picture away from the first part. Which pictures go is decided by
-    `hash64(seed, key)`: it depends on nothing but the seed and the keys. Pictures of one class with
+    gives its last image away from the first part. Which images go is decided by
+    `hash64(seed, key)`: it depends on nothing but the seed and the keys. Images of one class with
     the same key go to the same part, which may make parts larger or smaller.
 
     Args:
         labels: class numbers (N,).
         fractions: shares of the parts, positive, summing to 1; the first part takes what is left.
         seed: another seed, another cut.
-        keys: one number for each picture that stays with it when the order changes, such as the
+        keys: one number for each image that stays with it when the order changes, such as the
             first 64 bits of its file's hash; its place where absent.
-        together: False lets pictures with the same key go to different parts.
+        together: False lets images with the same key go to different parts.
 
     Returns:
         For each part its places in `labels`, ascending.
@@ -69,11 +69,11 @@ def stratified_split(
 
 
 def pool_cuts(labels: Int64[np.ndarray, " N"], digests: Iterable[bytes]) -> tuple[Cut, Cut | None]:
-    """Cut one pool of pictures 70/10/20, stratified, seed 0, by the pictures' own SHA-256.
+    """Cut one pool of images 70/10/20, stratified, seed 0, by the images' own SHA-256.
 
     Args:
         labels: class numbers (N,).
-        digests: their SHA-256; another order of the pictures gives the same cut.
+        digests: their SHA-256; another order of the images gives the same cut.
 
     Returns:
         The places of "train", "val" and "test", in which copies are together; and the cut of the
@@ -96,7 +96,7 @@ def cut_pool(whole: Split, cut: Cut, dataset: Dataset, before: Cut | None) -> Da
     """Give a data set the splits of a pool.
 
     Args:
-        whole: all pictures, labelled.
+        whole: all images, labelled.
         cut: the places of each split in it.
         dataset: everything but its splits.
         before: the cut of the earlier rule if that is another one; then the data set has a
@@ -117,7 +117,7 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
 
     Raises:
         SettingError: a fraction out of range.
-        DataError: no train split, or too few pictures in it to take any.
+        DataError: no train split, or too few images in it to take any.
 
     Copies in train stay together; where the earlier rule separated some, the data set has
     another fingerprint, and that cut is in `as_before`.
@@ -133,8 +133,8 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     cut = stratified_split(train.labels, shares, seed)
     if not len(cut[1]):
         raise DataError(
-            f"{dataset.name}: train has {len(train)} pictures, too few to take {fraction:.0%} "
-            f"for validation; add pictures or a val folder"
+            f"{dataset.name}: train has {len(train)} images, too few to take {fraction:.0%} "
+            f"for validation; add images or a val folder"
         )
     made = _with_validation(dataset, cut, seed)
     if dataset.first_copies is None:
@@ -166,7 +166,7 @@ def _with_validation(
 ) -> Dataset:
     train, (kept, taken) = dataset.splits["train"], cut
     splits = {"train": train.subset(kept), "val": train.subset(taken)}
-    note = f"validation: {len(taken):,} of {len(train):,} train pictures, stratified, seed {seed}"
+    note = f"validation: {len(taken):,} of {len(train):,} train images, stratified, seed {seed}"
     return dataclasses.replace(
         dataset,
         splits=splits | {k: v for k, v in dataset.splits.items() if k != "train"},
@@ -185,8 +185,8 @@ def _same_cut(
 def _take_from_each_class(
     labels: Int64[np.ndarray, " N"], share: float, draws: UInt64[np.ndarray, " N"] | None
 ) -> np.ndarray:
-    """Which of the pictures, sorted by class and draw, go: bool (N,), `round(share * N)` of them
-    set, or nearly as many where pictures of one draw have to stay together."""
+    """Which of the images, sorted by class and draw, go: bool (N,), `round(share * N)` of them
+    set, or nearly as many where images of one draw have to stay together."""
     _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
     shares = counts * share
     take = np.floor(shares + 1e-9).astype(np.int64)  # a product may be a hair off
@@ -229,7 +229,7 @@ def _copies_together(fingerprint: str) -> str:
 
 
 def first_copies(digests: Iterable[bytes]) -> Int64[np.ndarray, " N"] | None:
-    """For each picture the first place of its digest (N,); None where all differ."""
+    """For each image the first place of its digest (N,); None where all differ."""
     seen: dict[bytes, int] = {}
     places = [seen.setdefault(digest[:8], place) for place, digest in enumerate(digests)]
     return None if len(seen) == len(places) else np.array(places, np.int64)

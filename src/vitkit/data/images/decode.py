@@ -1,7 +1,7 @@
 """The one decoder: bytes or a path in, (H, W, 3) uint8 RGB out, and only `ImageError` in between.
 
-Training, checking, prediction and serving all read pictures here, so that they all see the same
-pixels and refuse the same files. A picture is decoded whole or not at all.
+Training, checking, prediction and serving all read images here, so that they all see the same
+pixels and refuse the same files. An image is decoded whole or not at all.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WEBP_SHARE = 2
 """A WebP may have this part of the pixels of others: Pillow decodes it by way of two canvases and a
 copy of RGBA."""
 
-# EXIF orientation -> what makes the picture upright (EXIF 2.3, tag 0x0112).
+# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112).
 UPRIGHT = {
     2: lambda p: p[:, ::-1],
     3: lambda p: p[::-1, ::-1],
@@ -67,15 +67,15 @@ def decode(
     max_pixels: int = 50_000_000,
     max_aspect: float = 200.0,
 ) -> RGBPixels:
-    """Decode one picture: JPEG, PNG, WEBP, BMP, GIF or TIFF, told by content, not by name.
+    """Decode one image: JPEG, PNG, WEBP, BMP, GIF or TIFF, told by content, not by name.
 
     Upright by its EXIF orientation; the first frame of several. Transparency is laid on white;
     grey is repeated; 16 bits become 8 by their high byte; CMYK goes through the embedded ICC
-    profile where that can be used. ICC profiles of RGB and grey pictures are not applied.
+    profile where that can be used. ICC profiles of RGB and grey images are not applied.
 
     Args:
         source: the file's bytes, or its path.
-        name: what to call the picture in a message; the path where absent.
+        name: what to call the image in a message; the path where absent.
         max_pixels: largest width x height, read from the header before any pixel is decoded; of
             a WebP half as many. Pillow's own limit, about 179 million, holds besides.
         max_aspect: largest ratio of the longer to the shorter side.
@@ -84,7 +84,7 @@ def decode(
         (H, W, 3) uint8 RGB, [0, 255], contiguous.
 
     Raises:
-        ImageError: with `.reason`: "missing", "not a file", "empty", "not a picture", "format",
+        ImageError: with `.reason`: "missing", "not a file", "empty", "not an image", "format",
             "truncated", "damaged", "too large", "too long" or "mode" (float and 32-bit pixels).
     """
     return examine(source, name=name, max_pixels=max_pixels, max_aspect=max_aspect)[0]
@@ -113,7 +113,7 @@ def examine(
         "frames", of which the first is read; "turned" upright by EXIF.
     """
     if name is None:
-        name = "picture" if isinstance(source, bytes) else os.fspath(source)
+        name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = printable(name)
     with _opened(source, name) as handle:
         format = None
@@ -135,28 +135,28 @@ def examine(
             raise ImageError(name, "truncated" if cut else "damaged", detail) from error
 
 
-def as_rgb(picture: Image.Image | np.ndarray, name: str = "picture") -> RGBPixels:
-    """An already decoded picture as (H, W, 3) uint8 RGB, converted as `decode` does.
+def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
+    """An already decoded image as (H, W, 3) uint8 RGB, converted as `decode` does.
 
     Args:
-        picture: a PIL image of any mode, or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
+        image: a PIL image of any mode, or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
             Of a PNG with a transparent colour give what `Image.open` gave, not loaded yet: loaded,
             it no longer tells whether it had 2, 4 or 16 bits.
-        name: what to call the picture in a message.
+        name: what to call the image in a message.
 
     Raises:
         ImageError: "mode" for another array or for float and 32-bit pixels; what `decode` raises
             where a PIL image that was opened and not yet read cannot be.
     """
     name = printable(name)
-    if isinstance(picture, np.ndarray):
-        return _array_as_rgb(picture, name)
+    if isinstance(image, np.ndarray):
+        return _array_as_rgb(image, name)
     try:
         with PillowKeptQuiet():
-            if isinstance(picture, ImageFile.ImageFile) and picture.format == "PNG":
-                _scale_key_colour(picture)
-            picture.load()
-            return _upright_pixels(picture, name)
+            if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
+                _scale_key_colour(image)
+            image.load()
+            return _upright_pixels(image, name)
     except PILLOW_ERRORS as error:
         cut = "truncat" in str(error).lower()
         raise ImageError(name, "truncated" if cut else "damaged", _one_line(error)) from error
@@ -174,14 +174,14 @@ def _opened(source: bytes | str | os.PathLike[str], name: str) -> Stream:
     """The bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
     if isinstance(source, bytes):
         if not source:
-            raise ImageError(name, "empty", "expected a picture, got 0 bytes")
+            raise ImageError(name, "empty", "expected an image, got 0 bytes")
         return io.BytesIO(source)
     try:
         found = os.stat(source)
         if not stat.S_ISREG(found.st_mode):
             raise ImageError(name, "not a file", f"expected a file, found {_kind(found.st_mode)}")
         if found.st_size == 0:
-            raise ImageError(name, "empty", "expected a picture, got a file of 0 bytes")
+            raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
         return Path(source).open("rb")
     except FileNotFoundError:
         raise ImageError(name, "missing", "no such file") from None
@@ -209,9 +209,9 @@ def _decode(
     max_aspect: float,
     admit: Callable[[int], object],
 ) -> tuple[RGBPixels, frozenset[Oddity]]:
-    with Image.open(handle, formats=FORMATS) as picture:
+    with Image.open(handle, formats=FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
-        _check_limits(picture.size, name, most, max_aspect)
+        _check_limits(image.size, name, most, max_aspect)
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
             # Somebody told Pillow to fill what is missing with grey; that does not hold here.
             raise ImageError(name, "truncated", f"{format} without its end")
@@ -220,40 +220,40 @@ def _decode(
             check_jpeg_scans(handle, name)
         if format == "PNG":
             check_png_chunks(handle, name)
-            _scale_key_colour(picture)
+            _scale_key_colour(image)
         if format == "TIFF":
-            check_tiff_coverage(picture, name)
+            check_tiff_coverage(image, name)
         handle.seek(place)
-        stored = str([tile.args for tile in picture.tile[:1]])  # loading empties it
-        turned = format == "TIFF" and orientation(picture) in UPRIGHT  # loading forgets it
-        admit(picture.width * picture.height)
-        picture.load()
+        stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
+        turned = format == "TIFF" and orientation(image) in UPRIGHT  # loading forgets it
+        admit(image.width * image.height)
+        image.load()
         if format == "PNG":
-            check_png_rows(handle, picture, name)
-        pixels = _upright_pixels(picture, name)
-        return pixels, frozenset(_oddities(picture, stored, turned))
+            check_png_rows(handle, image, name)
+        pixels = _upright_pixels(image, name)
+        return pixels, frozenset(_oddities(image, stored, turned))
 
 
-def _oddities(picture: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[Oddity]:
-    """Of a loaded picture.
+def _oddities(image: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[Oddity]:
+    """Of a loaded image.
 
     Args:
-        picture: the picture.
+        image: the image.
         stored: the layout of its samples in the file.
         turned: whether it was turned upright while it was loaded.
     """
-    if picture.mode == "CMYK":
+    if image.mode == "CMYK":
         yield "CMYK"
-    if ";16" in stored or picture.mode.startswith("I;16"):
+    if ";16" in stored or image.mode.startswith("I;16"):
         yield "16 bits"
-    if picture.mode == "1":
+    if image.mode == "1":
         yield "1 bit"
-    if picture.has_transparency_data:
+    if image.has_transparency_data:
         yield "alpha"
-    if turned or _orientation(picture) in UPRIGHT:
+    if turned or _orientation(image) in UPRIGHT:
         yield "turned"
     try:
-        if getattr(picture, "is_animated", False):
+        if getattr(image, "is_animated", False):
             yield "frames"
     except PILLOW_ERRORS:
         pass  # what follows the first frame is damaged, and is not read
@@ -283,98 +283,98 @@ def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect:
         )
 
 
-def _scale_key_colour(picture: ImageFile.ImageFile) -> None:
+def _scale_key_colour(image: ImageFile.ImageFile) -> None:
     """Bring a PNG's transparent colour to the 8 bits of the pixels: Pillow leaves it as stored."""
-    if not picture.tile:  # loaded already
+    if not image.tile:  # loaded already
         return
-    key, raw_mode = picture.info.get("transparency"), picture.tile[0].args
+    key, raw_mode = image.info.get("transparency"), image.tile[0].args
     if raw_mode in ("L;2", "L;4"):
         if isinstance(key, int):
-            picture.info["transparency"] = key * (85 if raw_mode == "L;2" else 17)
+            image.info["transparency"] = key * (85 if raw_mode == "L;2" else 17)
     elif raw_mode == "RGB;16B" and isinstance(key, tuple):
-        picture.info["transparency"] = tuple(value >> 8 for value in key)
+        image.info["transparency"] = tuple(value >> 8 for value in key)
 
 
-def _upright_pixels(picture: Image.Image, name: str) -> RGBPixels:
-    pixels = _rgb_pixels(picture, name)
-    turn = UPRIGHT.get(_orientation(picture))
+def _upright_pixels(image: Image.Image, name: str) -> RGBPixels:
+    pixels = _rgb_pixels(image, name)
+    turn = UPRIGHT.get(_orientation(image))
     return np.ascontiguousarray(turn(pixels)) if turn else pixels
 
 
-def _orientation(picture: Image.Image) -> int:
+def _orientation(image: Image.Image) -> int:
     try:
-        orientation = picture.getexif().get(ExifTags.Base.Orientation, 1)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
     except PILLOW_ERRORS:
-        return 1  # corrupt EXIF says nothing about how the picture was held
+        return 1  # corrupt EXIF says nothing about how the image was held
     return orientation if isinstance(orientation, int) else 1
 
 
-def _rgb_pixels(picture: Image.Image, name: str) -> RGBPixels:
-    """The pixels of a loaded picture of any mode, not yet turned."""
-    if picture.mode.startswith("I;16"):
-        return _grey_16_bits(picture)
-    if picture.mode in ("I", "F"):
-        kind = "float" if picture.mode == "F" else "32-bit"
+def _rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
+    """The pixels of a loaded image of any mode, not yet turned."""
+    if image.mode.startswith("I;16"):
+        return _grey_16_bits(image)
+    if image.mode in ("I", "F"):
+        kind = "float" if image.mode == "F" else "32-bit"
         raise ImageError(name, "mode", f"expected 8 or 16 bits per sample, got {kind} pixels")
-    pixels = np.empty((picture.height, picture.width, 3), np.uint8)
-    rows = max(1, CONVERTED_AT_ONCE // picture.width)
-    for top in range(0, picture.height, rows):
-        bottom = min(top + rows, picture.height)
-        whole = bottom - top == picture.height
-        strip = picture if whole else picture.crop((0, top, picture.width, bottom))
+    pixels = np.empty((image.height, image.width, 3), np.uint8)
+    rows = max(1, CONVERTED_AT_ONCE // image.width)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        whole = bottom - top == image.height
+        strip = image if whole else image.crop((0, top, image.width, bottom))
         pixels[top:bottom] = np.asarray(_to_rgb(strip))
     return pixels
 
 
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode == "CMYK":
-        return _cmyk_to_rgb(picture)
-    if picture.has_transparency_data:
-        if picture.mode in ("La", "RGBa"):  # colours stored multiplied by their alpha
-            picture = picture.convert("LA" if picture.mode == "La" else "RGBA")
-        picture = picture.convert("RGBA")
-        ground = Image.new("RGBA", picture.size, BACKGROUND)
-        picture = Image.alpha_composite(ground, picture)
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode == "CMYK":
+        return _cmyk_to_rgb(image)
+    if image.has_transparency_data:
+        if image.mode in ("La", "RGBa"):  # colours stored multiplied by their alpha
+            image = image.convert("LA" if image.mode == "La" else "RGBA")
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, BACKGROUND)
+        image = Image.alpha_composite(ground, image)
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _grey_16_bits(picture: Image.Image) -> RGBPixels:
+def _grey_16_bits(image: Image.Image) -> RGBPixels:
     """The high byte, as Pillow does for 16-bit RGB; 12-bit TIFFs are brought to 8 bits likewise."""
-    values = np.asarray(picture).astype(np.uint16)
-    tags = getattr(picture, "tag_v2", {})
+    values = np.asarray(image).astype(np.uint16)
+    tags = getattr(image, "tag_v2", {})
     bits = tags.get(BITS, (16,))[0]
     grey = (values >> (bits - 8)).astype(np.uint8)
     if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts these at 8 bits, not at 16
         grey = 255 - grey
-    key = picture.info.get("transparency")
+    key = image.info.get("transparency")
     if isinstance(key, int):
         grey = np.where(values == key, np.uint8(255), grey)
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _cmyk_to_rgb(picture: Image.Image) -> Image.Image:
-    profile = picture.info.get("icc_profile")
+def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
+    profile = image.info.get("icc_profile")
     if profile:
         try:
             inks = ImageCms.ImageCmsProfile(io.BytesIO(profile))
             screen = ImageCms.createProfile("sRGB")
-            converted = ImageCms.profileToProfile(picture, inks, screen, outputMode="RGB")
+            converted = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
         except PILLOW_ERRORS:
             converted = None  # not a profile, or not one of inks
         if converted is not None:
             return converted
-    return picture.convert("RGB")
+    return image.convert("RGB")
 
 
-def _array_as_rgb(picture: np.ndarray, name: str) -> RGBPixels:
-    pixels = picture[:, :, None] if picture.ndim == 2 else picture
-    wrong = picture.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3)
+def _array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
+    pixels = image[:, :, None] if image.ndim == 2 else image
+    wrong = image.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3)
     if wrong or min(pixels.shape) < 1:
         raise ImageError(
             name,
             "mode",
             "expected an array (H, W), (H, W, 1) or (H, W, 3) uint8, "
-            f"got {picture.shape} {picture.dtype}",
+            f"got {image.shape} {image.dtype}",
         )
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 

@@ -1,4 +1,4 @@
-"""What a file is, by its first bytes: one of the six picture formats, or something with a name."""
+"""What a file is, by its first bytes: one of the six image formats, or something with a name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EXPECTED = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
 HEAD_SIZE = 512
 """How many first bytes `identify` and `describe` want to see."""
 
-_PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+_IMAGES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("JPEG", re.compile(rb"\xff\xd8\xff")),
     ("PNG", re.compile(rb"\x89PNG\r\n\x1a\n")),
     ("WEBP", re.compile(rb"RIFF....WEBP", re.DOTALL)),
@@ -20,7 +20,7 @@ _PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("TIFF", re.compile(rb"II\*\0|MM\0\*|II\+\0|MM\0\+")),
 )
 
-# Pictures and documents that some programs show, but that are not read here.
+# Images and documents that some programs show, but that are not read here.
 _OTHER_FORMATS: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("an SVG drawing", re.compile(rb"(\xef\xbb\xbf)?\s*(<\?xml.{0,400}?)?\s*<svg", re.DOTALL)),
     ("PostScript (EPS)", re.compile(rb"%!PS|\xc5\xd0\xd3\xc6")),
@@ -39,7 +39,7 @@ _OTHER_FORMATS: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("QOI", re.compile(rb"qoif")),
 )
 
-_NOT_PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
+_NOT_IMAGES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("an HTML page", re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)", re.I)),
     (
         "a Git LFS pointer (run `git lfs pull`)",
@@ -54,16 +54,16 @@ _NOT_PICTURES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
 
 def identify(head: bytes) -> str | None:
     """One of `FORMATS`, or None; `head` is the first `HEAD_SIZE` bytes of the file."""
-    return _first(_PICTURES, head)
+    return _first(_IMAGES, head)
 
 
 def describe(head: bytes) -> tuple[ImageReason, str]:
-    """Why bytes that `identify` does not know are no picture for us: the reason and one line."""
+    """Why bytes that `identify` does not know are no image for us: the reason and one line."""
     if other := _first(_OTHER_FORMATS, head):
         return "format", f"{EXPECTED}, found {other}"
-    what = _first(_NOT_PICTURES, head)
+    what = _first(_NOT_IMAGES, head)
     starts = "starts with " + ascii(head[:24].decode("latin-1"))
-    return "not a picture", f"{EXPECTED}, found {what + ': it ' + starts if what else starts}"
+    return "not an image", f"{EXPECTED}, found {what + ': it ' + starts if what else starts}"
 
 
 def _first(table: tuple[tuple[str, re.Pattern[bytes]], ...], head: bytes) -> str | None:

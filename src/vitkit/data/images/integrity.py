@@ -1,12 +1,12 @@
-"""Whether all of a picture file is there: what the decoder itself does not look at.
+"""Whether all of an image file is there: what the decoder itself does not look at.
 
 Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
-properly but early; it decodes a TIFF whose strips do not cover the picture. Both are refused here.
+properly but early; it decodes a TIFF whose strips do not cover the image. Both are refused here.
 One gap stays: a JPEG cut short and then closed with a proper end marker decodes with a grey rest,
 and telling that apart would take a second entropy decoder.
 
-A JPEG may go over its picture any number of times; one with more scans, or more markers, than any
-real picture has is refused, since it could keep the decoder or the count itself busy for minutes.
+A JPEG may go over its image any number of times; one with more scans, or more markers, than any
+real image has is refused, since it could keep the decoder or the count itself busy for minutes.
 """
 
 from __future__ import annotations
@@ -102,17 +102,17 @@ def check_png_chunks(handle: Stream, name: str) -> None:
             raise ImageError(name, "damaged", f"wrong checksum in chunk {_shown(kind)}")
 
 
-def check_png_rows(handle: Stream, picture: Image.Image, name: str) -> None:
+def check_png_rows(handle: Stream, image: Image.Image, name: str) -> None:
     """Refuse a PNG whose pixel data end before its last row.
 
-    Only a picture whose last row was left as it was allocated, zero, can be one; or an interlaced
+    Only an image whose last row was left as it was allocated, zero, can be one; or an interlaced
     one, where a row is written in several passes. The rest is not inflated a second time.
 
     Raises:
         ImageError: "truncated", with both numbers of bytes.
     """
-    last_row = picture.crop((0, picture.height - 1, picture.width, picture.height))
-    if not picture.info.get("interlace") and np.asarray(last_row).any():
+    last_row = image.crop((0, image.height - 1, image.width, image.height))
+    if not image.info.get("interlace") and np.asarray(last_row).any():
         return
     found, expected = 0, 0
     stream = zlib.decompressobj()
@@ -129,19 +129,19 @@ def check_png_rows(handle: Stream, picture: Image.Image, name: str) -> None:
         raise ImageError(name, "truncated", f"{found:,} of {expected:,} bytes of pixels")
 
 
-def check_tiff_coverage(picture: ImageFile.ImageFile, name: str) -> None:
-    """Refuse a TIFF whose strips or tiles leave a part of the picture out.
+def check_tiff_coverage(image: ImageFile.ImageFile, name: str) -> None:
+    """Refuse a TIFF whose strips or tiles leave a part of the image out.
 
     Raises:
         ImageError: "damaged", with both numbers of pixels.
     """
     areas: dict[object, int] = {}
-    for tile in picture.tile:
+    for tile in image.tile:
         # Planes stored one by one differ in their raw mode; tiles at an edge in other arguments.
         plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
         left, top, right, bottom = tile.extents or (0, 0, 0, 0)
         areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
-    expected, found = picture.width * picture.height, min(areas.values(), default=0)
+    expected, found = image.width * image.height, min(areas.values(), default=0)
     if found < expected:
         raise ImageError(name, "damaged", f"its strips hold {found:,} of {expected:,} pixels")
 

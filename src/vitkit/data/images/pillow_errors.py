@@ -17,7 +17,7 @@ from PIL import Image, ImageCms, _imaging
 
 # What Pillow raises at damaged files: its plugins parse them with plain Python, and any of these
 # can come out. A list, not `Exception`, so that a fault of ours in a new shape is not blamed on
-# the picture.
+# the image.
 PILLOW_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
     AssertionError, RuntimeError, EOFError, MemoryError, BufferError, struct.error, zlib.error,

@@ -1,4 +1,4 @@
-"""The one evaluation transform: training, evaluation and prediction all see pictures through it.
+"""The one evaluation transform: training, evaluation and prediction all see images through it.
 
 Grey or colour, then size, then centre crop on uint8 pixels (Pillow); normalisation on the tensor's
 own device (torch). The crop's arithmetic is timm's, so that its checkpoints see the same pixels.
@@ -27,50 +27,50 @@ RESAMPLING = {
 
 
 def fit(
-    picture: UInt8[np.ndarray, "H W channels"], preprocess: Preprocess
+    image: UInt8[np.ndarray, "H W channels"], preprocess: Preprocess
 ) -> UInt8[np.ndarray, "h w C"]:
-    """A decoded picture in the model's size and channels, still uint8 [0, 255].
+    """A decoded image in the model's size and channels, still uint8 [0, 255].
 
     Args:
-        picture: (H, W, 3) RGB or (H, W, 1) grey, uint8.
+        image: (H, W, 3) RGB or (H, W, 1) grey, uint8.
         preprocess: size (h, w), channels C, filter, and whether to squash, to crop, or both.
 
     Returns:
-        (h, w, C) uint8; the picture itself where there is nothing to do.
+        (h, w, C) uint8; the image itself where there is nothing to do.
 
     Raises:
-        ShapeError: a picture of another shape or dtype.
+        ShapeError: an image of another shape or dtype.
     """
     if preprocess.fit == "squash":
-        return resized(picture, preprocess)
-    picture = _in_channels(picture, preprocess.channels)
-    scaled = _scaled_size(picture.shape[:2], preprocess)
-    picture = _resize(picture, scaled, preprocess)
+        return resized(image, preprocess)
+    image = _in_channels(image, preprocess.channels)
+    scaled = _scaled_size(image.shape[:2], preprocess)
+    image = _resize(image, scaled, preprocess)
     height, width = preprocess.image_size
     top, left = _centre(scaled, preprocess.image_size)
-    return picture[top : top + height, left : left + width]
+    return image[top : top + height, left : left + width]
 
 
 def resized(
-    picture: UInt8[np.ndarray, "H W channels"],
+    image: UInt8[np.ndarray, "H W channels"],
     preprocess: Preprocess,
     box: tuple[int, int, int, int] | None = None,
 ) -> UInt8[np.ndarray, "h w C"]:
-    """A part of a picture brought to the model's size, each side by its own factor.
+    """A part of an image brought to the model's size, each side by its own factor.
 
     Args:
-        picture: (H, W, 3) RGB or (H, W, 1) grey, uint8.
+        image: (H, W, 3) RGB or (H, W, 1) grey, uint8.
         preprocess: size (h, w), channels C and filter; `fit` is not looked at.
-        box: (left, top, right, bottom) in pixels; the whole picture where absent.
+        box: (left, top, right, bottom) in pixels; the whole image where absent.
 
     Raises:
-        ShapeError: a picture of another shape or dtype.
+        ShapeError: an image of another shape or dtype.
     """
-    picture = _in_channels(picture, preprocess.channels)
+    image = _in_channels(image, preprocess.channels)
     if box is not None:
         left, top, right, bottom = box
-        picture = picture[top:bottom, left:right]
-    return _resize(picture, preprocess.image_size, preprocess)
+        image = image[top:bottom, left:right]
+    return _resize(image, preprocess.image_size, preprocess)
 
 
 def normalise(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[Tensor, "B C H W"]:
@@ -112,29 +112,29 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Float[Tensor, "_ 1 
     return torch.tensor(values, dtype=torch.float32, device=like.device).view(-1, 1, 1)
 
 
-def preprocess_pictures(
-    pictures: Sequence[UInt8[np.ndarray, "_ _ _"]], preprocess: Preprocess
+def preprocess_images(
+    images: Sequence[UInt8[np.ndarray, "_ _ _"]], preprocess: Preprocess
 ) -> Images:
-    """Decoded pictures of any sizes, (H, W, 3) or (H, W, 1) uint8 -> images (B, C, h, w) float32.
+    """Decoded images of any sizes, (H, W, 3) or (H, W, 1) uint8 -> images (B, C, h, w) float32.
 
     Raises:
-        ShapeError: no picture at all, or one of another shape or dtype.
+        ShapeError: no image at all, or one of another shape or dtype.
     """
-    if not pictures:
-        raise ShapeError("expected at least one picture, got none")
-    pixels = np.stack([fit(picture, preprocess) for picture in pictures])
+    if not images:
+        raise ShapeError("expected at least one image, got none")
+    pixels = np.stack([fit(image, preprocess) for image in images])
     return normalise(torch.from_numpy(pixels), preprocess)
 
 
 def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, float, float, float]:
-    """Which part of a picture the model sees, for laying heat maps back on the original.
+    """Which part of an image the model sees, for laying heat maps back on the original.
 
     Args:
-        size: (H, W) of the original picture, in pixels.
+        size: (H, W) of the original image, in pixels.
         preprocess: with `fit="squash"` the model sees all of it.
 
     Returns:
-        (top, left, height, width) in pixels of the original picture, fractions included.
+        (top, left, height, width) in pixels of the original image, fractions included.
     """
     if preprocess.fit == "squash":
         return 0.0, 0.0, float(size[0]), float(size[1])
@@ -146,7 +146,7 @@ def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, floa
 
 
 def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, int]:
-    """(H, W) of the resized picture of which the crop is the centre."""
+    """(H, W) of the resized image of which the crop is the centre."""
     height, width = size
     tall, wide = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
     if preprocess.fit == "squash-crop":
@@ -167,26 +167,26 @@ def _centre(scaled: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _resize(
-    picture: UInt8[np.ndarray, "H W C"], size: tuple[int, int], preprocess: Preprocess
+    image: UInt8[np.ndarray, "H W C"], size: tuple[int, int], preprocess: Preprocess
 ) -> UInt8[np.ndarray, "h w C"]:
-    if picture.shape[:2] == size:
-        return picture
-    grey = picture.shape[2] == 1
-    image = Image.fromarray(picture[:, :, 0] if grey else picture)
-    pixels = np.array(image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
+    if image.shape[:2] == size:
+        return image
+    grey = image.shape[2] == 1
+    one_image = Image.fromarray(image[:, :, 0] if grey else image)
+    pixels = np.array(one_image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
     return pixels[:, :, None] if grey else pixels
 
 
 def _in_channels(
-    picture: UInt8[np.ndarray, "H W channels"], channels: int
+    image: UInt8[np.ndarray, "H W channels"], channels: int
 ) -> UInt8[np.ndarray, "H W C"]:
     """Colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or grey repeated."""
-    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] not in (1, 3):
+    if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3):
         raise ShapeError(
-            f"expected a picture (H, W, 3) or (H, W, 1) uint8, got {picture.shape} {picture.dtype}"
+            f"expected an image (H, W, 3) or (H, W, 1) uint8, got {image.shape} {image.dtype}"
         )
-    if picture.shape[2] == channels:
-        return picture
+    if image.shape[2] == channels:
+        return image
     if channels == 3:
-        return np.repeat(picture, 3, axis=2)
-    return np.array(Image.fromarray(picture).convert("L"))[:, :, None]
+        return np.repeat(image, 3, axis=2)
+    return np.array(Image.fromarray(image).convert("L"))[:, :, None]

@@ -43,10 +43,10 @@ def pixel_layout(handle: io.BytesIO | io.BufferedReader) -> str | None:
     )
 
 
-def orientation(picture: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
     """The orientation of a TIFF that was opened and not yet loaded; 1 where there is none.
 
     Pillow turns TIFFs itself while it loads them, and then forgets that it did.
     """
-    found = getattr(picture, "tag_v2", {}).get(ORIENTATION, 1)
+    found = getattr(image, "tag_v2", {}).get(ORIENTATION, 1)
     return found if isinstance(found, int) else 1

@@ -22,13 +22,13 @@ from vitkit.spec import Preprocess
 
 @dataclass(frozen=True)
 class Fed:
-    """Pictures and what the model should say of them.
+    """Images and what the model should say of them.
 
     Attributes:
         images: normalised, (B, C, H, W) float.
         targets: class numbers (B,), or a probability for every class (B, K).
-        mixture: how the pictures are mixed; the targets are mixed already.
-        soft: what a teacher says of the pictures, mixed likewise: a probability for every class.
+        mixture: how the images are mixed; the targets are mixed already.
+        soft: what a teacher says of the images, mixed likewise: a probability for every class.
     """
 
     images: Images
@@ -74,7 +74,7 @@ class Feed:
         """The same for the same arguments.
 
         Args:
-            batch: pixels, labels, and which pictures of which epoch they are.
+            batch: pixels, labels, and which images of which epoch they are.
             step: of the run.
             part: of the step, counted over all processes and micro-batches.
         """
@@ -88,7 +88,7 @@ class Feed:
         return Fed(mixture.images(images), mixture.targets(targets), mixture)
 
     def images(self, batch: Batch) -> Images:
-        """The pictures of a batch, changed and normalised, before any are mixed."""
+        """The images of a batch, changed and normalised, before any are mixed."""
         indices, when = batch.indices.numpy(), occasion(batch.epoch, batch.views.numpy())
         images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
         for purpose, drawn in self._policies:

@@ -1,6 +1,6 @@
-"""Batches of pictures in an order that is a pure function of (seed, epoch).
+"""Batches of images in an order that is a pure function of (seed, epoch).
 
-A loader is asked for steps, not for epochs: step s of a run always holds the same pictures, changed
+A loader is asked for steps, not for epochs: step s of a run always holds the same images, changed
 in the same way, with any number of worker processes and from whatever step the run goes on.
 """
 
@@ -42,10 +42,10 @@ class Batch:
     Attributes:
         pixels: (B, H, W, C) uint8.
         labels: class numbers (B,).
-        indices: the pictures' places in the split (B,).
-        epoch: whose draws changed the pictures, counted from 0: the epoch, or its number in
+        indices: the images' places in the split (B,).
+        epoch: whose draws changed the images, counted from 0: the epoch, or its number in
             the cycle where the draws come again; -1 in evaluation.
-        views: which of its repetitions in that epoch each picture is (B,), counted from 0.
+        views: which of its repetitions in that epoch each image is (B,), counted from 0.
         failed: images that could not be read and have others in their places, a line each.
     """
 
@@ -57,18 +57,18 @@ class Batch:
     failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
-        """The normalised pictures, on `device`: bytes travel, floats are made there."""
+        """The normalised images, on `device`: bytes travel, floats are made there."""
         return normalise(self.pixels.to(device, non_blocking=True), preprocess)
 
     def first(self, count: int) -> Batch:
-        """The first pictures alone."""
+        """The first images alone."""
         return self._of([whole[:count] for whole in self._tensors()])
 
     def parts(self, count: int) -> Iterator[Batch]:
         """The batch in `count` parts of one size; part n takes the places n, n + count ...
 
-        So the views of one picture, which are neighbours, go to different parts, and what is mixed
-        with a picture is another one.
+        So the views of one image, which are neighbours, go to different parts, and what is mixed
+        with an image is another one.
         """
         return (self._of([whole[n::count] for whole in self._tensors()]) for n in range(count))
 
@@ -96,21 +96,21 @@ class BatchSource(Dataset[Batch]):
 class TrainingSteps(BatchSource):
     """The whole run as a list of steps: item s is the batch of step s, counted from 0.
 
-    The pictures of an epoch that do not fill a batch wait for another epoch's order. Of several
+    The images of an epoch that do not fill a batch wait for another epoch's order. Of several
     processes, process r takes the places r, r + n, r + 2n ... of every batch, so that all of them
-    together hold the same pictures whatever n is.
+    together hold the same images whatever n is.
 
     Attributes:
-        cycle: with V > 0, every picture has V variants and no more: epoch e has the draws of epoch
+        cycle: with V > 0, every image has V variants and no more: epoch e has the draws of epoch
             e mod V. The order is that of the epoch all the same.
-        sizes: side of the pictures of each epoch, in pixels; the last one is that of later epochs,
+        sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
             too. Without any, all are of the size that `preprocess` names.
-        repeats: how often in a row an epoch has a picture, each time in another view: DeiT's
+        repeats: how often in a row an epoch has an image, each time in another view: DeiT's
             repeated augmentation (arXiv 1901.09335). An epoch has as many steps as ever, so it
-            ends before all pictures have come.
+            ends before all images have come.
 
     Raises:
-        DataError: fewer pictures than one batch.
+        DataError: fewer images than one batch.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class TrainingSteps(BatchSource):
     ) -> None:
         if len(split) < batch_size:
             raise DataError(
-                f"{len(split)} training pictures do not fill one batch of {batch_size}; "
+                f"{len(split)} training images do not fill one batch of {batch_size}; "
                 f"pass --batch-size {len(split)} or less"
             )
         self.split, self.preprocess, self.augmentation = split, preprocess, augmentation
@@ -148,7 +148,7 @@ class TrainingSteps(BatchSource):
         return other
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
-        """Which pictures step `step` holds, over all processes."""
+        """Which images step `step` holds, over all processes."""
         return self._order(step // self.steps_per_epoch)[self._places(step) // self.repeats]
 
     def contents(self, number: int) -> str:
@@ -176,7 +176,7 @@ class TrainingSteps(BatchSource):
         epoch: int,
         views: Int64[np.ndarray, "B"] | None = None,
     ) -> Batch:
-        """The pictures at `indices` of the split, as they are in an epoch; in its first view."""
+        """The images at `indices` of the split, as they are in an epoch; in its first view."""
         preprocess = self.preprocess
         if self.sizes:
             size = self.sizes[min(epoch, len(self.sizes) - 1)]
@@ -186,10 +186,10 @@ class TrainingSteps(BatchSource):
         occasions = occasion(epoch, views)
         made = []
         for index, same in groupby(zip(indices, occasions, strict=True), key=itemgetter(0)):
-            picture = self.split.read(int(index))
+            image = self.split.read(int(index))
             made += [
                 training_pixels(
-                    picture, preprocess, self.augmentation, self.seed, int(when), int(index)
+                    image, preprocess, self.augmentation, self.seed, int(when), int(index)
                 )
                 for _, when in same
             ]
@@ -198,7 +198,7 @@ class TrainingSteps(BatchSource):
 
 
 def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
-    """One picture size for every epoch: each of `sizes` for an equal part of them, in order.
+    """One image size for every epoch: each of `sizes` for an equal part of them, in order.
 
     >>> sizes_of_epochs((128, 160, 192), 7)
     (128, 128, 128, 160, 160, 192, 192)
@@ -207,9 +207,9 @@ def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
 
 
 class EvaluationBatches(BatchSource):
-    """A split in its own order, every picture once, by the evaluation transform.
+    """A split in its own order, every image once, by the evaluation transform.
 
-    Process r of n has the pictures r, r + n, r + 2n ...; the last ones may have one less, or none.
+    Process r of n has the images r, r + n, r + 2n ...; the last ones may have one less, or none.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ def batches(
             nobody wants the batch any more.
 
     Raises:
-        ImageError: a picture that can no longer be read, by name, from whichever process met it.
+        ImageError: an image that can no longer be read, by name, from whichever process met it.
         LoaderError: a process was killed or hangs, or `stopped`; see `watching.watched`.
     """
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""In which order the pictures of a split are trained on: a pure function of (seed, epoch)."""
+"""In which order the images of a split are trained on: a pure function of (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from vitkit.errors import SettingError
 from vitkit.randomness import hash64, permutation, permutation_by_group
 
 AHEAD = 1 << 16
-"""Pictures among which the next shard is looked for."""
+"""Images among which the next shard is looked for."""
 MIXED = -2
-"""What a hash is for: the order in which the pictures of balanced classes come."""
+"""What a hash is for: the order in which the images of balanced classes come."""
 
 
 class EpochOrder:
-    """One permutation of all pictures; of those in shards on a web server, shard by shard.
+    """One permutation of all images; of those in shards on a web server, shard by shard.
 
     The order is that of the split, whether or not its pixels are read from a cache. With `balance`
-    every class comes as often as any other, and pictures of the rare ones several times.
+    every class comes as often as any other, and images of the rare ones several times.
 
     Raises:
-        SettingError: `balance` for pictures that come shard by shard.
+        SettingError: `balance` for images that come shard by shard.
     """
 
     def __init__(self, split: Split, seed: int, *, balance: bool = False) -> None:
@@ -38,7 +38,7 @@ class EpochOrder:
         if self._store is not None:
             if balance:
                 raise SettingError(
-                    "balance draws pictures in any order, and these come shard by shard from a web "
+                    "balance draws images in any order, and these come shard by shard from a web "
                     "server; download the shards, or leave --balance out"
                 )
             stored = as_stored(split)
@@ -47,7 +47,7 @@ class EpochOrder:
 
     @lru_cache(maxsize=2)  # noqa: B019 - there is one order a run
     def __call__(self, epoch: int) -> Int64[np.ndarray, " N"]:
-        """The places of N pictures in the split, in the order of this epoch."""
+        """The places of N images in the split, in the order of this epoch."""
         if self._labels is not None:
             return balanced_order(self._seed, epoch, self._labels)
         if self._store is None:
@@ -56,7 +56,7 @@ class EpochOrder:
 
     @lru_cache(maxsize=2)  # noqa: B019 - likewise
     def turns(self, epoch: int) -> Int64[np.ndarray, " N"]:
-        """How often the picture at each place of the order has come before in this epoch."""
+        """How often the image at each place of the order has come before in this epoch."""
         order = self(epoch)
         if self._labels is None:
             return np.zeros_like(order)
@@ -90,9 +90,9 @@ def remote_store(split: Split) -> RemoteTars | None:
 def balanced_order(
     seed: int, epoch: int, labels: Int64[np.ndarray, " N"]
 ) -> Int64[np.ndarray, " N"]:
-    """N places in which every class that has pictures comes as often as any other, or once more.
+    """N places in which every class that has images comes as often as any other, or once more.
 
-    The pictures of a rare class come again and again, each as often as any other of it, or once
+    The images of a rare class come again and again, each as often as any other of it, or once
     more; of a frequent class there are others in every epoch. Which classes come once more changes
     from epoch to epoch, too.
     """
@@ -114,6 +114,6 @@ def class_counts(labels: Int64[np.ndarray, " N"], classes: Sequence[str]) -> str
     share = len(labels) / len(there)
     return (
         f"balance: {counts[fewest]:,} ({classes[fewest]}) to {counts[most]:,} ({classes[most]}) "
-        f"pictures a class, each class is drawn {share:,.0f} times an epoch; a picture of "
+        f"images a class, each class is drawn {share:,.0f} times an epoch; an image of "
         f"{classes[fewest]} comes {share / counts[fewest]:.1f} times"
     )

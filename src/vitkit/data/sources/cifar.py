@@ -1,14 +1,14 @@
 """CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
 
-A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour pictures
+A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
 of 32 x 32. Three layouts are read:
 
     the binary version      data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
-                            picture is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
+                            image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
                             each of red, green and blue
-    rows of pictures        data_batch_1.png ... test_batch.png with train_lables.json and
-                            test_lables.json (spelled so): a row of 1024 RGB pixels is a picture
-    folders of pictures     train/<class>/*.png and test/<class>/*.png
+    rows of images        data_batch_1.png ... test_batch.png with train_lables.json and
+                            test_lables.json (spelled so): a row of 1024 RGB pixels is an image
+    folders of images     train/<class>/*.png and test/<class>/*.png
 """
 
 from __future__ import annotations
@@ -98,10 +98,10 @@ def _open_arrays(
         if len(wrong):
             raise DataError(
                 f"{place}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
-                f"picture {wrong[0]} of {split}"
+                f"image {wrong[0]} of {split}"
             )
         if len(images) != COUNTS[split]:
-            notes.append(f"{split} has {len(images):,} pictures; all of it has {COUNTS[split]:,}")
+            notes.append(f"{split} has {len(images):,} images; all of it has {COUNTS[split]:,}")
         splits[split] = ArraySplit(images, labels, f"{name}/{split}")
         marks[split] = (labels, [hashlib.sha256(image.tobytes()).digest() for image in images])
     return Dataset(name, classes, {**splits}, fingerprint(classes, marks), tuple(notes))
@@ -119,7 +119,7 @@ def _read_binary(
         content = np.fromfile(file, np.uint8)
         if not len(content) or len(content) % record:
             raise DataError(
-                f"{file}: expected pictures of {record:,} bytes each, got {len(content):,} bytes; "
+                f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "
                 f"get the file again"
             )
         rows = content.reshape(-1, record)
@@ -140,8 +140,7 @@ def _read_rows(
             raise DataError(str(error)) from None
         if rows.shape[1] != SIDE * SIDE:
             raise DataError(
-                f"{file}: expected rows of {SIDE * SIDE} pixels, a picture each, "
-                f"got {rows.shape[1]}"
+                f"{file}: expected rows of {SIDE * SIDE} pixels, an image each, got {rows.shape[1]}"
             )
         images.append(rows.reshape(-1, SIDE, SIDE, 3))
     labels = _read_labels(place / ROW_LABELS[split])
@@ -149,7 +148,7 @@ def _read_rows(
     if len(labels) != total:
         raise DataError(
             f"{place / ROW_LABELS[split]}: expected {total:,} labels, as many as there are "
-            f"pictures, got {len(labels):,}"
+            f"images, got {len(labels):,}"
         )
     return np.concatenate(images), np.array(labels, np.int64)
 
@@ -160,7 +159,7 @@ def _read_labels(file: Path) -> list[int]:
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{file}: cannot be read as JSON: {error}") from None
     if not isinstance(labels, list) or any(type(label) is not int for label in labels):
-        raise DataError(f"{file}: expected a list of whole numbers, a label for each picture")
+        raise DataError(f"{file}: expected a list of whole numbers, a label for each image")
     return [min(max(label, -1), 255) for label in labels]
 
 

@@ -1,4 +1,4 @@
-"""A CSV that lists pictures: `path,label` and, if there is one, `split`.
+"""A CSV that lists images: `path,label` and, if there is one, `split`.
 
 Paths are relative to the CSV's folder, or to another one that is given. Nothing outside of it is
 read, whatever the list says; symbolic links may lead out of it where the user allows that.
@@ -54,9 +54,9 @@ def open_csv(
     ignore_extra_classes: bool = False,
     follow_links: bool = False,
 ) -> Dataset:
-    """Open the pictures that a CSV lists; none is decoded, every file is hashed.
+    """Open the images that a CSV lists; none is decoded, every file is hashed.
 
-    A file that is not there is a bad picture like any other, told by its line.
+    A file that is not there is a bad image like any other, told by its line.
 
     Args:
         path: UTF-8, or UTF-16 with its mark; its first line the columns' names; commas, semicolons
@@ -88,7 +88,7 @@ def open_csv(
         groups.setdefault(row.split, []).append(row)
     parts = {split: _part(group, root) for split, group in groups.items()}
     repeated = len(rows) - len({row.path for row in rows})
-    notes = [f"{repeated:,} rows list a picture once more"] if repeated else []
+    notes = [f"{repeated:,} rows list an image once more"] if repeated else []
     return assemble(
         printable(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )
@@ -182,7 +182,7 @@ def _stays(path: str, real_root: str) -> bool:
 
 
 def _contradictions(rows: list[_Row]) -> list[str]:
-    """Rows that give a picture another label or another split than an earlier one."""
+    """Rows that give an image another label or another split than an earlier one."""
     first: dict[str, _Row] = {}
     problems = []
     for row in rows:
@@ -200,5 +200,5 @@ def _contradictions(rows: list[_Row]) -> list[str]:
 def _part(rows: list[_Row], root: Path) -> Part:
     paths = Paths((row.path for row in rows), root)
     lines = np.array([row.line for row in rows], np.int64)
-    pictures = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
-    return Part(pictures, [row.label for row in rows], [*map(bytes, file_digests(paths))])
+    images = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
+    return Part(images, [row.label for row in rows], [*map(bytes, file_digests(paths))])

@@ -62,7 +62,7 @@ BETWEEN = "\0"
 class Listing:
     """What lies below a root."""
 
-    pictures: list[str] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
     """Their paths, split at `BETWEEN`: as text they take a third of what `Parts` do."""
     folders: set[Parts] = field(default_factory=set)
     others: Counter[str] = field(default_factory=Counter)
@@ -71,8 +71,8 @@ class Listing:
     leaving_links: list[Parts] = field(default_factory=list)
 
     def paths(self) -> Iterator[Parts]:
-        """The pictures' paths."""
-        return (tuple(picture.split(BETWEEN)) for picture in self.pictures)
+        """The images' paths."""
+        return (tuple(image.split(BETWEEN)) for image in self.images)
 
     def warnings(self) -> tuple[str, ...]:
         """A line about files that may hold images but are not read."""
@@ -95,7 +95,7 @@ class Listing:
 def open_folder(
     root: Path, *, ignore_extra_classes: bool = False, follow_links: bool = False
 ) -> Dataset:
-    """Open an image folder; no picture is decoded, every file is hashed.
+    """Open an image folder; no image is decoded, every file is hashed.
 
     Args:
         root: the folder.
@@ -103,7 +103,7 @@ def open_folder(
         follow_links: follow symbolic links that lead out of the folder.
 
     Raises:
-        DataError: no pictures, no class folders, one class only, unknown or ambiguous classes,
+        DataError: no images, no class folders, one class only, unknown or ambiguous classes,
             links out of the folder, folders that cannot be listed.
     """
     listing = list_folder(root, follow_links)
@@ -113,8 +113,8 @@ def open_folder(
             f"{printable(root)}: {len(listing.leaving_links)} symbolic links lead out of the "
             f"folder, the first is {printable(first)}; pass --follow-links to follow them"
         )
-    if not listing.pictures:
-        raise DataError(f"{printable(root)}: no pictures, {_found_instead(listing)}")
+    if not listing.images:
+        raise DataError(f"{printable(root)}: no images, {_found_instead(listing)}")
     folders, notes = _split_folders(root, listing)
     notes += _notes_on_listing(root, listing)
     if folders:
@@ -157,8 +157,8 @@ def list_folder(root: Path, follow_links: bool) -> Listing:
             elif is_folder:
                 waiting.append((below, above | {here}, links + entry.is_symlink()))
             else:
-                listing.pictures.append(BETWEEN.join(below))
-    listing.pictures.sort()
+                listing.images.append(BETWEEN.join(below))
+    listing.images.sort()
     listing.leaving_links.sort()
     return listing
 
@@ -247,7 +247,7 @@ def _by_kind(counts: Mapping[str, int]) -> str:
 
 def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
     stray = sum(outside)
-    return [f"{counted(stray, 'picture')} outside class folders not read"] if stray else []
+    return [f"{counted(stray, 'image')} outside class folders not read"] if stray else []
 
 
 def _name(root: Path) -> str:
@@ -278,13 +278,13 @@ def _open_split_folders(
             notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
         part = _file_split(root, by_class, classes)
         if not len(part):
-            notes.append(f"{split} has no pictures and is left out")
+            notes.append(f"{split} has no images and is left out")
             continue
         notes += notes_on_classes(split, classes, counts)
         splits[split] = part
         digests[split] = (part.labels, [*map(bytes, file_digests(part.paths))])
     if not splits:
-        raise DataError(f"{printable(root)}: pictures in no class folder; {_expected(root)}")
+        raise DataError(f"{printable(root)}: images in no class folder; {_expected(root)}")
     read = set(folders.values())
     notes += _notes_on_stray(
         len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.paths()
@@ -315,31 +315,31 @@ def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
 
 
 def _by_class(listing: Listing, parent: Parts) -> dict[str, list[str]]:
-    """Class name -> its pictures, at any depth below `parent`/<class>."""
+    """Class name -> its images, at any depth below `parent`/<class>."""
     depth = len(parent)
     groups: dict[str, list[str]] = {}
-    for picture, path in zip(listing.pictures, listing.paths(), strict=True):
+    for image, path in zip(listing.images, listing.paths(), strict=True):
         if len(path) > depth + 1 and path[:depth] == parent:
-            groups.setdefault(path[depth], []).append(picture)
+            groups.setdefault(path[depth], []).append(image)
     return groups
 
 
 def _refuse_too_few(
     root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[str]]
 ) -> None:
-    """Refuse fewer than two classes with pictures."""
+    """Refuse fewer than two classes with images."""
     where = printable(root.joinpath(*parent))
     filled = [name for name in classes if by_class.get(name)]
     if not filled:
-        raise DataError(f"{where}: pictures in no class folder; {_expected(root)}")
+        raise DataError(f"{where}: images in no class folder; {_expected(root)}")
     if len(filled) > 1:
         return
     depth = len(parent)
-    paths = (picture.split(BETWEEN) for picture in by_class[filled[0]])
+    paths = (image.split(BETWEEN) for image in by_class[filled[0]])
     inner = {path[depth + 1] for path in paths if len(path) > depth + 2}
     nested = len(inner) > 1 or "train" in inner
     hint = f"; did you mean {where}/{printable(filled[0])}?" if nested else ""
-    raise DataError(f"{where}: only one class has pictures, {filled[0]!r}; expected two{hint}")
+    raise DataError(f"{where}: only one class has images, {filled[0]!r}; expected two{hint}")
 
 
 def _expected(root: Path) -> str:
@@ -361,5 +361,5 @@ def _file_split(
 ) -> FileSplit:
     groups = [by_class.get(name, ()) for name in classes]
     labels = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    pictures = itertools.chain.from_iterable(groups)
-    return FileSplit(Paths((p.replace(BETWEEN, os.sep) for p in pictures), root), labels, root)
+    images = itertools.chain.from_iterable(groups)
+    return FileSplit(Paths((p.replace(BETWEEN, os.sep) for p in images), root), labels, root)

@@ -60,7 +60,7 @@ def open_dataset(
     ignore_extra_classes: bool = False,
     follow_links: bool = False,
 ) -> Dataset:
-    """Open a data set without decoding its pictures; `doctor.sound` does that.
+    """Open a data set without decoding its images; `doctor.sound` does that.
 
     Args:
         data: one of

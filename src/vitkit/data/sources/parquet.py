@@ -1,4 +1,4 @@
-"""Parquet files with pictures in them, as the Hub stores them: one file, or a folder of shards."""
+"""Parquet files with images in them, as the Hub stores them: one file, or a folder of shards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BELOW = "data"
 def parquet_files(folder: Path) -> list[Path]:
     """The Parquet files of a folder, or of `data/` in it, in order.
 
-    None where it cannot be listed, or has other folders: pictures are in those then.
+    None where it cannot be listed, or has other folders: images are in those then.
     """
     try:
         folders = [p.name for p in folder.iterdir() if p.is_dir() and not is_hidden(p.name)]

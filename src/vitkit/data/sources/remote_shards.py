@@ -1,4 +1,4 @@
-"""Shards on a web server: each is fetched when a picture of it is asked for, and let go again.
+"""Shards on a web server: each is fetched when an image of it is asked for, and let go again.
 
 A shard lies in the user's cache while it is used, whole and held against the SHA-256 that it had
 when it was indexed. While all of them have more bytes than `$VITKIT_SHARDS_GB`, those that were
@@ -142,31 +142,31 @@ class RemoteShard:
 
 @dataclass(frozen=True, eq=False)
 class RemoteTars:
-    """Pictures in tar files on a web server, read by their place."""
+    """Images in tar files on a web server, read by their place."""
 
     shards: tuple[RemoteShard, ...]
     digests: UInt8[np.ndarray, "N 32"]
-    """Each picture's SHA-256 (N, 32)."""
+    """Each image's SHA-256 (N, 32)."""
     keys: tuple[str, ...]
-    """Each picture's name in its shard."""
+    """Each image's name in its shard."""
     shard: Int64[np.ndarray, " N"]
-    """Each picture's shard (N,)."""
+    """Each image's shard (N,)."""
     places: Int64[np.ndarray, "N 2"]
-    """Each picture's offset and size in bytes (N, 2)."""
+    """Each image's offset and size in bytes (N, 2)."""
 
     def name(self, number: int) -> str:
         return f"{self.shards[self.shard[number]].name}/{self.keys[number]}"
 
     def encoded(self, number: int) -> bytes:
-        """The picture's file.
+        """The image's file.
 
         Raises:
             ImageError: it is empty.
-            DataError: its shard cannot be fetched: that is no fault of the picture.
+            DataError: its shard cannot be fetched: that is no fault of the image.
         """
         offset, size = self.places[number].tolist()
         if not size:
-            raise ImageError(self.name(number), "empty", "expected a picture, got 0 bytes")
+            raise ImageError(self.name(number), "empty", "expected an image, got 0 bytes")
         with self.shards[self.shard[number]].open() as file:
             return os.pread(file.fileno(), size, offset)
 

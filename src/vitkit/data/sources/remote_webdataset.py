@@ -1,16 +1,16 @@
 """WebDataset shards on a web server: `wds:https://host/train-{000000..000009}.tar`.
 
-Every shard is fetched and indexed once, before the first step, and its pictures are decoded in
+Every shard is fetched and indexed once, before the first step, and its images are decoded in
 passing. From then on the set is one like any other: counts, labels, class names and fingerprint
-are known, bad pictures are named, and a picture is read by its place. What stays is the index; of
+are known, bad images are named, and an image is read by its place. What stays is the index; of
 the shards themselves only as many bytes as `remote_shards.room`.
 
 A pass over all shards before the start is the price of one epoch's traffic. Lists of counts that
 some publishers put beside their shards would spare it, but they tell nothing of labels or of
-broken pictures, and not every set has one; so nothing has to be told by hand, either.
+broken images, and not every set has one; so nothing has to be told by hand, either.
 
 Only the order differs from a folder's: an epoch goes through the shards in an order that is a
-function of (seed, epoch), and through the pictures of each in an order that is one, too
+function of (seed, epoch), and through the images of each in an order that is one, too
 (`randomness.permutation_by_group`). Each shard is thus fetched once an epoch, and any step of a run
 can be reached again by fetching the shards that it needs.
 """
@@ -79,7 +79,7 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
 
     Raises:
         DataError: an address of another kind; shards that are missing, damaged or out of reach,
-            samples without picture or label, by name; and what `assemble` raises.
+            samples without image or label, by name; and what `assemble` raises.
         OutputError: the cache cannot be written.
         SettingError: `VITKIT_SHARDS_GB` is no number.
     """
@@ -100,7 +100,7 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
         ignore_extra_classes=ignore_extra_classes,
         notes=notes_of([index for _, index in indexed]),
     )
-    # The order of an epoch depends on which pictures share a shard; a run may not change that.
+    # The order of an epoch depends on which images share a shard; a run may not change that.
     counts = [len(index.texts["keys"]) for _, index in indexed]
     notes = (*dataset.notes, *_notes([index for _, index in indexed], "val" in parts))
     before = dataset.as_before
@@ -173,7 +173,7 @@ def _shards(addresses: Sequence[str], kept: Sequence[Index | None]) -> list[Remo
 
 
 def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) -> Index:
-    """The index of a shard, fetched for it; its pictures are looked at while they are here.
+    """The index of a shard, fetched for it; its images are looked at while they are here.
 
     A shard that cannot be indexed does not stay in the cache: the next run asks the server again.
     """
@@ -192,7 +192,7 @@ def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) 
         {**found.arrays, "size": size},
         {**found.texts, "version": [shard.version], "sha256": [digest]},
     )
-    look_through(_part([(_checked(shard, index), index)]).pictures, memory)
+    look_through(_part([(_checked(shard, index), index)]).images, memory)
     keep_index(shard.address, KIND, index)
     return index
 
@@ -212,7 +212,7 @@ def _notes(indexes: Sequence[Index], has_val: bool) -> list[str]:
     size, here = sum(int(index.arrays["size"]) for index in indexes), room()
     notes = [
         f"{len(indexes):,} remote shards of {size / 1e9:.3g} GB: every epoch goes through them in "
-        f"an order of its own and mixes the pictures of each; a run goes on exactly from any step, "
+        f"an order of its own and mixes the images of each; a run goes on exactly from any step, "
         f"and fetches the shards again that it needs"
     ]
     if size > here:
@@ -222,7 +222,7 @@ def _notes(indexes: Sequence[Index], has_val: bool) -> list[str]:
         )
         if not has_val:
             notes.append(
-                "validation pictures come from all shards, which are fetched once more for them; "
+                "validation images come from all shards, which are fetched once more for them; "
                 "shards with val in their names would spare that"
             )
     return notes

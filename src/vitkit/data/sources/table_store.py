@@ -1,4 +1,4 @@
-"""Reading pictures out of tables: a group of rows at a time, the last ones kept."""
+"""Reading images out of tables: a group of rows at a time, the last ones kept."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _refused(path: Path, what: str, error: BaseException) -> DataError:
     return DataError(f"{printable(path)}: cannot be read as a {what} file: {error}")
 
 
-def picture_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
-    """The encoded picture of a row; None where it holds none.
+def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
+    """The encoded image of a row; None where it holds none.
 
     Args:
         value: bytes, or {"bytes": ..., "path": ...}.
@@ -126,7 +126,7 @@ def _below(path: Path, root: Path) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class TableStore:
-    """Pictures in tables. Every process opens the files for itself and keeps the groups it read
+    """Images in tables. Every process opens the files for itself and keeps the groups it read
     last."""
 
     files: tuple[Path, ...]
@@ -139,9 +139,9 @@ class TableStore:
     group: Int64[np.ndarray, " G"]
     """Each group's number in its file (G,)."""
     starts: Int64[np.ndarray, " S"]
-    """Each group's first picture, and the number of pictures (G + 1,)."""
+    """Each group's first image, and the number of images (G + 1,)."""
     file_starts: Int64[np.ndarray, " T"]
-    """Each file's first picture, and the number of pictures (F + 1,)."""
+    """Each file's first image, and the number of images (F + 1,)."""
     roots: tuple[Path, ...] = ()
     _kept: _Kept = field(default_factory=lambda: _Kept(), repr=False)
 
@@ -158,11 +158,11 @@ class TableStore:
                     column = self._read(place, number)
                     mapped = self.kind == "arrow"  # the system's memory, not ours
                     self._kept.add(place, column, 0 if mapped else column.nbytes)
-            content = picture_bytes(column[int(number - self.starts[place])].as_py(), self.roots)
+            content = image_bytes(column[int(number - self.starts[place])].as_py(), self.roots)
         except (DataError, OSError) as error:
             raise ImageError(self.name(number), "damaged", str(error)) from error
         if not content:
-            raise ImageError(self.name(number), "empty", "expected a picture, the row has no bytes")
+            raise ImageError(self.name(number), "empty", "expected an image, the row has no bytes")
         return content
 
     def _read(self, place: int, number: int) -> pa.ChunkedArray:

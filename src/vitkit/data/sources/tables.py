@@ -1,6 +1,6 @@
-"""Pictures in the columns of tables: Parquet files, and the Arrow files that `datasets` keeps.
+"""Images in the columns of tables: Parquet files, and the Arrow files that `datasets` keeps.
 
-A table has one column of pictures, {bytes, path} or plain bytes, and one of labels, numbers or
+A table has one column of images, {bytes, path} or plain bytes, and one of labels, numbers or
 text. Class names come from the features that `datasets` writes into a table's schema, where it did.
 Each file is read through once, for labels and hashes, and its index kept.
 """
@@ -20,21 +20,21 @@ from vitkit.data.datasets.build import Part, assemble
 from vitkit.data.datasets.class_names import listed
 from vitkit.data.datasets.dataset import Dataset, StoredSplit
 from vitkit.data.images.decode import printable
-from vitkit.data.sources.table_store import MOST_KEPT, Kind, TableStore, groups_of, picture_bytes
+from vitkit.data.sources.table_store import MOST_KEPT, Kind, TableStore, groups_of, image_bytes
 from vitkit.errors import DataError, MissingExtraError
 from vitkit.io.index_cache import Index, cached_index, stamp
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-IMAGE_NAMES = ("image", "img", "picture", "jpg", "png")
+IMAGE_NAMES = ("image", "img", "image", "jpg", "png")
 LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls", "y")
 """Which column is meant where several could be: the first of these that is there."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Where pictures and labels are in a table."""
+    """Where images and labels are in a table."""
 
     image: str
     label: str
@@ -64,7 +64,7 @@ def open_tables(
         notes: lines for the user that there are already.
 
     Raises:
-        DataError: files that are damaged or differ in their columns; no column of pictures or of
+        DataError: files that are damaged or differ in their columns; no column of images or of
             labels; labels that are missing or out of range, by row; and what `assemble` raises.
         MissingExtraError: pyarrow is not installed.
     """
@@ -80,9 +80,7 @@ def open_tables(
         _refuse_unlabelled(group, indexes)
         parts[split] = _part(_store(group, indexes, columns, kind, roots), indexes)
     if kind == "parquet" and held > MOST_KEPT:
-        notes.append(
-            "pictures are read a row group at a time, which is slow at random; try --cache"
-        )
+        notes.append("images are read a row group at a time, which is slow at random; try --cache")
     return assemble(
         name,
         where,
@@ -94,7 +92,7 @@ def open_tables(
 
 
 def find_columns(schema: pa.Schema, where: str) -> Columns:
-    """The columns of pictures and labels, by their types, then by their names.
+    """The columns of images and labels, by their types, then by their names.
 
     Raises:
         DataError: none, or several and no usual name among them.
@@ -106,7 +104,7 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     if not labels:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
     shown = ", ".join(f"{printable(f.name)}: {str(f.type)[:40]}" for f in schema)
-    image = _chosen(images, IMAGE_NAMES, f"{where}: {{}} of pictures among {shown}")
+    image = _chosen(images, IMAGE_NAMES, f"{where}: {{}} of images among {shown}")
     known = ", ".join(LABEL_NAMES)
     usual = f"labels are numbers, text or true and false in a column named one of {known}"
     label = _chosen(labels, LABEL_NAMES, f"{where}: {{}} of labels among {shown}; {usual}")
@@ -130,7 +128,7 @@ def _common_columns(files: Sequence[Path], kind: Kind) -> Columns:
 
 
 class _Indexing:
-    """Reads a table through: labels by name ("" where there is none), SHA-256 of every picture."""
+    """Reads a table through: labels by name ("" where there is none), SHA-256 of every image."""
 
     def __init__(self, columns: Columns, kind: Kind, roots: Sequence[Path]) -> None:
         self.columns, self.kind, self.roots = columns, kind, roots
@@ -142,10 +140,10 @@ class _Indexing:
         for number in range(len(groups)):
             table = groups.read(number, [self.columns.image, self.columns.label])
             labels += self._labels(path, table.column(self.columns.label), len(labels))
-            pictures = table.column(self.columns.image)
-            sizes.append((len(pictures), pictures.nbytes))
-            for scalar in pictures:
-                content = picture_bytes(scalar.as_py(), self.roots) or b""
+            images = table.column(self.columns.image)
+            sizes.append((len(images), images.nbytes))
+            for scalar in images:
+                content = image_bytes(scalar.as_py(), self.roots) or b""
                 digests.append(hashlib.sha256(content).digest())
         arrays: dict[str, np.ndarray] = {
             "groups": np.array(sizes, np.int64).reshape(-1, 2),
@@ -181,8 +179,8 @@ def _refuse_unlabelled(files: Sequence[Path], indexes: Sequence[Index]) -> None:
 def _part(store: TableStore, indexes: Sequence[Index]) -> Part:
     labels = [label for index in indexes for label in index.texts["labels"]]
     digests = [row.tobytes() for index in indexes for row in index.arrays["digests"]]
-    pictures = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
-    return Part(pictures, labels, digests)
+    images = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
+    return Part(images, labels, digests)
 
 
 def _store(

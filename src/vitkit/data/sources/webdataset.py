@@ -1,7 +1,7 @@
 """WebDataset shards: tar files in which a sample is a run of members of one name.
 
 `dir/000017.jpg` and `dir/000017.cls` are one sample, `dir/000017`. Each shard is indexed once and
-every picture hashed; after that pictures are read by their place, in any order, like files of a
+every image hashed; after that images are read by their place, in any order, like files of a
 folder.
 """
 
@@ -35,8 +35,8 @@ PREFIX = "wds:"
 LABELS = ("cls", "json", "txt")
 """Endings of the member that holds the label; where there are several, the first of these."""
 LONGEST_LABEL = 1 << 20
-LONGEST_PICTURE = 1 << 30
-"""Bytes of a member that is read at all; no picture that is decoded has as many."""
+LONGEST_IMAGE = 1 << 30
+"""Bytes of a member that is read at all; no image that is decoded has as many."""
 MOST_SHARDS = 100_000
 SPLIT = re.compile(rf"(?:^|[-_.])({'|'.join(SPLIT_WORDS)})(?=[-_.])", re.IGNORECASE)
 
@@ -52,7 +52,7 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
         ignore_extra_classes: leave out classes of val and test that train lacks.
 
     Raises:
-        DataError: shards that are missing or damaged, samples without picture or label, by name;
+        DataError: shards that are missing or damaged, samples without image or label, by name;
             and what `assemble` raises.
     """
     pattern = address.removeprefix(PREFIX)
@@ -145,10 +145,10 @@ def shards_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
 
 
 def index_shard(path: Path) -> Index:
-    """Where the pictures of a shard lie, their classes and SHA-256.
+    """Where the images of a shard lie, their classes and SHA-256.
 
     Raises:
-        DataError: a sample without picture or label, or with two pictures.
+        DataError: a sample without image or label, or with two images.
     """
     try:
         with path.open("rb") as file:
@@ -162,12 +162,12 @@ def index_file(file: BinaryIO, where: str) -> Index:
     members = read_members(file, where)
     keys, labels, places, digests = [], [], [], []
     for key, group in itertools.groupby(filter(_counts, members.files), _key):
-        picture, label = _picture_and_label(where, key, list(group))
+        image, label = _image_and_label(where, key, list(group))
         keys.append(key)
         labels.append(_class_name(file, where, label))
-        places.append((picture.offset, picture.size))
-        file.seek(picture.offset)
-        digests.append(hashlib.sha256(file.read(picture.size)).digest())
+        places.append((image.offset, image.size))
+        file.seek(image.offset)
+        digests.append(hashlib.sha256(file.read(image.size)).digest())
     return Index(
         {
             "places": np.array(places, np.int64).reshape(-1, 2),
@@ -183,17 +183,17 @@ def index_file(file: BinaryIO, where: str) -> Index:
 
 @dataclass(frozen=True, eq=False)
 class TarStore:
-    """Pictures in tar files, read by their place."""
+    """Images in tar files, read by their place."""
 
     shards: tuple[Path, ...]
     stamps: tuple[tuple[int, int], ...]
     """Each shard's size and time of change when it was indexed."""
     keys: tuple[str, ...]
-    """Each picture's name in its shard."""
+    """Each image's name in its shard."""
     shard: Int64[np.ndarray, " N"]
-    """Each picture's shard (N,)."""
+    """Each image's shard (N,)."""
     places: Int64[np.ndarray, "N 2"]
-    """Each picture's offset and size in bytes (N, 2)."""
+    """Each image's offset and size in bytes (N, 2)."""
 
     def name(self, number: int) -> str:
         return f"{self.shards[self.shard[number]].name}/{self.keys[number]}"
@@ -202,7 +202,7 @@ class TarStore:
         offset, size = self.places[number].tolist()
         shard = int(self.shard[number])
         try:
-            # Opened for each picture: that takes microseconds, and nothing has to be shared.
+            # Opened for each image: that takes microseconds, and nothing has to be shared.
             with self.shards[shard].open("rb", buffering=0) as file:
                 if stamp(file.fileno()) != self.stamps[shard]:
                     raise ImageError(
@@ -212,20 +212,20 @@ class TarStore:
         except OSError as error:
             raise ImageError(self.name(number), "missing", str(error.strerror)) from error
         if not content:
-            raise ImageError(self.name(number), "empty", "expected a picture, got 0 bytes")
+            raise ImageError(self.name(number), "empty", "expected an image, got 0 bytes")
         return content
 
 
 def part(indexes: Sequence[Index], store: Callable[..., Store]) -> Part:
-    """The pictures of some shards; `store` takes their keys, shards (N,) and places (N, 2)."""
+    """The images of some shards; `store` takes their keys, shards (N,) and places (N, 2)."""
     counts = [len(index.texts["keys"]) for index in indexes]
     places = np.concatenate([index.arrays["places"] for index in indexes])
     keys = tuple(key for index in indexes for key in index.texts["keys"])
     made = store(keys, np.repeat(np.arange(len(indexes)), counts), places)
-    pictures = StoredSplit(made, np.zeros(len(places), np.int64), np.arange(len(places)))
+    images = StoredSplit(made, np.zeros(len(places), np.int64), np.arange(len(places)))
     labels = [label for index in indexes for label in index.texts["labels"]]
     digests = [row.tobytes() for index in indexes for row in index.arrays["digests"]]
-    return Part(pictures, labels, digests)
+    return Part(images, labels, digests)
 
 
 def notes_of(indexes: Sequence[Index]) -> list[str]:
@@ -255,21 +255,21 @@ def _ending(member: Member) -> str:
     return member.name.rpartition("/")[2].partition(".")[2].lower()
 
 
-def _picture_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
+def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
     """The two members that make a sample."""
     where = f"{where}: sample {printable(key)!r}"
-    pictures = [member for member in group if f".{_ending(member)}" in ENDINGS]
-    if len(pictures) != 1:
+    images = [member for member in group if f".{_ending(member)}" in ENDINGS]
+    if len(images) != 1:
         endings = ", ".join(printable(_ending(member)) for member in group[:8])
-        raise DataError(f"{where}: expected one picture, got {len(pictures)} among {endings}")
+        raise DataError(f"{where}: expected one image, got {len(images)} among {endings}")
     by_ending = {_ending(member): member for member in reversed(group)}
     label = next((by_ending[ending] for ending in LABELS if ending in by_ending), None)
     if label is None:
         raise DataError(f"{where}: no label; expected a member ending in .cls, .json or .txt")
-    for member, most in ((pictures[0], LONGEST_PICTURE), (label, LONGEST_LABEL)):
+    for member, most in ((images[0], LONGEST_IMAGE), (label, LONGEST_LABEL)):
         if member.size > most:
             raise DataError(f"{where}: .{_ending(member)} has {member.size:,} bytes, too many")
-    return pictures[0], label
+    return images[0], label
 
 
 def _class_name(file: BinaryIO, where: str, label: Member) -> str:

@@ -32,7 +32,7 @@ YOURS = ("data", "data_root", "cache", "follow_links", "ignore_extra_classes", "
          "attention_kernel", "compile", "logger", "quiet")  # fmt: skip
 """Settings that `--auto` leaves to the user, besides `OWN`."""
 BY_PIXELS = {"image_size": 16, "patch_size": 16}
-"""Pictures whose pixels are compared, where there are no weights, are brought to this size."""
+"""Images whose pixels are compared, where there are no weights, are brought to this size."""
 OWN = ("auto", "budget", "output", "overwrite", "test")
 
 
@@ -151,7 +151,7 @@ def _tested(
                    device=plan.device, workers=plan.workers)  # fmt: skip
     metrics["test"], _ = examine(made, len(dataset.classes), best.temperature)
     climbed.test = metrics["test"]
-    climbed.say(f"test, {climbed.test['pictures']:.0f} pictures, read once, with {winner.name}:")
+    climbed.say(f"test, {climbed.test['images']:.0f} images, read once, with {winner.name}:")
     rest = {key: v for key, v in best.metadata.items() if key not in DESCRIBED}
     save(climbed.folder.best, best.model, preprocess=best.preprocess, classes=best.classes,
          **rest | {"metrics": metrics})  # fmt: skip

@@ -55,7 +55,7 @@ class Ground:
         settings: that the user gave, but for those that the ladder decides.
         pretrained: the weights to start from, if any.
         plan: of one of them, for the data and the device.
-        looks: of the training pictures.
+        looks: of the training images.
         opening: seconds that making a plan took.
         say: told what is measured.
         clock: what time it is.
@@ -71,16 +71,16 @@ class Ground:
 
     @property
     def train(self) -> Split:
-        """The training pictures."""
+        """The training images."""
         return self.plan.dataset.splits["train"]
 
     @property
     def val(self) -> Split:
-        """The validation pictures."""
+        """The validation images."""
         return self.plan.dataset.splits["val"]
 
     def config(self, *layers: Settings, **needed: object) -> TrainConfig:
-        """The settings of a rung. The test split stays closed, and seconds are not for pictures.
+        """The settings of a rung. The test split stays closed, and seconds are not for images.
 
         Args:
             *layers: of the rung, such as a recipe; what the user set wins over them.
@@ -92,7 +92,7 @@ class Ground:
     def outcome(
         self, name: str, what: str, best: Path, started: float, trained: int | None = None
     ) -> Outcome:
-        """What weights say of the validation pictures; all were trained, where nothing is said."""
+        """What weights say of the validation images; all were trained, where nothing is said."""
         stored, plan = load(best), self.plan
         trained = trained or sum(p.numel() for p in stored.model.parameters())
         made = outputs(on_device(stored.model, plan.device), self.val, stored.preprocess,
@@ -102,7 +102,7 @@ class Ground:
 
 
 def time_of(forward: Callable[[Tensor], Tensor], plan: Plan, clock: Clock) -> float:
-    """Seconds a picture, from its file to what a callable makes of it."""
+    """Seconds an image, from its file to what a callable makes of it."""
     train = plan.dataset.splits["train"]
     some = train.subset(np.arange(min(len(train), 256)))
     made = outputs(forward, some, plan.preprocess, batch_size=64, device=plan.device)
@@ -134,7 +134,7 @@ class Neighbours:
         return images.flatten(1)
 
     def least(self) -> float:
-        """For one look at every picture."""
+        """For one look at every image."""
         ground = self.ground
         return (len(ground.train) + len(ground.val)) * time_of(
             self._forward, ground.plan, ground.clock
@@ -251,7 +251,7 @@ class Candidate:
 
     Attributes:
         settings: all but the epochs.
-        passes: over the pictures that must fit into the time, or a smaller one is taken.
+        passes: over the images that must fit into the time, or a smaller one is taken.
     """
 
     settings: Settings
@@ -314,7 +314,7 @@ class Steps:
             spec = self._pace(number)[0].spec
             self.ground.say(
                 f"{self.name}: width {spec.width} with {counted(spec.depth, 'block')} takes "
-                f"{pace.epoch:.2g} s an epoch; {candidate.passes} passes over the pictures do "
+                f"{pace.epoch:.2g} s an epoch; {candidate.passes} passes over the images do "
                 f"not fit"
             )
         return len(self.candidates) - 1
@@ -363,13 +363,13 @@ def finetuning(ground: Ground) -> Steps:
 
 
 def from_scratch(ground: Ground) -> Steps:
-    """A model from noise, of the largest size that suits the pictures and the time."""
-    pictures = len(ground.train)
+    """A model from noise, of the largest size that suits the images and the time."""
+    images = len(ground.train)
 
     def candidate(size: Size) -> Candidate:
         settings = scratch_settings(size, ground.looks)
-        batch = {"batch_size": batch_of(pictures, settings["batch_size"])}
+        batch = {"batch_size": batch_of(images, settings["batch_size"])}
         return Candidate(settings | batch, size.passes)
 
-    sizes = [candidate(size) for size in SIZES if size.pictures <= pictures]
+    sizes = [candidate(size) for size in SIZES if size.images <= images]
     return Steps(ground, "scratch", "from noise", sizes, lambda steps: SCRATCH_EPOCHS)

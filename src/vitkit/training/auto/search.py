@@ -1,7 +1,7 @@
 """`--auto`: from the cheapest answer upwards, as long as the next one pays.
 
 All is chosen on validation; the test split is read once, at the end, for the winner. A rung pays
-where it is better on the validation pictures than the best so far by McNemar's exact test, or by
+where it is better on the validation images than the best so far by McNemar's exact test, or by
 more than half the width of that one's interval.
 """
 
@@ -44,7 +44,7 @@ class Outcome:
         name: of the rung, and of its folder.
         what: it is, in a few words.
         trained: parameters that were trained.
-        right: whether each validation picture's class was the predicted one (N,).
+        right: whether each validation image's class was the predicted one (N,).
         best: its weights; `None` where it leaves none.
         seconds: it took.
     """
@@ -58,14 +58,14 @@ class Outcome:
 
     @property
     def errors(self) -> int:
-        """Validation pictures that are wrong."""
+        """Validation images that are wrong."""
         return int((~self.right).sum())
 
     def scores(self) -> Metrics:
-        """Of validation: `top1`, its interval of 95 % (Wilson), and how many pictures there are."""
+        """Of validation: `top1`, its interval of 95 % (Wilson), and how many images there are."""
         low, high = wilson(int(self.right.sum()), len(self.right))
         return {"top1": float(self.right.mean()), "top1_low": low, "top1_high": high,
-                "pictures": float(len(self.right))}  # fmt: skip
+                "images": float(len(self.right))}  # fmt: skip
 
 
 @runtime_checkable
@@ -102,7 +102,7 @@ def seconds_of(budget: str) -> float:
 
 
 def p_value(one: Outcome, other: Outcome) -> float:
-    """Of McNemar's exact test between two rungs on the validation pictures."""
+    """Of McNemar's exact test between two rungs on the validation images."""
     return mcnemar(int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum()))
 
 
@@ -119,8 +119,8 @@ def can_pay(best: Outcome) -> bool:
 def _told(best: Outcome, gained: int, p: float) -> bool:
     """By McNemar's test, or a gain beyond half the width of the interval of the best.
 
-    With few pictures the test needs six that only one of them has right, whatever the share; there
-    the width is the milder rule, with many pictures the stricter.
+    With few images the test needs six that only one of them has right, whatever the share; there
+    the width is the milder rule, with many images the stricter.
     """
     scores = best.scores()
     half = (scores["top1_high"] - scores["top1_low"]) / 2
@@ -201,8 +201,8 @@ class Climb:
         if best is not None and not can_pay(best):
             return (
                 f"{rung.name} cannot be told to pay: {best.name} has {best.errors} of "
-                f"{len(best.right)} validation pictures wrong, too few to show a gain; more "
-                f"validation pictures could tell"
+                f"{len(best.right)} validation images wrong, too few to show a gain; more "
+                f"validation images could tell"
             )
         needed, left = rung.least(), self.started + self.budget - self.clock()
         if best is not None and needed > left:

@@ -14,8 +14,8 @@ from vitkit.training.monitoring.bottleneck import (
     Machine,
     cores_here,
     diagnosis,
+    image_cost,
     is_waiting,
-    picture_cost,
 )
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.run_log import RunLog
@@ -92,7 +92,7 @@ class Reporter:
         better: bool,
     ) -> None:
         """The row and the line of an epoch."""
-        values = {f"val_{name}": v for name, v in validation.items() if name != "pictures"}
+        values = {f"val_{name}": v for name, v in validation.items() if name != "images"}
         speed = {"images_per_s": self._pace.images_per_s, "data_wait": self._pace.data_wait}
         self.log.epoch(
             {"epoch": epoch, "step": progress.step},
@@ -128,7 +128,7 @@ class Reporter:
         if config.log_examples and "val" in plan.dataset.splits:
             device = next(model.parameters()).device
             sheet = example_predictions(model, plan.dataset, plan.preprocess, device)
-            self.log.picture("val/examples", sheet, step)
+            self.log.image("val/examples", sheet, step)
         if config.log_histograms:
             self.log.weights(model, step)
         self._looked = time.monotonic()
@@ -154,9 +154,9 @@ class Reporter:
         )
 
     def _diagnose(self, step: int) -> None:
-        """Say what waits for what; where that is the loader, time some pictures first."""
+        """Say what waits for what; where that is the loader, time some images first."""
         pace, plan = self._meter.read() - self._warm, self.plan
-        cost = picture_cost(plan.steps, step) if is_waiting(pace) else None
+        cost = image_cost(plan.steps, step) if is_waiting(pace) else None
         cores = max(1, cores_here() // self.share)
         machine = Machine(cores, plan.workers, accelerator=plan.device.type != "cpu")
         self.log.say(diagnosis(pace, cost, machine))

@@ -49,7 +49,7 @@ def write_weights(
         data={
             "name": plan.dataset.name,
             "fingerprint": plan.dataset.fingerprint,
-            "pictures": {name: len(part) for name, part in plan.dataset.splits.items()},
+            "images": {name: len(part) for name, part in plan.dataset.splits.items()},
         },
         **started_from(plan.config),
     ))  # fmt: skip

@@ -66,7 +66,7 @@ class TrainConfig:
     """Every setting of a run. Raises `SettingError` for a value out of range."""
 
     data: Annotated[str, tyro.conf.Suppress]
-    """A folder of pictures, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
+    """A folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
     `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`."""
     model: str | None = None
     """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`.
@@ -79,7 +79,7 @@ class TrainConfig:
         str | None, BeforeValidator(_place), tyro.conf.arg(aliases=("--finetune",))
     ] = None
     """Start from weights: a file of any known format, a folder, a published checkpoint's name, an
-    address such as `hf://owner/name`; without a value, what is published for --model. Pictures are
+    address such as `hf://owner/name`; without a value, what is published for --model. Images are
     treated as the weights know them, but for what a setting says."""
     trust_pickle: bool = False
     """Read weights that are a pickle (`.pth`), by torch's `weights_only` reader."""
@@ -98,18 +98,18 @@ class TrainConfig:
     the nearest neighbours are."""
     auto: bool = False
     """Climb from the cheapest answer upwards, nearest neighbours, a linear head, fine-tuning, or
-    from noise what suits the pictures, as long as the next one pays."""
+    from noise what suits the images, as long as the next one pays."""
     budget: str | None = None
     """The time that `auto` has: 90s, 10m (default), 1h."""
     img_size: AtLeastOne | None = None
-    """Picture size in pixels, a square; short for `--spec.image-size`."""
+    """Image size in pixels, a square; short for `--spec.image-size`."""
     progressive: tuple[AtLeastOne, ...] = ()
-    """Progressive resizing: picture sizes over equal parts of the epochs, such as `128 160 192`;
+    """Progressive resizing: image sizes over equal parts of the epochs, such as `128 160 192`;
     the last one is that of evaluation."""
     data_root: Annotated[str | None, tyro.conf.arg(aliases=("--data-dir",))] = None
     """Where to look for named data sets such as `mnist`; of a CSV, where its paths begin."""
     cache: str | None = None
-    """Keep the decoded pictures in this folder, for this run and others; `auto`: the user's own."""
+    """Keep the decoded images in this folder, for this run and others; `auto`: the user's own."""
     output: Annotated[str | None, tyro.conf.arg(aliases=("--output-dir",))] = None
     """The run folder; by default runs/DATA-MODEL-N."""
     overwrite: bool = False
@@ -120,7 +120,7 @@ class TrainConfig:
     epochs: AtLeastOne = 10
     """Passes over the training split."""
     batch_size: Annotated[AtLeastOne, tyro.conf.arg(aliases=("-b",))] = 128
-    """Pictures of one optimizer step, over all processes and accumulation steps."""
+    """Images of one optimizer step, over all processes and accumulation steps."""
     grad_accum_steps: AtLeastOne = 1
     """Parts in which a batch goes through the model, where it does not fit into memory whole."""
     max_steps: AtLeastOne | None = None
@@ -131,7 +131,7 @@ class TrainConfig:
     lr: Annotated[float, Field(gt=0.0)] = 1e-3
     """Peak learning rate, for this batch size; never rescaled silently."""
     find_lr: bool = False
-    """Before the start, try rates on training pictures with a copy of the model, and take a tenth
+    """Before the start, try rates on training images with a copy of the model, and take a tenth
     of the one where the loss is lowest, instead of `lr`."""
     find_batch_size: bool = False
     """Before the start, double the batch until memory ends, it is no faster or an epoch has fewer
@@ -187,7 +187,7 @@ class TrainConfig:
     ] = 3.0
     """Both are softened by it, with `distill: soft`."""
     distill_views: Count = 0
-    """Variants that each picture has in the whole run, so that the teacher looks at each once and
+    """Variants that each image has in the whole run, so that the teacher looks at each once and
     what it says is kept; 0 for new ones in every epoch and a teacher that is asked in every step.
     """
     drop_path: Fraction | None = None
@@ -204,10 +204,10 @@ class TrainConfig:
     color_jitter: Probability = 0.0
     """Largest random change of brightness, contrast and saturation, as a factor; after `aa`."""
     reprob: Probability = 0.0
-    """Chance that a random box of a picture is erased by noise."""
+    """Chance that a random box of an image is erased by noise."""
     repeated_aug: AtLeastOne = 1
-    """How often an epoch has a picture, each time changed in another way; an epoch stays as long,
-    so it has as many times fewer pictures."""
+    """How often an epoch has an image, each time changed in another way; an epoch stays as long,
+    so it has as many times fewer images."""
     mixup: Annotated[float, Field(ge=0.0)] = 0.0
     """Alpha of mixup, of Beta(alpha, alpha); 0 is off."""
     cutmix: Annotated[float, Field(ge=0.0)] = 0.0
@@ -227,7 +227,7 @@ class TrainConfig:
     interpolation: Interpolation | None = None
     """The resampling filter; default bicubic."""
     fit: Fit | None = None
-    """How pictures are brought to size outside training: centre `crop` (default); `squash`, each
+    """How images are brought to size outside training: centre `crop` (default); `squash`, each
     side by its own factor; or `squash-crop`, to image size / crop ratio, of it the centre."""
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Part of the shorter side that the centre crop keeps; default 0.9."""
@@ -238,14 +238,14 @@ class TrainConfig:
     patience: AtLeastOne | None = None
     """Stop after this many epochs without a higher validation top-1."""
     balance: bool = False
-    """Draw every class as often as any other, where some have more pictures."""
+    """Draw every class as often as any other, where some have more images."""
     bad_images: Literal["refuse", "skip"] = "refuse"
     """What to do about images that cannot be decoded: refuse to start, or leave them out. One that
     goes missing later ends the run, or another one of its class takes its place."""
     ignore_extra_classes: bool = False
     """Leave out classes of val or test that train does not have, instead of refusing."""
     follow_links: bool = False
-    """Follow symbolic links that lead out of the folder of pictures."""
+    """Follow symbolic links that lead out of the folder of images."""
     seed: Annotated[int, Field(ge=0, lt=2**63, strict=True)] = 0
     """Decides initial weights, order, augmentation and dropout."""
     device: str = "auto"
@@ -278,7 +278,7 @@ class TrainConfig:
     log_histograms: bool = True
     """Show in TensorBoard how the weights lie, at the end of epochs."""
     log_examples: bool = True
-    """Show in TensorBoard some validation pictures and what is predicted for them."""
+    """Show in TensorBoard some validation images and what is predicted for them."""
     logger: tuple[TrackerName, ...] = ()
     """Services that are told the curves, too: `wandb`, `mlflow`."""
     quiet: bool = False

@@ -28,7 +28,7 @@ class Distillation:
         soft, Eq. 2: (1 - a) CE(psi(Z_s), y) + a T^2 KL(psi(Z_t / T) || psi(Z_s / T))
         hard, Eq. 3: (1 - a) CE(psi(Z_s), y) + a CE(psi(Z_s), argmax Z_t)
 
-    The divergence is the mean over the pictures, as in both papers. DeiT's published code divides
+    The divergence is the mean over the images, as in both papers. DeiT's published code divides
     it by the number of classes too: its alpha with soft targets is not this one.
     """
 

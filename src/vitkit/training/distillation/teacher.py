@@ -1,4 +1,4 @@
-"""A teacher: any classifier, in eval mode, with the pictures it wants and the classes it knows."""
+"""A teacher: any classifier, in eval mode, with the images it wants and the classes it knows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Teacher:
 
     Attributes:
         model: images (B, C, h, w) -> logits (B, K), or an object with `.logits` as of transformers.
-        preprocess: what its pictures become; `None` for the student's own.
+        preprocess: what its images become; `None` for the student's own.
         classes: its class names in the order of its logits; empty where they are not known.
         columns: which logits are answered with, in this order; `None` for all as they are.
     """
@@ -56,7 +56,7 @@ class Teacher:
                 modules the size is that which they were built for, where they say so, and mean, std
                 and else the size are those of `pretrained_cfg`. A module that was built without
                 pretrained weights has one, too: that is right only where nothing else is known, so
-                give `Teacher(module, Preprocess(...))` for one that was trained on other pictures.
+                give `Teacher(module, Preprocess(...))` for one that was trained on other images.
             trust_pickle: as for `vitkit.load`.
 
         Raises:
@@ -79,7 +79,7 @@ class Teacher:
 
     @torch.no_grad()
     def __call__(self, images: Images, seen: Preprocess | None = None) -> Logits:
-        """What it says of some pictures, float32.
+        """What it says of some images, float32.
 
         Args:
             images: (B, C, H, W), normalised for the student.
@@ -101,7 +101,7 @@ class Teacher:
         return logits.float() if self.columns is None else logits.float()[:, list(self.columns)]
 
     def fingerprint(self) -> str:
-        """A sha256 over its weights, what its pictures become, and which logits are taken."""
+        """A sha256 over its weights, what its images become, and which logits are taken."""
         about = None if self.preprocess is None else self.preprocess.to_json()
         said = [digests(self.model.state_dict()), about, self.columns]
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()
@@ -117,15 +117,15 @@ class Teacher:
 
         Args:
             classes: of the data.
-            seen: how the student's pictures are normalised.
+            seen: how the student's images are normalised.
             device: where the student is.
-            sides: of square pictures that the student also sees, in pixels.
+            sides: of square images that the student also sees, in pixels.
 
         Returns:
             The teacher, and lines to print.
 
         Raises:
-            SettingError: it does not know some class, or cannot take the pictures.
+            SettingError: it does not know some class, or cannot take the images.
         """
         model = self.model.to(device).eval().requires_grad_(False)
         teacher = replace(self, model=model, columns=None)
@@ -158,23 +158,23 @@ class Teacher:
         return replace(teacher, columns=tuple(self.classes.index(n) for n in classes)), notes
 
     def _sight(self, seen: Preprocess) -> list[str]:
-        """A line where it sees the pictures otherwise than the student."""
-        mine, its = (_described_pictures(one) for one in (self.preprocess or seen, seen))
-        return [] if mine == its else [f"the teacher sees pictures of {mine}; the student of {its}"]
+        """A line where it sees the images otherwise than the student."""
+        mine, its = (_described_images(one) for one in (self.preprocess or seen, seen))
+        return [] if mine == its else [f"the teacher sees images of {mine}; the student of {its}"]
 
     def _tried(self, seen: Preprocess, device: torch.device) -> int:
-        """How many logits it gives, by one grey picture."""
-        picture = torch.zeros(1, seen.channels, *seen.image_size, device=device)
+        """How many logits it gives, by one grey image."""
+        image = torch.zeros(1, seen.channels, *seen.image_size, device=device)
         if self.preprocess is not None:
-            picture = brought(picture, seen, self.preprocess)
+            image = brought(image, seen, self.preprocess)
         try:
-            return self(picture).shape[1]
+            return self(image).shape[1]
         except (RuntimeError, TypeError, ValueError, LookupError, AssertionError, UserError) as why:
             if isinstance(why, SettingError):
                 raise
             raise SettingError(
-                f"the teacher {type(self.model).__name__} cannot take pictures "
-                f"{tuple(picture.shape)} ({why}); say what it wants: Teacher(model, "
+                f"the teacher {type(self.model).__name__} cannot take images "
+                f"{tuple(image.shape)} ({why}); say what it wants: Teacher(model, "
                 f"Preprocess(image_size=..., mean=..., std=...))"
             ) from None
 
@@ -184,7 +184,7 @@ TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
 
 
 def check_teaching(config: TrainConfig) -> None:
-    """What a teacher says once must be of the same pictures ever after. Raises `SettingError`."""
+    """What a teacher says once must be of the same images ever after. Raises `SettingError`."""
     softened = config.distill_temperature != TrainConfig.distill_temperature
     if config.distill == "hard" and softened:
         raise SettingError(
@@ -214,7 +214,7 @@ def brought(images: Images, seen: Preprocess, wanted: Preprocess) -> Float[Tenso
     Args:
         images: (B, C, H, W) of any size, normalised by `seen`.
         seen: its mean and std.
-        wanted: size (h, w), filter, mean and std; the whole picture is squashed to that size.
+        wanted: size (h, w), filter, mean and std; the whole image is squashed to that size.
     """
     if (seen.mean, seen.std) != (wanted.mean, wanted.std):
         images = images * _per_channel(seen.std, images) + _per_channel(seen.mean, images)
@@ -246,7 +246,7 @@ def _imported(name: str) -> Teacher | Checkpoint | nn.Module:
 
 
 def _timm_preprocess(model: nn.Module) -> Preprocess | None:
-    """What timm says that pictures become; `None` for a module of another kind."""
+    """What timm says that images become; `None` for a module of another kind."""
     said = getattr(model, "pretrained_cfg", None)
     if not isinstance(said, dict) or not {"mean", "std", "input_size"} <= said.keys():
         return None
@@ -264,7 +264,7 @@ def _timm_preprocess(model: nn.Module) -> Preprocess | None:
     )
 
 
-def _described_pictures(preprocess: Preprocess) -> str:
+def _described_images(preprocess: Preprocess) -> str:
     """Their size, mean and std; what else there is, the student's transform has decided."""
     height, width = preprocess.image_size
     mean, std = (", ".join(f"{v:g}" for v in part) for part in (preprocess.mean, preprocess.std))

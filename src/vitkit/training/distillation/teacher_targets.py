@@ -1,6 +1,6 @@
-"""The teacher in a run: asked in every step, or once for every view of every picture.
+"""The teacher in a run: asked in every step, or once for every view of every image.
 
-With V views a picture has V variants in the whole run (`TrainingSteps.cycle`), the teacher looks at
+With V views an image has V variants in the whole run (`TrainingSteps.cycle`), the teacher looks at
 each of them once, before the first step, and its logits are kept in the run folder. They are a
 function of the teacher, the data, the seed and the settings, asked in blocks of one size, so that a
 run that goes on has the same bits whether they are read back or asked for again.
@@ -36,13 +36,13 @@ from vitkit.training.optimization.precision import Precision, autocast
 from vitkit.training.state.registry import Tensors, Values
 
 BLOCK = 256
-"""Pictures that the teacher looks at at once; the last bits of its logits depend on it."""
+"""Images that the teacher looks at at once; the last bits of its logits depend on it."""
 Kept = Float32[np.ndarray, "N K"]
 
 
 @dataclass(frozen=True)
 class _Blocks(BatchSource):
-    """All pictures of one view, in the split's order."""
+    """All images of one view, in the split's order."""
 
     steps: TrainingSteps
     view: int
@@ -116,7 +116,7 @@ class TeacherTargets:
     def __call__(self, batch: Batch, step: int, part: int = 0) -> Fed:
         """As `Feed`, with soft targets.
 
-        Asked in every step, the teacher sees the pictures that the student sees, mixed ones too (as
+        Asked in every step, the teacher sees the images that the student sees, mixed ones too (as
         in DeiT); of kept views it is the targets that are mixed.
         """
         fed = self._transform(batch, step, part)
@@ -148,7 +148,7 @@ class TeacherTargets:
                 self._world.decided(path.exists)  # the others read it only when it is whole
                 say(
                     f"teacher: view {view + 1} of {views}, {len(self._taught.steps.split):,} "
-                    f"pictures, in {monotonic() - began:.0f} s"
+                    f"images, in {monotonic() - began:.0f} s"
                 )
             self._views[view] = self._read(path)
 
@@ -203,7 +203,7 @@ class TeacherTargets:
                     file.write(rows.astype("<f4").tobytes())
                 if signum := self._world.most(self._stop.signum or 0):
                     raise Interrupted(
-                        signum, "stopped while the teacher looked at the pictures; start again"
+                        signum, "stopped while the teacher looked at the images; start again"
                     )
 
     @torch.no_grad()

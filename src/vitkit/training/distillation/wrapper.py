@@ -29,7 +29,7 @@ class DistillWrapper(nn.Module):
     Args:
         student: a `ViT`, or any module that gives logits (B, K).
         teacher: a module that does, of vitkit, timm, torchvision, transformers or elsewhere; a
-            checkpoint or its path; or a `Teacher`, which also says what its pictures become.
+            checkpoint or its path; or a `Teacher`, which also says what its images become.
         temperature: of soft targets; see `Distillation`.
         alpha: the teacher's share of the loss, [0, 1].
         hard: learn the teacher's first choice.

@@ -15,7 +15,7 @@ from vitkit.spec import Preprocess
 from vitkit.training.monitoring.image_grids import Line, grid
 
 SHOWN, ACROSS = 32, 8
-"""Pictures in the grid of what the model is fed, and in a row of it."""
+"""Images in the grid of what the model is fed, and in a row of it."""
 GREY = "#6e7781"
 
 
@@ -37,7 +37,7 @@ def save_augmented_grid(
 def augmented_grid(
     fed: Fed, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Pictures as they are fed, over their labels and, where two are mixed, the share of each.
+    """Images as they are fed, over their labels and, where two are mixed, the share of each.
 
     Args:
         fed: what became of the batch.

@@ -1,6 +1,6 @@
-"""What a run waits for, and what would help: measured on its own pictures, not guessed.
+"""What a run waits for, and what would help: measured on its own images, not guessed.
 
-A step costs core-seconds of the model's on this machine, and so many a picture to decode, resize
+A step costs core-seconds of the model's on this machine, and so many an image to decode, resize
 and augment. With N cores no step is shorter than all of that over N, nor than the model alone; as
 many workers as keep that pace are enough.
 """
@@ -25,12 +25,12 @@ WARM_UP = 5
 NOTICED = 0.1
 """Waiting below this part of the time is not worth a word, nor is a gain below it."""
 LOOKED_AT = 16
-"""Pictures that are timed."""
+"""Images that are timed."""
 
 
 @dataclass(frozen=True)
-class PictureCost:
-    """Core-seconds that one picture takes, on average."""
+class ImageCost:
+    """Core-seconds that one image takes, on average."""
 
     decode: float
     resize: float
@@ -51,62 +51,62 @@ class Machine:
     accelerator: bool = False
 
 
-def picture_cost(steps: TrainingSteps, step: int) -> PictureCost:
-    """Make a few of the pictures of a step here, and time it by this thread's own clock."""
+def image_cost(steps: TrainingSteps, step: int) -> ImageCost:
+    """Make a few of the images of a step here, and time it by this thread's own clock."""
     indices, epoch = steps.indices(step)[:LOOKED_AT], step // steps.steps_per_epoch
     decode = resize = 0.0
     made = []
     for index in map(int, indices):
         began = time.thread_time()
-        picture = steps.split.read(index)
+        image = steps.split.read(index)
         decoded = time.thread_time()
         made.append(
-            training_pixels(picture, steps.preprocess, steps.augmentation, steps.seed, epoch, index)
+            training_pixels(image, steps.preprocess, steps.augmentation, steps.seed, epoch, index)
         )
         decode += decoded - began
         resize += time.thread_time() - decoded
     began = time.thread_time()
     augment_batch(np.stack(made), steps.augmentation, steps.seed, epoch, indices)
     augment = time.thread_time() - began
-    return PictureCost(decode / len(made), resize / len(made), augment / len(made))
+    return ImageCost(decode / len(made), resize / len(made), augment / len(made))
 
 
 def is_waiting(pace: Reading) -> bool:
-    """Whether a run waits for pictures so long that it is worth looking for a cure."""
+    """Whether a run waits for images so long that it is worth looking for a cure."""
     return _share(pace) >= NOTICED
 
 
-def diagnosis(pace: Reading, cost: PictureCost | None, machine: Machine) -> str:
+def diagnosis(pace: Reading, cost: ImageCost | None, machine: Machine) -> str:
     """One line: what waits for what, and what would help.
 
     Args:
         pace: of the steps looked at.
-        cost: of a picture, where the run waits for pictures.
+        cost: of an image, where the run waits for images.
         machine: what there is to do the work.
     """
     step = _step(pace)
     if cost is None:
         return (
             f"after {AFTER} steps: {_time(step)} a step, {_share(pace):.0%} of it waiting for "
-            f"pictures; the model sets the pace"
+            f"images; the model sets the pace"
         )
     return (
-        f"after {AFTER} steps: {_share(pace):.0%} of the time waits for pictures "
-        f"({_time(pace.waiting / pace.steps)} of {_time(step)} a step); a picture takes "
+        f"after {AFTER} steps: {_share(pace):.0%} of the time waits for images "
+        f"({_time(pace.waiting / pace.steps)} of {_time(step)} a step); an image takes "
         f"{_time(cost.decode)} to decode, {_time(cost.resize)} to resize, {_time(cost.augment)} to "
         f"augment; {_cure(pace, cost, machine)}"
     )
 
 
-def _cure(pace: Reading, cost: PictureCost, machine: Machine) -> str:
-    now, pictures = _step(pace), cost.total * pace.pictures / pace.steps
+def _cure(pace: Reading, cost: ImageCost, machine: Machine) -> str:
+    now, images = _step(pace), cost.total * pace.images / pace.steps
     if not machine.workers:  # then they are made while the step waits, and that was timed
-        pictures = pace.waiting / pace.steps
-    shortest, workers = _reachable(pace, pictures, machine)
+        images = pace.waiting / pace.steps
+    shortest, workers = _reachable(pace, images, machine)
     cures = []
     if shortest < (1 - NOTICED) * now and workers > machine.workers:
         cures.append(f"--workers {workers} would bring a step to about {_time(shortest)}")
-    without, fewer = _reachable(pace, pictures * (1 - cost.decode / cost.total), machine)
+    without, fewer = _reachable(pace, images * (1 - cost.decode / cost.total), machine)
     if without < (1 - NOTICED) * (shortest if cures else now) and cost.decode > 0:
         also = f" with --workers {fewer}" if fewer > machine.workers else ""
         cures.append(f"--cache{also}, which saves decoding, to about {_time(without)}")
@@ -118,20 +118,20 @@ def _cure(pace: Reading, cost: PictureCost, machine: Machine) -> str:
     return f"the {plural} busy all the time: no number of workers would help"
 
 
-def _reachable(pace: Reading, pictures: float, machine: Machine) -> tuple[float, int]:
+def _reachable(pace: Reading, images: float, machine: Machine) -> tuple[float, int]:
     """Seconds of the shortest step, and the workers that it needs.
 
-    `pictures` is core-seconds a step.
+    `images` is core-seconds a step.
     """
     model, alone = pace.cores / pace.steps, pace.working / pace.steps
     if not machine.accelerator:
         model = max(model, alone)  # less means that others took cores from it ...
         if machine.workers:
             alone = model / machine.cores  # ... as workers do
-    shortest = max(alone, (model + pictures) / machine.cores)
-    if alone + pictures <= (1 + NOTICED) * shortest:
+    shortest = max(alone, (model + images) / machine.cores)
+    if alone + images <= (1 + NOTICED) * shortest:
         return shortest, 0  # one after the other is as fast
-    return shortest, max(1, math.ceil(pictures / shortest - 1e-9))
+    return shortest, max(1, math.ceil(images / shortest - 1e-9))
 
 
 def _share(pace: Reading) -> float:

@@ -1,4 +1,4 @@
-"""What is looked at once an epoch: example predictions as a picture, weights as histograms."""
+"""What is looked at once an epoch: example predictions as an image, weights as histograms."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vitkit.data.sources.open import Dataset
 from vitkit.spec import Preprocess
 
 SHOWN = 8
-"""Validation pictures that are shown, in two rows."""
+"""Validation images that are shown, in two rows."""
 SIDE = 112
 """Their longer side in the grid, in pixels; a caption of two lines is below."""
 CAPTION, MARGIN, LETTERS = 30, 6, 18
@@ -33,7 +33,7 @@ def example_predictions(
     preprocess: Preprocess,
     device: torch.device,
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """A grid of validation pictures, always the same ones, with their classes and the predicted.
+    """A grid of validation images, always the same ones, with their classes and the predicted.
 
     Args:
         model: in eval mode, on `device`; images (B, C, h, w) -> logits (B, K).
@@ -56,7 +56,7 @@ def example_predictions(
 
 
 class Line(NamedTuple):
-    """A line below a picture: a class, shortened where it is long, and how much of it."""
+    """A line below an image: a class, shortened where it is long, and how much of it."""
 
     name: str
     share: str = ""
@@ -66,15 +66,15 @@ class Line(NamedTuple):
 def grid(
     pixels: UInt8[np.ndarray, "N h w C"], captions: Sequence[Sequence[Line]], across: int
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Pictures in rows of `across`, each over at most two lines."""
+    """Images in rows of `across`, each over at most two lines."""
     down = -(-len(pixels) // across)
     cell = (SIDE + MARGIN, SIDE + CAPTION + MARGIN)
     sheet = Image.new("RGB", (across * cell[0] + MARGIN, down * cell[1] + MARGIN), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
-    for number, (picture, lines) in enumerate(zip(pixels, captions, strict=True)):
+    for number, (raw_image, lines) in enumerate(zip(pixels, captions, strict=True)):
         left = MARGIN + number % across * cell[0]
         top = MARGIN + number // across * cell[1]
-        image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture)
+        image = Image.fromarray(raw_image[..., 0] if raw_image.shape[-1] == 1 else raw_image)
         scale = SIDE / max(image.size)
         width, height = (max(1, round(side * scale)) for side in image.size)
         place = (left + (SIDE - width) // 2, top + (SIDE - height) // 2)

@@ -145,10 +145,10 @@ class RunLog:
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
-    def picture(
+    def image(
         self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
     ) -> None:
-        """A picture for TensorBoard; `at_end` where the end of the run makes it."""
+        """An image for TensorBoard; `at_end` where the end of the run makes it."""
         curves = self._end_curves() if at_end else self._curves
         try:
             curves.add_image(tag, pixels, step, dataformats="HWC")

@@ -25,7 +25,7 @@ class Reading:
     Attributes:
         moment: on a clock that only goes forward.
         steps: optimizer steps.
-        pictures: handed over for them.
+        images: handed over for them.
         waiting: for the loader to hand over a batch.
         working: from having a batch to the end of its step.
         cores: core-seconds that this process used in `working`.
@@ -33,7 +33,7 @@ class Reading:
 
     moment: float = 0.0
     steps: int = 0
-    pictures: int = 0
+    images: int = 0
     waiting: float = 0.0
     working: float = 0.0
     cores: float = 0.0
@@ -44,12 +44,12 @@ class Reading:
 
     @property
     def images_per_s(self) -> float:
-        """Pictures a second."""
-        return self.pictures / max(self.moment, 1e-9)
+        """Images a second."""
+        return self.images / max(self.moment, 1e-9)
 
     @property
     def data_wait(self) -> float:
-        """Part of the time that went into waiting for pictures, [0, 1]."""
+        """Part of the time that went into waiting for images, [0, 1]."""
         return self.waiting / max(self.moment, 1e-9)
 
 
@@ -72,11 +72,11 @@ class Meter:
             self._count.waiting += self._handed[0] - asked
             yield batch
 
-    def step_done(self, pictures: int) -> None:
-        """The step of the batch handed over last has ended; it had so many pictures in all."""
+    def step_done(self, images: int) -> None:
+        """The step of the batch handed over last has ended; it had so many images in all."""
         moment, cores = self._handed
         self._count.steps += 1
-        self._count.pictures += pictures
+        self._count.images += images
         self._count.working += time.perf_counter() - moment
         self._count.cores += time.process_time() - cores
 

@@ -1,6 +1,6 @@
 """What is made small: a number from logits (B, K) and targets.
 
-Targets are class numbers (B,), or where pictures are mixed a probability for every class (B, K).
+Targets are class numbers (B,), or where images are mixed a probability for every class (B, K).
 Both losses take both.
 """
 
@@ -20,7 +20,7 @@ from vitkit.shapes import Logits
 
 Targets = Int64[Tensor, " B"] | Float[Tensor, "B K"]
 Loss = Callable[[Logits, Targets], Tensor]
-"""Logits (B, K) and targets to the mean over the pictures, in nats."""
+"""Logits (B, K) and targets to the mean over the images, in nats."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class CrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Logits, targets: Targets) -> Tensor:
-        """The mean over the pictures."""
+        """The mean over the images."""
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
 
@@ -49,14 +49,14 @@ class BinaryCrossEntropy:
     Attributes:
         smoothing: s in [0, 1), as for `CrossEntropy`.
         threshold: take every class above this probability for present: DeiT III's 0 gives both
-            pictures of a mixture the target 1. `None`: probabilities stay as they are.
+            images of a mixture the target 1. `None`: probabilities stay as they are.
     """
 
     smoothing: float = 0.0
     threshold: float | None = None
 
     def __call__(self, logits: Logits, targets: Targets) -> Tensor:
-        """The mean over the pictures."""
+        """The mean over the images."""
         classes = logits.shape[1]
         wanted = F.one_hot(targets, classes) if targets.ndim == 1 else targets
         if self.threshold is not None:

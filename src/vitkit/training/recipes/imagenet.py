@@ -1,4 +1,4 @@
-"""Recipes for a million pictures, from scratch, as the papers have them: for several GPUs.
+"""Recipes for a million images, from scratch, as the papers have them: for several GPUs.
 
 None of them was run to its end here: each quotes the score and the time that its paper or its
 authors' repository reports. `--max-steps 20` shows that one runs on your machine.

@@ -21,7 +21,7 @@ from vitkit.training.recipes import underlying
 SLACK = 0.01
 """Top-1 by which a run may be below the worst seed before it counts as behind, at least."""
 CHANCE = 2.0
-"""So many standard deviations of a difference of two shares of the validation pictures may be."""
+"""So many standard deviations of a difference of two shares of the validation images may be."""
 EARLY = 0.1
 """Part of a run in which curves say little."""
 WITHOUT_WEIGHT = frozenset({
@@ -46,7 +46,7 @@ class Receipt:
         hardware: on what.
         date: when, as 2026-11-21.
         seconds: of a run, the lowest and the highest over the seeds.
-        pictures: of the training split.
+        images: of the training split.
         test: top-1 of each seed on the test split, read once.
         curve: validation top-1 after each epoch, the lowest and the highest over the seeds.
         settings: all that was set.
@@ -57,7 +57,7 @@ class Receipt:
     hardware: str
     date: str
     seconds: tuple[float, float]
-    pictures: int
+    images: int
     test: tuple[float, ...]
     curve: tuple[tuple[float, float], ...]
     settings: Settings
@@ -95,16 +95,16 @@ class Watch:
     """Compares a run's best epoch with its receipt's, and speaks when it is behind or catches up.
 
     A single epoch may be a bad one, so the best ones so far are compared, and by more than what
-    chance makes of so many validation pictures.
+    chance makes of so many validation images.
 
     Args:
         receipt: of the run's recipe.
         settings: of the run, all of them.
-        pictures: of its training split.
+        images: of its training split.
     """
 
-    def __init__(self, receipt: Receipt, settings: Mapping[str, Any], pictures: int) -> None:
-        self.receipt, self._settings, self._pictures = receipt, settings, pictures
+    def __init__(self, receipt: Receipt, settings: Mapping[str, Any], images: int) -> None:
+        self.receipt, self._settings, self._images = receipt, settings, images
         self.is_behind = False
 
     def after_epoch(self, epoch: int, validation: Metrics, best: float, skipped: int) -> str | None:
@@ -120,7 +120,7 @@ class Watch:
         if "top1" not in validation or share < EARLY:
             return None
         expected = self.receipt.expected(min(share, 1.0))
-        deviation = math.sqrt(2 * expected * (1 - expected) / validation["pictures"])
+        deviation = math.sqrt(2 * expected * (1 - expected) / validation["images"])
         slack = max(SLACK, CHANCE * deviation)
         was, self.is_behind = self.is_behind, best < expected - slack
         if self.is_behind and not was:
@@ -140,10 +140,8 @@ class Watch:
         data, trained_on = self._settings["data"], self.receipt.command.split()[2]
         if data != trained_on:
             reasons.append(f"data {data} instead of {trained_on}")
-        if self._pictures < self.receipt.pictures:
-            reasons.append(
-                f"{self._pictures:,} training pictures instead of {self.receipt.pictures:,}"
-            )
+        if self._images < self.receipt.images:
+            reasons.append(f"{self._images:,} training images instead of {self.receipt.images:,}")
         usual = TrainConfig(data=trained_on).to_json()  # for settings younger than the receipt
         here, there = _flat(self._settings), _flat(usual | dict(self.receipt.settings))
         reasons += [

@@ -1,13 +1,13 @@
-"""Recipes for small pictures, from scratch: chosen on validation pictures and run on two cores."""
+"""Recipes for small images, from scratch: chosen on validation images and run on two cores."""
 
 from __future__ import annotations
 
 from vitkit.training.config.train_config import Settings
 
-UNCHANGED_PICTURES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
+UNCHANGED_IMAGES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of the training pictures; the 0.2023 that is often copied for the first deviation is a mean of
-deviations of single pictures."""
+"""Of the training images; the 0.2023 that is often copied for the first deviation is a mean of
+deviations of single images."""
 
 
 def digits() -> Settings:
@@ -19,7 +19,7 @@ def digits() -> Settings:
     Chosen by cross-validation within train: patches of 4 x 4 are far ahead of 2 x 2, and a long,
     hot schedule pays for shifts of a pixel.
     """
-    return UNCHANGED_PICTURES | {
+    return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
         "spec": {
             "image_size": 8,
@@ -50,7 +50,7 @@ def fashion_mnist() -> Settings:
     Chosen on the validation split: in equal time, Muon is ahead of AdamW by half a point, shifts of
     one pixel of shifts of two, and three blocks of width 96 of four of width 64.
     """
-    return UNCHANGED_PICTURES | {
+    return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
         "spec": {
             "image_size": 28,
@@ -100,7 +100,7 @@ def cifar10_small() -> Settings:
     Expected: 83.5 % on the test split after 26 epochs (one seed; 24 are the recipe's), one hour on
     one core with bfloat16; 78.8 % after 12 (one seed), 49 minutes on one core in float32.
     """
-    return UNCHANGED_PICTURES | {
+    return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
         "spec": {
             "image_size": 32,
@@ -135,10 +135,10 @@ def cifar10() -> Settings:
     Expected: not run here; the paper's repository reports 93.58 %.
 
     Theirs draws AutoAugment's policy for CIFAR, for which RandAugment stands here, and repeats
-    every picture three times in each of 100 long epochs, for which 300 epochs stand. Of the same
+    every image three times in each of 100 long epochs, for which 300 epochs stand. Of the same
     kind, wider and shallower: `--model vit_cifar_patch4_32`.
     """
-    return UNCHANGED_PICTURES | {
+    return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
         "spec": {
             "image_size": 32,

@@ -9,7 +9,7 @@ def finetune() -> Settings:
     """Fine-tune a pre-trained model on your own folder.
 
     Paper: layer-wise decay as in BEiT (arXiv 2106.08254) and MAE (arXiv 2111.06377).
-    Command: `vitkit train pictures/ --recipe finetune --pretrained WEIGHTS`
+    Command: `vitkit train images/ --recipe finetune --pretrained WEIGHTS`
     Expected: depends on the weights; docs/benchmarks.md has what was measured.
     """
     return {
@@ -29,7 +29,7 @@ def finetune_sgd() -> Settings:
 
     Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), App. B.1.1: batch 512, cosine, no
     decay, gradients clipped at 1, 384 px.
-    Command: `vitkit train pictures/ --recipe finetune-sgd --pretrained WEIGHTS --img-size 384`
+    Command: `vitkit train images/ --recipe finetune-sgd --pretrained WEIGHTS --img-size 384`
     Expected: B/16 from ImageNet-21k: 98.95 % on CIFAR-10 (its Table 5); try rates 1e-3 to 3e-2.
     """
     return {
@@ -49,8 +49,8 @@ def linear_probe() -> Settings:
     """A linear classifier on features that are computed once.
 
     Paper: logistic regression on frozen features, as in CLIP (arXiv 2103.00020, App. A.3).
-    Command: `vitkit train pictures/ --recipe linear-probe --pretrained WEIGHTS`
-    Expected: depends on the weights; minutes on two cores for thousands of pictures.
+    Command: `vitkit train images/ --recipe linear-probe --pretrained WEIGHTS`
+    Expected: depends on the weights; minutes on two cores for thousands of images.
     """
     return {"probe": "linear"}
 
@@ -59,7 +59,7 @@ def distil() -> Settings:
     """A DeiT-Ti that learns from a stronger teacher, through its distillation token.
 
     Paper: DeiT (arXiv 2012.12877), Eq. 3: hard labels of the teacher, half of the loss.
-    Command: `vitkit train pictures/ --recipe distil --teacher WEIGHTS`
+    Command: `vitkit train images/ --recipe distil --teacher WEIGHTS`
     Expected: on ImageNet-1k 74.5 % instead of 72.2 % (its Table 3), with a RegNetY-16GF.
     """
     from vitkit.training.recipes.imagenet import deit

@@ -32,9 +32,9 @@ from vitkit.training.step import TrainingStep, is_out_of_memory
 
 Say = Callable[[str], None]
 SMALLEST, LARGEST = 8, 4096
-"""Batches between which a size is looked for, in pictures."""
+"""Batches between which a size is looked for, in images."""
 FASTER = 1.05
-"""A batch twice as large must train at least so many times as many pictures a second."""
+"""A batch twice as large must train at least so many times as many images a second."""
 TIMED = 3
 """Steps of each size that are timed, after one that warms up; the fastest counts."""
 RATES = (1e-6, 10.0)
@@ -151,7 +151,7 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     another one.
 
     Returns:
-        The size, and a line with the pictures per second of each.
+        The size, and a line with the images per second of each.
 
     Raises:
         SettingError: not even the smallest fits.
@@ -161,14 +161,14 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     chosen, best, seen = size, 0.0, []
     with _generators_kept(plan.device):
         while size <= most:
-            speed = _pictures_per_second(plan, model, size)
+            speed = _images_per_second(plan, model, size)
             seen.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
             if not speed or speed < FASTER * best:
                 break
             chosen, best, size = size, speed, 2 * size
     if not best:
         raise SettingError(
-            f"{plan.device} is out of memory at {counted(size, 'picture')} at once; lower "
+            f"{plan.device} is out of memory at {counted(size, 'image')} at once; lower "
             f"--img-size or the model, or pass --grad-checkpointing"
         )
     shown, config = ", ".join(seen), plan.config
@@ -176,7 +176,7 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     steps = end if most < size <= LARGEST else ""
     kept = chosen != config.batch_size and not config.find_lr
     left = f"; lr {config.lr:g} is left as it is" if kept else ""
-    return chosen, f"batch size: {chosen} (pictures per second at {shown}){steps}{left}"
+    return chosen, f"batch size: {chosen} (images per second at {shown}){steps}{left}"
 
 
 def _generators_kept(device: torch.device) -> AbstractContextManager[None]:
@@ -184,12 +184,12 @@ def _generators_kept(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def _pictures_per_second(plan: Plan, model: ViT, size: int) -> float:
+def _images_per_second(plan: Plan, model: ViT, size: int) -> float:
     """Of the fastest step with a batch of `size`; 0 where memory ends."""
     try:
         step = trial(plan, model)
         sizes = plan.steps.sizes
-        largest = sizes.index(max(sizes)) if sizes else 0  # the epoch of the largest pictures
+        largest = sizes.index(max(sizes)) if sizes else 0  # the epoch of the largest images
         batch: Batch = plan.steps.variants(np.arange(size), largest)
         times = []
         for number in range(TIMED + 1):

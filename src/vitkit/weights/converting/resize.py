@@ -1,4 +1,4 @@
-"""The same model for another patch or picture size: FlexiViT's kernels and resampled positions."""
+"""The same model for another patch or image size: FlexiViT's kernels and resampled positions."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def resized(
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
 ) -> ViT:
-    """A copy of a model with weights for other pictures, other patches, or both.
+    """A copy of a model with weights for other images, other patches, or both.
 
     The patch kernel is resized by `resize_kernel`, learned positions by the spec's
     `position_resampling`; all else is copied. `patch_size=8` on a FlexiViT at 240 pixels gives

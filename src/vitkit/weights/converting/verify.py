@@ -48,7 +48,7 @@ class Built(NamedTuple):
     """A model of another library, with its weights.
 
     Attributes:
-        model: pictures (B, C, H, W) -> what `read` knows.
+        model: images (B, C, H, W) -> what `read` knows.
         blocks: the module at the end of each block.
         tokens: what goes into that module and what comes out -> the block's tokens (B, T, D).
         read: what the model gives -> logits (B, K).
@@ -62,7 +62,7 @@ class Built(NamedTuple):
 
 @dataclass(frozen=True)
 class Foreign:
-    """Another library's model of a file, in eval mode and float32; call it with pictures.
+    """Another library's model of a file, in eval mode and float32; call it with images.
 
     Attributes:
         library: its name and version, such as `timm 1.0.31`.
@@ -110,7 +110,7 @@ def foreign(target: str, place: Path, spec: ViTSpec) -> Foreign | str:
     Returns:
         The model; or, in one line, why there is none and how to get one: no package reads the
         format; it is missing, broken or older than what vitkit is tested with; no class of it
-        computes such a model (timm's registry has none, torchvision's takes square RGB pictures).
+        computes such a model (timm's registry has none, torchvision's takes square RGB images).
 
     Raises:
         CheckpointError: the library does not take the file, to the last tensor, for its own.

@@ -23,7 +23,7 @@ from vitkit.spec import ViTSpec
 from vitkit.weights.converting.fold import Holds, registers_take_their_rows
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import CODE, Bundle, Format, Inferred, safetensors_file
-from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, picture_size
+from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import Parts, Row, Table, Transform, row
 
 BLOCK = "blocks.{i}."
@@ -31,7 +31,7 @@ PERIODS = "rope_embed.periods"
 V2 = IMAGENET.replace(interpolation="bicubic", crop_ratio=0.875)
 V3 = IMAGENET.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 SATELLITE = (
-    "weights trained on satellite pictures (SAT-493M) look like these and want mean "
+    "weights trained on satellite images (SAT-493M) look like these and want mean "
     "(0.430, 0.411, 0.296) and std (0.213, 0.156, 0.143)"
 )
 ROUNDED = (
@@ -122,9 +122,7 @@ def _second(
 ) -> dict[str, Any]:
     """DINOv2: a learned table; all published heads are 64 wide."""
     patch = shapes["patch_embed.proj.weight"][2:]
-    size = picture_size(
-        shapes["pos_embed"][1], 1, (patch[0], patch[1]), overrides.get("image_size")
-    )
+    size = image_size(shapes["pos_embed"][1], 1, (patch[0], patch[1]), overrides.get("image_size"))
     return {
         "image_size": size, "num_heads": max(1, width // 64),
         "qkv_bias": "blocks.0.attn.qkv.bias" in shapes,

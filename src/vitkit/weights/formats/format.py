@@ -26,7 +26,7 @@ class Inferred:
 
     Attributes:
         spec: the architecture.
-        preprocess: what pictures become.
+        preprocess: what images become.
         classes: the K class names in the order of the logits; empty where the file has none.
         sure: spec field, or `preprocess`, -> how it is known.
         warnings: one line each.
@@ -48,7 +48,7 @@ class Bundle:
     Attributes:
         spec: the architecture, which the format holds.
         tensors: under the format's names, float32.
-        preprocess: what pictures become.
+        preprocess: what images become.
         classes: the class names, or none.
     """
 
@@ -77,7 +77,7 @@ class Format:
         write: the files of a folder in this format.
         fixed: fields that the code of the format decides, whatever model a file is of.
         settle: exact changes that depend on the numbers, after those that the spec asks for.
-        resampling: how its library brings learned positions to another picture size; `None` where
+        resampling: how its library brings learned positions to another image size; `None` where
             it takes one size only.
     """
 

@@ -42,7 +42,7 @@ def square_grid(rows: int, prefix: int) -> int:
     """The side of a square grid whose position table has so many rows.
 
     Raises:
-        CheckpointError: no square; the picture's size must then be given (`image_size=`).
+        CheckpointError: no square; the image's size must then be given (`image_size=`).
     """
     side = math.isqrt(max(rows - prefix, 0))
     if side * side != rows - prefix or side == 0:
@@ -53,8 +53,8 @@ def square_grid(rows: int, prefix: int) -> int:
     return side
 
 
-def picture_size(rows: int, prefix: int, patch: tuple[int, int], asked: object) -> tuple[int, int]:
-    """The picture (H, W) that a position table is for: as asked, or a square of the grid it has."""
+def image_size(rows: int, prefix: int, patch: tuple[int, int], asked: object) -> tuple[int, int]:
+    """The image (H, W) that a position table is for: as asked, or a square of the grid it has."""
     if asked is None:
         side = square_grid(rows, prefix)
         return side * patch[0], side * patch[1]
@@ -92,7 +92,7 @@ def finish(
         fields: of `ViTSpec`.
         overrides: what the user says; it counts as stored.
         preprocess: its `image_size` becomes the spec's; for another number of channels, mean and
-            std become the means of theirs, as many formats state three for grey pictures too.
+            std become the means of theirs, as many formats state three for grey images too.
         stored: fields (or `preprocess`) that the file itself states.
         usual: fields (or `preprocess`) that are only what files of this format usually have.
         classes: class names, if the file has them.

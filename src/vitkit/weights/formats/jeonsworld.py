@@ -23,7 +23,7 @@ from vitkit.weights.formats.format import (
     Inferred,
     safetensors_file,
 )
-from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, picture_size, usual_heads
+from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size, usual_heads
 from vitkit.weights.formats.key_table import Row, Table, row, stacked
 
 EMBEDDINGS, BLOCK, OURS = (
@@ -60,7 +60,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     patch = (cells[0] * stride, cells[1] * stride)
     rows = shapes[f"{EMBEDDINGS}position_embeddings"][1]
     fields = {
-        "image_size": picture_size(rows, 1, patch, overrides.get("image_size")),
+        "image_size": image_size(rows, 1, patch, overrides.get("image_size")),
         "patch_size": patch,
         "in_channels": channels,
         "num_classes": shapes.get("head.weight", (0,))[0],

@@ -37,7 +37,7 @@ from vitkit.weights.formats.format import (
     Inferred,
     safetensors_file,
 )
-from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, picture_size
+from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import Parts, Table, Transform, row
 
 PATCHES, LAYER, OURS = "to_patch_embedding.", "transformer.layers.{i}.", "blocks.{i}."
@@ -97,10 +97,10 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     block = LAYER.format(i=0)
     if not simple and f"{block}0.to_out.0.weight" not in shapes:
         told = {"num_heads": 1, **told}
-    warnings = ["mean and std 0.5 are a guess: such files say nothing of how pictures are scaled"]
+    warnings = ["mean and std 0.5 are a guess: such files say nothing of how images are scaled"]
     size = told.get("image_size")
     if not simple:
-        size = picture_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
+        size = image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
     elif size is None:
         size = tuple(256 // side * side for side in patch)
         warnings.append(f"image_size {size} is a guess; say image_size= if it is another")

@@ -21,7 +21,7 @@ from vitkit.weights.formats.format import (
     Inferred,
     safetensors_file,
 )
-from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, picture_size, usual_heads
+from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, image_size, usual_heads
 from vitkit.weights.formats.key_table import Table, row
 from vitkit.weights.formats.unwrapping import plain_head
 
@@ -41,7 +41,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     representation = shapes.get("heads.pre_logits.weight")
     rows = shapes["encoder.pos_embedding"][1]
     fields = {
-        "image_size": picture_size(rows, 1, (patch[0], patch[1]), overrides.get("image_size")),
+        "image_size": image_size(rows, 1, (patch[0], patch[1]), overrides.get("image_size")),
         "patch_size": tuple(patch),
         "in_channels": channels,
         "num_classes": shapes.get("heads.head.weight", (0,))[0],

@@ -60,7 +60,7 @@ def save(
         path: a file ending in `.safetensors`; an older one is replaced only when the new is whole.
         model: a `ViT`, also one that is compiled or wrapped for data parallelism. Its spec goes
             into the file; a linear layer put in place of `head` counts as the model's head.
-        preprocess: what its pictures must become; needed, since no model can say it.
+        preprocess: what its images must become; needed, since no model can say it.
         classes: the K class names in the order of the logits.
         **metadata: further JSON values, such as `metrics`, `recipe` or `licence`.
 
@@ -70,7 +70,7 @@ def save(
     Raises:
         CheckpointError: another ending; no `ViT`; a model with a `backbone`, adapters, pruning or
             parametrizations, which no spec describes; weights that are not finite; class names that
-            are no texts or do not fit the head; pictures of other channels than the model's;
+            are no texts or do not fit the head; images of other channels than the model's;
             metadata that JSON cannot hold (NaN among them), or more than 25 MB of them.
         OutputError: the file cannot be written; what was there is untouched.
     """
@@ -84,7 +84,7 @@ def save(
         raise CheckpointError(f"{path}: vitkit writes .safetensors files; name it so")
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
-            f"{path}: preprocess= is missing, what pictures become before the model sees them; "
+            f"{path}: preprocess= is missing, what images become before the model sees them; "
             f"pass checkpoint.preprocess of the weights it began with, or a vitkit.Preprocess"
         )
     own = content(model, preprocess, classes, metadata, place=path)
@@ -191,7 +191,7 @@ class Description:
 
     Attributes:
         spec: the architecture.
-        preprocess: what pictures become.
+        preprocess: what images become.
         classes: the class names, or none.
         document: all of the JSON.
     """
@@ -226,7 +226,7 @@ def description(header: Header, entry: str = OWN) -> Description | None:
         )
     if preprocess.channels != spec.in_channels:
         raise CheckpointError(
-            f"{header.path}: its pictures become {preprocess.channels} channels, its model has "
+            f"{header.path}: its images become {preprocess.channels} channels, its model has "
             f"{spec.in_channels}"
         )
     return Description(spec, preprocess, tuple(classes), document)

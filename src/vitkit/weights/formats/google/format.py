@@ -34,14 +34,14 @@ from vitkit.weights.formats.google.layouts import (
     one_layout,
     prefix_of,
 )
-from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, picture_size
+from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import TRANSPOSED, Row, Table, Transform, row
 
 OURS, POOL = "blocks.{i}.", "MAPHead_0/"
 ATTENTION, MLP = "MultiHeadDotProductAttention_{n}/", "MlpBlock_{n}/Dense_{m}/"
 SQUASHED = HALF.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 CROPPED = SQUASHED.replace(fit="crop", crop_ratio=0.875)
-"""vit_jax and SigLIP bring pictures to a square; big_vision's classifiers cut 224 out of 256."""
+"""vit_jax and SigLIP bring images to a square; big_vision's classifiers cut 224 out of 256."""
 
 
 def detect(header: Header) -> bool:
@@ -65,7 +65,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     representation, head = (shapes.get(f"{name}/kernel") for name in ("pre_logits", "head"))
     mapped, token = f"{POOL}probe" in shapes, "cls" in shapes
     fields = {
-        **_pictures(shapes, overrides, token),
+        **_images(shapes, overrides, token),
         "num_classes": head[-1] if head else 0,
         "width": width,
         "depth": depth_of(shapes, BLOCK.format(i=r"(\d+)")),
@@ -94,7 +94,7 @@ def _states_grid(shapes: Mapping[str, tuple[int, ...]]) -> bool:
     return len(shapes["embedding/kernel"]) == 2 and table[0] > 1
 
 
-def _pictures(
+def _images(
     shapes: Mapping[str, tuple[int, ...]], overrides: Mapping[str, Any], token: bool
 ) -> dict[str, Any]:
     """The fields of stem and positions."""
@@ -121,7 +121,7 @@ def _pictures(
     rows = table[0] * table[1]
     if flexible and table[0] > 1 and asked is None:
         asked = (table[0] * patch[0], table[1] * patch[1])
-    size = picture_size(rows, int(covers), patch, asked)
+    size = image_size(rows, int(covers), patch, asked)
     return fields | {"image_size": size} | ({"positions_cover_prefix": covers} if token else {})
 
 

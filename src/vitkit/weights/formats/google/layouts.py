@@ -25,7 +25,7 @@ from vitkit.weights.files.zip_checks import MOST
 from vitkit.weights.formats.key_table import Parts, Transform
 
 PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/", "opt/target/img/")
-"""Before every name: nothing; an optimiser's state; a training state; the picture's tower."""
+"""Before every name: nothing; an optimiser's state; a training state; the image's tower."""
 ANCHORS = ("embedding/kernel", "Transformer/encoder_norm/scale")
 POSITIONS = "Transformer/posembed_input/pos_embedding"
 """A table of the encoder, which is given the class token too and so has a row for it."""

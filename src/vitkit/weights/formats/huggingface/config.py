@@ -30,7 +30,7 @@ class Family(NamedTuple):
         name: what the names of its classes begin with.
         norm_eps: the default of its config.
         resampling: how it brings positions to another grid.
-        preprocess: what its published models' pictures become.
+        preprocess: what its published models' images become.
     """
 
     name: str
@@ -137,14 +137,14 @@ def doubts(
 def read_preprocess(
     documents: Mapping[str, Mapping[str, Any]], family: str, size: tuple[int, int]
 ) -> tuple[Preprocess, set[str], list[str]]:
-    """What pictures become; whether the file says so; a line for what vitkit does otherwise.
+    """What images become; whether the file says so; a line for what vitkit does otherwise.
 
     Where vitkit cannot do exactly what the file says, the result is not the file's statement.
 
     Args:
         documents: beside the weights; `preprocessor` may be among them.
         family: decides what is usual.
-        size: (H, W) of the model's pictures, in pixels.
+        size: (H, W) of the model's images, in pixels.
     """
     document = documents.get("preprocessor")
     usual = FAMILIES[family].preprocess
@@ -167,7 +167,7 @@ def read_preprocess(
     fitted, size_there, doubt = _fit(document)
     if size_there not in (None, size):
         doubt.append(
-            f"pictures become {size_there[0]} x {size_there[1]} there; here {size[0]} x {size[1]}, "
+            f"images become {size_there[0]} x {size_there[1]} there; here {size[0]} x {size[1]}, "
             f"as the model's positions are made for"
         )
     lines += [f"preprocessor_config.json: {line}" for line in doubt]
@@ -185,7 +185,7 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
     crops = document.get("do_center_crop", keeps_shape or kind.startswith("DeiT"))
     crop = _sides(document.get("crop_size", 224)) if crops else None
     if not document.get("do_resize", True):
-        return {"fit": "crop", "crop_ratio": 1.0}, crop, ["pictures are not resized there"]
+        return {"fit": "crop", "crop_ratio": 1.0}, crop, ["images are not resized there"]
     given = document.get("size", 224)
     if isinstance(given, Mapping) and "shortest_edge" in given:
         given, keeps_shape = given["shortest_edge"], True
@@ -193,13 +193,13 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
     if not keeps_shape and crop in (None, sides):
         return {"fit": "squash"}, sides, []
     if crop is None:
-        return {"fit": "crop", "crop_ratio": 1.0}, None, ["pictures keep their shape there"]
+        return {"fit": "crop", "crop_ratio": 1.0}, None, ["images keep their shape there"]
     doubt = []
     if crop[0] > sides[0]:
-        doubt.append("the cut is larger than the picture there, and filled up")
+        doubt.append("the cut is larger than the image there, and filled up")
     ratio = _ratio(crop[0], sides[0])
     if not keeps_shape and math.floor(crop[1] / ratio) != sides[1]:
-        doubt.append(f"pictures are squashed to {sides[0]} x {sides[1]} there before they are cut")
+        doubt.append(f"images are squashed to {sides[0]} x {sides[1]} there before they are cut")
     return {"fit": "crop" if keeps_shape else "squash-crop", "crop_ratio": ratio}, crop, doubt
 
 
@@ -368,7 +368,7 @@ def preprocessor_json(preprocess: Preprocess) -> bytes:
         if height != width:
             raise CheckpointError(
                 f"transformers has no crop to {height} x {width}; pass --adapt.fit squash "
-                f"(vitkit.adapt(checkpoint, fit='squash')), and pictures are squashed instead"
+                f"(vitkit.adapt(checkpoint, fit='squash')), and images are squashed instead"
             )
         document |= {
             "image_processor_type": "BitImageProcessor",

@@ -30,7 +30,7 @@ from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.formats.huggingface import config as config
 from vitkit.weights.formats.huggingface.config import FAMILIES, Known, is_task_model
-from vitkit.weights.formats.infer_spec import depth_of, finish, picture_size, usual_heads
+from vitkit.weights.formats.infer_spec import depth_of, finish, image_size, usual_heads
 from vitkit.weights.formats.key_table import Parts, Row, Table, Transform, row, stacked
 
 BLOCK, OURS = "encoder.layer.{i}.", "blocks.{i}."
@@ -121,7 +121,7 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "norm_eps": FAMILIES[family].norm_eps,
         **known.fields,
         **_readout(shapes, width, known),
-        "image_size": picture_size(rows, prefix, (patch[0], patch[1]), asked),
+        "image_size": image_size(rows, prefix, (patch[0], patch[1]), asked),
     }
     usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
              "preprocess"}  # fmt: skip

@@ -1,7 +1,7 @@
 """timm's `config.json`: what it says of a model, and the one that lets timm build ours.
 
 `architecture` names a function of timm, `model_args` are keywords for it, `pretrained_cfg` says
-what pictures become (timm 1.0.31, models/_hub.py: `_parse_model_cfg`). timm reads a folder with
+what images become (timm 1.0.31, models/_hub.py: `_parse_model_cfg`). timm reads a folder with
 `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 """
 
@@ -143,9 +143,9 @@ def read(
         fields["pooling"] = "mean_all" if everything else POOLINGS[pool]
     if unknown := sorted(set(arguments) - UNDERSTOOD):
         warnings.append(f"{said_by}: model_args not understood: {', '.join(unknown)}")
-    pictures, remarks = _pictures(pretrained)
+    images, remarks = _images(pretrained)
     names, doubt = _class_names(config.get("label_names") or pretrained.get("label_names") or ())
-    return Stated(fields, pictures, names, width, (*warnings, *remarks, *doubt))
+    return Stated(fields, images, names, width, (*warnings, *remarks, *doubt))
 
 
 def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
@@ -187,7 +187,7 @@ def _from_arguments(arguments: Mapping[str, Any], said_by: str) -> dict[str, Any
     return fields
 
 
-def _pictures(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _images(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Fields of `Preprocess`, all of those that are stated; a line for what is read otherwise."""
     fields: dict[str, Any] = {}
     warnings = []

@@ -20,7 +20,7 @@ from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
 from vitkit.weights.converting.fold import Holds
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import Bundle, Format, Inferred, safetensors_file
-from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, picture_size, usual_heads
+from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size, usual_heads
 from vitkit.weights.formats.key_table import AS_IS, Row, Table, Transform, row
 from vitkit.weights.formats.timm import config as timm_config
 from vitkit.weights.formats.unwrapping import plain_head
@@ -101,7 +101,7 @@ def infer_as(
     taken = {*fields, *habits, *(("image_size",) if "pos_embed" in shapes else ())}
     named = {n: v for n, v in stated.fields.items() if n not in taken and v is not None}
     stored = named.keys() - {"position_resampling"}  # a habit of the code, not of the model
-    pictures = preprocess.replace(**stated.preprocess)
+    images = preprocess.replace(**stated.preprocess)
     known = {"mean", "std"} <= stated.preprocess.keys()
     classes = stated.classes if len(stated.classes) == fields["num_classes"] else ()
     if stated.classes and not classes:
@@ -111,7 +111,7 @@ def infer_as(
     return finish(
         {**usual, **named, **fields},
         overrides,
-        pictures,
+        images,
         stored=[*stored, *(["preprocess"] if known else [])],
         usual=[*(usual.keys() - stored), *([] if known else ["preprocess"])],
         classes=classes,
@@ -202,7 +202,7 @@ def _positions(
     said: Mapping[str, Any],
     warnings: list[str],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What positions and the picture's size certainly are, and what they probably are."""
+    """What positions and the image's size certainly are, and what they probably are."""
     patch, table = fields["patch_size"], header.shapes.get("pos_embed")
     if table is None:
         rotary = _is_eva(header)
@@ -235,15 +235,15 @@ def _positions(
         if len(set(squares)) > 1:
             covered = 0 if fields["num_registers"] else prefix
             covered = prefix * said.get("positions_cover_prefix", covered > 0)
-            size = picture_size(rows, covered, patch, None)
+            size = image_size(rows, covered, patch, None)
             warnings.append(
                 f"{rows} rows of positions fit a square with and without the {prefix} prefix "
                 f"tokens; taken for {size[0]} x {size[1]} pixels (image_size= says else)"
             )
             return placed, {"positions_cover_prefix": covered > 0, "image_size": size}
-    size = picture_size(rows, covered, patch, asked)
+    size = image_size(rows, covered, patch, asked)
     placed["positions_cover_prefix"] = prefix == 0 or covered > 0
-    if asked is None:  # a square number of rows is no proof of a square picture
+    if asked is None:  # a square number of rows is no proof of a square image
         return placed, {"image_size": size}
     return {**placed, "image_size": size}, {}
 

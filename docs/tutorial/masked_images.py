@@ -11,7 +11,7 @@ from vitkit.models.embedding import patchify
 from vitkit.training.optimization.schedule import learning_rate
 
 
-class MaskedPictures(nn.Module):
+class MaskedImages(nn.Module):
     """A ViT that guesses patches that it does not see (SimMIM, arXiv 2111.09886, Sec. 3).
 
     In place of a hidden patch's token stands one learned vector, to which its position is added. The
@@ -28,7 +28,7 @@ class MaskedPictures(nn.Module):
         self.pixels = nn.Linear(model.spec.width, values * model.spec.in_channels)
 
     def hide(self, count: int) -> Tensor:
-        """(count, N): which patches are hidden, as many in every picture."""
+        """(count, N): which patches are hidden, as many in every image."""
         return torch.rand(count, self.model.spec.num_patches).argsort(1) < self.hidden
 
     def forward(self, images: Tensor, hidden: Tensor) -> Tensor:
@@ -48,9 +48,9 @@ class MaskedPictures(nn.Module):
 
 
 def pretrain(
-    model: MaskedPictures, images: Tensor, *, steps: int, batch: int, lr: float, seed: int
+    model: MaskedImages, images: Tensor, *, steps: int, batch: int, lr: float, seed: int
 ) -> list[float]:
-    """Train it in place on normalised pictures (M, C, H, W); the loss of every step."""
+    """Train it in place on normalised images (M, C, H, W); the loss of every step."""
     torch.manual_seed(seed)
     groups = vitkit.parameter_groups(model, lr=lr, weight_decay=0.05)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))

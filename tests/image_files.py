@@ -1,4 +1,4 @@
-"""Picture files and folders made by hand, for the tests of data and prediction."""
+"""Image files and folders made by hand, for the tests of data and prediction."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ PHOTO = Image.fromarray(
 )
 
 
-def encode(picture: Image.Image, format: str, **options: object) -> bytes:
+def encode(image: Image.Image, format: str, **options: object) -> bytes:
     stream = io.BytesIO()
-    picture.save(stream, format, **options)
+    image.save(stream, format, **options)
     return stream.getvalue()
 
 
@@ -89,9 +89,9 @@ def grey_tiff(values: np.ndarray, bits: int, photometric: int = 1, order: str = 
     return tiff(entries, values.astype(order + "u2").tobytes(), order)
 
 
-def jpeg_of_scans(picture: Image.Image, scans: int) -> bytes:
+def jpeg_of_scans(image: Image.Image, scans: int) -> bytes:
     """A progressive JPEG that goes over its first AC coefficients `scans` times more than usual."""
-    content = encode(picture, "JPEG", progressive=True)
+    content = encode(image, "JPEG", progressive=True)
     start = content.index(b"\xff\xda", content.index(b"\xff\xda") + 2)  # the second scan
     end = content.index(b"\xff\xc4", start)  # the tables of the third
     return content[:start] + content[start:end] * (scans + 1) + content[end:]
@@ -138,13 +138,13 @@ VARIANTS = {
 
 
 def save(path: Path, value: int) -> None:
-    """A 4 x 5 picture whose every pixel is `value`."""
+    """A 4 x 5 image whose every pixel is `value`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (5, 4), (value % 256, value // 256, 7)).save(path, "PNG")
 
 
 def folder(root: Path, counts: Mapping[str, int]) -> Path:
-    """`counts` pictures in each folder, no two alike."""
+    """`counts` images in each folder, no two alike."""
     value = 0
     for name, count in counts.items():
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -155,7 +155,7 @@ def folder(root: Path, counts: Mapping[str, int]) -> Path:
 
 
 def contents(dataset: Dataset) -> dict[str, set[tuple[str, int]]]:
-    """Split -> the (class, pixel value) of its pictures."""
+    """Split -> the (class, pixel value) of its images."""
     return {
         name: {
             (

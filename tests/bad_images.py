@@ -1,4 +1,4 @@
-"""Pictures that cannot be used, of thirty kinds, each file unlike the others."""
+"""Images that cannot be used, of thirty kinds, each file unlike the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from picture_files import chunk, encode, grey_tiff, png, tiff
+from image_files import chunk, encode, grey_tiff, png, tiff
 from PIL import Image
 
 from vitkit.data.images.decode import PILLOW_ERRORS
@@ -19,7 +19,7 @@ Draw = np.random.Generator
 
 
 def photo(draw: Draw, size: tuple[int, int] = (48, 40)) -> Image.Image:
-    """A picture with structure, unlike every other one."""
+    """An image with structure, unlike every other one."""
     coarse = draw.integers(0, 256, (6, 6, 3), dtype=np.uint8)
     smooth = np.asarray(Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC))
     noise = draw.integers(-9, 10, smooth.shape)
@@ -92,12 +92,12 @@ def cut_large_jpeg(draw: Draw) -> bytes:
 
 CONTENTS: dict[str, tuple[Callable[[Draw], bytes], set[str]]] = {
     "empty": (lambda draw: b"", {"empty"}),
-    "words": (words("just some words"), {"not a picture"}),
-    "page": (words("<!DOCTYPE html><html><body>404"), {"not a picture"}),
-    "lfs": (words("version https://git-lfs.github.com/spec/v1\noid sha256:"), {"not a picture"}),
-    "zeros": (lambda draw: bytes(int(draw.integers(16, 999))), {"not a picture"}),
-    "noise": (text(b"\xfe\x01"), {"not a picture"}),
-    "zip": (text(b"PK\x03\x04"), {"not a picture"}),
+    "words": (words("just some words"), {"not an image"}),
+    "page": (words("<!DOCTYPE html><html><body>404"), {"not an image"}),
+    "lfs": (words("version https://git-lfs.github.com/spec/v1\noid sha256:"), {"not an image"}),
+    "zeros": (lambda draw: bytes(int(draw.integers(16, 999))), {"not an image"}),
+    "noise": (text(b"\xfe\x01"), {"not an image"}),
+    "zip": (text(b"PK\x03\x04"), {"not an image"}),
     "svg": (words("<svg xmlns='http://www.w3.org/2000/svg'/>"), {"format"}),
     "eps": (text(b"%!PS-Adobe-3.0 EPSF-3.0\n"), {"format"}),
     "psd": (text(b"8BPS\0\1"), {"format"}),
@@ -164,23 +164,23 @@ TRAPS: dict[str, tuple[Callable[[Path], None], set[str]]] = {
 """Kind -> what puts it at a path, and the reasons that may be given."""
 
 
-def good_picture(draw: Draw, number: int) -> tuple[str, bytes]:
+def good_image(draw: Draw, number: int) -> tuple[str, bytes]:
     """Ending and content of a sound file; every sixth is of another format or mode."""
-    picture = photo(draw)
+    image = photo(draw)
     kinds: tuple[tuple[str, Image.Image, str], ...] = (
-        ("jpg", picture, "JPEG"),
-        ("png", picture, "PNG"),
-        ("webp", picture, "WEBP"),
-        ("gif", picture, "GIF"),
-        ("bmp", picture.convert("L"), "BMP"),
-        ("tiff", picture.convert("CMYK"), "TIFF"),
+        ("jpg", image, "JPEG"),
+        ("png", image, "PNG"),
+        ("webp", image, "WEBP"),
+        ("gif", image, "GIF"),
+        ("bmp", image.convert("L"), "BMP"),
+        ("tiff", image.convert("CMYK"), "TIFF"),
     )
-    ending, picture, format = kinds[number % len(kinds)]
+    ending, image, format = kinds[number % len(kinds)]
     if number % 12 == 1:
-        picture.putalpha(int(draw.integers(256)))
+        image.putalpha(int(draw.integers(256)))
     if number % 50 == 7:
         return "tif", grey_tiff(draw.integers(0, 1 << 16, (9, 9)), 16)
-    return ending, encode(picture, format)
+    return ending, encode(image, format)
 
 
 def make_bad_folder(root: Path, bad: int, good: int, seed: int = 0) -> dict[str, set[str]]:
@@ -195,7 +195,7 @@ def make_bad_folder(root: Path, bad: int, good: int, seed: int = 0) -> dict[str,
             (root / split / name).mkdir(parents=True)
     folders = [f"{split}/{name}" for split in ("train", "val") for name in ("cat", "dog")]
     for number in range(good):
-        ending, content = good_picture(draw, number)
+        ending, content = good_image(draw, number)
         (root / folders[number % 4] / f"{number:04}-good.{ending}").write_bytes(content)
     for number in range(bad):
         folder = folders[number % 4]
@@ -211,12 +211,12 @@ def make_bad_folder(root: Path, bad: int, good: int, seed: int = 0) -> dict[str,
 
 
 def refused_by_header(path: Path) -> bool:
-    """A checker that opens pictures and does not decode them: the control of ours."""
+    """A checker that opens images and does not decode them: the control of ours."""
     if not path.is_file():
         return True
     try:
-        with Image.open(path) as picture:
-            picture.verify()
+        with Image.open(path) as image:
+            image.verify()
     except PILLOW_ERRORS:
         return True
     return False
