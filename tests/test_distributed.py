@@ -124,7 +124,7 @@ def test_four_parts_of_a_batch_are_the_same_however_processes_and_micro_batches_
     )
 
 
-def counted(images: int):
+def plural(images: int):
     """A split whose images say their own number, and a model that is right about some of them."""
     batch_images = np.zeros((images, 4, 4, 1), np.uint8)
     batch_images[:, 0, 0, 0] = np.arange(images)
@@ -140,7 +140,7 @@ def counted(images: int):
 
 @pytest.mark.parametrize("images", [101, 3, 1])
 def test_evaluation_counts_every_image_once(images):
-    split, forward = counted(images)
+    split, forward = plural(images)
     alone = evaluate(forward, split, GREY, num_classes=7, batch_size=16)
     measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, batch_size=16,
                                               world=world))  # fmt: skip
@@ -154,7 +154,7 @@ def test_evaluation_counts_every_image_once(images):
 
 @pytest.mark.parametrize(("rank", "images"), [(0, 3), (1, 2)])
 def test_a_model_in_parts_is_called_equally_often_by_every_process(rank, images):
-    split, forward = counted(5)
+    split, forward = plural(5)
     calls = []
 
     def noted(batch):
@@ -173,7 +173,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
         assert all(fsdp.is_sharded(p) for p in model.parameters())  # after evaluation, too
         with (tmp_path / f"gathered-{world.rank}").open("a") as file:
             file.write("x")
-        return fsdp.whole_model(model, world)
+        return fsdp.unsharded_model(model, world)
 
     monkeypatch.setattr(trainer, "whole_model", noted)
     settings = {"epochs": 2, "model_ema": True, "max_steps": 40, "warmup_epochs": 0.5}
@@ -190,7 +190,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
 
 def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
     """The control of the test above: 101 images padded to 51 for each of two processes."""
-    split, forward = counted(101)
+    split, forward = plural(101)
     alone = evaluate(forward, split, GREY, num_classes=7)
     made = EvaluationBatches.__init__
 

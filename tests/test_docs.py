@@ -42,7 +42,7 @@ def markdown(path: Path) -> str:
     return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
 
 
-def listed(page: Path) -> set[Path]:
+def quote_list(page: Path) -> set[Path]:
     """The pages that the toctrees of a page name."""
     found: set[Path] = set()
     for tree in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(), flags=re.DOTALL):
@@ -56,7 +56,7 @@ def test_every_page_is_reached_from_the_first():
     reached, new = set(), {DOCS / "index.md"}
     while new:
         reached |= new
-        new = {path for page in new if page.suffix == ".md" for path in listed(page)} - reached
+        new = {path for page in new if page.suffix == ".md" for path in quote_list(page)} - reached
     assert reached == {*PAGES, *CHAPTERS}
 
 

@@ -152,10 +152,10 @@ for head in (plain.head, distilled.head, distilled.head_dist):  # heads start at
 z_t = teacher(images)
 one, two = plain(images), distilled.forward_heads(distilled.forward_features(images))
 for heads, model, (z_s, z_d) in (("one head", plain, (one, one)), ("two heads", distilled, two)):
-    of_labels = -z_s.log_softmax(1)[range(32), labels].mean()
+    label_loss = -z_s.log_softmax(1)[range(32), labels].mean()
     p, q = (z_t / T).log_softmax(1), (z_d / T).log_softmax(1)
-    soft = (1 - share) * of_labels + share * T**2 * (p.exp() * (p - q)).sum(1).mean()
-    hard = (1 - share) * of_labels - share * z_d.log_softmax(1)[range(32), z_t.argmax(1)].mean()
+    soft = (1 - share) * label_loss + share * T**2 * (p.exp() * (p - q)).sum(1).mean()
+    hard = (1 - share) * label_loss - share * z_d.log_softmax(1)[range(32), z_t.argmax(1)].mean()
     for name, by_hand in (("soft", soft), ("hard", hard)):
         wrapper = vitkit.DistillWrapper(model, teacher, T, share, hard=name == "hard")
         print(f"{heads:<10}{name}: {wrapper(images, labels):.5f}, by hand {by_hand:.5f}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import vitkit
 from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import Split, open_dataset, stratified_split, with_validation
 from vitkit.evaluation.evaluate import evaluate
@@ -117,7 +117,7 @@ def train(
         split, preprocess, augmentation, batch_size=config.batch_size, seed=seed
     )
     optimizer = configured_optimizer(model, config)
-    feed = Feed(preprocess, PROCESSOR, augmentation, seed=seed)
+    feed = BatchTransform(preprocess, PROCESSOR, augmentation, seed=seed)
     loss = make_loss(config.loss, smoothing=config.label_smoothing)
     objective = Objective(model, loss, PRECISION, PROCESSOR)
     step = TrainingStep(objective, optimizer, feed, clip=config.clip_grad, seed=config.seed)

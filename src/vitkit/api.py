@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitkit.data.checks import check as doctor
-from vitkit.data.checks.check import Report, sound
+from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.datasets.splitting import with_validation_of
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.data.sources import open as sources
@@ -365,7 +365,7 @@ def _opened_as_in_training(
         dataset = with_validation_of(dataset, trained_on, fraction)
     _refuse_changed_split(trained_on, dataset)
     if recipe.get("bad_images") == "skip":
-        dataset, _ = sound(dataset, "skip")
+        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
     return dataset
 
 

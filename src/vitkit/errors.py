@@ -195,7 +195,7 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
     return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
 
 
-def counted(number: int, what: str) -> str:
+def plural(number: int, what: str) -> str:
     """`1 epoch`, `1,000 epochs`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from vitkit.errors import UserError, counted, did_you_mean
+from vitkit.errors import UserError, did_you_mean, plural
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ def _expected(problem: ErrorDetails) -> str:
     """What a value must be, in words that follow its name."""
     place = problem["loc"]
     if problem["type"] in ("too_long", "missing") and "tuple[" in str(place[1:2]):
-        return f"must be {counted(str(place[1]).count('float'), 'number')}"
+        return f"must be {plural(str(place[1]).count('float'), 'number')}"
     known = EXPECTED.get(problem["type"])
     if known is None:
         return problem["msg"][0].lower() + problem["msg"][1:]

@@ -43,7 +43,7 @@ def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
     return np.asarray((hash64(*keys) >> np.uint64(11)) * 2.0**-53)
 
 
-def occasion(epoch: int, views: Int64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
+def augmentation_key(epoch: int, views: Int64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
     """One key for when an image is changed: the epoch and which of its views in that epoch.
 
     The first view's is the epoch itself, so that a run without repeated views draws as ever.

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import Batch
 from vitkit.spec import Preprocess
 
@@ -38,5 +38,5 @@ def fed(
 ) -> torch.Tensor:  # fmt: skip
     """What the model is given for some pixels, on the scale [0, 1] but for what is erased."""
     shown = preprocess(pixels.shape[-1], (pixels.shape[1], pixels.shape[2]))
-    feed = Feed(shown, CPU, Augmentation(**settings), seed=seed)
+    feed = BatchTransform(shown, CPU, Augmentation(**settings), seed=seed)
     return feed(batch(pixels, indices, epoch, view), step=0).images * 0.25 + 0.5

@@ -15,13 +15,13 @@ from vitkit.data.augmentation.policies import (
     policy,
 )
 from vitkit.errors import SettingError
-from vitkit.randomness import occasion
+from vitkit.randomness import augmentation_key
 
 MANY = np.arange(6000)
 
 
 def drawn(text: str, seed: int = 0, epoch: int = 0, view: int = 0):
-    when = occasion(epoch, np.full(len(MANY), view))
+    when = augmentation_key(epoch, np.full(len(MANY), view))
     return policy(text).draw(seed, when, MANY, 4)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources.open import ArraySplit
 from vitkit.spec import Preprocess
@@ -42,7 +42,7 @@ def test_every_image_comes_so_many_times_in_an_epoch_of_the_same_length():
 
 def test_views_differ_and_the_first_is_the_one_of_old():
     once, thrice = steps(1), steps(3)
-    feed = Feed(SMALL, torch.device("cpu"), CHANGED, seed=0)
+    feed = BatchTransform(SMALL, torch.device("cpu"), CHANGED, seed=0)
     seen = {}
     for source in (once, thrice):
         for step in range(5):

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitkit.data.checks.check import Problem, sound
+from vitkit.data.checks.check import Problem, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.scan import look_through
+from vitkit.data.datasets.scan import scan_split
 from vitkit.data.sources.open import FileSplit, open_dataset
 from vitkit.errors import DataError
 
@@ -62,17 +62,17 @@ def test_every_bad_image_is_named_with_its_reason_and_no_good_one(root: Path) ->
     expected = {f"{i:02}-{name}": reason for i, (name, (_, reason)) in enumerate(BAD.items())}
     expected["05-pipe.jpg"] = "not a file"
     for workers in (0, 1, 3):
-        problems = look_through(dataset.splits["train"], workers=workers).problems
+        problems = scan_split(dataset.splits["train"], workers=workers).problems
         assert {p.name.rpartition("/")[2]: p.reason for p in problems} == expected
         assert [p.index for p in problems] == sorted(p.index for p in problems)
         assert all(dataset.splits["train"].name(p.index) == p.name for p in problems)
         assert all(p.detail and "\n" not in p.detail for p in problems)
-    assert look_through(dataset.splits["val"]).problems == []
+    assert scan_split(dataset.splits["val"]).problems == []
 
 
 def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
     with pytest.raises(DataError) as caught:
-        sound(open_dataset(root), "refuse")
+        drop_or_refuse_unreadable(open_dataset(root), "refuse")
     message = str(caught.value)
     assert "7 of 55 images cannot be decoded" in message
     assert message.count("train/") == 5
@@ -84,7 +84,7 @@ def test_refusing_names_five_files_the_count_and_the_mend(root: Path) -> None:
 
 def test_skipping_leaves_the_bad_out_and_the_neighbours_labels_alone(root: Path) -> None:
     before = open_dataset(root)
-    dataset, report = sound(before, "skip")
+    dataset, report = drop_or_refuse_unreadable(before, "skip")
     assert set(report.problems) == {"train"}
     assert len(report.problems["train"]) == 7
     train = dataset.splits["train"]
@@ -95,7 +95,7 @@ def test_skipping_leaves_the_bad_out_and_the_neighbours_labels_alone(root: Path)
         assert train.name(i).endswith(f"{value % 100:02}.png")
     assert dataset.splits["val"] is before.splits["val"]
     assert dataset.fingerprint == before.fingerprint
-    again, report = sound(dataset, "refuse")
+    again, report = drop_or_refuse_unreadable(dataset, "refuse")
     assert again is dataset
     assert not report.refused
 
@@ -107,12 +107,12 @@ def test_a_split_of_bad_images_only_is_refused_either_way(tmp_path: Path) -> Non
         (tmp_path / "train" / name / "a.png").write_bytes(image(1))
         (tmp_path / "val" / name / "a.png").write_bytes(b"words")
     with pytest.raises(DataError, match=r"no image of val can be decoded; val/cat/a\.png"):
-        sound(open_dataset(tmp_path), "skip")
+        drop_or_refuse_unreadable(open_dataset(tmp_path), "skip")
 
 
 def test_images_in_memory_are_sound() -> None:
     digits = open_dataset("digits")
-    dataset, report = sound(digits, "refuse")
+    dataset, report = drop_or_refuse_unreadable(digits, "refuse")
     assert dataset is digits
     assert report.findings == ()
     assert report.total == 1797
@@ -123,7 +123,7 @@ def test_a_file_that_vanishes_is_a_problem_by_name(root: Path) -> None:
     assert isinstance(split, FileSplit)
     split.paths[4].unlink()
     split.paths[7].write_bytes(b"replaced")
-    problems = look_through(split).problems
+    problems = scan_split(split).problems
     assert [(p.index, p.reason) for p in problems] == [(4, "missing"), (7, "not an image")]
     assert problems[0] == Problem(4, "val/cat/04.png", "missing", "no such file")
 
@@ -136,14 +136,14 @@ def test_more_images_than_one_block(tmp_path: Path) -> None:
     for place in (0, 1023, 1024, 2499):
         paths[place] = bad
     split = FileSplit(Paths(paths), np.zeros(2500, np.int64), tmp_path)
-    assert [p.index for p in look_through(split, workers=2).problems] == [0, 1023, 1024, 2499]
+    assert [p.index for p in scan_split(split, workers=2).problems] == [0, 1023, 1024, 2499]
 
 
 def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a check of large images needs no more memory on more cores."""
     inside, most = [0], [0]
 
-    def counted(*seen: object) -> object:
+    def plural(*seen: object) -> object:
         inside[0] += 1
         most[0] = max(most[0], inside[0])
         time.sleep(0.003)
@@ -151,20 +151,20 @@ def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyP
         return summarise(*seen)
 
     summarise = scan.summarise
-    monkeypatch.setattr(scan, "summarise", counted)
+    monkeypatch.setattr(scan, "summarise", plural)
     monkeypatch.setattr(scan, "GROUP", 1)
     split = open_dataset(root).splits["val"]
     pixels = split.read(0).shape[0] * split.read(0).shape[1]
-    look_through(split, workers=4)
+    scan_split(split, workers=4)
     assert most[0] > 1
     for size in (1, pixels, 2 * pixels):
         most[0] = 0
         monkeypatch.setattr(scan, "PIXELS_AT_ONCE", size)
-        assert not look_through(split, workers=4).problems
+        assert not scan_split(split, workers=4).problems
         assert 1 <= most[0] <= max(1, size // pixels)
 
 
 def test_no_thread_is_left_behind(root: Path) -> None:
     before = threading.active_count()
-    look_through(open_dataset(root).splits["train"], workers=4)
+    scan_split(open_dataset(root).splits["train"], workers=4)
     assert threading.active_count() == before

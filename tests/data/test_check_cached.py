@@ -15,7 +15,7 @@ import pytest
 from image_files import folder, save
 
 import vitkit.data.datasets.pixel_cache
-from vitkit.data.checks.check import Report, check, sound
+from vitkit.data.checks.check import Report, check, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
 from vitkit.data.datasets.dataset import StoredSplit
 from vitkit.data.datasets.file_digests import LEAST_REMEMBERED, file_digests
@@ -23,7 +23,7 @@ from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images import rereading
 from vitkit.data.sources.open import Dataset, cached, open_dataset
 from vitkit.errors import ImageError
-from vitkit.io.file_cache import UNKNOWN, Memory, file_keys
+from vitkit.io.file_cache import UNKNOWN, FileCache, file_keys
 
 ROW = np.dtype([("value", np.uint32)])
 
@@ -65,7 +65,7 @@ def test_an_unchanged_folder_is_not_decoded_again(root: Path, decoded: list[str]
     second = check(open_dataset(root))
     assert (second.recalled, decoded) == (50, [])
     assert same_but_for_recalled(first, second)
-    assert sound(open_dataset(root), "refuse")[1].recalled == 50
+    assert drop_or_refuse_unreadable(open_dataset(root), "refuse")[1].recalled == 50
     assert decoded == []
 
 
@@ -234,23 +234,25 @@ def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
 
 def test_rows_by_key(tmp_path: Path) -> None:
     keys = np.array([9, UNKNOWN, 4], np.uint64)
-    memory = Memory("numbers", "here", ROW)
-    rows, known = memory.recall(keys)
+    memory = FileCache("numbers", "here", ROW)
+    rows, known = memory.get_many(keys)
     assert not known.any()
     rows["value"], known[:] = [90, 0, 40], True
     memory.save()
-    rows, known = Memory("numbers", "here", ROW).recall(np.array([4, 5, 9, 0, 2**63], np.uint64))
+    rows, known = FileCache("numbers", "here", ROW).get_many(
+        np.array([4, 5, 9, 0, 2**63], np.uint64)
+    )
     assert known.tolist() == [True, False, True, False, False]
     assert rows["value"].tolist() == [40, 0, 90, 0, 0]
-    assert not Memory("numbers", "there", ROW).recall(keys)[1].any()
-    assert not Memory("numbers", "here", np.dtype([("other", np.int32)])).recall(keys)[1].any()
+    assert not FileCache("numbers", "there", ROW).get_many(keys)[1].any()
+    assert not FileCache("numbers", "here", np.dtype([("other", np.int32)])).get_many(keys)[1].any()
 
 
 def test_rows_of_files_that_are_gone_do_not_gather() -> None:
     keys = np.arange(1, 101, dtype=np.uint64)
     for start in range(0, 1000, 100):
-        memory = Memory("numbers", "here", ROW)
-        memory.recall(keys + np.uint64(start))[1][:] = True
+        memory = FileCache("numbers", "here", ROW)
+        memory.get_many(keys + np.uint64(start))[1][:] = True
         memory.save()
     assert memory.place.stat().st_size < 200 * 12 + 200
 

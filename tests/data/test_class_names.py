@@ -10,8 +10,8 @@ import pytest
 from vitkit.data.datasets.class_names import (
     doubtful_names,
     is_hidden,
-    listed,
     natural_order,
+    quote_list,
     refuse_look_alikes,
     refuse_unknown,
     unknown,
@@ -99,5 +99,5 @@ def test_unknown_classes_are_those_with_images() -> None:
 
 
 def test_long_lists_are_cut() -> None:
-    assert listed("abc") == "'a', 'b', 'c'"
-    assert listed("abcdef", most=2) == "'a', 'b' and 4 more"
+    assert quote_list("abc") == "'a', 'b', 'c'"
+    assert quote_list("abcdef", most=2) == "'a', 'b' and 4 more"

@@ -18,7 +18,7 @@ from image_files import (
     save,
 )
 
-from vitkit.data.checks.check import check, sound
+from vitkit.data.checks.check import check, drop_or_refuse_unreadable
 from vitkit.data.sources.open import (
     Dataset,
     FileSplit,
@@ -99,7 +99,7 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
     assert {f.severity for f in report.findings} >= {"warning", "note"}
     severities = [order.index(finding.severity) for finding in report.findings]
     assert severities == sorted(severities)
-    assert told in sound(dataset, "refuse")[1].warnings()
+    assert told in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
 
 
 def test_no_val_folder_leaves_val_out(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from scipy import stats
 
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.augmentation.mixup import Mixing, Mixture
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.errors import SettingError
 
 SIZE = (20, 28)
@@ -74,9 +74,9 @@ def test_a_draw_is_a_function_of_seed_step_and_part():
 @pytest.mark.parametrize("settings", [{"mixup": 0.8}, {"cutmix": 1.0}], ids=str)
 def test_images_and_labels_are_mixed_with_the_reversed_batch(settings):
     pixels = images(7, size=SIZE)
-    plain = Feed(preprocess(3, SIZE), CPU)(batch(pixels), step=3)
+    plain = BatchTransform(preprocess(3, SIZE), CPU)(batch(pixels), step=3)
     mixing = Mixing(num_classes=10, **settings)
-    fed = Feed(preprocess(3, SIZE), CPU, None, mixing)(batch(pixels), step=3)
+    fed = BatchTransform(preprocess(3, SIZE), CPU, None, mixing)(batch(pixels), step=3)
     own, partner = plain.images, plain.images.flip(0)
     if fed.mixture.box is None:
         expected = fed.mixture.weight * own + (1 - fed.mixture.weight) * partner
@@ -95,7 +95,9 @@ def test_images_and_labels_are_mixed_with_the_reversed_batch(settings):
 
 
 def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():
-    feed = Feed(preprocess(3, SIZE), CPU, None, Mixing(num_classes=10, mixup=0.8, prob=0.0))
+    feed = BatchTransform(
+        preprocess(3, SIZE), CPU, None, Mixing(num_classes=10, mixup=0.8, prob=0.0)
+    )
     fed = feed(batch(images(4, size=SIZE)), step=0)
     assert fed.mixture is None
     assert torch.equal(fed.targets, torch.eye(10)[:4])
@@ -104,9 +106,9 @@ def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():
 
 def test_what_is_mixed_was_augmented_and_erased_before():
     pixels, settings = images(8, size=SIZE), Augmentation(aa="trivial", reprob=0.5)
-    apart = Feed(preprocess(3, SIZE), CPU, settings)(batch(pixels), step=1)
+    apart = BatchTransform(preprocess(3, SIZE), CPU, settings)(batch(pixels), step=1)
     mixing = Mixing(num_classes=10, mixup=0.8)
-    fed = Feed(preprocess(3, SIZE), CPU, settings, mixing)(batch(pixels), step=1)
+    fed = BatchTransform(preprocess(3, SIZE), CPU, settings, mixing)(batch(pixels), step=1)
     torch.testing.assert_close(fed.images, fed.mixture.images(apart.images))
 
 

@@ -23,10 +23,10 @@ from shards import as_folder, samples, train_briefly
 import vitkit
 from vitkit import cli
 from vitkit.cli import train as train_command
-from vitkit.data.checks.check import check, sound
+from vitkit.data.checks.check import check, drop_or_refuse_unreadable
 from vitkit.data.datasets import pixel_cache
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
-from vitkit.data.datasets.scan import look_through
+from vitkit.data.datasets.scan import scan_split
 from vitkit.data.images import decode as decoder
 from vitkit.data.sources.open import Dataset, open_dataset, with_validation
 from vitkit.errors import ImageError
@@ -44,11 +44,11 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     decode = decoder._decode
 
-    def counted(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
+    def plural(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
         seen.append(name)
         return decode(handle, format, name, *limits)
 
-    monkeypatch.setattr(decoder, "_decode", counted)
+    monkeypatch.setattr(decoder, "_decode", plural)
     return seen
 
 
@@ -106,7 +106,7 @@ def test_images_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path)
     place = next(i for i in range(len(train)) if train.name(i) == "train/1/3.png")
     with pytest.raises(ImageError, match="truncated"):
         train.read(place)
-    kept, _ = sound(dataset, "skip")
+    kept, _ = drop_or_refuse_unreadable(dataset, "skip")
     assert isinstance(kept.splits["train"], CachedSplit)
     assert len(kept.splits["train"]) == 17
     np.testing.assert_array_equal(kept.splits["train"].read(place), train.read(place + 1))
@@ -124,7 +124,7 @@ def test_the_check_takes_its_pixels_from_the_cache(
     Image.new("L", (9, 12), 77).save(place / "turned.jpg", exif=turned)
     (place / "cut.png").write_bytes((place / "3.png").read_bytes()[:-30])
     plain = open_dataset(tmp_path / "folder")
-    expected = {name: look_through(split) for name, split in plain.splits.items()}
+    expected = {name: scan_split(split) for name, split in plain.splits.items()}
     seen = decodes(monkeypatch)
     with_cache = cached(plain, tmp_path / "c")
     report = check(with_cache)
@@ -132,7 +132,7 @@ def test_the_check_takes_its_pixels_from_the_cache(
     assert len(Counter(seen)) == 34
     assert {name for name, count in times.items() if count > 1} == {"cut.png"}
     for name, split in with_cache.splits.items():
-        looks = look_through(split)
+        looks = scan_split(split)
         np.testing.assert_array_equal(looks.rows, expected[name].rows)
         assert looks.problems == expected[name].problems
     assert [problem.name for problem in report.problems["train"]] == ["train/1/cut.png"]

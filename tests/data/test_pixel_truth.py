@@ -92,9 +92,9 @@ def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", FILES)
 def test_what_was_odd_is_told(kind: str) -> None:
     content, expected = FILES[kind]
-    pixels, oddities = examine(content)
-    assert oddities == expected
-    assert oddities <= {*ODDITIES}
+    pixels, properties = examine(content)
+    assert properties == expected
+    assert properties <= {*ODDITIES}
     np.testing.assert_array_equal(pixels, decode(content))
 
 

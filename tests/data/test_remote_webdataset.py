@@ -17,7 +17,7 @@ from shard_server import ShardServer, serving
 from shards import as_tars, samples, train_briefly, write_tar
 
 from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.checks.check import sound
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import StoredSplit
 from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources import remote_shards
@@ -128,9 +128,9 @@ def test_an_epoch_goes_through_the_shards_one_by_one(server: ShardServer) -> Non
 def test_a_shard_is_fetched_once_to_be_indexed_and_once_an_epoch(
     server: ShardServer, tmp_path: Path
 ) -> None:
-    dataset, _ = sound(open_dataset(whole(server)), "refuse")
+    dataset, _ = drop_or_refuse_unreadable(open_dataset(whole(server)), "refuse")
     assert server.fetched == dict.fromkeys(server.files, 1)
-    dataset, _ = sound(open_dataset(whole(server)), "refuse")
+    dataset, _ = drop_or_refuse_unreadable(open_dataset(whole(server)), "refuse")
     assert server.fetched == dict.fromkeys(server.files, 1)
     forget_shards(tmp_path)
     server.fetched.clear()
@@ -260,7 +260,7 @@ def test_a_server_that_is_gone_is_said_and_no_image_is_blamed(server: ShardServe
     server.breaks.clear()
     server.fails[TRAIN[0]] = [403]
     with pytest.raises(DataError, match="the server answers 403 Forbidden"):
-        sound(cached_away(dataset), "skip")
+        drop_or_refuse_unreadable(cached_away(dataset), "skip")
 
 
 def cached_away(dataset: Dataset) -> Dataset:
@@ -285,7 +285,7 @@ def test_bad_images_are_named(server: ShardServer, tmp_path: Path) -> None:
     server.files["val-0000.tar"] = tar(tmp_path, [("0.png", b""), ("0.cls", "1")])
     dataset = open_dataset(whole(server))
     with pytest.raises(DataError, match=r"2 of 31 images .*train-0000\.tar/\d: not an image"):
-        sound(dataset, "refuse")
+        drop_or_refuse_unreadable(dataset, "refuse")
     with pytest.raises(ImageError, match=r"val-0000\.tar/0: empty"):
         dataset.splits["val"].read(0)
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 import vitkit
 from vitkit import cli
-from vitkit.data.checks.check import sound
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets import splitting
 from vitkit.data.sources.open import Dataset, open_dataset, stratified_split, with_validation
 
@@ -75,7 +75,7 @@ def test_copies_stay_together_when_images_were_left_out_first(tmp_path: Path) ->
     copies(tmp_path / "pets" / "train")
     for name in ("000", "031"):
         (tmp_path / "pets" / "train" / "cat" / f"{name}.png").write_bytes(b"words")
-    opened, _ = sound(open_dataset(tmp_path / "pets"), "skip")
+    opened, _ = drop_or_refuse_unreadable(open_dataset(tmp_path / "pets"), "skip")
     dataset = with_validation(opened, 0.1)
     assert sum(map(len, dataset.splits.values())) == 128
     assert torn(dataset) == 0

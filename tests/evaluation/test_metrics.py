@@ -15,7 +15,12 @@ from sklearn.metrics import (
 from training.worlds import in_world, together
 
 from vitkit.evaluation.confusion_plot import confusion_matrix as drawn
-from vitkit.evaluation.metrics import Tally, balanced_interval, bootstrap_balanced, wilson
+from vitkit.evaluation.metrics import (
+    PredictionCounts,
+    balanced_interval,
+    bootstrap_balanced,
+    wilson,
+)
 
 K, N = 7, 203
 LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
@@ -27,9 +32,9 @@ LOGITS[::2] *= 0.1
 PROBABILITIES = LOGITS.double().softmax(1).numpy()
 
 
-def tallied(places: range = range(N), batch: int = 16) -> Tally:
+def count_predictions(places: range = range(N), batch: int = 16) -> PredictionCounts:
     """The images at `places`, in batches."""
-    tally = Tally(K)
+    tally = PredictionCounts(K)
     for part in torch.tensor(list(places)).split(batch) if places else ():
         tally.add(LOGITS[part], torch.from_numpy(LABELS)[part])
     return tally
@@ -37,7 +42,7 @@ def tallied(places: range = range(N), batch: int = 16) -> Tally:
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes")  # scikit-learn's; it is meant
 def test_scores_are_those_of_scikit_learn():
-    found, predicted = tallied().counts().scores(), PROBABILITIES.argmax(1)
+    found, predicted = count_predictions().counts().scores(), PROBABILITIES.argmax(1)
     everything = {"labels": range(K)}
     assert found["images"] == N
     assert found["top1"] == (predicted == LABELS).mean()
@@ -47,13 +52,15 @@ def test_scores_are_those_of_scikit_learn():
     truth = np.eye(K)[LABELS]
     brier = ((PROBABILITIES - truth) ** 2).sum(1).mean()
     assert found["brier"] == pytest.approx(brier, rel=1e-6)
-    assert (tallied().confusion() == confusion_matrix(LABELS, predicted, labels=range(K))).all()
+    assert (
+        count_predictions().confusion() == confusion_matrix(LABELS, predicted, labels=range(K))
+    ).all()
     assert abs(found["balanced_accuracy"] - found["top1"]) > 0.01  # the classes are uneven enough
 
 
 @pytest.mark.parametrize("label", [0, 4, 5, 9])
 def test_equal_logits_are_in_the_order_of_the_classes_in_top1_and_in_top5(label):
-    tally = Tally(10)
+    tally = PredictionCounts(10)
     tally.add(torch.zeros(6, 10), torch.full((6,), label))
     found = tally.counts().scores()
     assert (found["top1"], found["top5"]) == (float(label == 0), float(label < 5))
@@ -61,7 +68,7 @@ def test_equal_logits_are_in_the_order_of_the_classes_in_top1_and_in_top5(label)
 
 def test_a_tie_behind_the_first_classes_counts_as_argmax_would():
     logits = torch.tensor([[3.0, 2, 2, 2, 2, 2, 2, 1], [0, 0, 0, 0, 0, 0, 0, float("nan")]])
-    tally = Tally(8)
+    tally = PredictionCounts(8)
     tally.add(logits.repeat(8, 1), torch.arange(8).repeat_interleave(2))
     found = tally.counts().scores()
     assert found["top1"] <= found["top5"] == (5 + 5) / 16  # NaN comes first
@@ -76,7 +83,7 @@ def test_the_calibration_error_is_the_mean_over_fifteen_bins():
         if inside.any():
             gap = abs(right[inside].mean() - confidence[inside].mean())
             error += inside.sum() / N * gap
-    found = tallied().counts().scores()["ece"]
+    found = count_predictions().counts().scores()["ece"]
     assert found == pytest.approx(error, rel=1e-5)
     assert abs(found - abs(right.mean() - confidence.mean())) > 0.01  # one bin would be too few
 
@@ -84,7 +91,7 @@ def test_the_calibration_error_is_the_mean_over_fifteen_bins():
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_model_that_is_as_sure_as_it_is_right_is_calibrated(share):
     """40 images, each given probability 0.8; so many of them right."""
-    tally, right = Tally(2), int(40 * share)
+    tally, right = PredictionCounts(2), int(40 * share)
     logits = torch.tensor([[0.0, np.log(4)]]).repeat(40, 1)
     tally.add(logits, torch.tensor([1] * right + [0] * (40 - right)))
     assert tally.counts().scores()["ece"] == pytest.approx(abs(share - 0.8), abs=1e-6)
@@ -92,10 +99,10 @@ def test_a_model_that_is_as_sure_as_it_is_right_is_calibrated(share):
 
 @pytest.mark.parametrize("images", [N, 3, 1])
 def test_two_processes_count_as_one_does(images):
-    alone = tallied(range(images))
+    alone = count_predictions(range(images))
 
     def measured(world):
-        tally = tallied(range(world.rank, images, world.size), batch=5)
+        tally = count_predictions(range(world.rank, images, world.size), batch=5)
         counts = tally.counts(world)
         return [counts.scores() | counts.intervals(), tally.confusion(world).tolist()]
 
@@ -110,8 +117,10 @@ def test_two_processes_count_as_one_does(images):
 
 def test_the_mean_of_two_processes_scores_would_be_another_number():
     """The control of the test above."""
-    halves = [tallied(range(r, N, 2)).counts().scores()["balanced_accuracy"] for r in range(2)]
-    whole = tallied().counts().scores()["balanced_accuracy"]
+    halves = [
+        count_predictions(range(r, N, 2)).counts().scores()["balanced_accuracy"] for r in range(2)
+    ]
+    whole = count_predictions().counts().scores()["balanced_accuracy"]
     assert abs(sum(halves) / 2 - whole) > 1e-3
 
 

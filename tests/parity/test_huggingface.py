@@ -148,8 +148,8 @@ def test_vit_at_another_size():
     model = ours(SMALL, norm_eps=1e-12)
     other = theirs("ViTConfig", "ViTForImageClassification", SMALL)
     assert_parity(
-        model, other, copied(model, VIT), random_images(2, 128, 80), swaps=VIT_SWAPS, read=logits_of,
-        interpolate_pos_encoding=True,
+        model, other, copied(model, VIT), random_images(2, 128, 80), swaps=VIT_SWAPS,
+        read=logits_of, interpolate_pos_encoding=True,
     )  # fmt: skip
 
 

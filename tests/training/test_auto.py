@@ -17,11 +17,18 @@ from vitkit.cli import run as command
 from vitkit.data.sources.open import ArraySplit, open_dataset, with_validation
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
 from vitkit.training.auto.auto import _ground, climb
-from vitkit.training.auto.candidates import Candidate, Ground, Pace, Steps, lasting, within
+from vitkit.training.auto.candidates import (
+    Candidate,
+    SearchContext,
+    Steps,
+    Throughput,
+    lasting,
+    within,
+)
 from vitkit.training.auto.heuristics import SIZES, Looks, batch_of, scratch_settings
 from vitkit.training.auto.search import Climb, Outcome, seconds_of
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import left_at_once, stop_flag
+from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.recipes.small import digits
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import make_plan
@@ -143,9 +150,9 @@ def test_a_signal_keeps_what_is_done(tmp_path):
 
 
 def test_a_signal_that_nobody_has_looked_at_is_handed_on():
-    with pytest.raises(Interrupted, match="SIGTERM"), left_at_once(), stop_flag():
+    with pytest.raises(Interrupted, match="SIGTERM"), raise_on_signal(), stop_on_signal():
         os.kill(os.getpid(), signal.SIGTERM)
-    with pytest.raises(Interrupted, match="SIGINT"), left_at_once():
+    with pytest.raises(Interrupted, match="SIGINT"), raise_on_signal():
         os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
@@ -232,7 +239,7 @@ def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
     assert done.best.exists()
 
 
-def a_ground(tick: float, **settings: object) -> Ground:
+def a_ground(tick: float, **settings: object) -> SearchContext:
     usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
     return _ground(usual | settings, lambda line: None, Ticks(tick))
 
@@ -243,7 +250,7 @@ def test_a_rung_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
     ground = a_ground(1.0, amp="off")
     settings = digits() | {"batch_size": 256, "spec": SPEC}
     plan = make_plan(ground.config(settings, lasting(settings, 1)))
-    pace = Pace(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
+    pace = Throughput(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
     rung = Steps(ground, "scratch", "from noise", [Candidate(settings)], lambda steps: 3)
     rung._paces[0] = plan, pace
     assert rung.run(tmp_path / "run", seconds).what.endswith(f"2 blocks, {said}")

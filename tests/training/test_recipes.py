@@ -13,7 +13,7 @@ from PIL import Image
 import vitkit
 from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.recipes import RECIPES, recipe_settings
-from vitkit.training.recipes.reference import EARLY, SLACK, Receipt, Watch, receipt_of
+from vitkit.training.recipes.reference import EARLY, SLACK, Receipt, ReferenceMonitor, receipt_of
 
 SMALL = {"width": 48, "depth": 1, "num_heads": 3, "mlp_width": 48}
 """Fields that make any of the models quick."""
@@ -99,7 +99,7 @@ def receipt() -> Receipt:
 
 def watched(receipt: Receipt, scores: list[float], images: int = 1000, **settings: object):
     asked = TrainConfig(**{"data": "digits", "epochs": 10} | settings).to_json()
-    watch = Watch(receipt, asked, images)
+    watch = ReferenceMonitor(receipt, asked, images)
     best = np.maximum.accumulate(scores).tolist()
     validation = ({"top1": score, "images": 1e6} for score in scores)
     return [watch.after_epoch(n, said, top, 0)
@@ -119,7 +119,7 @@ def test_one_bad_epoch_or_few_images_make_no_run_late(receipt: Receipt):
     low = [low for low, _ in receipt.curve]
     ahead = [x + 0.04 for x in low]
     assert watched(receipt, [*ahead[:5], 0.1, *ahead[6:]]) == [None] * 10
-    watch = Watch(receipt, TrainConfig(data="digits", epochs=10).to_json(), 1000)
+    watch = ReferenceMonitor(receipt, TrainConfig(data="digits", epochs=10).to_json(), 1000)
     for images, late in ((144.0, False), (10_000.0, True)):
         said = watch.after_epoch(1, {"top1": 0.45, "images": images}, 0.45, 0)
         assert bool(said) is late, "2 deviations are 0.12 and 0.014"

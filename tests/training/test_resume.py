@@ -35,7 +35,7 @@ from vitkit.errors import (
 from vitkit.randomness import permutation
 from vitkit.training import train
 from vitkit.training.callbacks import evaluate as judging
-from vitkit.training.interrupts import stop_flag
+from vitkit.training.interrupts import stop_on_signal
 from vitkit.training.state.manifest import digest_of, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
 from vitkit.training.state.save import damage, newest_state, run_hash
@@ -153,7 +153,7 @@ def test_a_closed_terminal_and_slurm_s_warning_are_signals_too(tmp_path, signum)
 def test_what_nohup_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stop_flag() as flag:
+        with stop_on_signal() as flag:
             os.kill(os.getpid(), signal.SIGHUP)
         assert flag.signum is None
     finally:

@@ -32,7 +32,7 @@ from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.monitoring import metric_files, terminal
 from vitkit.training.monitoring.bottleneck import ImageCost, Machine, diagnosis
 from vitkit.training.monitoring.image_grids import example_predictions
-from vitkit.training.monitoring.throughput import Reading
+from vitkit.training.monitoring.throughput import TimingSnapshot
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state import save
 from vitkit.training.state.save import newest_state, run_hash
@@ -405,9 +405,11 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_done(tmp_pa
     assert not (tmp_path / "run").exists()
 
 
-def pace(waiting: float, working: float, cores: float, batch: int = 100) -> Reading:
+def pace(waiting: float, working: float, cores: float, batch: int = 100) -> TimingSnapshot:
     """Of ten steps; seconds a step."""
-    return Reading(10 * (waiting + working), 10, 10 * batch, 10 * waiting, 10 * working, 10 * cores)
+    return TimingSnapshot(
+        10 * (waiting + working), 10, 10 * batch, 10 * waiting, 10 * working, 10 * cores
+    )
 
 
 CASES = {

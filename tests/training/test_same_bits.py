@@ -69,4 +69,4 @@ def test_ten_runs_end_with_the_same_bits_beside_a_busy_core(tmp_path, busy_core)
 @pytest.mark.timeout(3600)
 def test_the_proof_of_resuming_holds_twenty_times_beside_a_busy_core(busy_core):
     config = TrainConfig(data="digits", spec=SMALL, epochs=3, batch_size=64)
-    assert [prove_resume(config).holds for _ in range(20)] == [True] * 20
+    assert [prove_resume(config).capabilities for _ in range(20)] == [True] * 20

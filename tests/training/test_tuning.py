@@ -14,7 +14,7 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit import cli
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.frozen import replace as replaced
@@ -47,7 +47,7 @@ def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
     plan = dataclasses.replace(plan, config=replaced(plan.config, **settings))
     objective = make_objective(plan, model, plan.config.amp)
     optimizer = configured_optimizer(model, plan.config)
-    return make_step(plan, objective, optimizer, Feed(plan.preprocess, plan.device))
+    return make_step(plan, objective, optimizer, BatchTransform(plan.preprocess, plan.device))
 
 
 def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:
@@ -134,7 +134,7 @@ def test_what_cannot_be_looked_for_is_refused():
 
 
 def test_a_plan_in_other_batches_has_other_steps(plan):
-    other = plan.settled({"batch_size": 64, "lr": 0.5})
+    other = plan.with_settings({"batch_size": 64, "lr": 0.5})
     assert (other.config.batch_size, other.config.lr) == (64, 0.5)
     assert isinstance(other.steps, TrainingSteps)
     assert other.total_steps == 10 * (len(plan.steps.split) // 64)

@@ -44,7 +44,7 @@ def small(name: str) -> vitkit.ViT:
 def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
     """`exact`, `folded`, `lossy` or `no`, and why."""
     try:
-        spec, state, steps = fit(model.spec, model.state_dict(), *form.holds)
+        spec, state, steps = fit(model.spec, model.state_dict(), *form.capabilities)
         tensors = write_tensors(form.table(spec), spec, state)
         form.write(Bundle(spec, tensors, vitkit.Preprocess(image_size=spec.image_size), ()))
     except CheckpointError as error:

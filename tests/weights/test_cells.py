@@ -60,9 +60,9 @@ FOLDS = [
 
 
 @pytest.mark.parametrize(("fields", "holds"), FOLDS, ids=str)
-def test_a_fold_computes_the_same(fields, holds):
+def test_a_fold_computes_the_same(fields, capabilities):
     model = noisy(vitkit.ViTSpec(**SMALL | fields, image_size=(32, 48), num_classes=5))
-    spec, state, steps = fit(model.spec, model.state_dict(), holds)
+    spec, state, steps = fit(model.spec, model.state_dict(), capabilities)
     made = vitkit.ViT(spec).eval()
     made.load_state_dict(state)
     images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))

@@ -65,7 +65,7 @@ def test_what_a_format_has_no_field_for_is_folded_exactly(tmp_path, fields):
 
 def test_the_other_way_round_is_exact_too():
     """Formats whose table has no class row, no key bias, or packed gates."""
-    for fields, holds in [
+    for fields, capabilities in [
         ({}, {"positions_cover_prefix": (False,)}),
         ({"num_registers": 2, "distillation_token": True}, {"positions_cover_prefix": (False,)}),
         ({}, {"qkv_bias": ("no_key",)}),
@@ -75,7 +75,7 @@ def test_the_other_way_round_is_exact_too():
         ({}, {"norm_before_pool": (False,)}),
     ]:
         model = noisy(vitkit.ViTSpec(**SMALL | fields))
-        spec, state, steps = fit(model.spec, model.state_dict(), holds)
+        spec, state, steps = fit(model.spec, model.state_dict(), capabilities)
         made = vitkit.ViT(spec).eval()
         made.load_state_dict(state)
         assert [step.kind for step in steps] == ["folded"]

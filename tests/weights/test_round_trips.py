@@ -82,7 +82,7 @@ def kinds() -> Mapping[vitkit.ViTSpec, tuple[str, ...]]:
 
 def fitted(model: vitkit.ViT, form: Format) -> tuple[vitkit.ViT, str]:
     """The model as the format holds it, and what that costs."""
-    found = fit(model.spec, model.state_dict(), *form.holds)
+    found = fit(model.spec, model.state_dict(), *form.capabilities)
     with torch.device("meta"):
         made = vitkit.ViT(found.spec).eval()
     made.load_state_dict(found.state, assign=True)
@@ -163,7 +163,7 @@ ANY: dict[str, tuple[Any, ...]] = {
 @st.composite
 def specs(draw: st.DrawFn, form: Format) -> vitkit.ViTSpec:
     """Of one class of a format: its own values of the fields it names, any of the others."""
-    values = {**ANY, **draw(st.sampled_from(form.holds))}
+    values = {**ANY, **draw(st.sampled_from(form.capabilities))}
     fields = {name: draw(st.sampled_from(choices)) for name, choices in values.items()}
     sides = st.tuples(st.integers(1, 3), st.integers(1, 4))
     (rows, columns), patch = draw(sides), draw(sides)

@@ -157,7 +157,7 @@ FOLDED = [
 @pytest.mark.parametrize(("target", "name", "of_class"), FOLDED)
 def test_what_was_folded_is_what_the_library_computes(tmp_path, target, name, of_class):
     ours = noisy(preset(name, **SIZES, image_size=32))
-    spec, state, steps = fit(ours.spec, ours.state_dict(), *FORMATS[target].holds)
+    spec, state, steps = fit(ours.spec, ours.state_dict(), *FORMATS[target].capabilities)
     assert {step.kind for step in steps} == {"folded"}
     model = vitkit.ViT(spec).eval()
     model.load_state_dict(state)

@@ -12,7 +12,7 @@ from tyro.conf import Positional
 from vitkit import api
 from vitkit.cli.arguments import as_flags, filled
 from vitkit.cli.output import aligned
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.evaluation.comparison import Comparison
 
 
@@ -76,11 +76,11 @@ def _print(found: Comparison) -> None:
         interval = f"{one['top1_low']:.4f} to {one['top1_high']:.4f}"
         others = (f"{one[score]:.4f}" for score in ("balanced_accuracy", "loss", "ece"))
         images = f"{one['images']:,.0f}"
-        rows.append([printable(name), f"{one['top1']:.4f}", interval, *others, images])
+        rows.append([escape(name), f"{one['top1']:.4f}", interval, *others, images])
     lines = [
         f"{len(group.names)} seeds of the same settings: top1 {group.mean:.4f}, standard "
         f"deviation {group.spread:.4f} ({group.low:.4f} to {group.high:.4f})"
         for group in found.repeats
     ]
     lines += [pair.verdict for pair in found.pairs]
-    sys.stdout.write(aligned(rows) + "".join(f"{printable(line)}\n" for line in lines))
+    sys.stdout.write(aligned(rows) + "".join(f"{escape(line)}\n" for line in lines))

@@ -16,7 +16,7 @@ from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
 from vitkit.cli.image_arguments import Usable, find_images
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.errors import OutputError
 from vitkit.io.atomic import refuse_unwritable, replacing
 from vitkit.prediction import feature_predictor
@@ -68,7 +68,7 @@ def _write(path: Path, rows: Iterable[tuple[Path, Tensor]]) -> tuple[int, int]:
     names, width = [], 0
     with replacing(path) as temporary, tempfile.TemporaryFile(dir=path.parent) as features:
         for name, row in rows:
-            names.append(printable(name))
+            names.append(escape(name))
             width = len(row)
             features.write(row.numpy().tobytes())
         # An array in an .npz file begins with its shape, which is known now.

@@ -17,7 +17,7 @@ from tyro.conf import Positional
 from vitkit import api
 from vitkit.cli.arguments import as_flags, filled
 from vitkit.cli.output import aligned
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.errors import SettingError
 from vitkit.evaluation.confusion_plot import LARGEST, confusion_matrix, png
 from vitkit.evaluation.evaluate import ClassScore, Evaluation
@@ -139,7 +139,7 @@ def _unseen(names: list[str], classes: int) -> str:
     """A line that names classes without images, the first few of many."""
     if not names:
         return ""
-    shown = ", ".join(map(printable, names[:WORST])) + (" ..." if len(names) > WORST else "")
+    shown = ", ".join(map(escape, names[:WORST])) + (" ..." if len(names) > WORST else "")
     return (
         f"\nno images of {len(names):,} of the {classes:,} classes: {shown}; balanced_accuracy is "
         f"over the others\n"
@@ -150,7 +150,7 @@ def _worst(found: Evaluation, one: ClassScore) -> list[str]:
     missed = (found.labels == found.classes.index(one.name)) & ~found.right
     others = np.bincount(found.predicted[missed], minlength=len(found.classes))
     return [
-        printable(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.images:,}",
+        escape(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.images:,}",
         f"{one.low:.4f} to {one.high:.4f}",
-        f"{printable(found.classes[others.argmax()])} ({others.max():,})",
+        f"{escape(found.classes[others.argmax()])} ({others.max():,})",
     ]  # fmt: skip

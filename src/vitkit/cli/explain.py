@@ -12,7 +12,7 @@ from tyro.conf import Positional
 
 from vitkit import api
 from vitkit.cli.image_arguments import find_images
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.devices import on_device, resolve_device
 from vitkit.weights.load import load
 
@@ -49,8 +49,8 @@ def explain(
             name = f"{image.stem}-{count}"
         taken.add(name)
         path = made.save(Path(output) / f"{name}.png")
-        said = f"{printable(made.label)} {made.probability:.3f} " if made.label else ""
-        sys.stdout.write(f"{printable(image)}: {said}-> {printable(path)}\n")
+        said = f"{escape(made.label)} {made.probability:.3f} " if made.label else ""
+        sys.stdout.write(f"{escape(image)}: {said}-> {escape(path)}\n")
 
 
 def run(arguments: list[str]) -> None:

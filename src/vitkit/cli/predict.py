@@ -14,7 +14,7 @@ from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
 from vitkit.cli.image_arguments import Usable, find_images
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.io.atomic import refuse_unwritable, replacing
 from vitkit.io.progress import let_stdout_go
 from vitkit.prediction import Prediction, Predictor
@@ -76,8 +76,8 @@ def run(arguments: list[str]) -> None:
 
 
 def _plain(name: Path, said: Prediction) -> None:
-    shown = ", ".join(f"{printable(label)} {p:.3f}" for label, p in said.top)
-    sys.stdout.write(f"{printable(name)}: {shown}\n")
+    shown = ", ".join(f"{escape(label)} {p:.3f}" for label, p in said.top)
+    sys.stdout.write(f"{escape(name)}: {shown}\n")
     sys.stdout.flush()
 
 
@@ -102,7 +102,7 @@ def _json(*, go_on: bool) -> Iterator[Write]:
     def write(name: Path, said: Prediction) -> None:
         nonlocal before
         row = {
-            "image": printable(name),
+            "image": escape(name),
             "label": said.label,
             "probability": said.probability,
             "top": [{"label": label, "probability": p} for label, p in said.top],
@@ -123,7 +123,7 @@ def _csv(path: Path) -> Iterator[Write]:
 
         def write(name: Path, said: Prediction) -> None:
             for rank, (label, probability) in enumerate(said.top, 1):
-                writer.writerow([printable(name), rank, label, f"{probability:.6f}"])
+                writer.writerow([escape(name), rank, label, f"{probability:.6f}"])
 
         yield write
         file.flush()

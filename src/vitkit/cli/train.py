@@ -94,7 +94,7 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
     if prove:
         proof = prove_resume(config)
         sys.stdout.write(f"{proof}\n")
-        if not proof.holds:
+        if not proof.capabilities:
             raise VitkitError("a resumed run does not end with the same bits; please report it")
     elif config.auto:
         auto.climb(config)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitkit.errors import DataError, counted
+from vitkit.errors import DataError, plural
 from vitkit.evaluation.evaluate import Evaluation
 
 LEVEL = 0.05
@@ -45,12 +45,12 @@ class Pair:
     def verdict(self) -> str:
         """One line that says which is better, or that it cannot be told."""
         counts = (
-            f"{counted(self.only_second, 'image')} only it has right, {self.only_first} only the "
+            f"{plural(self.only_second, 'image')} only it has right, {self.only_first} only the "
             f"other"
         )
         if self.p >= LEVEL:
             said = f"no difference to be told between {self.second} and {self.first}"
-            counts = f"{counted(self.only_second, 'image')} against {self.only_first}"
+            counts = f"{plural(self.only_second, 'image')} against {self.only_first}"
         else:
             better = "better" if self.only_second > self.only_first else "worse"
             said = f"{self.second} is {better} than {self.first}"

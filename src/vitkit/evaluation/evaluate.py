@@ -16,7 +16,7 @@ from vitkit.data.loading.loader import Batch, EvaluationBatches, batches
 from vitkit.data.sources.open import Split
 from vitkit.distributed import World
 from vitkit.errors import DataError
-from vitkit.evaluation.metrics import Metrics, Tally, wilson
+from vitkit.evaluation.metrics import Metrics, PredictionCounts, wilson
 from vitkit.spec import Preprocess
 
 Forward = Callable[[Tensor], Tensor]
@@ -87,12 +87,12 @@ def evaluate(
     """
     made = outputs(forward, split, preprocess, batch_size=batch_size, device=device,
                    workers=workers, world=world)  # fmt: skip
-    return tallied(made, num_classes).counts(world).scores()
+    return count_predictions(made, num_classes).counts(world).scores()
 
 
-def tallied(made: Iterable[Output], num_classes: int) -> Tally:
+def count_predictions(made: Iterable[Output], num_classes: int) -> PredictionCounts:
     """What this process counts of its batches."""
-    tally = Tally(num_classes)
+    tally = PredictionCounts(num_classes)
     for logits, labels in made:
         tally.add(logits, labels)
     return tally
@@ -100,13 +100,13 @@ def tallied(made: Iterable[Output], num_classes: int) -> Tally:
 
 def examine(
     made: Iterable[Output], num_classes: int, temperature: float = 1.0, world: World | None = None
-) -> tuple[Metrics, Tally]:
+) -> tuple[Metrics, PredictionCounts]:
     """Scores with their intervals, and what was counted at the temperature.
 
     Where the temperature is not 1, the scores have it, and the `calibrated_loss`,
     `calibrated_brier` and `calibrated_ece` that it gives.
     """
-    plain, calibrated = Tally(num_classes), Tally(num_classes)
+    plain, calibrated = PredictionCounts(num_classes), PredictionCounts(num_classes)
     for logits, labels in made:
         plain.add(logits, labels)
         calibrated.add(logits / temperature, labels)
@@ -157,7 +157,7 @@ class Evaluation(Metrics):
     """
 
     def __init__(
-        self, scores: Metrics, tally: Tally, split: Split, classes: tuple[str, ...]
+        self, scores: Metrics, tally: PredictionCounts, split: Split, classes: tuple[str, ...]
     ) -> None:
         super().__init__(scores)
         self.split = split

@@ -30,7 +30,7 @@ from vitkit.io.digests import fingerprint
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
-from vitkit.weights.formats.vitkit import safetensors_content
+from vitkit.weights.formats.vitkit import safetensors_writer
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 """DINO's (arXiv 2104.14294, Sec. 3.2 and its eval_knn.py)."""
@@ -87,7 +87,7 @@ def features(
     made = outputs(lambda images: model.pooled(model.forward_features(images)), raw_images,
                    preprocess, batch_size=batch_size, device=device, workers=workers)  # fmt: skip
     found = torch.cat([pooled.cpu() for pooled, _ in made]).clone()
-    content = safetensors_content({"features": found}, {})
+    content = safetensors_writer({"features": found}, {})
     try:
         with replacing(place, needed=content.size) as temporary:
             content.write(temporary)

@@ -26,7 +26,7 @@ Z = 1.959963984540054
 RESAMPLES = 2000
 
 
-class Tally:
+class PredictionCounts:
     """Adds up what a model says of images, one batch after another.
 
     Args:

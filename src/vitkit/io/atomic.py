@@ -119,7 +119,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @dataclass(frozen=True)
-class Content:
+class FileWriter:
     """What a file will hold, written when its place is known, so that no copy of it is in memory.
 
     Attributes:
@@ -131,12 +131,12 @@ class Content:
     write: Callable[[Path], object]
 
     @classmethod
-    def of(cls, text: bytes) -> Content:
+    def of(cls, text: bytes) -> FileWriter:
         """Bytes that are there already."""
         return cls(len(text), lambda path: path.write_bytes(text))
 
 
-def write_new(folder: Path, contents: Mapping[str, Content]) -> tuple[Path, ...]:
+def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, ...]:
     """Write files that were not there, all of them or none.
 
     Args:

@@ -1,6 +1,6 @@
 """What was found out about each of many files, kept so that unchanged files are not read again.
 
-A `Memory` is rows of one size, each under a 64-bit key. The key of a file is made of its inode,
+A `FileCache` is rows of one size, each under a 64-bit key. The key of a file is made of its inode,
 size, and times of change, so a row is found as long as its file is the same and never after. All
 rows lie in one file of the user's cache. A memory that is missing, damaged or of an older make is
 an empty one, and a cache that cannot be written only costs time.
@@ -50,7 +50,7 @@ def _facts(path: str | os.PathLike[str]) -> tuple[int, int, int, int]:
     return inode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-class Memory:
+class FileCache:
     """Rows kept from one run to the next.
 
     Args:
@@ -68,7 +68,7 @@ class Memory:
         self._stored = 0
         """How many of the rows asked for the file holds."""
 
-    def recall(self, keys: UInt64[np.ndarray, " N"]) -> tuple[np.ndarray, Bool[np.ndarray, " N"]]:
+    def get_many(self, keys: UInt64[np.ndarray, " N"]) -> tuple[np.ndarray, Bool[np.ndarray, " N"]]:
         """The rows of these keys (N,), and which of them are known (N,); the others are zeros.
 
         Both arrays are shared: who finds out a row fills it in and marks it as known, and `save`

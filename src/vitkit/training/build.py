@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn, optim
 
 from vitkit.data.augmentation.mixup import Mixing
-from vitkit.data.loading.batch_transform import Feed
+from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.distributed import World
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.objective import DistillingObjective
@@ -18,7 +18,7 @@ from vitkit.training.setup import Plan
 from vitkit.training.step import Objective, TrainingStep, Transform
 
 
-def make_transform(plan: Plan) -> Feed:
+def make_transform(plan: Plan) -> BatchTransform:
     """Build what turns a batch of the run into the model's images and targets."""
     config, mixing = plan.config, None
     if config.mixup > 0 or config.cutmix > 0:
@@ -32,7 +32,9 @@ def make_transform(plan: Plan) -> Feed:
             until=off or None,
             seed=config.seed,
         )
-    return Feed(plan.preprocess, plan.device, plan.steps.augmentation, mixing, seed=config.seed)
+    return BatchTransform(
+        plan.preprocess, plan.device, plan.steps.augmentation, mixing, seed=config.seed
+    )
 
 
 def make_teacher_targets(

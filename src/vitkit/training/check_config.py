@@ -6,7 +6,7 @@ What contradicts the data or the model is for `plan` to say.
 from __future__ import annotations
 
 from vitkit.data.augmentation.policies import policy
-from vitkit.errors import SettingError, counted
+from vitkit.errors import SettingError, plural
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.distillation.teacher import check_teaching
 from vitkit.training.optimization.losses import make_loss
@@ -41,7 +41,7 @@ def _check_alone(config: TrainConfig) -> None:
     if config.warmup_epochs >= config.epochs:
         raise SettingError(
             f"warmup_epochs {config.warmup_epochs:g} leaves nothing of "
-            f"{counted(config.epochs, 'epoch')}; lower it below {config.epochs}"
+            f"{plural(config.epochs, 'epoch')}; lower it below {config.epochs}"
         )
     if config.sched == "rsqrt" and not config.warmup_epochs:
         raise SettingError(

@@ -42,7 +42,7 @@ def _caught() -> list[int]:
 
 
 @contextmanager
-def stop_flag(left: Callable[[], str] | None = None) -> Iterator[StopFlag]:
+def stop_on_signal(left: Callable[[], str] | None = None) -> Iterator[StopFlag]:
     """Catch signals while the block runs; a second one ends the process at once.
 
     Outside the main thread nothing is caught, as Python allows it nowhere else. A signal that the
@@ -104,8 +104,8 @@ def end_process(code: int) -> NoReturn:
 
 
 @contextmanager
-def left_at_once(left: Callable[[], str] | None = None) -> Iterator[None]:
-    """Signals raise `Interrupted` in the block, but where a `stop_flag` catches them.
+def raise_on_signal(left: Callable[[], str] | None = None) -> Iterator[None]:
+    """Signals raise `Interrupted` in the block, but where a `stop_on_signal` catches them.
 
     Args:
         left: a line on what is left, for the error.

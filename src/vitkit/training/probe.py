@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.evaluation.evaluate import tallied
+from vitkit.evaluation.evaluate import count_predictions
 from vitkit.evaluation.features import NEIGHBOURS, features, fit_linear, knn
 from vitkit.evaluation.metrics import Metrics
 from vitkit.training.config.train_config import TrainConfig
@@ -63,7 +63,7 @@ class LinearProbe(Trainer):
 
     def _scores(self, logits: Tensor, labels: Tensor) -> Metrics:
         made = [(logits, labels)]
-        return tallied(made, self.plan.spec.num_classes).counts().scores()
+        return count_predictions(made, self.plan.spec.num_classes).counts().scores()
 
 
 class NeighbourProbe(LinearProbe):

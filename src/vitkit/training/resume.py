@@ -12,7 +12,7 @@ from vitkit.frozen import field_names
 from vitkit.frozen import replace as replaced
 from vitkit.training.config.train_config import TrainConfig, read_yaml
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup import suited
+from vitkit.training.setup import resolve_defaults
 from vitkit.training.state.manifest import manifest_of
 from vitkit.training.state.save import newest_state, step_of
 
@@ -105,7 +105,7 @@ def going_on(asked: TrainConfig, found: dict[str, Any]) -> tuple[TrainConfig, St
         SettingError: something that would make it another run, or another folder.
     """
     before, root = TrainConfig(**found["before"]), Path(found["root"])
-    config = _as_decided(suited(asked)[0], before)
+    config = _as_decided(resolve_defaults(asked)[0], before)
     config = replaced(config, start=before.start, model=config.model or before.model)
     changes, notes = _changes(root, before, config), list(found["notes"])
     if asked.compile and not config.compile:
@@ -132,7 +132,7 @@ def decided_before(config: TrainConfig) -> TrainConfig:
     except SettingError:
         return config
     taken = _as_decided(config, before)
-    now, then = suited(taken)[0].to_json(), before.to_json()
+    now, then = resolve_defaults(taken)[0].to_json(), before.to_json()
     return taken if all(now[name] == then[name] for name in FIXED) else config
 
 

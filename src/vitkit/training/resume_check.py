@@ -21,7 +21,7 @@ from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training import train
 from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
-from vitkit.training.setup import make_plan, suited
+from vitkit.training.setup import make_plan, resolve_defaults
 from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Trainer
 
@@ -48,12 +48,12 @@ class Proof:
     killed_at: int
 
     @property
-    def holds(self) -> bool:
+    def capabilities(self) -> bool:
         """Whether they are the same."""
         return self.straight == self.resumed
 
     def __str__(self) -> str:
-        verdict = "the same bits" if self.holds else "NOT the same bits"
+        verdict = "the same bits" if self.capabilities else "NOT the same bits"
         return (
             f"{self.straight}  {self.steps} steps straight\n"
             f"{self.resumed}  killed (SIGKILL) in step {self.killed_at} and resumed\n"
@@ -74,7 +74,7 @@ def prove_resume(config: TrainConfig) -> Proof:
     """
     if config.probe is not None:
         raise SettingError("a probe takes no steps, so nothing is resumed; leave out --probe")
-    config, _ = suited(config)
+    config, _ = resolve_defaults(config)
     steps = min(STEPS, make_plan(config).total_steps)
     if steps < 2:
         raise SettingError("one step cannot be resumed in its middle; raise --epochs")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.checks.check import sound
+from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.replacements import with_stand_ins
 from vitkit.data.loading.loader import TrainingSteps, sizes_of_epochs
 from vitkit.data.loading.sampler import class_counts
@@ -25,7 +25,7 @@ from vitkit.data.sources.open import (
 )
 from vitkit.devices import resolve_device
 from vitkit.distributed import World
-from vitkit.errors import SettingError, SpecError, counted
+from vitkit.errors import SettingError, SpecError, plural
 from vitkit.frozen import replace as replaced
 from vitkit.models.initialisation import HEADS
 from vitkit.models.presets import preset
@@ -77,7 +77,7 @@ class Plan:
         """Optimizer steps of the whole schedule."""
         return self.config.epochs * self.steps.steps_per_epoch
 
-    def settled(self, found: Settings) -> Plan:
+    def with_settings(self, found: Settings) -> Plan:
         """The plan with settings that a trial has decided."""
         steps = self.steps
         if "batch_size" in found:
@@ -106,7 +106,7 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
         DeviceError: a device that is not there.
     """
     world = world or World()
-    config, left_out = suited(config)
+    config, left_out = resolve_defaults(config)
     check_settings(config, world.size)
     device = world.device(resolve_device(config.device))
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any image
@@ -162,7 +162,7 @@ def _notes_on(
     return notes
 
 
-def suited(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
+def resolve_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """What nobody asked for suits what somebody asked for; and what is said of that."""
     config, left_out = without_idle(config)
     config, shortened = _in_time(config)
@@ -192,7 +192,7 @@ def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
         return config, []
     shorter = config.epochs / 10
     said = (
-        f"warmup_epochs {usual:g} is shortened to {shorter:g} of {counted(config.epochs, 'epoch')}"
+        f"warmup_epochs {usual:g} is shortened to {shorter:g} of {plural(config.epochs, 'epoch')}"
     )
     return replaced(config, warmup_epochs=shorter), [said]
 
@@ -218,14 +218,14 @@ def _opened_data(config: TrainConfig, goes_on: bool) -> tuple[Dataset, list[str]
     has_val = "val" in dataset.splits
     if config.val_fraction > 0:
         dataset = with_validation(dataset, config.val_fraction)  # first: then leaks are looked for
-    dataset, report = sound(dataset, config.bad_images)
+    dataset, report = drop_or_refuse_unreadable(dataset, config.bad_images)
     notes = [*report.notes, *report.warnings()]
     if has_val and config.val_fraction not in (0, TrainConfig.val_fraction):
         notes.append(
             f"val_fraction {config.val_fraction:g} without effect: the data have a val split"
         )
     for split, problems in report.problems.items():
-        notes += [f"skipped {counted(len(problems), 'image')} of {split} that cannot be decoded:"]
+        notes += [f"skipped {plural(len(problems), 'image')} of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
     return lasting(dataset), notes
 
@@ -274,7 +274,7 @@ def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
     if len(config.progressive) > config.epochs:
         raise SettingError(
             f"progressive names {len(config.progressive)} sizes for "
-            f"{counted(config.epochs, 'epoch')}; name fewer, or raise --epochs"
+            f"{plural(config.epochs, 'epoch')}; name fewer, or raise --epochs"
         )
 
 
@@ -298,13 +298,13 @@ def _check_warmup(config: TrainConfig, steps: TrainingSteps) -> None:
     warmup, total = round(config.warmup_epochs * each), config.epochs * each
     if config.warmup_epochs and warmup >= total:
         raise SettingError(
-            f"warmup_epochs {config.warmup_epochs:g} are all {counted(total, 'step')} of the run; "
+            f"warmup_epochs {config.warmup_epochs:g} are all {plural(total, 'step')} of the run; "
             f"lower it"
         )
     if config.sched == "rsqrt" and not warmup:
         raise SettingError(
             f"sched rsqrt falls as the root of warm-up over step, and warmup_epochs "
-            f"{config.warmup_epochs:g} of {counted(each, 'step')} an epoch is none; raise it to "
+            f"{config.warmup_epochs:g} of {plural(each, 'step')} an epoch is none; raise it to "
             f"{1 / each:.2g} or more"
         )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from vitkit.data.loading.batch_transform import Fed
+from vitkit.data.loading.batch_transform import ModelInputs
 from vitkit.data.loading.loader import Batch
 from vitkit.distributed import World
 from vitkit.models.vit import ViT
@@ -27,7 +27,7 @@ from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 from vitkit.training.parallel.fsdp import has_shards, local, whole
 
-Transform = Callable[[Batch, int, int], Fed]
+Transform = Callable[[Batch, int, int], ModelInputs]
 """Batch, step and part of the step to what the objective is given."""
 DROPOUT = 0x0D09
 """What the generator of a step is for, among the things drawn from the seed."""
@@ -72,13 +72,13 @@ class Objective(nn.Module):
         self.model, self.loss = model, loss
         self.precision, self.device = precision, device
 
-    def forward(self, fed: Fed) -> Tensor:
+    def forward(self, fed: ModelInputs) -> Tensor:
         """Return the mean loss of a batch."""
         with autocast(self.precision, self.device):
             logits = self.model(fed.images)
         return self.label_loss(logits.float(), fed)
 
-    def label_loss(self, logits: Tensor, fed: Fed) -> Tensor:
+    def label_loss(self, logits: Tensor, fed: ModelInputs) -> Tensor:
         """Return the mean loss of logits (B, K) by the labels."""
         return self.loss(logits, fed.targets)
 

@@ -15,10 +15,10 @@ import torch
 from vitkit.data.sources.open import Dataset
 from vitkit.devices import resolve_device
 from vitkit.distributed import World, in_world, is_launched, joined
-from vitkit.errors import SettingError, counted
+from vitkit.errors import SettingError, plural
 from vitkit.evaluation.calibration import calibrate
 from vitkit.evaluation.confusion_plot import LARGEST, confusion_matrix, png
-from vitkit.evaluation.evaluate import Output, examine, tallied
+from vitkit.evaluation.evaluate import Output, count_predictions, examine
 from vitkit.evaluation.metrics import Metrics, headline
 from vitkit.frozen import replace as replaced
 from vitkit.io.atomic import remove_temporaries, write_bytes
@@ -27,13 +27,13 @@ from vitkit.training.build import make_transform
 from vitkit.training.callbacks.missing_images import saved_when_images_fail
 from vitkit.training.config.train_config import Settings, TrainConfig, read_yaml, to_yaml
 from vitkit.training.initial_weights import make_model
-from vitkit.training.interrupts import left_at_once, stop_flag
+from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.monitoring.augmented_grid import save_augmented_grid
 from vitkit.training.monitoring.metric_files import drop_rows_after, tested_at
 from vitkit.training.monitoring.run_log import RunLog, Silence
 from vitkit.training.monitoring.trackers import check_trackers
 from vitkit.training.optimization.precision import Precision
-from vitkit.training.parallel.fsdp import placed_as, whole_model
+from vitkit.training.parallel.fsdp import placed_as, unsharded_model
 from vitkit.training.probe import PROBES, NeighbourProbe, without_effect
 from vitkit.training.recipes.reference import WITHOUT_WEIGHT, receipt_of
 from vitkit.training.resume import WHEREABOUTS, StoppedRun, decided_before, going_on, stopped_run
@@ -156,15 +156,15 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
             else Silence()
         )  # fmt: skip
         speaks = world.first and not is_launched()
-        stop = stack.enter_context(stop_flag(partial(_left, run, log) if speaks else None))
+        stop = stack.enter_context(stop_on_signal(partial(_left, run, log) if speaks else None))
         for line in (*aside, *plan.notes, *(stopped.notes if stopped else ())):
             log.say(line)
         _say_model(plan, log, model)
         if stopped is not None and config.compile and (missing := no_compiler(plan.device)):
             raise SettingError(f"the run is compiled and {missing}; go on where there is one")
         left = partial(what_is_left, run)
-        with left_at_once(left):
-            plan = plan.settled(world.decided(lambda: try_out(plan, model, log.say)))
+        with raise_on_signal(left):
+            plan = plan.with_settings(world.decided(lambda: try_out(plan, model, log.say)))
         log.lasts(plan.last_step)
         precision = cast(Precision, "off" if config.probe else plan.config.amp)
         kind = PROBES[config.probe] if config.probe else trainer
@@ -183,7 +183,7 @@ def _train(config: TrainConfig, trainer: type[Trainer], world: World) -> TrainRe
         world.decided(lambda: log.track(config.logger, kept.to_json()))
         if config.save_augmented_grid and stopped is None:
             world.decided(lambda: _show_augmented(run, plan))
-        with left_at_once(left) if config.probe else nullcontext():
+        with raise_on_signal(left) if config.probe else nullcontext():
             loop.train()
         with nullcontext() if config.probe else saved_when_images_fail(loop):
             metrics = loop.scores if isinstance(loop, NeighbourProbe) else _finish(loop, run, log)
@@ -290,8 +290,8 @@ def _say_model(plan: Plan, log: RunLog, model: ViT) -> None:
     said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
     log.say(
         f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
-        f"{spec.patch_size[1]}, width {spec.width}, {counted(spec.depth, 'block')}, "
-        f"{counted(spec.num_heads, 'head')}"
+        f"{spec.patch_size[1]}, width {spec.width}, {plural(spec.depth, 'block')}, "
+        f"{plural(spec.num_heads, 'head')}"
     )
 
 
@@ -305,15 +305,15 @@ def _say_plan(plan: Plan, run: RunFolder, log: RunLog, world: World) -> None:
         log.say(receipt.says())
     if config.probe is None:
         log.say(
-            f"training: {counted(config.epochs, 'epoch')} of "
-            f"{counted(plan.steps.steps_per_epoch, 'step')}, "
+            f"training: {plural(config.epochs, 'epoch')} of "
+            f"{plural(plan.steps.steps_per_epoch, 'step')}, "
             f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.root}"
         )
     if world.size > 1:
         each = config.batch_size // world.size
         parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
         log.say(
-            f"processes: {world.size} ({config.parallel}), {counted(each, 'image')} each{parts} "
+            f"processes: {world.size} ({config.parallel}), {plural(each, 'image')} each{parts} "
             f"make a batch of {config.batch_size}"
         )
 
@@ -356,15 +356,15 @@ def _finish(loop: Trainer, run: RunFolder, log: RunLog) -> dict[str, Metrics]:
             )
         test = metrics["test"]
         shown = "  ".join(headline(test))
-        log.say(f"test, {counted(int(test['images']), 'image')}, {how}, best weights: {shown}")
+        log.say(f"test, {plural(int(test['images']), 'image')}, {how}, best weights: {shown}")
         log.scored("test", loop.progress.step, test)
     rest = {key: v for key, v in best.metadata.items() if key not in (*DESCRIBED, "temperature")}
     rest |= {"metrics": metrics} | ({"temperature": temperature} if temperature else {})
     described = {"preprocess": best.preprocess, "classes": best.classes, **rest}
-    whole = whole_model(model, world)
+    whole = unsharded_model(model, world)
     world.decided(lambda: str(save(run.best, whole, **described)))
     if loop.progress.skipped:
-        skipped = counted(loop.progress.skipped, "step")
+        skipped = plural(loop.progress.skipped, "step")
         log.say(f"{skipped} skipped: a number was not finite")
     log.say(f"ended after {loop.stopped}; best weights: {run.best}")
     return metrics
@@ -393,7 +393,7 @@ def _look_at_validation(loop: Trainer, model: ViT, run: RunFolder, log: RunLog) 
                 held.append((made[0].cpu(), made[1]))
             yield made
 
-    tally = tallied(kept(), classes)
+    tally = count_predictions(kept(), classes)
     found = calibrate(held, world)
     log.say(f"best weights: {found.said}")
     if classes <= LARGEST:

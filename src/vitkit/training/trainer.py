@@ -18,8 +18,8 @@ from ignite.engine import Engine, Events
 
 from vitkit.data.loading.loader import Batch, batches
 from vitkit.distributed import World
-from vitkit.errors import Interrupted, NonFiniteError, counted
-from vitkit.evaluation.evaluate import Output, quiet_engine, tallied
+from vitkit.errors import Interrupted, NonFiniteError, plural
+from vitkit.evaluation.evaluate import Output, count_predictions, quiet_engine
 from vitkit.evaluation.metrics import Metrics
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
@@ -37,7 +37,7 @@ from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.optimization.schedule import learning_rate
-from vitkit.training.parallel.fsdp import shard, whole_model
+from vitkit.training.parallel.fsdp import shard, unsharded_model
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
@@ -112,7 +112,7 @@ class Trainer:
         self._agreed = 0  # the signal that any of several processes has had
         self.stopped = "the epoch" if config.epochs == 1 else f"all {config.epochs} epochs"
         if plan.last_step < plan.total_steps:
-            self.stopped = counted(plan.last_step, "step")
+            self.stopped = plural(plan.last_step, "step")
         self.settings = config.to_json()
         self._started = self._saved = time.monotonic()
         self._saved_step = -1
@@ -145,7 +145,7 @@ class Trainer:
             NonFiniteError: the loss or the gradient is not a finite number, or the loss diverges.
             OutputError: the run folder cannot be written.
         """
-        self.registry.refuse_strangers(self)
+        self.registry.check_all_registered(self)
         self._started = time.monotonic()
         with saved_when_images_fail(self):
             if self.progress.unvalidated:  # a signal or a kill came between the last step and here
@@ -280,7 +280,7 @@ class Trainer:
         better = progress.count_best(epoch, validation)
         self._count_time()
         self.reporter.after_epoch(epoch, progress, rate, train_loss, validation, better)
-        shown = whole_model(self.shared_model(), self.world).eval()
+        shown = unsharded_model(self.model_to_save(), self.world).eval()
         if self.world.first:
             self.reporter.look_at(shown, epoch, progress.step)
         if better:
@@ -318,12 +318,12 @@ class Trainer:
 
     def evaluate(self, split: str) -> Metrics:
         """Metrics of the model as it stands on a split of the data."""
-        return self.measure(split, self.shared_model())
+        return self.measure(split, self.model_to_save())
 
     def measure(self, split: str, model: ViT) -> Metrics:
         """Metrics of any model on a split of the data, in eval mode."""
         made = self.outputs(split, model)
-        return tallied(made, self.plan.spec.num_classes).counts(self.world).scores()
+        return count_predictions(made, self.plan.spec.num_classes).counts(self.world).scores()
 
     def outputs(self, split: str, model: ViT) -> Iterator[Output]:
         """What any model makes of this process's images of a split; see `judged`.
@@ -335,7 +335,7 @@ class Trainer:
             self.plan, split, model, self.world, self._leave_if_asked, self.reporter.tell_failed
         )
 
-    def shared_model(self) -> ViT:
+    def model_to_save(self) -> ViT:
         """What is evaluated and shared: the average of the weights where there is one."""
         return self.model if self.ema is None else cast(ViT, self.ema.model)
 
@@ -349,7 +349,7 @@ class Trainer:
             metrics: of each split.
             gathered: the model in one piece, where somebody has it already.
         """
-        model = gathered or whole_model(self.shared_model(), self.world)
+        model = gathered or unsharded_model(self.model_to_save(), self.world)
         step, average = self.progress.step, self.ema is not None
         self.world.decided(
             lambda: write_weights(path, model, self.plan, metrics, step=step, average=average)
@@ -395,5 +395,5 @@ class Trainer:
         patience, progress = self.plan.config.patience, self.progress
         if patience is None or progress.stale < patience or progress.step >= self.plan.total_steps:
             return False
-        self.stopped = f"no higher validation top-1 for {counted(progress.stale, 'epoch')}"
+        self.stopped = f"no higher validation top-1 for {plural(progress.stale, 'epoch')}"
         return True

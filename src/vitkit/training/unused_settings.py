@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitkit.errors import SettingError, counted
+from vitkit.errors import SettingError, plural
 from vitkit.frozen import replace as replaced
 from vitkit.training.config.train_config import Settings, TrainConfig
 from vitkit.training.recipes import recipe_settings
@@ -112,7 +112,7 @@ def ends_before(config: TrainConfig, total_steps: int) -> list[str]:
         config: the settings.
         total_steps: optimizer steps of all epochs.
     """
-    end = f"the run ends after {counted(config.epochs, 'epoch')}"
+    end = f"the run ends after {plural(config.epochs, 'epoch')}"
     beyond = [
         f"{name} {value}"
         for name, value in (("mixup_off_epoch", config.mixup_off_epoch),
@@ -121,7 +121,7 @@ def ends_before(config: TrainConfig, total_steps: int) -> list[str]:
     ]  # fmt: skip
     lines = [f"{' and '.join(beyond)} without effect: {end}"] if beyond else []
     if config.max_steps is not None and config.max_steps > total_steps:
-        steps = counted(total_steps, "step")
+        steps = plural(total_steps, "step")
         lines.append(f"max_steps {config.max_steps} without effect: {end}, {steps}")
     return lines
 

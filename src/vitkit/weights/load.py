@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, SpecError, counted
+from vitkit.errors import CheckpointError, SpecError, plural
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
@@ -133,7 +133,7 @@ def _filled(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, list[s
             rounded += not torch.equal(floats[name].double(), stored)
     model.load_state_dict(floats, assign=True)
     be = "is" if rounded == 1 else "are"
-    said = f"{counted(rounded, 'tensor')} of float64 {be} rounded to float32"
+    said = f"{plural(rounded, 'tensor')} of float64 {be} rounded to float32"
     notes = [said] if rounded else []
     dtype = found.pop() if len(found) == 1 else "float32"
     return model.eval(), "float32" if dtype == "float64" else dtype, notes
@@ -191,10 +191,10 @@ def partial_lines(found: Account) -> list[str]:
     """A line on what of a file is not read, and one on what starts at random."""
     lines = []
     if found.unknown:
-        unknown = counted(len(found.unknown), "unknown tensor")
+        unknown = plural(len(found.unknown), "unknown tensor")
         lines.append(f"{unknown} left out: {few(found.unknown)}")
     if found.fresh:
-        missing = counted(len(found.missing), "missing tensor")
+        missing = plural(len(found.missing), "missing tensor")
         lines.append(
             f"{missing} ({few(found.missing)}), so that these have random initial values: "
             f"{few(found.fresh)}"

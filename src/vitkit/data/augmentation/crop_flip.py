@@ -49,7 +49,7 @@ class Augmentation:
 
 
 def crop_box(
-    size: tuple[int, int], scale: float, seed: int, occasion: int, index: int
+    size: tuple[int, int], scale: float, seed: int, augmentation_key: int, index: int
 ) -> tuple[int, int, int, int]:
     """(left, top, right, bottom) of an Inception crop of an image of `size` (H, W), in pixels.
 
@@ -60,7 +60,12 @@ def crop_box(
     """
     height, width = size
     area, ratio, x, y = uniform(
-        seed, occasion, index, CROP, np.arange(4)[:, None], np.arange(CROP_ATTEMPTS)[None, :]
+        seed,
+        augmentation_key,
+        index,
+        CROP,
+        np.arange(4)[:, None],
+        np.arange(CROP_ATTEMPTS)[None, :],
     )
     areas = (scale + (1 - scale) * area) * height * width
     low, high = (math.log(r) for r in CROP_RATIOS)
@@ -90,16 +95,18 @@ def training_pixels(
     preprocess: Preprocess,
     augmentation: Augmentation,
     seed: int,
-    occasion: int,
+    augmentation_key: int,
     index: int,
 ) -> UInt8[np.ndarray, "h w C"]:
     """One image brought to size: by a random crop, or as in evaluation where crops are off.
 
-    `occasion` is its epoch and view, `randomness.occasion`.
+    `augmentation_key` is its epoch and view, `randomness.occasion`.
     """
     if augmentation.crop_scale == 1.0:
         return fit(image, preprocess)
-    box = crop_box((image.shape[0], image.shape[1]), augmentation.crop_scale, seed, occasion, index)
+    box = crop_box(
+        (image.shape[0], image.shape[1]), augmentation.crop_scale, seed, augmentation_key, index
+    )
     return resized(image, preprocess, box)
 
 

@@ -126,7 +126,7 @@ class Policy:
     def draw(
         self,
         seed: int,
-        occasion: int | Int64[np.ndarray, " B"],
+        augmentation_key: int | Int64[np.ndarray, " B"],
         indices: Int64[np.ndarray, " B"],
         purpose: int,
     ) -> tuple[Shaped[np.ndarray, "L B"], Draws]:
@@ -134,13 +134,13 @@ class Policy:
 
         Args:
             seed: of the run.
-            occasion: epoch and view, `randomness.occasion`.
+            augmentation_key: epoch and view, `randomness.occasion`.
             indices: the images' places in the split.
             purpose: each purpose has random numbers of its own.
         """
         layers = np.arange(self.layers)[:, None]
         choice, applied, level, side = (
-            uniform(seed, occasion, indices, purpose, layers, what) for what in range(4)
+            uniform(seed, augmentation_key, indices, purpose, layers, what) for what in range(4)
         )
         table = self.choices
         if self.each_once:

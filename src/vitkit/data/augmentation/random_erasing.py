@@ -29,7 +29,7 @@ def erase(
     images: Images,
     chance: float,
     seed: int,
-    occasion: Int64[np.ndarray, " B"],
+    augmentation_key: Int64[np.ndarray, " B"],
     indices: Int64[np.ndarray, " B"],
     purpose: int,
 ) -> Images:
@@ -39,12 +39,12 @@ def erase(
         images: normalised, (B, C, H, W).
         chance: of each image, [0, 1].
         seed: of the run.
-        occasion: epoch and view, `randomness.occasion`.
+        augmentation_key: epoch and view, `randomness.occasion`.
         indices: the images' places in the split.
         purpose: each purpose has random numbers of its own.
     """
-    drawn = np.flatnonzero(uniform(seed, occasion, indices, purpose, 0) < chance)
-    keys = (seed, occasion[drawn], indices[drawn], purpose)
+    drawn = np.flatnonzero(uniform(seed, augmentation_key, indices, purpose, 0) < chance)
+    keys = (seed, augmentation_key[drawn], indices[drawn], purpose)
     attempts = np.arange(ATTEMPTS)[:, None]
     boxes = _boxes(
         (images.shape[2], images.shape[3]), [uniform(*keys, n, attempts) for n in NUMBERS]

@@ -1,7 +1,8 @@
 """Look at every image once, before a run starts: what is wrong is named then, not hours later.
 
-`check` reports all there is to say; `sound` is what training does with it: it refuses images that
-cannot be decoded, or leaves them out. Both remember what they saw of files that do not change.
+`check` reports all there is to say; `drop_or_refuse_unreadable` is what training does with it: it
+refuses images that cannot be decoded, or leaves them out. Both remember what they saw of files that
+do not change.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import numpy as np
 
 from vitkit.data.checks.findings import Finding, findings
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit, Split
-from vitkit.data.datasets.scan import LOOK, Looks, Problem, as_stored, look_through
+from vitkit.data.datasets.scan import LOOK, Looks, Problem, as_stored, scan_split
 from vitkit.data.datasets.splitting import first_copies
 from vitkit.errors import DataError
-from vitkit.io.file_cache import Memory
+from vitkit.io.file_cache import FileCache
 
-__all__ = ["Problem", "Report", "check", "sound"]
+__all__ = ["Problem", "Report", "check", "drop_or_refuse_unreadable"]
 
 SHOWN = 5
 
@@ -92,7 +93,7 @@ def check(
     return _report(dataset, dataset.splits, looks)
 
 
-def sound(
+def drop_or_refuse_unreadable(
     dataset: Dataset, problems_policy: Literal["refuse", "skip"], *, workers: int = 0
 ) -> tuple[Dataset, Report]:
     """The data set with every image known to decode.
@@ -141,10 +142,10 @@ def _look(
         return {}
     stored = map(as_stored, splits.values())
     roots = [split.root for split in stored if isinstance(split, FileSplit)]
-    memory = Memory("looks", os.path.realpath(roots[0]) if roots else dataset.name, LOOK)
+    memory = FileCache("looks", os.path.realpath(roots[0]) if roots else dataset.name, LOOK)
     try:
         return {
-            name: look_through(split, memory, workers=workers, advance=advance)
+            name: scan_split(split, memory, workers=workers, advance=advance)
             for name, split in splits.items()
         }
     finally:

@@ -14,10 +14,10 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from vitkit.data.checks.duplicates import LEAST_CORRELATION, NONE, nearest_copies, same_pixels
-from vitkit.data.datasets.class_names import doubtful_names, listed, notes_on_classes
+from vitkit.data.datasets.class_names import doubtful_names, notes_on_classes, quote_list
 from vitkit.data.datasets.dataset import Split
 from vitkit.data.datasets.scan import TRAITS, Looks
-from vitkit.errors import counted
+from vitkit.errors import plural
 
 Severity = Literal["error", "warning", "note"]
 
@@ -171,7 +171,7 @@ def _finding(
 def _unreadable(looks: Mapping[str, Looks]) -> Iterator[Finding]:
     for split, look in looks.items():
         if look.problems:
-            message = f"{counted(len(look.problems), 'image')} of {split} that cannot be decoded"
+            message = f"{plural(len(look.problems), 'image')} of {split} that cannot be decoded"
             names = ((problem.name,) for problem in look.problems)
             yield _finding("unreadable", message, names, len(look.problems), split)
 
@@ -214,8 +214,8 @@ def _near_two_labels(
             torn |= {int(labels[one]), int(others[two])}
     if named:
         message = (
-            f"{counted(len(named), 'pair')} of nearly the same images under two classes, of "
-            f"{listed(sorted(classes[label] for label in torn))}; check both labels"
+            f"{plural(len(named), 'pair')} of nearly the same images under two classes, of "
+            f"{quote_list(sorted(classes[label] for label in torn))}; check both labels"
         )
         yield _finding("near two labels", message, named.values(), len(named))
 
@@ -228,7 +228,7 @@ def _near_duplicates(splits: Mapping[str, Split], looks: Mapping[str, Looks]) ->
         }
         if pairs:
             several = np.unique([*pairs])
-            message = f"{counted(len(several), 'image')} of {name} nearly the same as another"
+            message = f"{plural(len(several), 'image')} of {name} nearly the same as another"
             names = ((split.name(one), split.name(two)) for one, two in sorted(pairs))
             yield _finding("near duplicate", message, names, len(several), name)
 
@@ -260,7 +260,7 @@ def _leak(
     count: int,
 ) -> Finding:
     text = LEAKS[how].format(split=here, other=other)
-    message = f"{counted(count, 'image')} {text}"
+    message = f"{plural(count, 'image')} {text}"
     return _finding(kind, message, names, count, here)
 
 
@@ -271,8 +271,8 @@ def _two_labels(images: ScannedImages, classes: Sequence[str]) -> Iterator[Findi
         names = (tuple(images.name(int(place)) for place in group) for group in torn)
         labels = {classes[label] for group in torn for label in every[group]}
         message = (
-            f"{counted(len(torn), 'image')} under more than one class, of "
-            f"{listed(sorted(labels))}; one of the labels is wrong"
+            f"{plural(len(torn), 'image')} under more than one class, of "
+            f"{quote_list(sorted(labels))}; one of the labels is wrong"
         )
         yield _finding("two labels", message, names, len(torn))
 
@@ -284,7 +284,7 @@ def _duplicates(images: ScannedImages) -> Iterator[Finding]:
         if groups:
             extra = sum(len(group) - 1 for group in groups)
             names = (tuple(images.name(int(place)) for place in group) for group in groups)
-            message = f"{counted(extra, 'image')} of {split} repeating others"
+            message = f"{plural(extra, 'image')} of {split} repeating others"
             yield _finding("duplicate", message, names, extra, split)
 
 
@@ -385,8 +385,8 @@ def _marked(
     count = int(marked.sum())
     if count:
         names = ((images.name(int(place)),) for place in np.flatnonzero(marked))
-        yield _finding(kind, f"{counted(count, 'image')} {text}", names, count)
+        yield _finding(kind, f"{plural(count, 'image')} {text}", names, count)
 
 
 def _of_classes(names: Sequence[str]) -> str:
-    return f"{'class' if len(names) == 1 else 'classes'} {listed(names)}"
+    return f"{'class' if len(names) == 1 else 'classes'} {quote_list(names)}"

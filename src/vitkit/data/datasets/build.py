@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitkit.data.datasets.class_names import (
-    listed,
     natural_order,
     notes_on_classes,
+    quote_list,
     refuse_look_alikes,
     refuse_unknown,
     unknown,
@@ -75,7 +75,7 @@ def assemble(
         if not ignore_extra_classes:
             refuse_unknown(classes, counts[split], split or "the data", where)
         elif extra := unknown(classes, counts[split]):
-            notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
+            notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
             part = _of_classes(part, {*classes})
         if not len(part.names):
             notes.append(f"{split} has no images and is left out")

@@ -85,7 +85,7 @@ def refuse_unknown(
     extra = unknown(classes, counts)
     if extra:
         raise DataError(
-            f"{where}: {split} has {len(extra)} classes that train lacks: {listed(extra)}; "
+            f"{where}: {split} has {len(extra)} classes that train lacks: {quote_list(extra)}; "
             f"rename or remove them, or pass --ignore-extra-classes"
         )
 
@@ -102,10 +102,10 @@ def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, in
     if not empty or len(empty) == len(classes):
         return []
     word = "class" if len(empty) == 1 else "classes"
-    return [f"{split} has no images of {word} {listed(empty)}"]
+    return [f"{split} has no images of {word} {quote_list(empty)}"]
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def quote_list(names: Iterable[str], most: int = 8) -> str:
     """`"'a', 'b' and 3 more"`, for one line of a message."""
     names = list(names)
     more = len(names) - most

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.decode import decode, printable
+from vitkit.data.images.decode import decode, escape
 from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
 from vitkit.errors import ImageError
 
@@ -114,7 +114,7 @@ class FileSplit:
         return len(self.paths)
 
     def name(self, index: int) -> str:
-        name = printable(self.paths[index].relative_to(self.root).as_posix())
+        name = escape(self.paths[index].relative_to(self.root).as_posix())
         return name if self.lines is None else f"{name} (line {self.lines[index]})"
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
@@ -188,7 +188,7 @@ class StoredSplit:
         return len(self.numbers)
 
     def name(self, index: int) -> str:
-        return printable(self.store.name(int(self.numbers[index])))
+        return escape(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         number, name = int(self.numbers[index]), self.name(index)

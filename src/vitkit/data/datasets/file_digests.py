@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int64, UInt8
 
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.rereading import may_pass, patiently
-from vitkit.io.file_cache import Memory, file_keys
+from vitkit.io.file_cache import FileCache, file_keys
 
 DIGEST = np.dtype([("sha256", np.uint8, (32,))])
 LEAST_REMEMBERED = 1000
@@ -28,9 +28,11 @@ def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
     hasher = _Hasher(paths)
     if len(paths) < LEAST_REMEMBERED:
         return hasher(np.arange(len(paths)))
-    memory = Memory("digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST)
+    memory = FileCache(
+        "digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST
+    )
     keys = file_keys(paths.texts())
-    rows, known = memory.recall(keys)
+    rows, known = memory.get_many(keys)
     known &= _has_content(rows["sha256"])
     new = np.flatnonzero(~known)
     groups = [new[start : start + GROUP] for start in range(0, len(new), GROUP)]

@@ -36,7 +36,7 @@ from vitkit.data.datasets.dataset import (
     SplitOver,
     StoredSplit,
 )
-from vitkit.data.images.decode import ODDITIES, Oddity, examine, printable
+from vitkit.data.images.decode import ODDITIES, FileProperty, escape, examine
 from vitkit.errors import ImageError
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.index_cache import DAMAGE
@@ -88,16 +88,16 @@ def cached(
                     _make(place, stored, workers or os.cpu_count() or 1, progress)
                     pixels = _open(place)
     except OSError as error:
-        why = f"{printable(base)}: {error.strerror or error}"
+        why = f"{escape(base)}: {error.strerror or error}"
         return _noted(dataset, f"cache: cannot be used, the run goes on without it ({why})")
     if pixels is None:
-        return _noted(dataset, f"cache: {printable(place)} cannot be read back, not used")
+        return _noted(dataset, f"cache: {escape(place)} cannot be read back, not used")
     starts = np.cumsum([0, *(len(split) for split in stored.values())])
     splits: dict[str, Split] = {
         name: CachedSplit(split, pixels, np.arange(start, start + len(split)))
         for (name, split), start in zip(stored.items(), starts[:-1].tolist(), strict=True)
     }
-    note = f"cache: {len(pixels.starts):,} images, {pixels.size:,} bytes in {printable(place)}"
+    note = f"cache: {len(pixels.starts):,} images, {pixels.size:,} bytes in {escape(place)}"
     return _noted(dataclasses.replace(dataset, splits=dataset.splits | splits), note)
 
 
@@ -112,7 +112,7 @@ class Pixels:
     """Each image's first byte (N,)."""
     shapes: Int64[np.ndarray, "N 3"]
     """Each image's height, width and channels (N, 3); 0 where it could not be decoded."""
-    oddities: UInt16[np.ndarray, " N"]
+    properties: UInt16[np.ndarray, " N"]
     """Bits (N,): which of `ODDITIES` each image's file has, the first one lowest."""
     _mapped: list[mmap.mmap] = field(default_factory=list, repr=False)
 
@@ -128,7 +128,7 @@ class Pixels:
         return np.frombuffer(self._mapped[0], np.uint8, count, start).reshape(shape)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (Pixels, (self.path, self.size, self.starts, self.shapes, self.oddities))
+        return (Pixels, (self.path, self.size, self.starts, self.shapes, self.properties))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,12 +143,14 @@ class CachedSplit(SplitOver):
         found = self.pixels[int(self.numbers[index])]
         return self.split.read(index) if found is None else found
 
-    def examined(self, index: int) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
-        """What `examined` says of the split this is a cache of."""
+    def decode_with_properties(
+        self, index: int
+    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[FileProperty]]:
+        """What `decode_with_properties` says of the split this is a cache of."""
         number = int(self.numbers[index])
         if (found := self.pixels[number]) is None:
-            return examined(self.split, index)
-        bits = int(self.pixels.oddities[number])
+            return decode_with_properties(self.split, index)
+        bits = int(self.pixels.properties[number])
         return found, [oddity for place, oddity in enumerate(ODDITIES) if bits >> place & 1]
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> CachedSplit:
@@ -158,16 +160,16 @@ class CachedSplit(SplitOver):
         return CachedSplit(self.split.relabelled(labels), self.pixels, self.numbers)
 
 
-def examined(
+def decode_with_properties(
     split: Split, index: int, admit: Callable[[int], object] = lambda pixels: None
-) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[Oddity]]:
+) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[FileProperty]]:
     """An image's pixels, and what had to be done to its file's for them; raises `ImageError`.
 
     Nothing is known of the files that the images in memory come from. `admit` is told how many
     pixels there are before a file is decoded, and may wait.
     """
     if isinstance(split, CachedSplit):
-        return split.examined(index)
+        return split.decode_with_properties(index)
     if isinstance(split, FileSplit):
         return examine(split.paths[index], admit=admit)
     if isinstance(split, StoredSplit):
@@ -194,12 +196,12 @@ def _open(place: Path) -> Pixels | None:
     """The cache at a place, if it is whole."""
     try:
         with (place / "index.npz").open("rb") as file, np.load(file) as stored:
-            starts, shapes, oddities = (stored[name] for name in ("starts", "shapes", "oddities"))
+            starts, shapes, properties = (stored[name] for name in ("starts", "shapes", "oddities"))
         size = (place / "pixels.bin").stat().st_size
     except DAMAGE:
         return None
     whole = size == max(int(shapes.prod(axis=1).sum()), 1)
-    return Pixels(place / "pixels.bin", size, starts, shapes, oddities) if whole else None
+    return Pixels(place / "pixels.bin", size, starts, shapes, properties) if whole else None
 
 
 def _make(place: Path, splits: dict[str, Split], threads: int, progress: Progress | None) -> None:
@@ -217,12 +219,12 @@ def _make(place: Path, splits: dict[str, Split], threads: int, progress: Progres
 
 
 def _write(folder: Path, splits: dict[str, Split], threads: int, progress: Progress | None) -> None:
-    total, shapes, oddities = sum(map(len, splits.values())), [], []
+    total, shapes, properties = sum(map(len, splits.values())), [], []
     with (folder / "pixels.bin").open("wb") as file, ThreadPoolExecutor(threads) as pool:
         for block in _blocks(splits):
             for image, bits in pool.map(_decoded, block):
                 shapes.append(image.shape)
-                oddities.append(bits)
+                properties.append(bits)
                 file.write(np.ascontiguousarray(image).data)
             if progress is not None:
                 progress(len(shapes), total, file.tell())
@@ -238,7 +240,7 @@ def _write(folder: Path, splits: dict[str, Split], threads: int, progress: Progr
     sides = np.array(shapes, np.int64).reshape(-1, 3)
     starts = np.concatenate([[0], np.cumsum(sides.prod(axis=1))])[:-1].astype(np.int64)
     with (folder / "index.npz").open("wb") as file:
-        np.savez(file, starts=starts, shapes=sides, oddities=np.array(oddities, np.uint16))
+        np.savez(file, starts=starts, shapes=sides, properties=np.array(properties, np.uint16))
         file.flush()
         os.fsync(file.fileno())
 
@@ -252,7 +254,7 @@ def _blocks(splits: dict[str, Split]) -> Iterator[list[tuple[Split, int]]]:
 def _decoded(which: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]:
     """Pixels and the bits of their oddities; no pixels where there are none to be had."""
     try:
-        image, found = examined(*which)
+        image, found = decode_with_properties(*which)
     except ImageError:
         return np.zeros((0, 0, 3), np.uint8), 0
     return image, sum(1 << ODDITIES.index(oddity) for oddity in found)

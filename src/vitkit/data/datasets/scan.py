@@ -1,7 +1,7 @@
 """One look at every image: whether it decodes, and what is told of it without its pixels.
 
 What is told is a row of fixed size, so memory hardly grows with the data, and rows of unchanged
-files come from a `Memory`. What cannot be decoded is not remembered: a disk that failed and a
+files come from a `FileCache`. What cannot be decoded is not remembered: a disk that failed and a
 permission that was missing mend without a trace in the file.
 """
 
@@ -22,11 +22,11 @@ from PIL import Image
 
 from vitkit.data.datasets.dataset import FileSplit, Split, StoredSplit
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, Room
-from vitkit.data.datasets.pixel_cache import CachedSplit, examined
+from vitkit.data.datasets.pixel_cache import CachedSplit, decode_with_properties
 from vitkit.data.images.decode import ODDITIES
 from vitkit.data.sources.remote_shards import RemoteTars, content_keys
 from vitkit.errors import ImageError, ImageReason, SettingError
-from vitkit.io.file_cache import UNKNOWN, Memory, file_keys
+from vitkit.io.file_cache import UNKNOWN, FileCache, file_keys
 
 SIDE = 16
 """Height and width of the grey thumbnails that near duplicates are told by."""
@@ -79,9 +79,9 @@ class Looks:
     """How many images were known from an earlier look."""
 
 
-def look_through(
+def scan_split(
     split: Split,
-    memory: Memory | None = None,
+    memory: FileCache | None = None,
     *,
     workers: int = 0,
     advance: Callable[[int], object] = lambda count: None,
@@ -99,7 +99,7 @@ def look_through(
     if workers < 0:
         raise SettingError.about("workers", workers, "must be 0 or more; 0 means one for each core")
     if memory:
-        rows, known = memory.recall(_keys(as_stored(split)))
+        rows, known = memory.get_many(_keys(as_stored(split)))
     else:
         rows, known = np.zeros(len(split), LOOK), np.zeros(len(split), bool)
     recalled = int(known.sum())
@@ -131,11 +131,11 @@ def as_stored(split: Split) -> Split:
 
 
 def summarise(
-    pixels: UInt8[np.ndarray, "H W C"], oddities: Iterable[str] = ()
+    pixels: UInt8[np.ndarray, "H W C"], properties: Iterable[str] = ()
 ) -> tuple[object, ...]:
     """A row of `LOOK` for decoded pixels, RGB or grey."""
     height, width, _ = pixels.shape
-    traits = {*oddities}
+    traits = {*properties}
     if all((row == pixels[0, 0]).all() for row in pixels):
         traits.add("blank")
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
@@ -164,7 +164,7 @@ def _look(
     for index in map(int, indices):
         with room.admission() as admit:  # until the pixels have been looked at
             try:
-                seen.append((index, summarise(*examined(split, index, admit))))
+                seen.append((index, summarise(*decode_with_properties(split, index, admit))))
             except ImageError as error:
                 problem = Problem(index, split.name(index), error.reason, error.detail)
                 seen.append((index, problem))

@@ -33,9 +33,9 @@ from vitkit.errors import ImageError
 
 RGBPixels = UInt8[np.ndarray, "H W 3"]
 
-Oddity = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
+FileProperty = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
 """What of a file does not come through as it is stored."""
-ODDITIES: tuple[Oddity, ...] = get_args(Oddity)
+ODDITIES: tuple[FileProperty, ...] = get_args(FileProperty)
 
 BACKGROUND = "white"
 """What shows through transparent pixels."""
@@ -97,7 +97,7 @@ def examine(
     max_pixels: int = 50_000_000,
     max_aspect: float = 200.0,
     admit: Callable[[int], object] = lambda pixels: None,
-) -> tuple[RGBPixels, frozenset[Oddity]]:
+) -> tuple[RGBPixels, frozenset[FileProperty]]:
     """What `decode` gives and raises, and what had to be done to the file's pixels for it.
 
     Args:
@@ -114,7 +114,7 @@ def examine(
     """
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
-    name = printable(name)
+    name = escape(name)
     with _opened(source, name) as handle:
         format = None
         try:
@@ -148,7 +148,7 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
         ImageError: "mode" for another array or for float and 32-bit pixels; what `decode` raises
             where a PIL image that was opened and not yet read cannot be.
     """
-    name = printable(name)
+    name = escape(name)
     if isinstance(image, np.ndarray):
         return _array_as_rgb(image, name)
     try:
@@ -162,7 +162,7 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
         raise ImageError(name, "truncated" if cut else "damaged", _one_line(error)) from error
 
 
-def printable(name: str | os.PathLike[str]) -> str:
+def escape(name: str | os.PathLike[str]) -> str:
     """A file name fit for one line of a message: line breaks and broken bytes are escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
@@ -208,7 +208,7 @@ def _decode(
     max_pixels: int,
     max_aspect: float,
     admit: Callable[[int], object],
-) -> tuple[RGBPixels, frozenset[Oddity]]:
+) -> tuple[RGBPixels, frozenset[FileProperty]]:
     with Image.open(handle, formats=FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
         _check_limits(image.size, name, most, max_aspect)
@@ -234,7 +234,7 @@ def _decode(
         return pixels, frozenset(_oddities(image, stored, turned))
 
 
-def _oddities(image: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[Oddity]:
+def _oddities(image: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[FileProperty]:
     """Of a loaded image.
 
     Args:
@@ -382,4 +382,4 @@ def _array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
 def _one_line(error: BaseException) -> str:
     # Pillow names the stream by its address, which helps nobody.
     text = re.sub(r" ?<_io\..*?>$", "", " ".join(str(error).split()))
-    return printable(text) or type(error).__name__
+    return escape(text) or type(error).__name__

@@ -15,13 +15,13 @@ from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
 from vitkit.data.images.preprocess import standardised, to_unit
 from vitkit.data.loading.loader import Batch
-from vitkit.randomness import occasion
+from vitkit.randomness import augmentation_key
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess
 
 
 @dataclass(frozen=True)
-class Fed:
+class ModelInputs:
     """Images and what the model should say of them.
 
     Attributes:
@@ -37,7 +37,7 @@ class Fed:
     soft: Float[Tensor, "B K"] | None = None
 
 
-class Feed:
+class BatchTransform:
     """Call it with a batch, or with a part of one.
 
     Args:
@@ -70,7 +70,7 @@ class Feed:
             self._policies.append((JITTER, colour_jitter(augmentation.color_jitter)))
         self._erased = augmentation.reprob
 
-    def __call__(self, batch: Batch, step: int, part: int = 0) -> Fed:
+    def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
         """The same for the same arguments.
 
         Args:
@@ -80,16 +80,16 @@ class Feed:
         """
         images, labels = self.images(batch), batch.labels.to(self.device)
         if self.mixing is None:
-            return Fed(images, labels)
+            return ModelInputs(images, labels)
         targets = self.mixing.probabilities(labels)
         mixture = self.mixing.draw(step, part, (images.shape[2], images.shape[3]))
         if mixture is None:
-            return Fed(images, targets)
-        return Fed(mixture.images(images), mixture.targets(targets), mixture)
+            return ModelInputs(images, targets)
+        return ModelInputs(mixture.images(images), mixture.targets(targets), mixture)
 
     def images(self, batch: Batch) -> Images:
         """The images of a batch, changed and normalised, before any are mixed."""
-        indices, when = batch.indices.numpy(), occasion(batch.epoch, batch.views.numpy())
+        indices, when = batch.indices.numpy(), augmentation_key(batch.epoch, batch.views.numpy())
         images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
         for purpose, drawn in self._policies:
             names, values = drawn.draw(self.seed, when, indices, purpose)

@@ -31,7 +31,7 @@ from vitkit.data.loading.sampler import EpochOrder, remote_store
 from vitkit.data.loading.worker_watch import watched
 from vitkit.data.sources.open import Split
 from vitkit.errors import DataError, VitkitError
-from vitkit.randomness import occasion
+from vitkit.randomness import augmentation_key
 from vitkit.spec import Preprocess
 
 
@@ -183,7 +183,7 @@ class TrainingSteps(BatchSource):
             preprocess = preprocess.replace(image_size=size)
         epoch = epoch % self.cycle if self.cycle else epoch
         views = np.zeros_like(indices) if views is None else views
-        occasions = occasion(epoch, views)
+        occasions = augmentation_key(epoch, views)
         made = []
         for index, same in groupby(zip(indices, occasions, strict=True), key=itemgetter(0)):
             image = self.split.read(int(index))

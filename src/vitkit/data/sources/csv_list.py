@@ -19,7 +19,7 @@ from vitkit.data.datasets.build import POOL, Part, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.errors import DataError
 
 COLUMNS = {
@@ -70,7 +70,7 @@ def open_csv(
             with a path out of the folder, or that contradict another, by line number; and what
             `assemble` raises.
     """
-    where, root = printable(path), path.parent if root is None else root
+    where, root = escape(path), path.parent if root is None else root
     rows, problems = [], []
     for line, cells in _rows(path, where):
         row, problem = _read_row(line, cells, root, follow_links)
@@ -90,7 +90,7 @@ def open_csv(
     repeated = len(rows) - len({row.path for row in rows})
     notes = [f"{repeated:,} rows list an image once more"] if repeated else []
     return assemble(
-        printable(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
+        escape(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )
 
 
@@ -141,7 +141,7 @@ def _places(header: list[str], where: str) -> dict[str, int]:
         elif column != "split":
             raise DataError(
                 f"{where}: no column {column!r}; expected a first line such as "
-                f"path,label or path,label,split, got {printable(','.join(header))!r}; it may be "
+                f"path,label or path,label,split, got {escape(','.join(header))!r}; it may be "
                 f"called {', '.join(itertools.chain(*known))}"
             )
     return places
@@ -160,10 +160,10 @@ def _read_row(
         return None, f"split {split or ''!r}, expected train, val or test"
     inside = _inside(path, os.path.abspath(root))
     if inside is None or "\0" in path:
-        return None, f"path {printable(path)!r} leads out of the folder {printable(root)}"
+        return None, f"path {escape(path)!r} leads out of the folder {escape(root)}"
     if not follow_links and not _stays(inside, os.path.realpath(root)):
         return None, (
-            f"path {printable(path)!r} leads out of the folder by a symbolic link; "
+            f"path {escape(path)!r} leads out of the folder by a symbolic link; "
             f"pass --follow-links to follow it"
         )
     split = SPLIT_WORDS[split.casefold()] if split else POOL
@@ -191,7 +191,7 @@ def _contradictions(rows: list[_Row]) -> list[str]:
             said = "/".join(filter(None, (known.split, known.label)))
             now = "/".join(filter(None, (row.split, row.label)))
             problems.append(
-                f"line {row.line}: {printable(row.path)!r} is {now!r} here and {said!r} in "
+                f"line {row.line}: {escape(row.path)!r} is {now!r} here and {said!r} in "
                 f"line {known.line}"
             )
     return problems

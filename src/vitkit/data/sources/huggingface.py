@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.data.datasets.class_names import listed
+from vitkit.data.datasets.class_names import quote_list
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.parquet import open_parquet, parquet_files
 from vitkit.data.sources.tables import open_tables
@@ -53,7 +53,7 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
     match = ADDRESS.fullmatch(address)
     if match is None:
         raise DataError(
-            f"{printable(address)}: expected hf://owner/name, hf://owner/name@revision or "
+            f"{escape(address)}: expected hf://owner/name, hf://owner/name@revision or "
             f"hf://owner/name:config"
         )
     if Path(match["name"]).exists():
@@ -75,9 +75,9 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
             files[split] = [Path(file["filename"]) for file in part.cache_files]
     if not files:
         raise DataError(
-            f"{address}: its splits are {listed(unread)}; expected train, val or test among them"
+            f"{address}: its splits are {quote_list(unread)}; expected train, val or test"
         )
-    notes = [f"splits not read: {listed(unread)}"] if unread else []
+    notes = [f"splits not read: {quote_list(unread)}"] if unread else []
     if offline and match["revision"]:
         notes += _check_revision(address, match["revision"], next(iter(files.values())))
     return open_tables(
@@ -140,7 +140,7 @@ def _open_snapshot(
         opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
     else:  # its files are links to another folder of the cache
         opened = open_folder(folder, ignore_extra_classes=ignore_extra_classes, follow_links=True)
-    note = f"{address}: not asked for at the Hub; read from {printable(folder)}"
+    note = f"{address}: not asked for at the Hub; read from {escape(folder)}"
     return dataclasses.replace(opened, name=name.partition("/")[2], notes=(*opened.notes, note))
 
 

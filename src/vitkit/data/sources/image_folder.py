@@ -18,9 +18,9 @@ import numpy as np
 
 from vitkit.data.datasets.class_names import (
     is_hidden,
-    listed,
     natural_order,
     notes_on_classes,
+    quote_list,
     refuse_look_alikes,
     refuse_unknown,
     unknown,
@@ -35,8 +35,8 @@ from vitkit.data.datasets.dataset import (
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
-from vitkit.data.images.decode import printable
-from vitkit.errors import DataError, counted
+from vitkit.data.images.decode import escape
+from vitkit.errors import DataError, plural
 
 ENDINGS = (
     ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".jfif", ".jpe",
@@ -110,11 +110,11 @@ def open_folder(
     if listing.leaving_links:
         first = "/".join(listing.leaving_links[0])
         raise DataError(
-            f"{printable(root)}: {len(listing.leaving_links)} symbolic links lead out of the "
-            f"folder, the first is {printable(first)}; pass --follow-links to follow them"
+            f"{escape(root)}: {len(listing.leaving_links)} symbolic links lead out of the "
+            f"folder, the first is {escape(first)}; pass --follow-links to follow them"
         )
     if not listing.images:
-        raise DataError(f"{printable(root)}: no images, {_found_instead(listing)}")
+        raise DataError(f"{escape(root)}: no images, {_found_instead(listing)}")
     folders, notes = _split_folders(root, listing)
     notes += _notes_on_listing(root, listing)
     if folders:
@@ -172,7 +172,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _unlistable(folder: Path, error: OSError) -> DataError:
-    return DataError(f"{printable(folder)}: cannot be listed: {error.strerror}")
+    return DataError(f"{escape(folder)}: cannot be listed: {error.strerror}")
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -196,7 +196,7 @@ def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[s
         split = SPLIT_WORDS.get(folder.casefold())
         if split in known:
             raise DataError(
-                f"{printable(root)}: both {known[split]!r} and {folder!r} could be {split}; "
+                f"{escape(root)}: both {known[split]!r} and {folder!r} could be {split}; "
                 f"keep one of them"
             )
         if split:
@@ -204,16 +204,16 @@ def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[s
     if not known or ("train" not in known and len(known) < len(top)):
         return {}, []
     unused = [folder for folder in top if folder not in known.values()]
-    note = f"folders beside {listed(known.values())} are not read: {listed(unused)}"
+    note = f"folders beside {quote_list(known.values())} are not read: {quote_list(unused)}"
     return {s: known[s] for s in POOL_FRACTIONS if s in known}, [note] if unused else []
 
 
 def _notes_on_listing(root: Path, listing: Listing) -> list[str]:
     notes = []
     if listing.hidden_folders:
-        notes.append(f"{counted(listing.hidden_folders, 'hidden folder')} skipped")
+        notes.append(f"{plural(listing.hidden_folders, 'hidden folder')} skipped")
     if listing.looping_links:
-        notes.append(f"{counted(listing.looping_links, 'link')} that loop or nest deeply skipped")
+        notes.append(f"{plural(listing.looping_links, 'link')} that loop or nest deeply skipped")
     others = {kind: n for kind, n in listing.others.items() if kind not in UNREAD_IMAGES}
     if others:
         notes.append(f"not read: {_by_kind(others)}")
@@ -235,23 +235,23 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
         )
     else:
         what = "which may be the classes; the upper folders are read as classes"
-    yield f"the folders {listed(classes)} all hold the folders {listed(below)}, {what}"
+    yield f"the folders {quote_list(classes)} all hold the folders {quote_list(below)}, {what}"
 
 
 def _by_kind(counts: Mapping[str, int]) -> str:
     most = Counter(counts).most_common(5)
-    shown = ", ".join(f"{count:,} {printable(kind)}" for kind, count in most)
+    shown = ", ".join(f"{count:,} {escape(kind)}" for kind, count in most)
     more = sum(counts.values()) - sum(count for _, count in most)
     return shown + (f" and {more:,} more" if more else "")
 
 
 def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
     stray = sum(outside)
-    return [f"{counted(stray, 'image')} outside class folders not read"] if stray else []
+    return [f"{plural(stray, 'image')} outside class folders not read"] if stray else []
 
 
 def _name(root: Path) -> str:
-    return printable(root.resolve().name) or "data"
+    return escape(root.resolve().name) or "data"
 
 
 def _open_split_folders(
@@ -264,7 +264,7 @@ def _open_split_folders(
     names = {split: listing.children((folder,)) for split, folder in folders.items()}
     found = {split: _by_class(listing, (folder,)) for split, folder in folders.items()}
     classes = natural_order({name for group in names.values() for name in group})
-    refuse_look_alikes(classes, printable(root))
+    refuse_look_alikes(classes, escape(root))
     if "train" in folders:
         classes = names["train"]
         _refuse_too_few(root, (folders["train"],), classes, found["train"])
@@ -273,9 +273,9 @@ def _open_split_folders(
     for split, by_class in found.items():
         counts = {name: len(group) for name, group in by_class.items()}
         if not ignore_extra_classes:
-            refuse_unknown(classes, counts, split, printable(root))
+            refuse_unknown(classes, counts, split, escape(root))
         elif extra := unknown(classes, counts):
-            notes.append(f"{split} classes that train lacks are left out: {listed(extra)}")
+            notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
         part = _file_split(root, by_class, classes)
         if not len(part):
             notes.append(f"{split} has no images and is left out")
@@ -284,7 +284,7 @@ def _open_split_folders(
         splits[split] = part
         digests[split] = (part.labels, [*map(bytes, file_digests(part.paths))])
     if not splits:
-        raise DataError(f"{printable(root)}: images in no class folder; {_expected(root)}")
+        raise DataError(f"{escape(root)}: images in no class folder; {_expected(root)}")
     read = set(folders.values())
     notes += _notes_on_stray(
         len(path) == 1 or (len(path) == 2 and path[0] in read) for path in listing.paths()
@@ -296,7 +296,7 @@ def _open_split_folders(
 
 def _open_flat(root: Path, listing: Listing, notes: list[str]) -> Dataset:
     classes, by_class = listing.children(()), _by_class(listing, ())
-    refuse_look_alikes(classes, printable(root))
+    refuse_look_alikes(classes, escape(root))
     _refuse_too_few(root, (), classes, by_class)
     counts = {name: len(group) for name, group in by_class.items()}
     notes += notes_on_classes("train", classes, counts)  # the words of the finding
@@ -328,7 +328,7 @@ def _refuse_too_few(
     root: Path, parent: Parts, classes: Sequence[str], by_class: Mapping[str, Sequence[str]]
 ) -> None:
     """Refuse fewer than two classes with images."""
-    where = printable(root.joinpath(*parent))
+    where = escape(root.joinpath(*parent))
     filled = [name for name in classes if by_class.get(name)]
     if not filled:
         raise DataError(f"{where}: images in no class folder; {_expected(root)}")
@@ -338,12 +338,12 @@ def _refuse_too_few(
     paths = (image.split(BETWEEN) for image in by_class[filled[0]])
     inner = {path[depth + 1] for path in paths if len(path) > depth + 2}
     nested = len(inner) > 1 or "train" in inner
-    hint = f"; did you mean {where}/{printable(filled[0])}?" if nested else ""
+    hint = f"; did you mean {where}/{escape(filled[0])}?" if nested else ""
     raise DataError(f"{where}: only one class has images, {filled[0]!r}; expected two{hint}")
 
 
 def _expected(root: Path) -> str:
-    base = printable(root)
+    base = escape(root)
     return (
         f"expected {base}/train/<class>/*.jpg with val/ or test/ beside train/, "
         f"or {base}/<class>/*.jpg"

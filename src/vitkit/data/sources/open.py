@@ -13,7 +13,7 @@ from vitkit.data.datasets.dataset import (
 )
 from vitkit.data.datasets.pixel_cache import cached, show_progress
 from vitkit.data.datasets.splitting import stratified_split, with_validation
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.benchmarks import IDX_CLASSES, idx_places, open_digits, open_idx
 from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_places, open_cifar
 from vitkit.data.sources.csv_list import open_csv
@@ -95,7 +95,7 @@ def open_dataset(
         return opened(data, ignore_extra_classes=ignore_extra_classes)
     path = Path(os.path.expanduser(data))
     if not os.path.exists(path):
-        name = printable(data)
+        name = escape(data)
         near = did_you_mean(name, NAMES)
         where = near if near else f"; {nearest_parent(path)}"
         raise DataError(
@@ -121,9 +121,9 @@ def _open_path(
         return open_csv(
             path, root=root, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
         )
-    hint = f"; shards are opened by wds:{printable(path)}" if ending == ".tar" else ""
+    hint = f"; shards are opened by wds:{escape(path)}" if ending == ".tar" else ""
     raise DataError(
-        f"{printable(path)} is not a folder; expected an image folder, a .csv, a {PARQUET} file or "
+        f"{escape(path)} is not a folder; expected an image folder, a .csv, a {PARQUET} file or "
         f"one of {', '.join(NAMES)}{hint}"
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitkit.data.datasets.class_names import is_hidden
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.tables import open_tables
 from vitkit.data.sources.webdataset import shards_by_split
 
@@ -46,8 +46,8 @@ def open_parquet(path: Path, *, ignore_extra_classes: bool = False) -> Dataset:
         DataError, MissingExtraError: as `open_tables`.
     """
     files = parquet_files(path) if path.is_dir() else [path]
-    where = printable(path)
+    where = escape(path)
     groups = shards_by_split([file.name for file in files], where)
     by_split = {split: [files[place] for place in places] for split, places in groups.items()}
-    name = printable(path.absolute().name.removesuffix(ENDING)) or "data"
+    name = escape(path.absolute().name.removesuffix(ENDING)) or "data"
     return open_tables(name, where, by_split, "parquet", ignore_extra_classes=ignore_extra_classes)

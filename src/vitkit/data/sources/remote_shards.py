@@ -25,7 +25,7 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int64, UInt8, UInt64
 
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.http import WebError, discard, keep, offline, request, size_of, stamp, writing
@@ -74,7 +74,7 @@ class RemoteShard:
     @property
     def name(self) -> str:
         """The name of its file."""
-        return printable(unquote(urlsplit(self.address).path).rpartition("/")[2])
+        return escape(unquote(urlsplit(self.address).path).rpartition("/")[2])
 
     @property
     def place(self) -> Path:

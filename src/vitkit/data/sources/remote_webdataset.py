@@ -29,8 +29,8 @@ import numpy as np
 
 from vitkit.data.datasets.build import Part, assemble
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.scan import LOOK, look_through
-from vitkit.data.images.decode import printable
+from vitkit.data.datasets.scan import LOOK, scan_split
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.remote_shards import (
     KIND,
     ROOM_SETTING,
@@ -50,7 +50,7 @@ from vitkit.data.sources.webdataset import (
     shards_by_split,
 )
 from vitkit.errors import DataError
-from vitkit.io.file_cache import Memory
+from vitkit.io.file_cache import FileCache
 from vitkit.io.http import WebError, allowed, offline
 from vitkit.io.index_cache import Index, keep_index, kept_index
 
@@ -83,10 +83,10 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
         OutputError: the cache cannot be written.
         SettingError: `VITKIT_SHARDS_GB` is no number.
     """
-    pattern, where = address.removeprefix(PREFIX), printable(address)
+    pattern, where = address.removeprefix(PREFIX), escape(address)
     addresses = _addresses(pattern)
     folder, _, files = pattern.partition("?")[0].rpartition("/")
-    name = f"{printable(folder.partition('://')[2])}/{name_of(files)}".rstrip("/")
+    name = f"{escape(folder.partition('://')[2])}/{name_of(files)}".rstrip("/")
     indexed = _index_all(addresses, name)
     names = [shard.name for shard, _ in indexed]
     parts = {
@@ -119,7 +119,7 @@ def _marked(fingerprint: str, counts: list[int]) -> str:
 
 def _addresses(pattern: str) -> list[str]:
     """The addresses that a pattern means, all of which may be asked."""
-    where = printable(pattern)
+    where = escape(pattern)
     if pattern.lower().startswith("pipe:"):
         raise DataError(f"{where}: no commands are run; expected an https:// address or a path")
     if "*" in pattern:
@@ -143,7 +143,7 @@ def _index_all(addresses: Sequence[str], name: str) -> list[Indexed]:
 
     kept = [kept_index(address, KIND) for address in addresses]
     shards = _shards(addresses, kept)
-    memory, indexed = Memory("looks", name, LOOK), []
+    memory, indexed = FileCache("looks", name, LOOK), []
     try:
         for place in track(
             range(len(shards)), f"{name}: shards indexed", console=Console(stderr=True),
@@ -172,7 +172,7 @@ def _shards(addresses: Sequence[str], kept: Sequence[Index | None]) -> list[Remo
     return [*map(RemoteShard, addresses, versions)]
 
 
-def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) -> Index:
+def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: FileCache) -> Index:
     """The index of a shard, fetched for it; its images are looked at while they are here.
 
     A shard that cannot be indexed does not stay in the cache: the next run asks the server again.
@@ -181,7 +181,7 @@ def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) 
         if coming is not None:
             fetch_ahead(coming)
         try:
-            found = index_file(file, printable(shard.address))
+            found = index_file(file, escape(shard.address))
         except DataError as error:
             shard.forget()
             raise DataError(f"{error}; the next run fetches it again") from None
@@ -192,7 +192,7 @@ def _make_index(shard: RemoteShard, coming: RemoteShard | None, memory: Memory) 
         {**found.arrays, "size": size},
         {**found.texts, "version": [shard.version], "sha256": [digest]},
     )
-    look_through(_part([(_checked(shard, index), index)]).images, memory)
+    scan_split(_part([(_checked(shard, index), index)]).images, memory)
     keep_index(shard.address, KIND, index)
     return index
 

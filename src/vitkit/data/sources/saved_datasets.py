@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 
 from vitkit.data.datasets.build import POOL
-from vitkit.data.datasets.class_names import listed
+from vitkit.data.datasets.class_names import quote_list
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.tables import open_tables
 from vitkit.errors import DataError
 
@@ -39,7 +39,7 @@ def open_saved(folder: Path, *, ignore_extra_classes: bool = False) -> Dataset:
     Raises:
         DataError, MissingExtraError: as `open_tables`; files that are named and not there.
     """
-    where, notes = printable(folder), []
+    where, notes = escape(folder), []
     files: dict[str, list[Path]] = {}
     if (folder / SPLITS).is_file():
         names = _strings(folder / SPLITS, _json(folder / SPLITS).get("splits"))
@@ -49,14 +49,14 @@ def open_saved(folder: Path, *, ignore_extra_classes: bool = False) -> Dataset:
                 files[split] = _files(folder / name)
         if not files:
             raise DataError(
-                f"{where}: its splits are {listed(names)}; expected train, val or test among them"
+                f"{where}: its splits are {quote_list(names)}; expected train, val or test"
             )
         unread = [name for name in names if SPLIT_WORDS.get(name.lower()) is None]
-        notes = [f"splits not read: {listed(unread)}"] if unread else []
+        notes = [f"splits not read: {quote_list(unread)}"] if unread else []
     else:
         files[POOL] = _files(folder)
     return open_tables(
-        printable(folder.absolute().name) or "data",
+        escape(folder.absolute().name) or "data",
         where,
         files,
         "arrow",
@@ -73,7 +73,7 @@ def _files(folder: Path) -> list[Path]:
     files = [folder / Path(name).name for name in _strings(folder / STATE, named)]
     missing = [file for file in files if not file.is_file()]
     if missing or not files:
-        raise DataError(f"{printable(missing[0] if missing else folder)}: no such Arrow file")
+        raise DataError(f"{escape(missing[0] if missing else folder)}: no such Arrow file")
     return files
 
 
@@ -81,11 +81,11 @@ def _json(path: Path) -> dict[str, object]:
     try:
         said = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{printable(path)}: cannot be read: {error}") from None
+        raise DataError(f"{escape(path)}: cannot be read: {error}") from None
     return said if isinstance(said, dict) else {}
 
 
 def _strings(path: Path, said: object) -> list[str]:
     if isinstance(said, list) and all(isinstance(each, str) for each in said):
         return said
-    raise DataError(f"{printable(path)}: expected a list of names, got {str(said)[:80]!r}")
+    raise DataError(f"{escape(path)}: expected a list of names, got {str(said)[:80]!r}")

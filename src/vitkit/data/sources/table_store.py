@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int64
 
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.errors import DataError, ImageError
 from vitkit.io.index_cache import stamp
 
@@ -93,7 +93,7 @@ class _ArrowGroups:
 
 
 def _refused(path: Path, what: str, error: BaseException) -> DataError:
-    return DataError(f"{printable(path)}: cannot be read as a {what} file: {error}")
+    return DataError(f"{escape(path)}: cannot be read as a {what} file: {error}")
 
 
 def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:

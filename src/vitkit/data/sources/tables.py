@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitkit.data.datasets.build import Part, assemble
-from vitkit.data.datasets.class_names import listed
+from vitkit.data.datasets.class_names import quote_list
 from vitkit.data.datasets.dataset import Dataset, StoredSplit
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.table_store import MOST_KEPT, Kind, TableStore, groups_of, image_bytes
 from vitkit.errors import DataError, MissingExtraError
 from vitkit.io.index_cache import Index, cached_index, stamp
@@ -103,7 +103,7 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     labels = [f.name for f in schema if kinds[f.name] == "ClassLabel"]
     if not labels:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
-    shown = ", ".join(f"{printable(f.name)}: {str(f.type)[:40]}" for f in schema)
+    shown = ", ".join(f"{escape(f.name)}: {str(f.type)[:40]}" for f in schema)
     image = _chosen(images, IMAGE_NAMES, f"{where}: {{}} of images among {shown}")
     known = ", ".join(LABEL_NAMES)
     usual = f"labels are numbers, text or true and false in a column named one of {known}"
@@ -118,11 +118,11 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
 
 def _common_columns(files: Sequence[Path], kind: Kind) -> Columns:
     """The columns of the first file, which all others must have, too."""
-    found = [find_columns(groups_of(file, kind).schema, printable(file)) for file in files]
+    found = [find_columns(groups_of(file, kind).schema, escape(file)) for file in files]
     for file, columns in zip(files, found, strict=True):
         if columns != found[0]:
             raise DataError(
-                f"{printable(file)}: its columns or class names are not those of {files[0].name}"
+                f"{escape(file)}: its columns or class names are not those of {files[0].name}"
             )
     return found[0]
 
@@ -159,7 +159,7 @@ class _Indexing:
             elif isinstance(label, int) and not 0 <= label < (len(classes) or label + 1):
                 expected = f"below {len(classes)}" if classes else "of 0 or more"
                 raise DataError(
-                    f"{printable(path)}: expected labels {expected}, got {label} in row {row}"
+                    f"{escape(path)}: expected labels {expected}, got {label} in row {row}"
                 )
             else:
                 named.append(classes[label] if classes else str(label))
@@ -171,7 +171,7 @@ def _refuse_unlabelled(files: Sequence[Path], indexes: Sequence[Index]) -> None:
         missing = [row for row, label in enumerate(index.texts["labels"]) if not label]
         if missing:
             raise DataError(
-                f"{printable(file)}: row {missing[0]} has no label (None, -1 or empty), and "
+                f"{escape(file)}: row {missing[0]} has no label (None, -1 or empty), and "
                 f"{len(missing):,} rows in all; label them or remove them"
             )
 
@@ -239,7 +239,7 @@ def _chosen(found: Sequence[str], usual: Sequence[str], problem: str) -> str:
         if name in found:
             return name
     if found:
-        raise DataError(problem.format(f"expected one column, got {listed(found)}"))
+        raise DataError(problem.format(f"expected one column, got {quote_list(found)}"))
     raise DataError(problem.format("expected a column, got none"))
 
 

@@ -25,7 +25,7 @@ from jaxtyping import Int64
 from vitkit.data.datasets.build import POOL, Part, assemble
 from vitkit.data.datasets.class_names import is_hidden
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, Store, StoredSplit
-from vitkit.data.images.decode import printable
+from vitkit.data.images.decode import escape
 from vitkit.data.sources.image_folder import ENDINGS
 from vitkit.data.sources.tar_index import Member, read_members
 from vitkit.errors import DataError, ImageError, nearest_parent
@@ -58,7 +58,7 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
     pattern = address.removeprefix(PREFIX)
     shards = find_shards(pattern)
     indexes = [cached_index(shard, "webdataset", index_shard) for shard in shards]
-    where = printable(address)
+    where = escape(address)
     notes = notes_of(indexes)
     parts = {}
     for split, chosen in shards_by_split([shard.name for shard in shards], where).items():
@@ -66,7 +66,7 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
         stamps = tuple(stamp(path) for path in paths)
         parts[split] = part([indexes[i] for i in chosen], partial(TarStore, paths, stamps))
     return assemble(
-        name_of(pattern) or printable(shards[0].absolute().parent.name) or "shards",
+        name_of(pattern) or escape(shards[0].absolute().parent.name) or "shards",
         where,
         parts,
         ignore_extra_classes=ignore_extra_classes,
@@ -87,14 +87,14 @@ def find_shards(pattern: str) -> list[Path]:
         if set(text) & set("*?[") and not path.is_file():
             found = sorted(folder.glob(text))
             if not found:
-                raise DataError(f"{printable(path)}: no such shards; {nearest_parent(path)}")
+                raise DataError(f"{escape(path)}: no such shards; {nearest_parent(path)}")
             shards += found
         else:
             shards.append(path)
     missing = [shard for shard in shards if not shard.is_file()]
     if missing:
         raise DataError(
-            f"{printable(missing[0])}: no such file, and {len(missing):,} of {len(shards):,} "
+            f"{escape(missing[0])}: no such file, and {len(missing):,} of {len(shards):,} "
             f"shards are not there; {nearest_parent(missing[0])}"
         )
     return shards
@@ -116,14 +116,14 @@ def expanded(pattern: str) -> list[str]:
     """
     texts = list(itertools.islice(_expanded(pattern), MOST_SHARDS + 1))
     if len(texts) > MOST_SHARDS:
-        raise DataError(f"{printable(pattern)}: more than {MOST_SHARDS:,} shards")
+        raise DataError(f"{escape(pattern)}: more than {MOST_SHARDS:,} shards")
     return texts
 
 
 def name_of(pattern: str) -> str:
     """What a set of shards is called: what their names begin with; empty where nothing does."""
     name = re.split(r"[{*?\[]", Path(pattern).name)[0]
-    return printable(re.sub(r"[-_.]*$", "", name).removesuffix(".tar"))
+    return escape(re.sub(r"[-_.]*$", "", name).removesuffix(".tar"))
 
 
 def shards_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
@@ -138,7 +138,7 @@ def shards_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
         groups.setdefault(SPLIT_WORDS[said[1].lower()] if said else POOL, []).append(place)
     if POOL in groups and len(groups) > 1:
         raise DataError(
-            f"{where}: {printable(names[groups[POOL][0]])} has none of train, val and test in its "
+            f"{where}: {escape(names[groups[POOL][0]])} has none of train, val and test in its "
             f"name and others have; name all shards, or none, after their split"
         )
     return groups
@@ -152,9 +152,9 @@ def index_shard(path: Path) -> Index:
     """
     try:
         with path.open("rb") as file:
-            return index_file(file, printable(path))
+            return index_file(file, escape(path))
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{escape(path)}: cannot be read: {error.strerror}") from None
 
 
 def index_file(file: BinaryIO, where: str) -> Index:
@@ -235,7 +235,9 @@ def notes_of(indexes: Sequence[Index]) -> list[str]:
         for line in index.texts["passed over"]:
             count, _, kind = line.partition(" ")
             passed[kind] += int(count)
-    listed = ", ".join(f"{count:,} {kind}" for kind, count in passed.items() if kind != "folders")
+    listed = ", ".join(
+        f"{count:,} {kind}" for kind, count in passed.items() if kind != "folders"
+    )
     return [f"passed over in the shards: {listed}"] if listed else []
 
 
@@ -257,10 +259,10 @@ def _ending(member: Member) -> str:
 
 def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Member, Member]:
     """The two members that make a sample."""
-    where = f"{where}: sample {printable(key)!r}"
+    where = f"{where}: sample {escape(key)!r}"
     images = [member for member in group if f".{_ending(member)}" in ENDINGS]
     if len(images) != 1:
-        endings = ", ".join(printable(_ending(member)) for member in group[:8])
+        endings = ", ".join(escape(_ending(member)) for member in group[:8])
         raise DataError(f"{where}: expected one image, got {len(images)} among {endings}")
     by_ending = {_ending(member): member for member in reversed(group)}
     label = next((by_ending[ending] for ending in LABELS if ending in by_ending), None)
@@ -274,7 +276,7 @@ def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Mem
 
 def _class_name(file: BinaryIO, where: str, label: Member) -> str:
     """The class a label member names: its text, or `label` of its JSON."""
-    where = f"{where}: {printable(label.name)}"
+    where = f"{where}: {escape(label.name)}"
     file.seek(label.offset)
     try:
         said: object = file.read(label.size).decode("utf-8").strip()

@@ -11,12 +11,18 @@ from vitkit.errors import CheckpointError, SettingError
 from vitkit.evaluation.evaluate import examine, outputs
 from vitkit.frozen import replace
 from vitkit.io.atomic import write_bytes
-from vitkit.training.auto.candidates import Ground, LinearHead, Neighbours, finetuning, from_scratch
+from vitkit.training.auto.candidates import (
+    LinearHead,
+    Neighbours,
+    SearchContext,
+    finetuning,
+    from_scratch,
+)
 from vitkit.training.auto.heuristics import Looks
 from vitkit.training.auto.search import Climb, Clock, Outcome, Rung, refuse_small, seconds_of
 from vitkit.training.config.train_config import Settings, TrainConfig, layered
 from vitkit.training.initial_weights import CATALOGUE
-from vitkit.training.interrupts import left_at_once
+from vitkit.training.interrupts import raise_on_signal
 from vitkit.training.monitoring.terminal import Display
 from vitkit.training.run_folder import RunFolder, check_output, new_folder
 from vitkit.training.run_lock import locked
@@ -64,7 +70,7 @@ def climb(config: TrainConfig, clock: Clock = time.monotonic) -> TrainResult:
         display.say(line)
 
     check_output(config)
-    with left_at_once():
+    with raise_on_signal():
         ground = _ground(settings, say, clock)
         rungs = _rungs(ground)
         refuse_small(budget, started, clock, rungs)
@@ -104,7 +110,7 @@ def _yours(config: TrainConfig) -> Settings:
     return {name: given[name] for name in YOURS if given[name] != usual[name] or name == "data"}
 
 
-def _ground(settings: Settings, say: Callable[[str], None], clock: Clock) -> Ground:
+def _ground(settings: Settings, say: Callable[[str], None], clock: Clock) -> SearchContext:
     """The data, checked, and the weights to start from, where there are any."""
     started = clock()
     pretrained = settings.pop("pretrained", None)
@@ -126,21 +132,21 @@ def _ground(settings: Settings, say: Callable[[str], None], clock: Clock) -> Gro
         raise SettingError("--auto chooses on validation, and there is none; set val_fraction")
     looks = Looks.of(plan.dataset.splits["train"])
     say(looks.says())
-    return Ground(settings, pretrained, plan, looks, clock() - started, say, clock)
+    return SearchContext(settings, pretrained, plan, looks, clock() - started, say, clock)
 
 
 def _plan(settings: Settings, more: Settings) -> Plan:
     return make_plan(TrainConfig(**layered(settings, {"batch_size": 1}, more)))
 
 
-def _rungs(ground: Ground) -> list[Rung]:
+def _rungs(ground: SearchContext) -> list[Rung]:
     if ground.pretrained is None:
         return [Neighbours(ground), from_scratch(ground)]
     return [Neighbours(ground), LinearHead(ground), finetuning(ground)]
 
 
 def _tested(
-    climbed: Climb, winner: Outcome, ground: Ground, asked: bool
+    climbed: Climb, winner: Outcome, ground: SearchContext, asked: bool
 ) -> dict[str, dict[str, float]]:
     """Look at the test split with the winner, and write it with that; both splits' metrics."""
     best, dataset, plan = load(climbed.folder.best), ground.plan.dataset, ground.plan

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vitkit.data.sources.open import Split
 from vitkit.devices import on_device
-from vitkit.errors import counted
+from vitkit.errors import plural
 from vitkit.evaluation.evaluate import outputs
 from vitkit.evaluation.features import ITERATIONS, features, knn
 from vitkit.models.vit import ViT
@@ -48,7 +48,7 @@ SCRATCH_EPOCHS = 300
 
 
 @dataclass
-class Ground:
+class SearchContext:
     """What all rungs stand on.
 
     Attributes:
@@ -119,7 +119,7 @@ def time_of(forward: Callable[[Tensor], Tensor], plan: Plan, clock: Clock) -> fl
 class Neighbours:
     """The nearest neighbours by the features of pretrained weights, or by pixels without any."""
 
-    ground: Ground
+    ground: SearchContext
     name: str = "neighbours"
     leaves_weights: bool = False
 
@@ -164,7 +164,7 @@ class Neighbours:
 class LinearHead:
     """A linear head on the same features."""
 
-    ground: Ground
+    ground: SearchContext
     name: str = "linear"
     leaves_weights: bool = True
 
@@ -191,7 +191,7 @@ class LinearHead:
 
 
 @dataclass(frozen=True)
-class Pace:
+class Throughput:
     """How fast a run is here.
 
     Attributes:
@@ -216,13 +216,13 @@ class Pace:
         return (self.epoch + self.rest) / SHARE
 
 
-def pace_of(plan: Plan, ground: Ground) -> Pace:
+def measure_throughput(plan: Plan, ground: SearchContext) -> Throughput:
     """Time a few steps of a copy, with their loading, validation and writing."""
     clock, device = ground.clock, plan.device
     with torch.random.fork_rng():
         torch.manual_seed(plan.config.seed)
         model = make_model(plan.spec, plan.weights, plan.config, device)
-        plan = plan.settled(try_out(plan, model, ground.say))
+        plan = plan.with_settings(try_out(plan, model, ground.say))
         step, loaded, taken = trial(plan, model), 0.0, 0.0
         for number in range(WARM_UP + TIMED):
             start = clock()
@@ -242,7 +242,7 @@ def pace_of(plan: Plan, ground: Ground) -> Pace:
     epoch = plan.steps.steps_per_epoch * each + sizes["val"] * look + written
     rest = ground.opening + (3 * sizes["val"] + sizes.get("test", 0)) * look + written
     arithmetic = {name: getattr(plan.config, name) for name in ("amp", "attention_kernel")}
-    return Pace(epoch, rest, plan.config.batch_size / each, arithmetic)
+    return Throughput(epoch, rest, plan.config.batch_size / each, arithmetic)
 
 
 @dataclass(frozen=True)
@@ -270,13 +270,13 @@ class Steps:
         most: epochs that are worth it, by the steps of one.
     """
 
-    ground: Ground
+    ground: SearchContext
     name: str
     what: str
     candidates: Sequence[Candidate]
     most: Callable[[int], int]
     leaves_weights: bool = True
-    _paces: dict[int, tuple[Plan, Pace]] = field(default_factory=dict)
+    _paces: dict[int, tuple[Plan, Throughput]] = field(default_factory=dict)
 
     def least(self) -> float:
         """For one epoch of the smallest."""
@@ -293,15 +293,15 @@ class Steps:
         why = "as many as pay" if epochs == most else "to fill the time"
         ground.say(
             f"{self.name}: {pace.images_per_s:,.0f} images/s, {pace.epoch:.2g} s an epoch; "
-            f"{counted(epochs, 'epoch')}, {why}"
+            f"{plural(epochs, 'epoch')}, {why}"
         )
         config = ground.config(settings, lasting(settings, epochs),
                                pace.arithmetic | {"output": str(folder)})  # fmt: skip
         done = session.train(config, within(ground.clock() + left, ground.clock))
         spec = plan.spec
         ran = round(load(done.last).metadata["epoch"])
-        lasted = ("" if ran == epochs else f"{ran} of ") + counted(epochs, "epoch")
-        what = f"{self.what}, width {spec.width}, {counted(spec.depth, 'block')}, {lasted}"
+        lasted = ("" if ran == epochs else f"{ran} of ") + plural(epochs, "epoch")
+        what = f"{self.what}, width {spec.width}, {plural(spec.depth, 'block')}, {lasted}"
         return ground.outcome(self.name, what, done.best, started)
 
     def _fitting(self, seconds: float) -> int:
@@ -313,17 +313,17 @@ class Steps:
                 return number
             spec = self._pace(number)[0].spec
             self.ground.say(
-                f"{self.name}: width {spec.width} with {counted(spec.depth, 'block')} takes "
+                f"{self.name}: width {spec.width} with {plural(spec.depth, 'block')} takes "
                 f"{pace.epoch:.2g} s an epoch; {candidate.passes} passes over the images do "
                 f"not fit"
             )
         return len(self.candidates) - 1
 
-    def _pace(self, number: int) -> tuple[Plan, Pace]:
+    def _pace(self, number: int) -> tuple[Plan, Throughput]:
         if number not in self._paces:
             settings = self.candidates[number].settings
             plan = make_plan(self.ground.config(settings, lasting(settings, 1)))
-            self._paces[number] = plan, pace_of(plan, self.ground)
+            self._paces[number] = plan, measure_throughput(plan, self.ground)
         return self._paces[number]
 
 
@@ -351,7 +351,7 @@ def within(deadline: float, clock: Clock) -> type[Trainer]:
     return Within
 
 
-def finetuning(ground: Ground) -> Steps:
+def finetuning(ground: SearchContext) -> Steps:
     """All weights from pretrained ones, by the recipe `finetune`."""
     recipe = finetune()
     side = min(ground.plan.spec.image_size)
@@ -362,7 +362,7 @@ def finetuning(ground: Ground) -> Steps:
                  lambda steps: max(FINETUNE_EPOCHS, math.ceil(FINETUNE_STEPS / steps)))  # fmt: skip
 
 
-def from_scratch(ground: Ground) -> Steps:
+def from_scratch(ground: SearchContext) -> Steps:
     """A model from noise, of the largest size that suits the images and the time."""
     images = len(ground.train)
 

@@ -19,8 +19,8 @@ from vitkit.training.monitoring.bottleneck import (
 )
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.run_log import RunLog
-from vitkit.training.monitoring.throughput import Meter, Reading, memory
-from vitkit.training.recipes.reference import Watch, receipt_of
+from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
+from vitkit.training.recipes.reference import ReferenceMonitor, receipt_of
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import Progress
 
@@ -39,13 +39,13 @@ class Reporter:
 
     def __init__(self, plan: Plan, log: RunLog, share: int = 1) -> None:
         self.plan, self.log, self.share = plan, log, share
-        self._meter = Meter()
-        self._start = self._epoch = self._warm = self._pace = Reading()
+        self._meter = StepTimer()
+        self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
         self._looked = -LOOK_EVERY
         self._failed, self._failures = set[str](), 0
         settings, train = plan.config.to_json(), plan.dataset.splits["train"]
         receipt = receipt_of(plan.config.recipe)
-        self._watch = None if receipt is None else Watch(receipt, settings, len(train))
+        self._watch = None if receipt is None else ReferenceMonitor(receipt, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """The same batches; from now on the time runs."""

@@ -45,19 +45,21 @@ class Distillation:
             return F.one_hot(teacher.argmax(1), teacher.shape[1]).to(teacher.dtype)
         return F.softmax(teacher / self.temperature, dim=1)
 
-    def of_teacher(self, student: Logits, targets: Float[Tensor, "B K"]) -> Float[Tensor, ""]:
+    def distillation_loss(
+        self, student: Logits, targets: Float[Tensor, "B K"]
+    ) -> Float[Tensor, ""]:
         """The teacher's part of the loss, without its share."""
         if self.hard:
             return F.cross_entropy(student, targets)
         said = F.log_softmax(student / self.temperature, dim=1)
         return F.kl_div(said, targets, reduction="batchmean") * self.temperature**2
 
-    def mixed(self, of_labels: Tensor, of_teacher: Tensor) -> Tensor:
+    def mixed(self, label_loss: Tensor, distillation_loss: Tensor) -> Tensor:
         """Both parts by their shares."""
-        return (1 - self.alpha) * of_labels + self.alpha * of_teacher
+        return (1 - self.alpha) * label_loss + self.alpha * distillation_loss
 
 
-def two_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
+def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
     """What learns from the labels and what from the teacher; one and the same with one head.
 
     A `ViT` with a distillation token, and any module that returns a pair (timm's and DeiT's
@@ -70,8 +72,8 @@ def two_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
         return student.forward_heads(student.forward_features(images))
     said = student(images)
     if isinstance(said, tuple):
-        of_labels, of_teacher = said
-        return of_labels, of_teacher
+        label_loss, distillation_loss = said
+        return label_loss, distillation_loss
     if any(isinstance(m, ViT) and m.spec.distillation_token for m in student.modules()):
         raise SettingError(
             f"the two heads of the student cannot be reached through {type(student).__name__}; "

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.loading.batch_transform import Fed
-from vitkit.training.distillation.losses import Distillation, two_logits
+from vitkit.data.loading.batch_transform import ModelInputs
+from vitkit.training.distillation.losses import Distillation, student_logits
 from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import Precision, autocast
 from vitkit.training.step import Objective
@@ -16,7 +16,7 @@ class DistillingObjective(Objective):
     """Model, loss and teacher's targets; the distillation head learns these, where there is one.
 
     Args:
-        model: a student with one head or two; see `two_logits`.
+        model: a student with one head or two; see `student_logits`.
         loss: of logits and labels.
         precision: as for `Objective`.
         device: where the model is.
@@ -34,12 +34,12 @@ class DistillingObjective(Objective):
         super().__init__(model, loss, precision, device)
         self.distillation = distillation
 
-    def forward(self, fed: Fed) -> Tensor:
+    def forward(self, fed: ModelInputs) -> Tensor:
         """Return the mean loss of a batch that has the teacher's targets."""
         assert fed.soft is not None, "transformed by `TeacherTargets`"
         with autocast(self.precision, self.device):
-            logits, taught = two_logits(self.model, fed.images)
+            logits, taught = student_logits(self.model, fed.images)
         return self.distillation.mixed(
             self.label_loss(logits.float(), fed),
-            self.distillation.of_teacher(taught.float(), fed.soft),
+            self.distillation.distillation_loss(taught.float(), fed.soft),
         )

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.data.datasets.class_names import listed
+from vitkit.data.datasets.class_names import quote_list
 from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.io.digests import digests
 from vitkit.io.import_path import import_by_name
@@ -142,13 +142,13 @@ class Teacher:
             return teacher, [
                 *sight,
                 f"the teacher names no classes; its {found} logits are taken for the data's: "
-                f"{listed(classes)}",
+                f"{quote_list(classes)}",
             ]
         unknown = [name for name in classes if name not in self.classes]
         if unknown or found != len(self.classes):
             raise SettingError(
-                f"the teacher does not know the classes {listed(unknown)}; it knows "
-                f"{listed(self.classes)}: train it on this data first, or take another"
+                f"the teacher does not know the classes {quote_list(unknown)}; it knows "
+                f"{quote_list(self.classes)}: train it on this data first, or take another"
                 if unknown
                 else f"the teacher has {found} logits and {len(self.classes)} class names; name all"
             )

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float32
 
 from vitkit.data.datasets.dataset import Split
-from vitkit.data.loading.batch_transform import Fed, Feed
+from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
 from vitkit.data.loading.loader import Batch, BatchSource, TrainingSteps, batches
 from vitkit.distributed import World
 from vitkit.errors import CheckpointError, Interrupted, OutputError
@@ -102,7 +102,7 @@ class TeacherTargets:
         teacher: Teacher,
         distillation: Distillation,
         taught: Taught,
-        transform: Feed,
+        transform: BatchTransform,
         folder: Path,
         world: World,
         stop: StopFlag,
@@ -113,8 +113,8 @@ class TeacherTargets:
         self._digest = teacher.fingerprint()
         self._views: dict[int, Kept] = {}
 
-    def __call__(self, batch: Batch, step: int, part: int = 0) -> Fed:
-        """As `Feed`, with soft targets.
+    def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
+        """As `BatchTransform`, with soft targets.
 
         Asked in every step, the teacher sees the images that the student sees, mixed ones too (as
         in DeiT); of kept views it is the targets that are mixed.

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from vitkit.errors import SettingError
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess
-from vitkit.training.distillation.losses import Distillation, two_logits
+from vitkit.training.distillation.losses import Distillation, student_logits
 from vitkit.training.distillation.teacher import Teacher, TeacherSource
 
 
@@ -87,15 +87,17 @@ class DistillWrapper(nn.Module):
                 is a module around a `ViT` with two heads, and gives their mean alone.
         """
         taught = self.teacher(images, self.preprocess)
-        of_labels, of_teacher = two_logits(self.student, images)
-        if taught.shape != of_teacher.shape:
+        label_loss, distillation_loss = student_logits(self.student, images)
+        if taught.shape != distillation_loss.shape:
             raise SettingError(
                 f"the teacher tells {taught.shape[1]} classes apart and the student "
-                f"{of_teacher.shape[1]}; give a teacher of the student's classes"
+                f"{distillation_loss.shape[1]}; give a teacher of the student's classes"
             )
         return self.distillation.mixed(
-            F.cross_entropy(of_labels, labels),
-            self.distillation.of_teacher(of_teacher, self.distillation.targets(taught)),
+            F.cross_entropy(label_loss, labels),
+            self.distillation.distillation_loss(
+                distillation_loss, self.distillation.targets(taught)
+            ),
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistillWrapper:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitkit.data.loading.batch_transform import Fed, Feed
+from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
 from vitkit.data.loading.loader import Batch
 from vitkit.io.atomic import output_error
 from vitkit.spec import Preprocess
@@ -20,7 +20,7 @@ GREY = "#6e7781"
 
 
 def save_augmented_grid(
-    path: Path, transform: Feed, batch: Batch, classes: tuple[str, ...]
+    path: Path, transform: BatchTransform, batch: Batch, classes: tuple[str, ...]
 ) -> None:
     """Write a grid of the images of a batch, as the model is given them in the first step.
 
@@ -35,7 +35,7 @@ def save_augmented_grid(
 
 
 def augmented_grid(
-    fed: Fed, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
+    fed: ModelInputs, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
 ) -> UInt8[np.ndarray, "H W 3"]:
     """Images as they are fed, over their labels and, where two are mixed, the share of each.
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from vitkit.data.augmentation.crop_flip import augment_batch, training_pixels
 from vitkit.data.loading.loader import TrainingSteps
-from vitkit.training.monitoring.throughput import Reading
+from vitkit.training.monitoring.throughput import TimingSnapshot
 
 AFTER = 30
 """Steps after which a run says what it waits for."""
@@ -71,12 +71,12 @@ def image_cost(steps: TrainingSteps, step: int) -> ImageCost:
     return ImageCost(decode / len(made), resize / len(made), augment / len(made))
 
 
-def is_waiting(pace: Reading) -> bool:
+def is_waiting(pace: TimingSnapshot) -> bool:
     """Whether a run waits for images so long that it is worth looking for a cure."""
     return _share(pace) >= NOTICED
 
 
-def diagnosis(pace: Reading, cost: ImageCost | None, machine: Machine) -> str:
+def diagnosis(pace: TimingSnapshot, cost: ImageCost | None, machine: Machine) -> str:
     """One line: what waits for what, and what would help.
 
     Args:
@@ -98,7 +98,7 @@ def diagnosis(pace: Reading, cost: ImageCost | None, machine: Machine) -> str:
     )
 
 
-def _cure(pace: Reading, cost: ImageCost, machine: Machine) -> str:
+def _cure(pace: TimingSnapshot, cost: ImageCost, machine: Machine) -> str:
     now, images = _step(pace), cost.total * pace.images / pace.steps
     if not machine.workers:  # then they are made while the step waits, and that was timed
         images = pace.waiting / pace.steps
@@ -114,11 +114,11 @@ def _cure(pace: Reading, cost: ImageCost, machine: Machine) -> str:
         return ", ".join(cures)
     if shortest < (1 - NOTICED) * now:
         return "the cores are not busy: the disk or the network is the brake"
-    plural = "core is" if machine.cores == 1 else f"{machine.cores} cores are"
-    return f"the {plural} busy all the time: no number of workers would help"
+    counted = "core is" if machine.cores == 1 else f"{machine.cores} cores are"
+    return f"the {counted} busy all the time: no number of workers would help"
 
 
-def _reachable(pace: Reading, images: float, machine: Machine) -> tuple[float, int]:
+def _reachable(pace: TimingSnapshot, images: float, machine: Machine) -> tuple[float, int]:
     """Seconds of the shortest step, and the workers that it needs.
 
     `images` is core-seconds a step.
@@ -134,11 +134,11 @@ def _reachable(pace: Reading, images: float, machine: Machine) -> tuple[float, i
     return shortest, max(1, math.ceil(images / shortest - 1e-9))
 
 
-def _share(pace: Reading) -> float:
+def _share(pace: TimingSnapshot) -> float:
     return pace.waiting / max(pace.waiting + pace.working, 1e-9)
 
 
-def _step(pace: Reading) -> float:
+def _step(pace: TimingSnapshot) -> float:
     return (pace.waiting + pace.working) / pace.steps
 
 

@@ -19,7 +19,7 @@ MEGABYTE = 1e6
 
 
 @dataclass
-class Reading:
+class TimingSnapshot:
     """What a meter shows, or the difference of two such readings. Times are in seconds.
 
     Attributes:
@@ -38,9 +38,9 @@ class Reading:
     working: float = 0.0
     cores: float = 0.0
 
-    def __sub__(self, earlier: Reading) -> Reading:
+    def __sub__(self, earlier: TimingSnapshot) -> TimingSnapshot:
         mine, before = dataclasses.astuple(self), dataclasses.astuple(earlier)
-        return Reading(*(now - then for now, then in zip(mine, before, strict=True)))
+        return TimingSnapshot(*(now - then for now, then in zip(mine, before, strict=True)))
 
     @property
     def images_per_s(self) -> float:
@@ -53,11 +53,11 @@ class Reading:
         return self.waiting / max(self.moment, 1e-9)
 
 
-class Meter:
+class StepTimer:
     """Counts while a loop goes over `watched` batches and calls `step_done` after each."""
 
     def __init__(self) -> None:
-        self._count = Reading()
+        self._count = TimingSnapshot()
         self._handed = (0.0, 0.0)
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -85,7 +85,7 @@ class Meter:
         """Steps counted so far."""
         return self._count.steps
 
-    def read(self) -> Reading:
+    def read(self) -> TimingSnapshot:
         """What has been counted so far, now."""
         return dataclasses.replace(self._count, moment=time.perf_counter())
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.errors import SettingError, counted, did_you_mean
+from vitkit.errors import SettingError, did_you_mean, plural
 from vitkit.models.initialisation import HEADS
 
 BACKBONE = "backbone"
@@ -95,7 +95,7 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
         raise SettingError(
-            f"freeze_blocks {blocks}: the model has {counted(depth, 'block')}; take 0..{depth}"
+            f"freeze_blocks {blocks}: the model has {plural(depth, 'block')}; take 0..{depth}"
         )
     names = [name for name, _ in model.named_parameters()]
     found: set[str] = set()

@@ -73,7 +73,7 @@ def placed_as(model: ViT, other: ViT, world: World, device: torch.device) -> ViT
     return model
 
 
-def whole_model(model: ViT, world: World) -> ViT:
+def unsharded_model(model: ViT, world: World) -> ViT:
     """The model in one piece, which the first process gets; every process must ask for it.
 
     Returns:

@@ -31,7 +31,7 @@ from vitkit.distributed import EXCHANGE, RUN, STEP, STEPS, LostContact, describe
 from vitkit.errors import Interrupted, VitkitError, exit_code
 from vitkit.process import shorten_spinning
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.interrupts import StopFlag, stop_flag
+from vitkit.training.interrupts import StopFlag, stop_on_signal
 from vitkit.training.run_folder import RunFolder, what_is_left
 
 GRACE = 5.0
@@ -99,7 +99,7 @@ def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))
         folder = Path(name)
-        stop = stack.enter_context(stop_flag(lambda: _left(folder)))
+        stop = stack.enter_context(stop_on_signal(lambda: _left(folder)))
         asked = {"config": config.to_json(), "trainer": trainer, "path": [*map(str, sys.path)]}
         (folder / ASKED).write_text(json.dumps(asked))
         store = TCPStore("127.0.0.1", 0, config.devices, is_master=True, wait_for_workers=False)

@@ -91,7 +91,7 @@ def receipt_of(recipe: str | None) -> Receipt | None:
     return Receipt(**stored)
 
 
-class Watch:
+class ReferenceMonitor:
     """Compares a run's best epoch with its receipt's, and speaks when it is behind or catches up.
 
     A single epoch may be a bad one, so the best ones so far are compared, and by more than what

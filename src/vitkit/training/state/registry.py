@@ -183,7 +183,7 @@ class Registry(Mapping[str, Part]):
         self._parts[name] = part
         self._objects.append(part if whose is None else whose)
 
-    def refuse_strangers(self, owner: object) -> None:
+    def check_all_registered(self, owner: object) -> None:
         """Every attribute that has a state must be registered, else it would be lost on resume.
 
         Raises:

@@ -49,7 +49,7 @@ from vitkit.training.state.manifest import (
 )
 from vitkit.training.state.registry import Registry, Tensors
 from vitkit.training.state.sharded import read_shards, write_shards
-from vitkit.weights.formats.vitkit import safetensors_content
+from vitkit.weights.formats.vitkit import safetensors_writer
 
 KEPT = 2
 STEP = re.compile(r"step-(\d{8,})")
@@ -219,7 +219,7 @@ def _files(folder: Path, registry: Registry, shards: Path | None) -> Iterator[Pa
     for name, part in registry.items():
         if tensors := {key: t for key, t in part.tensors().items() if not is_sharded(t)}:
             file = folder / f"{name}.safetensors"
-            safetensors_content(tensors, {}).write(file)
+            safetensors_writer(tensors, {}).write(file)
             yield file
     for parts in sorted(shards.iterdir()) if shards else ():
         yield from sorted(parts.rename(folder / parts.name).iterdir())

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from vitkit.data.loading.loader import Batch
-from vitkit.errors import SettingError, counted
+from vitkit.errors import SettingError, plural
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.auto.heuristics import LEAST_STEPS, batch_of
@@ -80,11 +80,11 @@ def try_out(plan: Plan, model: ViT, say: Say) -> Settings:
     if config.compile and "compile" not in found:
         say("compile: the first steps take long, as they are compiled")
     if config.find_batch_size:
-        plan = plan.settled(found)
+        plan = plan.with_settings(found)
         found["batch_size"], said = find_batch_size(plan, model)
         say(said)
     if config.find_lr:
-        plan = plan.settled(found)
+        plan = plan.with_settings(found)
         found["lr"], said = find_lr(plan, model)
         found["min_lr"] = min(config.min_lr, found["lr"])
         say(said)
@@ -168,7 +168,7 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
             chosen, best, size = size, speed, 2 * size
     if not best:
         raise SettingError(
-            f"{plan.device} is out of memory at {counted(size, 'image')} at once; lower "
+            f"{plan.device} is out of memory at {plural(size, 'image')} at once; lower "
             f"--img-size or the model, or pass --grad-checkpointing"
         )
     shown, config = ", ".join(seen), plan.config

@@ -18,7 +18,7 @@ from vitkit.models.positions import sincos_1d, sincos_2d
 from vitkit.spec import ViTSpec
 
 State: TypeAlias = dict[str, Tensor]
-Holds: TypeAlias = Mapping[str, tuple[Any, ...]]
+Capabilities: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Spec field -> the values that a class of models can have, the preferred one first."""
 Kind = Literal["folded", "approximated", "lost"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -69,20 +69,20 @@ class Fitted(NamedTuple):
         return max((1 + KINDS.index(step.kind) for step in self.steps), default=0), len(self.steps)
 
 
-def fit(spec: ViTSpec, state: Mapping[str, Tensor], *holds: Holds) -> Fitted:
-    """A model of which every field in one of `holds` has one of the values there.
+def fit(spec: ViTSpec, state: Mapping[str, Tensor], *capabilities: Capabilities) -> Fitted:
+    """A model of which every field in one of `capabilities` has one of the values there.
 
     Args:
         spec: the architecture.
         state: its tensors, by our names; not changed.
-        *holds: the classes of a format; of those that cost the same, the first is taken.
+        *capabilities: the classes of a format; of those that cost the same, the first is taken.
 
     Raises:
         CheckpointError: fields that no class can have so; those in the way to the nearest one.
     """
     best: Fitted | None = None
     in_the_way: list[str] = []
-    for one in holds:
+    for one in capabilities:
         found, obstacles = _fitted(spec, state, one)
         if obstacles:
             in_the_way = min(in_the_way or obstacles, obstacles, key=len)
@@ -93,10 +93,12 @@ def fit(spec: ViTSpec, state: Mapping[str, Tensor], *holds: Holds) -> Fitted:
     return best
 
 
-def _fitted(spec: ViTSpec, state: Mapping[str, Tensor], holds: Holds) -> tuple[Fitted, list[str]]:
+def _fitted(
+    spec: ViTSpec, state: Mapping[str, Tensor], capabilities: Capabilities
+) -> tuple[Fitted, list[str]]:
     """The model as near to one class as it comes, and a line for each field that stays as it is."""
     made, steps, obstacles = dict(state), [], []
-    for field, allowed in holds.items():
+    for field, allowed in capabilities.items():
         value = getattr(spec, field)
         if any(_same(field, value, one) for one in allowed) or not _matters(spec, field):
             continue

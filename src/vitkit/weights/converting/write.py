@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError, OutputError, did_you_mean
-from vitkit.io.atomic import Content, write_new
+from vitkit.io.atomic import FileWriter, write_new
 from vitkit.io.strict_json import BESIDE
 from vitkit.spec import ViTSpec
 from vitkit.weights.converting.fold import Step, fit
@@ -31,7 +31,7 @@ FILES = (".safetensors", ".npz", *PICKLES)
 class Made(NamedTuple):
     """A model on its way into files."""
 
-    contents: dict[str, Content]
+    contents: dict[str, FileWriter]
     spec: ViTSpec
     state: Mapping[str, Tensor]
     steps: tuple[Step, ...]
@@ -56,7 +56,7 @@ def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
         return Made({"model.safetensors": file}, spec, before, ())
     form = FORMATS[to]
     try:
-        spec, state, steps = form.settle(fit(spec, before, *form.holds))
+        spec, state, steps = form.settle(fit(spec, before, *form.capabilities))
     except CheckpointError as error:
         raise CheckpointError(f"{place}: as {to}: {error}") from None
     if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
@@ -86,7 +86,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape and torch.equal(left, right)
 
 
-def _place(out: Path, contents: Mapping[str, Content], to: str) -> tuple[Path, ...]:
+def _place(out: Path, contents: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
     """Write into the folder `out`, or the one file of that name."""
     if out.suffix not in FILES:
         _refuse_company(out, set(contents), to)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import CODE, PLAIN, Bundle, Format, Inferred, safetensors_file
@@ -79,7 +79,7 @@ THIRD: dict[str, Any] = {
 """What models_v2.py computes, with LayerScale and without."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors` with the names of their `model.state_dict()`; no pickle is written."""
     return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
 

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.converting.fold import Holds, registers_take_their_rows
+from vitkit.weights.converting.fold import Capabilities, registers_take_their_rows
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import CODE, Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, image_size
@@ -248,14 +248,14 @@ FIXED: dict[str, Any] = {
     "representation_width": (None,), "head_width": (None,),
 }  # fmt: skip
 """What DINOv2's class computes; any value of the other fields fits."""
-HOLDS: tuple[Holds, ...] = (
+HOLDS: tuple[Capabilities, ...] = (
     {**FIXED, "num_classes": (0,), "pooling": ("cls",)},
     {**FIXED, "pooling": ("cls_mean",)},
 )
 """Backbones, and classifiers."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors` with the names of the hub's backbone or one-layer classifier."""
     spec = bundle.spec
     if spec.positions == "rope":

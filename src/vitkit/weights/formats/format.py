@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.converting.fold import Fitted, Holds
+from vitkit.weights.converting.fold import Capabilities, Fitted
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.key_table import Table
-from vitkit.weights.formats.vitkit import ABOUT, about, safetensors_content
+from vitkit.weights.formats.vitkit import ABOUT, about, safetensors_writer
 
 Sure = Literal["stored", "shapes", "usual"]
 """How a value is known: the file says it; shapes force it; files of this format usually have it."""
@@ -58,7 +58,7 @@ class Bundle:
     classes: tuple[str, ...]
 
 
-Writer = Callable[[Bundle], dict[str, Content]]
+Writer = Callable[[Bundle], dict[str, FileWriter]]
 """File name -> content, for a folder; a single file where there is one."""
 
 
@@ -72,7 +72,8 @@ class Format:
         prepare: brings older or other names of the format to the ones its table has.
         infer: what a prepared file says of the model; overrides are spec fields the user gives.
         table: the rows between its names and ours, for a spec.
-        holds: for each of its classes, spec field -> the values its models can have; any for a
+        capabilities: for each of its classes, spec field -> the values its models can have; any for
+        a
             field not named.
         write: the files of a folder in this format.
         fixed: fields that the code of the format decides, whatever model a file is of.
@@ -86,7 +87,7 @@ class Format:
     prepare: Callable[[Source], Source]
     infer: Callable[[Header, Mapping[str, Any]], Inferred]
     table: Callable[[ViTSpec], Table]
-    holds: tuple[Holds, ...]
+    capabilities: tuple[Capabilities, ...]
     write: Writer
     fixed: frozenset[str] = frozenset()
     settle: Callable[[Fitted], Fitted] = lambda fitted: fitted
@@ -102,14 +103,14 @@ PLAIN: dict[str, tuple[Any, ...]] = {
     "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,), "pooling": ("cls",),
     "final_norm": (True,), "norm_before_pool": (True,), "head_width": (None,),
 }  # fmt: skip
-"""What the ViT of the first paper is in every PyTorch code: the common part of their `holds`."""
+"""What the ViT of the first paper is in every PyTorch code: what all their `capabilities` share."""
 SINGLE: dict[str, tuple[Any, ...]] = {
     "distillation_token": (False,), "positions_cover_prefix": (True,), "layer_scale": (None,),
 }  # fmt: skip
 """A class token alone, with a position, and branches that are not scaled."""
 
 
-def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> Content:
+def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> FileWriter:
     """The bundle's tensors as one safetensors file, whose header says what its format cannot."""
     said = about(bundle.spec, bundle.preprocess, bundle.classes)
-    return safetensors_content(bundle.tensors, {ABOUT: json.dumps(said), **(metadata or {})})
+    return safetensors_writer(bundle.tensors, {ABOUT: json.dumps(said), **(metadata or {})})

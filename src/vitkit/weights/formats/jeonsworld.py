@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import (
@@ -135,7 +135,7 @@ FIXED: dict[str, Any] = {
 """What its class computes; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors` with the names of its `VisionTransformer`'s `state_dict()`."""
     return {"model.safetensors": safetensors_file(bundle)}
 

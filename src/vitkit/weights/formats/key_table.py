@@ -20,7 +20,7 @@ import torch
 from einops import EinopsError
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, counted, did_you_mean
+from vitkit.errors import CheckpointError, did_you_mean, plural
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.open import Header, Source
@@ -237,7 +237,7 @@ def _refuse(found: Account, theirs: Source) -> None:
         )
     if unknown := found.unknown:
         raise CheckpointError(
-            f"{counted(len(unknown), 'unknown tensor')}: {few(unknown)}; {PARTIAL}"
+            f"{plural(len(unknown), 'unknown tensor')}: {few(unknown)}; {PARTIAL}"
         )
 
 

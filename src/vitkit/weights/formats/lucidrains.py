@@ -23,10 +23,10 @@ import torch
 from einops import rearrange
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.io.strict_json import parse
 from vitkit.spec import ViTSpec
-from vitkit.weights.converting.fold import Holds
+from vitkit.weights.converting.fold import Capabilities
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import (
     CODE,
@@ -254,7 +254,7 @@ FIXED: dict[str, Any] = {
     **SINGLE, "norm_eps": (1e-5,), "qkv_bias": (False,), "representation_width": (None,),
 }  # fmt: skip
 """What all of its classes compute; any value of the fields that no class names fits."""
-HOLDS: tuple[Holds, ...] = tuple(
+HOLDS: tuple[Capabilities, ...] = tuple(
     {
         **FIXED, "stem": (stem, "linear") if stem == "convolution" else (stem,),
         "positions": (positions,), "class_token": (class_token,), "pooling": (pooling,),
@@ -265,7 +265,7 @@ HOLDS: tuple[Holds, ...] = tuple(
 """The classes of each era."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors` with the names of its release, and the constructor's arguments."""
     spec, era = bundle.spec, release(bundle.spec)
     name = "ViT" if spec.positions == "learned" else "SimpleViT"

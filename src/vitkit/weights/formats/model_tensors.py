@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, counted
+from vitkit.errors import CheckpointError, plural
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.open import FLOATS
@@ -102,7 +102,7 @@ def _refuse_misfits(spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> N
     if unknown or missing:
         found = "; ".join(mend for part, mend in MEND.items() if any(part in n for n in unknown))
         raise CheckpointError(
-            f"{path}: the model is not what its spec says: {counted(len(missing), 'tensor')} "
+            f"{path}: the model is not what its spec says: {plural(len(missing), 'tensor')} "
             f"missing ({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
             f"({', '.join(unknown[:3]) or 'none'}); "
             f"{found or 'save its state_dict() beside the code that makes it'}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import (
@@ -88,7 +88,7 @@ FIXED: dict[str, Any] = {**PLAIN, **SINGLE}
 """What its class computes; any value of the other fields fits."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors` with the names of `torchvision.models.vit_b_16().state_dict()`."""
     return {"model.safetensors": safetensors_file(bundle)}
 

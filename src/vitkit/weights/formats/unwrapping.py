@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vitkit.errors import CheckpointError, counted
+from vitkit.errors import CheckpointError, plural
 from vitkit.weights.files.open import Source
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.key_table import few, is_integer
@@ -56,7 +56,7 @@ class Found(NamedTuple):
         if not self.outside:
             return ()
         parts = Counter(name.partition(".")[0] for name in self.outside)
-        said = [f"{part} ({counted(count, 'tensor')})" for part, count in parts.items()]
+        said = [f"{part} ({plural(count, 'tensor')})" for part, count in parts.items()]
         return (f"left out, as it is outside of {self.prefix!r}: {few(said, most=10)}",)
 
 
@@ -102,7 +102,7 @@ def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
     names, more = ", ".join(list(source)[:3]), ", ..." if len(source) > 3 else ""
     said = f"; config.json says model_type {kind!r}" if isinstance(kind, str) else ""
     return CheckpointError(
-        f"{header.path}: {counted(len(source), 'tensor')} ({names}{more}) of no known "
+        f"{header.path}: {plural(len(source), 'tensor')} ({names}{more}) of no known "
         f"format{said}; known are vitkit, {', '.join(known)}"
     )
 

@@ -22,8 +22,8 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, SpecError, counted
-from vitkit.io.atomic import Content, replacing
+from vitkit.errors import CheckpointError, SpecError, plural
+from vitkit.io.atomic import FileWriter, replacing
 from vitkit.io.digests import digests
 from vitkit.io.strict_json import parse
 from vitkit.spec import Preprocess, ViTSpec
@@ -101,7 +101,7 @@ def content(
     dtype: torch.dtype | None = None,
     *,
     place: Path,
-) -> Content:
+) -> FileWriter:
     """The file that `save` writes, on its way; in another dtype if one is given.
 
     `place` is the file to be written, for messages; errors as for `save`.
@@ -123,7 +123,7 @@ def content(
             f"{place}: the metadata are not JSON: {error}; give plain values"
         ) from None
     description(Header(place, {}, {}, {OWN: text}))  # what reading the file will demand of it
-    return safetensors_content(tensors, {OWN: text}, place)
+    return safetensors_writer(tensors, {OWN: text}, place)
 
 
 def _class_names(classes: object, place: Path) -> list[str]:
@@ -148,9 +148,9 @@ def about(spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]) -> dict
     }  # fmt: skip
 
 
-def safetensors_content(
+def safetensors_writer(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str], place: Path | str = "weights"
-) -> Content:
+) -> FileWriter:
     """Tensors as a safetensors file, on its way.
 
     Raises:
@@ -182,7 +182,7 @@ def safetensors_content(
             raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
         path.chmod(mode)
 
-    return Content(size, write)
+    return FileWriter(size, write)
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,7 @@ def check(header: Header, said: Description) -> None:
     missing, extra = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
     if missing or extra:
         raise CheckpointError(
-            f"{header.path}: {counted(len(missing), 'tensor')} missing "
+            f"{header.path}: {plural(len(missing), 'tensor')} missing "
             f"({', '.join(missing[:5]) or 'none'}), {len(extra)} unknown "
             f"({', '.join(extra[:5]) or 'none'}) for the spec in the file"
         )

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, ViTSpec
-from vitkit.weights.converting.fold import Holds
+from vitkit.weights.converting.fold import Capabilities
 from vitkit.weights.files.open import Header
 from vitkit.weights.formats.format import CODE, Bundle, Format, Inferred
 from vitkit.weights.formats.google.layouts import (
@@ -212,7 +212,7 @@ FIXED: dict[str, Any] = {
 HYBRID: dict[str, Any] = {
     **FIXED, "stem": ("resnet",), "positions": ("learned",), "positions_cover_prefix": (True,),
 }  # fmt: skip
-HOLDS: tuple[Holds, ...] = tuple(
+HOLDS: tuple[Capabilities, ...] = tuple(
     {**kind, "class_token": (token,), "pooling": poolings}
     for kind, token, poolings in (
         ({**FIXED, "stem": ("convolution", "linear")}, True, ("cls",)),
@@ -224,7 +224,7 @@ HOLDS: tuple[Holds, ...] = tuple(
 """With a class token and without; hybrids, which vit_jax alone has, likewise."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.npz`, uncompressed: by vit_jax's names, or by big_vision's where it must be.
 
     big_vision alone has positions that do not cover the class token, sines, and attention pooling;
@@ -249,7 +249,7 @@ def write(bundle: Bundle) -> dict[str, Content]:
         with path.open("wb") as file:
             np.savez(file, **arrays)
 
-    return {"model.npz": Content(sum(array.nbytes for array in arrays.values()), write_arrays)}
+    return {"model.npz": FileWriter(sum(array.nbytes for array in arrays.values()), write_arrays)}
 
 
 def _array(tensor: Tensor) -> Any:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.converting.fold import (
+    Capabilities,
     Fitted,
-    Holds,
     read_by_both_heads,
     registers_take_their_rows,
 )
@@ -298,7 +298,7 @@ DINO: dict[str, Any] = {
     **FIXED, "distillation_token": (False,), "layer_scale": (1.0,), "representation_width": (None,),
     "mlp": ("plain", "swiglu_packed"),
 }  # fmt: skip
-HOLDS: tuple[Holds, ...] = (
+HOLDS: tuple[Capabilities, ...] = (
     {
         **FIXED, "mlp": ("plain",), "num_registers": (0,), "layer_scale": (None,),
         "pooling": ("cls",),
@@ -309,7 +309,7 @@ HOLDS: tuple[Holds, ...] = (
 """ViT and DeiT; DINOv2's base models, with registers and without; its classifiers."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """`model.safetensors`, `config.json` and `preprocessor_config.json`, for `from_pretrained`."""
     spec, tensors = bundle.spec, dict(bundle.tensors)
     family = config.family(spec)
@@ -319,8 +319,8 @@ def write(bundle: Bundle) -> dict[str, Content]:
         tensors = {n if "classifier." in n else f"{family}.{n}": t for n, t in tensors.items()}
     return {
         "model.safetensors": safetensors_file(replace(bundle, tensors=tensors)),
-        "config.json": Content.of(config.config_json(spec, bundle.classes)),
-        "preprocessor_config.json": Content.of(config.preprocessor_json(bundle.preprocess)),
+        "config.json": FileWriter.of(config.config_json(spec, bundle.classes)),
+        "preprocessor_config.json": FileWriter.of(config.preprocessor_json(bundle.preprocess)),
     }
 
 

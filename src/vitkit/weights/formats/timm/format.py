@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import Content
+from vitkit.io.atomic import FileWriter
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess, ViTSpec
-from vitkit.weights.converting.fold import Holds
+from vitkit.weights.converting.fold import Capabilities
 from vitkit.weights.files.open import Header, Source
 from vitkit.weights.formats.format import Bundle, Format, Inferred, safetensors_file
 from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size, usual_heads
@@ -337,7 +337,7 @@ FIXED: dict[str, Any] = {
     "block": ("pre_norm", "res_post_norm"), "representation_width": (None,), "head_width": (None,),
 }  # fmt: skip
 """What all of its classes compute; a `pre_logits` they drop. Any value of the other fields."""
-HOLDS: tuple[Holds, ...] = (
+HOLDS: tuple[Capabilities, ...] = (
     {**FIXED, "positions": ("learned", "none"), "qkv_bias": (True, False)},
     {**FIXED, "positions": ("learned",), "qkv_bias": ("no_key",), "mlp": ("plain",)},
     {**FIXED, "positions": ("rope",), "qkv_bias": ("no_key", False)},
@@ -345,12 +345,12 @@ HOLDS: tuple[Holds, ...] = (
 """`VisionTransformer`; `Eva` as it is for EVA, and for DINOv3."""
 
 
-def write(bundle: Bundle) -> dict[str, Content]:
+def write(bundle: Bundle) -> dict[str, FileWriter]:
     """A folder as on the Hub: `model.safetensors` and `config.json`."""
     config = timm_config.document(bundle.spec, bundle.preprocess, bundle.classes)
     return {
         "model.safetensors": safetensors_file(bundle),
-        "config.json": Content.of((json.dumps(config, indent=2) + "\n").encode()),
+        "config.json": FileWriter.of((json.dumps(config, indent=2) + "\n").encode()),
     }
 
 
