@@ -8,8 +8,8 @@ from torch import Tensor
 from vitkit.evaluation.evaluate import count_predictions
 from vitkit.evaluation.features import NEIGHBOURS, features, fit_linear, knn
 from vitkit.evaluation.metrics import Metrics
+from vitkit.training.build import Run
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.trainer import Trainer
 
 NO_VOTES = 1e-9
 """The probability of a class that no neighbour is of."""
@@ -31,66 +31,66 @@ def without_effect(config: TrainConfig) -> str | None:
     return f"a probe takes no steps: {', '.join(idle)} without effect" if idle else None
 
 
-class LinearProbe(Trainer):
-    """Fits the head on features of train that are computed once; the rest stays as it was.
+def linear_probe(run: Run) -> dict[str, Metrics]:
+    """Fit the head on features of train that are computed once; returns its validation scores.
 
-    What it leaves is a checkpoint like any other.
+    Raises:
+        DataError: images that cannot be read.
     """
-
-    def train(self) -> None:
-        """Fit, validate, and write both files of weights. Raises `OutputError`, `DataError`."""
-        (train, labels), (held, held_labels) = self._features("train"), self._features("val")
-        fitted = fit_linear(train, labels, held, held_labels, self.plan.spec.num_classes,
-                            device=self.plan.device)  # fmt: skip
-        self.log.say(
-            f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
-            f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"
-        )
-        for name, parameter in self.model.named_parameters():
-            if name in ("head.weight", "head_dist.weight"):
-                parameter.data.copy_(fitted.weight)
-            elif name in ("head.bias", "head_dist.bias"):
-                parameter.data.copy_(fitted.bias)
-        scores = {"val": self._scores(fitted(held), held_labels)}
-        self.save_weights(self.run_folder.best, scores)
-        self.save_weights(self.run_folder.last, scores)
-        self.stopped = "a linear probe"
-
-    def _features(self, split: str) -> tuple[Tensor, Tensor]:
-        plan, model = self.plan, self.model.eval()
-        return features(model, plan.dataset, split, plan.preprocess, device=plan.device,
-                        workers=plan.workers, say=self.log.say)  # fmt: skip
-
-    def _scores(self, logits: Tensor, labels: Tensor) -> Metrics:
-        made = [(logits, labels)]
-        return count_predictions(made, self.plan.spec.num_classes).counts().scores()
+    plan = run.plan
+    (train, labels), (held, held_labels) = _features(run, "train"), _features(run, "val")
+    fitted = fit_linear(train, labels, held, held_labels, plan.spec.num_classes, device=plan.device)
+    run.log.say(
+        f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
+        f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"
+    )
+    for name, parameter in run.model.named_parameters():
+        if name in ("head.weight", "head_dist.weight"):
+            parameter.data.copy_(fitted.weight)
+        elif name in ("head.bias", "head_dist.bias"):
+            parameter.data.copy_(fitted.bias)
+    return {"val": _scores(run, fitted(held), held_labels)}
 
 
-class NeighbourProbe(LinearProbe):
-    """Says how good the nearest neighbours are, in metrics.jsonl too, and leaves no weights.
+def nearest_neighbours(run: Run) -> dict[str, Metrics]:
+    """Score the votes of the nearest neighbours on each split but train, in metrics.jsonl, too.
 
-    Attributes:
-        scores: of each split but train.
+    Raises:
+        DataError: images that cannot be read.
     """
+    train, labels = _features(run, "train")
+    unseen = {"train"} if run.plan.config.test else {"train", "test"}
+    metrics = {}
+    for split in run.plan.dataset.splits:
+        if split in unseen:
+            continue
+        queries, truth = _features(run, split)
+        votes = knn(train, labels, queries, run.plan.spec.num_classes)
+        scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
+        kept = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}
+        kept |= among_voted(votes, truth)
+        metrics[split] = kept
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
+        run.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {shown}")
+        run.log.scored(split, run.progress.step, kept)
+    return metrics
 
-    scores: dict[str, Metrics]
 
-    def train(self) -> None:
-        """Look at every split once. Raises `DataError`."""
-        train, labels = self._features("train")
-        self.scores = {}
-        unseen = {"train"} if self.plan.config.test else {"train", "test"}
-        for split in [name for name in self.plan.dataset.splits if name not in unseen]:
-            queries, truth = self._features(split)
-            votes = knn(train, labels, queries, self.plan.spec.num_classes)
-            counted = self._scores(votes.clamp_min(NO_VOTES).log(), truth)
-            kept = {name: v for name, v in counted.items() if name.startswith(OF_VOTES)}
-            kept |= among_voted(votes, truth)
-            self.scores[split] = kept
-            said = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
-            self.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {said}")
-            self.log.scored(split, self.progress.step, kept)
-        self.stopped = "a look at the nearest neighbours"
+def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
+    plan = run.plan
+    return features(
+        run.model.eval(),
+        plan.dataset,
+        split,
+        plan.preprocess,
+        device=plan.device,
+        workers=plan.workers,
+        say=run.log.say,
+    )
+
+
+def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
+    return count_predictions([(logits, labels)], run.plan.spec.num_classes).counts().scores()
 
 
 def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
@@ -99,6 +99,3 @@ def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metr
     said, first = votes.topk(k)
     hits = (first == labels[:, None]) & (said > 0)
     return {f"top{k}": float(hits.any(1).double().mean())}
-
-
-PROBES: dict[str, type[Trainer]] = {"linear": LinearProbe, "knn": NeighbourProbe}

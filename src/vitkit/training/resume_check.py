@@ -15,15 +15,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from ignite.engine import Engine
-
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training import train
 from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
 from vitkit.training.setup import make_plan, resolve_defaults
 from vitkit.training.state.save import newest_state, run_hash
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback, Trainer
 
 STEPS = 20
 """Of both runs, or fewer, where the run that is to be trusted has fewer."""
@@ -107,22 +105,26 @@ def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
         )
 
 
-def _killed_in(step: int) -> type[Trainer]:
-    """A loop that ends as if the power failed."""
+class KillBeforeStep(Callback):
+    """Ends the process as a power failure would.
 
-    class Killed(Trainer):
-        def _step(self, engine: Engine, batch: Batch) -> float:
-            if self.progress.step == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super()._step(engine, batch)
+    Args:
+        step: the number of the step, counted from 0, that is not made.
+    """
 
-    return Killed
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def before_step(self, trainer: Trainer, batch: Batch) -> None:
+        """Kill this process where it is its turn."""
+        if trainer.progress.step == self._step:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _main(text: str, *killed_at: str) -> None:
     settings = json.loads(text)
     config = TrainConfig(**layered(train.resumed_settings(settings["resume"], None), settings))
-    train.train(config, trainer=_killed_in(int(killed_at[0])) if killed_at else Trainer)
+    train.train(config, [lambda: KillBeforeStep(int(killed_at[0]))] if killed_at else [])
 
 
 if __name__ == "__main__":

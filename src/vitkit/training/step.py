@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grad_norm_
 from vitkit.data.loading.batch_transform import ModelInputs
 from vitkit.data.loading.loader import Batch
 from vitkit.distributed import World
+from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.training.interrupts import StopFlag
@@ -34,7 +35,7 @@ DROPOUT = 0x0D09
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """What a step came to.
 
     Attributes:
@@ -126,7 +127,7 @@ class TrainingStep:
             objective.compile(dynamic=False)
         self._parallel = self._wrapped()
 
-    def __call__(self, batch: Batch, step: int) -> Outcome:
+    def __call__(self, batch: Batch, step: int) -> StepResult:
         """Make the step, unless a number is not finite."""
         total = torch.zeros((), device=self.objective.device)
         last = self.accumulate - 1
@@ -145,7 +146,7 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         return made
 
-    def _agreed(self, loss: float, norm: float) -> Outcome:
+    def _agreed(self, loss: float, norm: float) -> StepResult:
         """The same outcome in every process, from what each has met."""
         losses, norms, signals = zip(
             *self.world.gathered((loss, norm, float(self.stop.signum or 0))), strict=True
@@ -155,10 +156,10 @@ class TrainingStep:
             bad = [rank for rank, number in enumerate(numbers) if not math.isfinite(number)]
             if bad:
                 everywhere = len(bad) == len(numbers)
-                return Outcome(loss, norm, what, None if everywhere else bad[0], signum)
-        return Outcome(loss, norm, None, None, signum)
+                return StepResult(loss, norm, what, None if everywhere else bad[0], signum)
+        return StepResult(loss, norm, None, None, signum)
 
-    def _rescaled(self, made: Outcome) -> Outcome:
+    def _rescaled(self, made: StepResult) -> StepResult:
         """The same, where float16 is no matter; else what the loss scale makes of it."""
         if self.scale is None or made.bad == "loss":
             return made
@@ -237,4 +238,20 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError)
         and any(words in str(error) for words in ("allocate memory", "create a primitive"))
+    )
+
+
+def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
+    """Try what fits into memory, and build the error that names the settings to change."""
+    fits = step.largest_that_fits(batch)
+    count = len(batch.labels)
+    parts = None
+    if fits:
+        divisors = (n for n in range(2, count + 1) if count % n == 0)
+        parts = next((n for n in divisors if count // n <= fits), None)
+    mend = "" if fits is None else f"{fits} fitted; "
+    mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
+    return SettingError(
+        f"{step.objective.device} is out of memory at {count // step.accumulate} images at once; "
+        f"{mend}lower --batch-size, --img-size or the model"
     )

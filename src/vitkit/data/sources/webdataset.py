@@ -235,9 +235,7 @@ def notes_of(indexes: Sequence[Index]) -> list[str]:
         for line in index.texts["passed over"]:
             count, _, kind = line.partition(" ")
             passed[kind] += int(count)
-    listed = ", ".join(
-        f"{count:,} {kind}" for kind, count in passed.items() if kind != "folders"
-    )
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in passed.items() if kind != "folders")
     return [f"passed over in the shards: {listed}"] if listed else []
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from ignite.engine import Engine
 from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,7 +29,7 @@ from vitkit.training.initial_weights import make_model
 from vitkit.training.optimization.precision import wait_for
 from vitkit.training.recipes.transfer import finetune
 from vitkit.training.setup import Plan, make_plan
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback, Trainer
 from vitkit.training.tuning.trials import trial, try_out
 from vitkit.weights.formats.vitkit import save
 from vitkit.weights.load import load
@@ -297,7 +296,8 @@ class Steps:
         )
         config = ground.config(settings, lasting(settings, epochs),
                                pace.arithmetic | {"output": str(folder)})  # fmt: skip
-        done = session.train(config, within(ground.clock() + left, ground.clock))
+        deadline = ground.clock() + left
+        done = session.train(config, [lambda: TimeLimit(deadline, ground.clock)])
         spec = plan.spec
         ran = round(load(done.last).metadata["epoch"])
         lasted = ("" if ran == epochs else f"{ran} of ") + plural(epochs, "epoch")
@@ -332,23 +332,21 @@ def lasting(settings: Settings, epochs: int) -> Settings:
     return {"epochs": epochs, "warmup_epochs": min(settings["warmup_epochs"], epochs / 10)}
 
 
-def within(deadline: float, clock: Clock) -> type[Trainer]:
-    """A loop that ends after the epoch in which its time is over, where it was slower than thought.
+class TimeLimit(Callback):
+    """Ends a run after the epoch in which its time is over, where it was slower than estimated.
 
     Args:
         deadline: by the clock.
-        clock: what time it is.
+        clock: returns the time.
     """
 
-    class Within(Trainer):
-        def _after_epoch(self, engine: Engine) -> None:
-            super()._after_epoch(engine)
-            if clock() > deadline and self.progress.step < self.plan.last_step:
-                self.stopped = f"epoch {engine.state.epoch}, as the time is over"
-                self.save_between_steps()
-                engine.terminate()
+    def __init__(self, deadline: float, clock: Clock) -> None:
+        self._deadline, self._clock = deadline, clock
 
-    return Within
+    def after_epoch(self, trainer: Trainer) -> None:
+        """End the run where its time is over."""
+        if self._clock() > self._deadline and trainer.progress.step < trainer.last_step:
+            trainer.end(f"epoch {trainer.epoch}, as the time is over")
 
 
 def finetuning(ground: SearchContext) -> Steps:

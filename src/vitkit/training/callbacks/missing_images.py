@@ -1,32 +1,31 @@
-"""What is said and done when the images of a run are no longer what they were, or do not come."""
+"""Images of a run that changed, cannot be read, or do not arrive: save, and say how to go on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from vitkit.errors import DataError, ImageError, LoaderError
-
-if TYPE_CHECKING:
-    from vitkit.training.trainer import Trainer
+from vitkit.training.build import Run
+from vitkit.training.callbacks.save import Save
+from vitkit.training.callbacks.stop import interrupted
 
 SKIPPING = "--bad-images skip"
 
 
-def other_data(trainer: Trainer, what: str) -> DataError:
-    """Return the error that says what of the data is not as when the run began."""
+def other_data(run: Run, what: str) -> DataError:
+    """Build the error that names what of the data is not as when the run began."""
     or_without = ""
-    if _can_skip(trainer):
+    if _can_skip(run):
         or_without = f"go on without those that are gone by adding {SKIPPING}, "
     return DataError(
-        f"{trainer.plan.config.data}: the {what} are not those the run "
-        f"{trainer.run_folder.root} began with; bring them back, {or_without}or start afresh"
+        f"{run.plan.config.data}: the {what} are not those the run "
+        f"{run.folder.root} began with; bring them back, {or_without}or start afresh"
     )
 
 
 @contextmanager
-def saved_when_images_fail(trainer: Trainer) -> Iterator[None]:
+def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
     """Save before an `ImageError` or a `LoaderError` leaves the block, and say in it how to go on.
 
     Raises:
@@ -35,25 +34,25 @@ def saved_when_images_fail(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except ImageError as error:
-        saved = ", and all is saved" if trainer.save_between_steps() else ""
-        go_on = trainer.how_to_go_on()
-        without = f"; or without it, by adding {SKIPPING}" if _can_skip(trainer) else ""
+        saved = ", and all is saved" if save.save_between_steps() else ""
+        go_on = run.how_to_go_on()
+        without = f"; or without it, by adding {SKIPPING}" if _can_skip(run) else ""
         raise ImageError(
             error.name,
             error.reason,
-            f"{error.detail}; the run stopped at step {trainer.progress.step}{saved}: bring the "
+            f"{error.detail}; the run stopped at step {run.progress.step}{saved}: bring the "
             f"file back and {go_on}{without}",
         ) from error
     except LoaderError as error:
-        trainer.save_between_steps()
-        if trainer.stops_alone():
-            trainer.interrupt(trainer.stop.signum or 0)
-        raise LoaderError(f"{error}; {trainer.how_to_go_on()}") from None
+        save.save_between_steps()
+        if run.stops_alone():
+            raise interrupted(run, run.stop.signum or 0) from None
+        raise LoaderError(f"{error}; {run.how_to_go_on()}") from None
 
 
-def _can_skip(trainer: Trainer) -> bool:
+def _can_skip(run: Run) -> bool:
     """Tell whether the run can go on without images: it has their list, and no teacher.
 
     A teacher has not seen those that would take their places.
     """
-    return trainer.run_folder.images.exists() and trainer.plan.teacher is None
+    return run.folder.images.exists() and run.plan.teacher is None

@@ -1,4 +1,4 @@
-"""What a run reports of its steps and epochs: speed, waiting, memory, curves, examples."""
+"""The log of a run: speed, data wait, memory, curves, rows of epochs and example predictions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 
 from vitkit.data.loading.loader import Batch
-from vitkit.evaluation.metrics import Metrics, headline
+from vitkit.errors import plural
+from vitkit.evaluation.metrics import headline
 from vitkit.models.vit import ViT
+from vitkit.training.build import EpochResult, Run
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.bottleneck import (
     AFTER,
     WARM_UP,
@@ -20,31 +23,34 @@ from vitkit.training.monitoring.bottleneck import (
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
+from vitkit.training.probe import without_effect
 from vitkit.training.recipes.reference import ReferenceMonitor, receipt_of
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import Progress
+from vitkit.training.step import StepResult
+from vitkit.training.trainer import Callback, Trainer
 
 LOOK_EVERY = 10.0
 """Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
 
 
-class Reporter:
-    """Goes along with the loop and tells the log.
+class Report(Callback):
+    """Writes steps and epochs to the log.
 
     Args:
-        plan: of the run.
-        log: where it is said.
-        share: processes of the run on this machine, which share its cores.
+        run: the run; the processes on this machine share its cores.
     """
 
-    def __init__(self, plan: Plan, log: RunLog, share: int = 1) -> None:
-        self.plan, self.log, self.share = plan, log, share
+    def __init__(self, run: Run) -> None:
+        self.run, self.plan, self.log = run, run.plan, run.log
+        run.watched, run.report_failed = self.watched, self.tell_failed
         self._meter = StepTimer()
         self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
         self._looked = -LOOK_EVERY
         self._failed, self._failures = set[str](), 0
-        settings, train = plan.config.to_json(), plan.dataset.splits["train"]
-        receipt = receipt_of(plan.config.recipe)
+        settings = self.plan.config.to_json()
+        train = self.plan.dataset.splits["train"]
+        receipt = receipt_of(self.plan.config.recipe)
         self._watch = None if receipt is None else ReferenceMonitor(receipt, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -65,14 +71,19 @@ class Reporter:
                 self.log.say(f"{line}; another image of its class takes its place")
                 self._failed.add(line)
 
-    def after_step(self, epoch: int, step: int, loss: float, rate: float) -> None:
-        """The bar or the line, the curves, and after `AFTER` steps the diagnosis."""
+    def before_epoch(self, trainer: Trainer) -> None:
+        """Restart the epoch's timing: what came between two epochs counts for neither."""
+        self._epoch = self._meter.read()
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Show the bar or a line, log the curves; after `AFTER` steps, the diagnosis."""
+        epoch, step, loss = trainer.epoch, trainer.progress.step, result.loss
         config = self.plan.config
         self._meter.step_done(config.batch_size)
         if self.log.display.is_due():
             self._show(epoch, step, loss)
         if step % config.log_interval == 0:
-            values = {"train_loss": loss, "lr": rate} | self._speed()
+            values = {"train_loss": loss, "lr": trainer.learning_rate} | self._speed()
             self.log.step({"epoch": epoch, "step": step}, values | memory(self.plan.device))
         if step % self.plan.steps.steps_per_epoch == 0:
             self._pace = self._meter.read() - self._epoch
@@ -82,38 +93,41 @@ class Reporter:
         elif steps == AFTER:
             self._diagnose(step)
 
-    def after_epoch(
-        self,
-        epoch: int,
-        progress: Progress,
-        rate: float,
-        train_loss: float,
-        validation: Metrics,
-        better: bool,
-    ) -> None:
-        """The row and the line of an epoch."""
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Write the row and the line of a validated epoch, and its examples now and then."""
+        result, progress = self.run.epoch_result, self.run.progress
+        assert result is not None, "after `Evaluate`"
+        self._write_row(result, progress)
+        if self.run.world.first:
+            self._show_examples(result.model, result.epoch, progress.step)
+
+    def _write_row(self, result: EpochResult, progress: Progress) -> None:
+        epoch, validation = result.epoch, result.validation
         values = {f"val_{name}": v for name, v in validation.items() if name != "images"}
         speed = {"images_per_s": self._pace.images_per_s, "data_wait": self._pace.data_wait}
         self.log.epoch(
             {"epoch": epoch, "step": progress.step},
-            {"lr": rate, "train_loss": train_loss} | values | speed | {"seconds": progress.seconds},
+            {"lr": result.learning_rate, "train_loss": result.train_loss}
+            | values
+            | speed
+            | {"seconds": progress.seconds},
         )
         shown = "  ".join(f"val_{line}" for line in headline(validation))
         if self._failures:
             times = "once" if self._failures == 1 else f"{self._failures:,} times"
             self.log.say(f"epoch {epoch}: {times} an image could not be read; see the lines above")
             self._failures = 0
-        mark = "  best" if better else ""
+        mark = "  best" if result.better else ""
         self.log.say(
-            f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {train_loss:.4f}  {shown}  "
-            f"{self._pace.images_per_s:,.0f} images/s{mark}"
+            f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {result.train_loss:.4f}  "
+            f"{shown}  {self._pace.images_per_s:,.0f} images/s{mark}"
         )
         if self._watch is not None:
             said = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
             if said is not None:
                 self.log.say(said)
 
-    def look_at(self, model: ViT, epoch: int, step: int) -> None:
+    def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
         """Example predictions and histograms, unless the last ones are only seconds old.
 
         Args:
@@ -132,10 +146,6 @@ class Reporter:
         if config.log_histograms:
             self.log.weights(model, step)
         self._looked = time.monotonic()
-
-    def next_epoch(self) -> None:
-        """What came between two epochs counts for neither."""
-        self._epoch = self._meter.read()
 
     def _speed(self) -> dict[str, float]:
         pace = self._meter.read() - self._epoch
@@ -157,6 +167,53 @@ class Reporter:
         """Say what waits for what; where that is the loader, time some images first."""
         pace, plan = self._meter.read() - self._warm, self.plan
         cost = image_cost(plan.steps, step) if is_waiting(pace) else None
-        cores = max(1, cores_here() // self.share)
+        cores = max(1, cores_here() // self.run.world.local_size)
         machine = Machine(cores, plan.workers, accelerator=plan.device.type != "cpu")
         self.log.say(diagnosis(pace, cost, machine))
+
+
+def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
+    """Log the data and the model, which no trial changes."""
+    spec = plan.spec
+    parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
+    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, images: {parts}")
+    parameters = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
+    log.say(
+        f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
+        f"{spec.patch_size[1]}, width {spec.width}, {plural(spec.depth, 'block')}, "
+        f"{plural(spec.num_heads, 'head')}"
+    )
+
+
+def log_plan(run: Run) -> None:
+    """Log all settings, those that trials chose included, and how the steps go."""
+    plan, log, world = run.plan, run.log, run.world
+    config = plan.config
+    log.say(f"settings: {_settings_shown(config)}")
+    if config.probe is not None and (said := without_effect(config)) is not None:
+        log.say(said)
+    if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
+        log.say(receipt.says())
+    if config.probe is None:
+        log.say(
+            f"training: {plural(config.epochs, 'epoch')} of "
+            f"{plural(plan.steps.steps_per_epoch, 'step')}, "
+            f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.folder.root}"
+        )
+    if world.size > 1:
+        each = config.batch_size // world.size
+        parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
+        log.say(
+            f"processes: {world.size} ({config.parallel}), {plural(each, 'image')} each{parts} "
+            f"make a batch of {config.batch_size}"
+        )
+
+
+def _settings_shown(config: TrainConfig) -> str:
+    """Everything that is not as usual; the run's config.yaml has the rest."""
+    usual = TrainConfig(data=config.data).to_json()
+    hidden = ("output", "start")
+    changed = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the usual ones"

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,12 +85,12 @@ class Rank:
         self.process.wait()
 
 
-def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
+def launch(config: TrainConfig, callbacks: Sequence[str]) -> dict[str, Any]:
     """Start `config.devices` processes, wait for all, and return what the first one found.
 
     Args:
         config: every setting.
-        trainer: the loop's `module:qualname`; the processes look for it where this one would.
+        callbacks: `module:qualname` of each; the processes import them as this one would.
 
     Raises:
         VitkitError: what the processes raised; or that one was lost, with its rank, the signal and
@@ -100,7 +100,11 @@ def launch(config: TrainConfig, trainer: str) -> dict[str, Any]:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))
         folder = Path(name)
         stop = stack.enter_context(stop_on_signal(lambda: _left(folder)))
-        asked = {"config": config.to_json(), "trainer": trainer, "path": [*map(str, sys.path)]}
+        asked = {
+            "config": config.to_json(),
+            "callbacks": list(callbacks),
+            "path": [*map(str, sys.path)],
+        }
         (folder / ASKED).write_text(json.dumps(asked))
         store = TCPStore("127.0.0.1", 0, config.devices, is_master=True, wait_for_workers=False)
         ranks: list[Rank] = []
@@ -247,7 +251,8 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     try:
         asked = json.loads((folder / ASKED).read_bytes())
         sys.path[:] = asked["path"]
-        result = train(TrainConfig(**asked["config"]), resolve_name(asked["trainer"]))
+        callbacks = [resolve_name(name) for name in asked["callbacks"]]
+        result = train(TrainConfig(**asked["config"]), callbacks)
     except VitkitError as error:
         _write(end, {"error": described(error) | {"trace": traceback.format_exc()}})
         return exit_code(error)

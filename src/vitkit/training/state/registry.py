@@ -66,6 +66,23 @@ class Progress:
     data: str = ""
     unvalidated: bool = False
 
+    @property
+    def mean_loss(self) -> float:
+        """Mean training loss of this epoch's steps so far."""
+        return self.loss_sum / max(self.losses, 1)
+
+    def count_loss(self, loss: float) -> None:
+        """Count a step whose numbers are all finite."""
+        self.loss_sum += loss
+        self.losses += 1
+        self.skipped_in_a_row = 0
+
+    def close_epoch(self) -> float:
+        """Begin the next epoch; returns the mean training loss of this one."""
+        mean = self.mean_loss
+        self.loss_sum, self.losses, self.unvalidated = 0.0, 0, False
+        return mean
+
     def count_best(self, epoch: int, validation: Mapping[str, float]) -> bool:
         """Whether this epoch is the best so far: by validation top-1, then by loss."""
         if not validation:

@@ -1,0 +1,41 @@
+"""The average of the weights follows each step, and frozen parts stay in eval mode."""
+
+from __future__ import annotations
+
+from vitkit.models.vit import ViT
+from vitkit.training.initial_weights import train_mode
+from vitkit.training.optimization.ema import EMA
+from vitkit.training.step import StepResult
+from vitkit.training.trainer import Callback, Trainer
+
+
+class AverageWeights(Callback):
+    """Updates the exponential moving average after each step that changed the weights.
+
+    Args:
+        ema: the average.
+        model: whose weights are averaged.
+    """
+
+    def __init__(self, ema: EMA, model: ViT) -> None:
+        self._ema, self._model = ema, model
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Update the average."""
+        if result.bad is None and not result.overflow:
+            self._ema.update(self._model)
+
+
+class TrainMode(Callback):
+    """Sets the model to training mode before each epoch; validation sets it to eval mode.
+
+    Args:
+        model: the model; its frozen parts stay in eval mode.
+    """
+
+    def __init__(self, model: ViT) -> None:
+        self._model = model
+
+    def before_epoch(self, trainer: Trainer) -> None:
+        """Set the mode."""
+        train_mode(self._model)

@@ -1,0 +1,153 @@
+"""States and weights: when they are written, and in which order."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from vitkit.evaluation.metrics import Metrics
+from vitkit.models.vit import ViT
+from vitkit.training.build import Run
+from vitkit.training.initial_weights import started_from
+from vitkit.training.parallel.fsdp import unsharded_model
+from vitkit.training.state.save import save_state, save_values
+from vitkit.training.step import StepResult
+from vitkit.training.trainer import Callback, Trainer
+from vitkit.weights.formats.vitkit import save
+
+SAVED_EVERY = 5.0
+"""Seconds since the last state after which the end of an epoch saves one: the epochs of small data
+take less time than writing a state."""
+
+
+class Save(Callback):
+    """Writes states, the best and the last weights.
+
+    A step within an epoch saves where `--save-every` asks for it and where the run ends there. The
+    end of an epoch saves, too, if it is the first of the process, or the last state is old.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.saved_step = -1
+        self.is_due = True
+        self._saved_at = time.monotonic()
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Save within an epoch; its end saves after validation."""
+        step, every = trainer.progress.step, self.run.plan.config.save_every
+        if step % trainer.steps_per_epoch == 0:
+            return
+        if trainer.is_ending:  # before the state: a run that is killed in between makes both again
+            self.save_weights(self.run.folder.last)
+        if trainer.is_ending or (every and step % every == 0):
+            self.save_state()
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Save the best weights; and the last ones with the state, where they are due."""
+        run, epoch = self.run, self.run.epoch_result
+        assert epoch is not None, "after `Evaluate`"
+        metrics = {"val": epoch.validation}
+        if epoch.better:
+            self.save_weights(run.folder.best, metrics, epoch.model)
+        if self.is_due or trainer.is_ending:
+            self.save_weights(run.folder.last, metrics, epoch.model)
+            run.log.flush()
+            if not save_values(run.folder.state, run.registry, run.progress.step, run.world):
+                self.save_state()
+        run.epoch_result = None  # the gathered weights of a sharded model are large
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Write the last weights of a run that ended before its folder had any."""
+        if not self.run.world.decided(self.run.folder.last.exists):
+            self.save_weights(self.run.folder.last)
+
+    def check_due(self, last_step: int) -> None:
+        """Decide, on all processes alike, whether the end of this epoch saves."""
+        step, every = self.run.progress.step, self.run.plan.config.save_every
+        late = self.saved_step < 0 or time.monotonic() - self._saved_at >= SAVED_EVERY
+        due = late or step == last_step or (every is not None and step % every == 0)
+        self.is_due = self.run.world.decided(lambda: due)
+
+    def save_state(self) -> None:
+        """Write the state of all processes. Raises `OutputError`."""
+        run = self.run
+        run.count_time()
+        run.log.flush()
+        settings = run.plan.config.to_json()
+        save_state(run.folder.state, run.registry, run.progress.step, run.world, settings)
+        self._saved_at, self.saved_step = time.monotonic(), run.progress.step
+
+    def save_weights(
+        self, path: Path, metrics: dict[str, Metrics] | None = None, whole: ViT | None = None
+    ) -> None:
+        """Write the model with all that is needed to use it. Raises `OutputError`.
+
+        Args:
+            path: of the file.
+            metrics: of each split.
+            whole: the model in one piece, where it is gathered already.
+        """
+        model, world = whole or unsharded_model(self.run.model_to_save, self.run.world), None
+        world = self.run.world
+        world.decided(lambda: write_weights(path, model, self.run, metrics or {}))
+
+    def save_between_steps(self) -> bool:
+        """Save what is not saved yet; returns False where several processes cannot do that."""
+        if self.run.world.size > 1:
+            return False
+        if self.run.progress.step != self.saved_step:
+            self.save_weights(self.run.folder.last)
+            self.save_state()
+        return True
+
+
+class SaveBeforeValidation(Callback):
+    """Writes the state of an epoch's last step first: validation may be long, and be killed.
+
+    Args:
+        save: decides whether this epoch's end saves.
+    """
+
+    def __init__(self, save: Save) -> None:
+        self.save = save
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Save the state, where it is due and not there yet."""
+        if self.save.saved_step == trainer.progress.step:  # resumed right here
+            self.save.is_due = True
+            return
+        self.save.check_due(trainer.last_step)
+        if self.save.is_due:
+            self.save.save_state()
+
+
+def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]) -> str:
+    """Write a model in one piece as a file that describes itself; returns the path.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    plan, dataset = run.plan, run.plan.dataset
+    described = {
+        "name": dataset.name,
+        "fingerprint": dataset.fingerprint,
+        "images": {name: len(part) for name, part in dataset.splits.items()},
+    }
+    return str(
+        save(
+            path,
+            model,
+            preprocess=plan.preprocess,
+            classes=dataset.classes,
+            recipe=plan.config.to_json(),
+            metrics=metrics,
+            epoch=run.progress.step / plan.steps.steps_per_epoch,
+            weights="as trained" if run.ema is None else "average",
+            data=described,
+            **started_from(plan.config),
+        )
+    )

@@ -1,0 +1,133 @@
+"""The ends of a run: its last step, patience, a signal, numbers that are not finite, divergence."""
+
+from __future__ import annotations
+
+import math
+
+from vitkit.errors import Interrupted, NonFiniteError, plural
+from vitkit.training.build import Run
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.state.save import states
+from vitkit.training.step import StepResult
+from vitkit.training.trainer import Callback, Trainer
+
+MOST_SKIPPED = 3
+"""After so many steps in a row without a finite number, `on_nan: skip` stops the run as well."""
+
+
+class Stop(Callback):
+    """Ends the run at its last step, when patience is over, or when a signal came.
+
+    It comes before `Save` in the list, which writes what an ending run leaves.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def on_start(self, trainer: Trainer) -> None:
+        """End a resumed run whose patience was over already."""
+        if why := self.out_of_patience():
+            trainer.end(why)
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """End within an epoch."""
+        step, world = trainer.progress.step, self.run.world
+        if step % trainer.steps_per_epoch == 0:
+            return  # `after_epoch` looks at the same
+        signum = result.signum if world.size > 1 else self.run.stop.signum
+        if signum:
+            trainer.end(error=interrupted(self.run, signum))
+        elif step == trainer.last_step:
+            trainer.end()
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """End after an epoch."""
+        why = self.out_of_patience()
+        if signum := self.run.world.most(self.run.stop.signum or 0):
+            trainer.end(why, error=interrupted(self.run, signum))
+        elif why or trainer.progress.step == trainer.last_step:
+            trainer.end(why)
+
+    def out_of_patience(self) -> str | None:
+        """Return why the run ends before its last step, where its patience is over."""
+        patience, progress = self.run.plan.config.patience, self.run.progress
+        if patience is None or progress.stale < patience:
+            return None
+        if progress.step >= self.run.plan.total_steps:
+            return None
+        return f"no higher validation top-1 for {plural(progress.stale, 'epoch')}"
+
+
+class HandleBadNumbers(Callback):
+    """Skips a step without finite numbers, or stops the run; refuses a loss that diverges.
+
+    Args:
+        run: the run; `on_nan` says which.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        """Count a step that changed nothing. Raises `NonFiniteError` where the run stops."""
+        progress, log = trainer.progress, self.run.log
+        if result.overflow:
+            step = progress.step - 1
+            log.say(f"float16: the gradient overflows at step {step}; smaller loss scale")
+        if result.bad is None:
+            return
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+        text = describe_bad_step(self.run, result, trainer.learning_rate)
+        stops = self.run.plan.config.on_nan == "stop"
+        if stops or progress.skipped_in_a_row >= MOST_SKIPPED:
+            progress.step -= 1
+            raise NonFiniteError(
+                f"{text}; {last_good(self.run.folder)}; try a lower --lr "
+                f"(--find-lr looks for one)"
+                + ("" if self.run.precision == "off" else " or --amp off")
+            )
+        log.say(f"{text}; the step is skipped ({progress.skipped} so far)")
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Raise `NonFiniteError` far above ln K, the cross-entropy of a uniform guess."""
+        config, chance = self.run.plan.config, math.log(self.run.plan.spec.num_classes)
+        train_loss = trainer.progress.mean_loss
+        labels_alone = config.loss == "cross-entropy" and config.teacher is None
+        if labels_alone and train_loss > max(2 * chance, chance + 2):
+            raise NonFiniteError(
+                f"epoch {trainer.epoch} has a training loss of {train_loss:.3g}, a guess "
+                f"{chance:.3g}; {last_good(self.run.folder)}; try a --lr below {config.lr:g} "
+                f"(--find-lr looks for one)"
+            )
+
+
+def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
+    """Name what was not finite in the last step, with the images of its batch."""
+    step, plan = run.progress.step - 1, run.plan
+    indices, where = plan.steps.indices(step), ""
+    if run.world.size > 1 and result.rank is not None:
+        indices = indices[result.rank :: run.world.size]
+        where = f" on rank {result.rank}"
+    split = plan.dataset.splits["train"]
+    names = ", ".join(split.name(int(i)) for i in indices[:3])
+    value = result.loss if result.bad == "loss" else result.norm
+    return (
+        f"the {result.bad} is {value}{where} at step {step} (lr {rate:.3g}, "
+        f"loss {result.loss:.3g}, gradient norm {result.norm:.3g}, images {names} ...)"
+    )
+
+
+def last_good(folder: RunFolder) -> str:
+    """Name the newest state, to go on from, where there is one yet."""
+    kept = states(folder.state)
+    return f"the state before it is kept in {kept[-1]}" if kept else "no state is kept yet"
+
+
+def interrupted(run: Run, signum: int) -> Interrupted:
+    """Build the error of a run that a signal ends after all is saved."""
+    where = f"step {run.progress.step} of {run.plan.total_steps}"
+    return Interrupted(signum, f"stopped at {where}; all is saved, {run.how_to_go_on()}")
