@@ -21,7 +21,7 @@ from vitkit.distributed import World
 from vitkit.errors import DeviceError, SettingError
 from vitkit.evaluation.evaluate import evaluate, outputs
 from vitkit.spec import Preprocess
-from vitkit.training import trainer
+from vitkit.training import callbacks
 from vitkit.training.parallel import fsdp
 from vitkit.training.setup import make_plan
 from vitkit.training.state import save
@@ -88,10 +88,10 @@ def test_gradients_that_are_added_up_would_be_noticed(alone, tmp_path):
     """A control of the same test: the sum over processes instead of the mean."""
 
     class Sum(Recorder):
-        def _step(self, engine, batch):
-            for parameter in self.model.parameters():
+        def before_step(self, trainer, batch):
+            super().before_step(trainer, batch)
+            for parameter in trainer.training_step.model.parameters():
                 parameter.register_hook(lambda gradient: 2 * gradient)
-            return super()._step(engine, batch)
 
     found = numbers(run(2, tmp_path / "run", Sum, max_steps=1))
     assert found[0][1] == pytest.approx(2 * numbers(alone)[0][1], rel=1e-4)
@@ -175,7 +175,8 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
             file.write("x")
         return fsdp.unsharded_model(model, world)
 
-    monkeypatch.setattr(trainer, "whole_model", noted)
+    for module in (callbacks.evaluate, callbacks.save):
+        monkeypatch.setattr(module, "unsharded_model", noted)
     settings = {"epochs": 2, "model_ema": True, "max_steps": 40, "warmup_epochs": 0.5}
     whole, parts = (run(2, tmp_path / parallel, parallel=parallel, **settings)
                     for parallel in ("ddp", "fsdp"))  # fmt: skip
@@ -206,24 +207,25 @@ def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
 
 
 def poisoned(where: str, rank: int, step: int) -> type[Recorder]:
-    """A loop in which one process meets a number that is not finite."""
+    """A callback by which one process meets a number that is not finite."""
 
     class Poisoned(Recorder):
-        def _step(self, engine, batch):
-            if self.progress.step == step and self.world.rank == rank:
-                weight = self.model.head.weight
+        def before_step(self, trainer, batch):
+            super().before_step(trainer, batch)
+            model, world = trainer.training_step.model, trainer.training_step.world
+            if trainer.progress.step == step and world.rank == rank:
+                weight = model.head.weight
                 if where == "input":
-                    embed = self.model.patch_embed
+                    embed = model.patch_embed
                     embed.register_forward_hook(lambda module, given, made: made / 0)
                 elif where in ("loss", "mixed"):
-                    head = self.model.head
+                    head = model.head
                     head.register_forward_hook(lambda module, given, made: made * float("nan"))
                 elif where == "gradient":
                     weight.register_hook(lambda gradient: gradient * float("inf"))
                 else:
                     with torch.no_grad():
                         weight[0, 0] = float("nan")
-            return super()._step(engine, batch)
 
     return Poisoned
 
@@ -254,10 +256,10 @@ def test_a_number_that_is_not_finite_on_one_process_stops_all(tmp_path, where, r
 
 def stopping(rank: int, step: int) -> type[Recorder]:
     class Stopping(Recorder):
-        def _step(self, engine, batch):
-            if self.progress.step == step and self.world.rank == rank:
+        def before_step(self, trainer, batch):
+            super().before_step(trainer, batch)
+            if trainer.progress.step == step and trainer.training_step.world.rank == rank:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return super()._step(engine, batch)
 
     return Stopping
 

@@ -1,36 +1,56 @@
-"""Loops to which something happens."""
+"""Callbacks that disturb or watch a run."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 
-class Faulty(Trainer):
+class On(Callback):
+    """Calls a function at an event, such as `before_step=lambda trainer, batch: ...`."""
+
+    def __init__(self, **functions: Callable[..., object]) -> None:
+        vars(self).update(functions)
+
+
+def on(**functions: Callable[..., object]) -> Callable[[], On]:
+    """Return what `train` builds the callback with."""
+    return lambda: On(**functions)
+
+
+class Faulty(Callback):
     """In one process of several: VITKIT_TEST_FAULT is `KIND RANK STEP`."""
 
-    def _step(self, engine, batch):
+    def before_step(self, trainer, batch):
         kind, rank, step = os.environ["VITKIT_TEST_FAULT"].split()
-        if self.progress.step == int(step) and self.world.rank == int(rank):
+        world = trainer.training_step.world
+        if trainer.progress.step == int(step) and world.rank == int(rank):
             if kind == "exit":
                 sys.exit(0)
             if kind == "exception":
                 raise ValueError("something unforeseen")
             os.kill(os.getpid(), signal.Signals[kind])
-        return super()._step(engine, batch)
 
 
-def stopping_at(step: int) -> type[Trainer]:
-    """A loop that a SIGTERM reaches in the middle of a step."""
+def at(step: int, do: Callable[..., object]) -> Callable[[], On]:
+    """Call a function with the trainer before a step, counted from 0."""
 
-    class Stopping(Trainer):
-        def _step(self, engine, batch):
-            loss = super()._step(engine, batch)
-            if self.progress.step == step:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return loss
+    def before_step(trainer, batch):
+        if trainer.progress.step == step:
+            do(trainer)
 
-    return Stopping
+    return on(before_step=before_step)
+
+
+def stopping_at(step: int) -> Callable[[], On]:
+    """Send a SIGTERM right after a step, counted from 1."""
+
+    def after_step(trainer, result):
+        if trainer.progress.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return on(after_step=after_step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ import torch
 import vitkit
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig, layered
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 from vitkit.weights.checkpoint import Checkpoint
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "width": 16,
@@ -39,10 +39,10 @@ def a_checkpoint(
     return vitkit.load(vitkit.save(place, model, preprocess=preprocess, classes=classes))
 
 
-def train(output: Path, trainer: type[Trainer] = Trainer, **settings: object):
+def train(output: Path, callback: Callable[[], Callback] | None = None, **settings: object):
     stored = session.resumed_settings(settings.get("resume"), None)
     begun = stored or {"data": "digits", "output": str(output)} | SHORT
-    return session.train(TrainConfig(**layered(begun, settings)), trainer=trainer)
+    return session.train(TrainConfig(**layered(begun, settings)), [callback] if callback else [])
 
 
 def only_begun(output: Path, **settings: object) -> Checkpoint:

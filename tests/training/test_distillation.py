@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from peers import peer
 from torch import nn
 from training import worlds
+from training.faulty import on
 from training.tiny_runs import end_of, run
 
 import vitkit
@@ -18,7 +20,7 @@ from vitkit.errors import CheckpointError, Interrupted, SettingError
 from vitkit.training.distillation import teacher_targets
 from vitkit.training.distillation.teacher import Teacher, brought
 from vitkit.training.train import TrainResult
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
          "mlp_width": 32, "num_classes": 5}  # fmt: skip
@@ -304,9 +306,11 @@ def teacher(tmp_path_factory) -> Path:
     return vitkit.save(path, small(7, **DIGITS), preprocess=GREY, classes=[*"0123456789"])
 
 
-def taught(output: Path, teacher: Path | str, trainer: type[Trainer] = Trainer, **settings):
+def taught(
+    output: Path, teacher: Path | str, callback: Callable[[], Callback] | None = None, **settings
+):
     asked = {"teacher": str(teacher), "max_steps": STEPS, "model_ema": False} | settings
-    return run(output, trainer, **asked)
+    return run(output, callback, **asked)
 
 
 def test_a_run_learns_from_the_teacher_and_leaves_the_student_alone(teacher, tmp_path):
@@ -319,17 +323,14 @@ def test_a_run_learns_from_the_teacher_and_leaves_the_student_alone(teacher, tmp
     assert set(student.state_dict()) == set(vitkit.ViT(student.spec).state_dict())
 
 
-class Recording(Trainer):
-    """Keeps what the model was fed."""
+class Recording(Callback):
+    """Keeps what the model is given."""
 
     fed: list
 
-    def _step(self, engine, batch):
-        type(self).fed = [
-            *getattr(type(self), "fed", []),
-            (batch, self.step.transform(batch, 0, 0).soft),
-        ]
-        return super()._step(engine, batch)
+    def before_step(self, trainer, batch):
+        soft = trainer.training_step.transform(batch, 0, 0).soft
+        type(self).fed = [*getattr(type(self), "fed", []), (batch, soft)]
 
 
 def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
@@ -364,36 +365,27 @@ def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, m
 def test_mixed_images_have_mixed_teachings(teacher, tmp_path):
     """As the labels: the weights are read off the targets."""
 
-    class Mixed(Trainer):
-        def _step(self, engine, batch):
-            batch = batch.first(32)
-            fed, alone = self.step.transform(batch, 0, 0), type(self).of_one(self, batch)
-            own = torch.nn.functional.one_hot(batch.labels, 10).float()
-            differs = batch.labels != batch.labels.flip(0)
-            weight = fed.targets[differs][own[differs].bool()]
-            assert 0 < weight.min() < 1
-            assert torch.equal(weight, weight[:1].expand_as(weight))
-            torch.testing.assert_close(
-                fed.soft, weight[0] * alone + (1 - weight[0]) * alone.flip(0)
-            )
-            return super()._step(engine, batch)
+    def check(trainer, batch):
+        transform, batch = trainer.training_step.transform, batch.first(32)
+        fed = transform(batch, 0, 0)
+        alone = torch.cat([transform(batch.first(1), 0, 0).soft for batch in batch.parts(32)])
+        own = torch.nn.functional.one_hot(batch.labels, 10).float()
+        differs = batch.labels != batch.labels.flip(0)
+        weight = fed.targets[differs][own[differs].bool()]
+        assert 0 < weight.min() < 1
+        assert torch.equal(weight, weight[:1].expand_as(weight))
+        torch.testing.assert_close(fed.soft, weight[0] * alone + (1 - weight[0]) * alone.flip(0))
 
-        def of_one(self, batch):
-            return torch.cat(
-                [self.step.transform(batch.first(1), 0, 0).soft for batch in batch.parts(32)]
-            )
-
-    taught(tmp_path / "run", teacher, Mixed, mixup=1.0, distill_views=1, max_steps=1, epochs=1,
+    taught(tmp_path / "run", teacher, on(before_step=check), mixup=1.0, distill_views=1,
+           max_steps=1, epochs=1,
            warmup_epochs=0.0, grad_accum_steps=1)  # fmt: skip
 
 
-def stopping(step: int) -> type[Trainer]:
-    class Stopping(Trainer):
-        def _step(self, engine, batch):
-            self.stop.signum = 15 if self.progress.step == step else None
-            return super()._step(engine, batch)
+def stopping(step: int) -> Callable[[], Callback]:
+    def before_step(trainer, batch):
+        trainer.training_step.stop.signum = 15 if trainer.progress.step == step else None
 
-    return Stopping
+    return on(before_step=before_step)
 
 
 @pytest.mark.parametrize(("views", "lost"), [(0, False), (2, False), (2, True)])

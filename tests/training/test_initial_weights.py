@@ -16,7 +16,7 @@ from vitkit.errors import CheckpointError, Interrupted, SettingError, SpecError
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.state.save import newest_state
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 
 def pixels(count: int, channels: int = 1) -> torch.Tensor:
@@ -156,14 +156,14 @@ def test_unreadable_weights_are_refused_by_name(tmp_path):
         train(tmp_path / "run", pretrained=True, model="vit_cifar_patch4_32")
 
 
-class Watched(Trainer):
+class Watched(Callback):
     """Notes which modules are in training mode while a step is made."""
 
     modes: dict[str, bool]
 
-    def _step(self, engine, batch):
-        type(self).modes = {name: part.training for name, part in self.model.named_modules()}
-        return super()._step(engine, batch)
+    def before_step(self, trainer, batch):
+        modules = trainer.training_step.model.named_modules()
+        type(self).modes = {name: part.training for name, part in modules}
 
 
 def test_a_frozen_backbone_stays_as_it_was_and_has_no_dropout(tmp_path):

@@ -20,7 +20,7 @@ from training.worlds import config_of, order, run
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training import train
 from vitkit.training.state.save import newest_state
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def alone(tmp_path_factory):
 def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> str:
     """What a launched run says in which something happens to one process in step 12.
 
-    Its loop is one of our own, in a module that is found only where these tests are.
+    Its callback is in a module that is found only where these tests are.
     """
     os.environ["VITKIT_TEST_FAULT"] = f"{kind} {rank} 12"  # which the processes inherit
     config = config_of(output, devices=size, save_every=5, **settings)
     with pytest.raises(VitkitError) as error:
-        train.train(config, trainer=Faulty)
+        train.train(config, [Faulty])
     assert type(error.value) is VitkitError
     assert still_running(str(output)) == []
     return str(error.value)
@@ -131,16 +131,16 @@ def test_devices_starts_processes_and_a_signal_stops_them(tmp_path, monkeypatch)
     assert still_running(str(output)) == []
 
 
-def test_a_loop_that_the_processes_could_not_import_is_refused(tmp_path):
-    class Local(Trainer):
+def test_a_callback_that_the_processes_could_not_import_is_refused(tmp_path):
+    class Local(Callback):
         pass
 
-    script = type("Script", (Trainer,), {"__module__": "__main__"})
-    gone = type("Gone", (Trainer,), {"__module__": "no.such.module"})
-    for loop in (Local, script, gone):
-        mend = f"cannot be imported; put {loop.__name__} at the top of a module of its own, or"
+    script = type("Script", (Callback,), {"__module__": "__main__"})
+    gone = type("Gone", (Callback,), {"__module__": "no.such.module"})
+    for callback in (Local, script, gone):
+        mend = f"cannot be imported; put {callback.__name__} at the top of a module of its own, or"
         with pytest.raises(SettingError, match=mend):
-            train.train(config_of(tmp_path / "run", devices=2), trainer=loop)
+            train.train(config_of(tmp_path / "run", devices=2), [callback])
     assert not (tmp_path / "run").exists()
 
 

@@ -5,37 +5,33 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+from collections.abc import Callable
 
 import pytest
+from training.faulty import On, on
 from training.starts import bits, train
 
 from vitkit.data.loading import worker_watch
 from vitkit.errors import Interrupted, LoaderError
-from vitkit.training.trainer import Trainer
 
 ASKED = {"workers": 1, "spec": {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16,
                                 "depth": 1, "num_heads": 2, "mlp_width": 32}}  # fmt: skip
 
 
-def sending(signum: int, *, term: bool = False) -> type[Trainer]:
-    """A loop whose loader process gets a signal after the second step."""
+def sending(signum: int, *, term: bool = False) -> Callable[[], On]:
+    """Send a signal to the loader process after the second step, and a SIGTERM to this one."""
     others = set(multiprocessing.active_children())
 
-    class Sending(Trainer):
-        def _step(self, engine, batch):
-            loss = super()._step(engine, batch)
-            if self.progress.step == 2:
-                (loader,) = set(multiprocessing.active_children()) - others
-                os.kill(loader.pid, signum)
-                if term:
-                    os.kill(os.getpid(), signal.SIGTERM)
-            return loss
+    def after_step(trainer, result):
+        if trainer.progress.step == 2:
+            (loader,) = set(multiprocessing.active_children()) - others
+            os.kill(loader.pid, signum)
+            if term:  # as though it came while the next batch is waited for
+                soon = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+                soon.start()
 
-        def _after_step(self, engine):
-            if not term:  # else as though the signal came while the next batch is waited for
-                super()._after_step(engine)
-
-    return Sending
+    return on(after_step=after_step)
 
 
 @pytest.fixture(scope="module")

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-from ignite.engine import Engine
 from shards import as_csv, as_folder, as_tars, samples
 
 from vitkit.data.images import rereading
-from vitkit.data.loading.loader import Batch
 from vitkit.errors import CheckpointError, DataError, ImageError, Interrupted
-from vitkit.evaluation.evaluate import Output
-from vitkit.evaluation.metrics import Metrics
-from vitkit.models.vit import ViT
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.state.save import newest_state, run_hash, step_of
-from vitkit.training.trainer import Trainer
-
-
-class Meddled(Trainer):
-    """Calls a function before one step of the run."""
-
-    before: ClassVar[int]
-    meddle: ClassVar[Callable[[], object]]
-
-    def _step(self, engine: Engine, batch: Batch) -> float:
-        if self.progress.step == self.before:
-            type(self).meddle()
-        return super()._step(engine, batch)
-
-
-def meddling(step: int, meddle: Callable[[], object]) -> type[Trainer]:
-    return type("Meddling", (Meddled,), {"before": step, "meddle": staticmethod(meddle)})
+from vitkit.training.trainer import Callback
 
 
 def train(
-    data: Path | str, output: Path, trainer: type[Trainer] = Trainer, **settings: Any
+    data: Path | str, output: Path, callback: Callable[[], Callback] | None = None, **settings: Any
 ) -> session.TrainResult:
     spec = {"width": 16, "depth": 1, "num_heads": 2, "patch_size": 4}
     config: dict[str, Any] = {
@@ -50,7 +29,7 @@ def train(
         "log_examples": False, "log_histograms": False, "flip": 0.5, "threads": 1,
     }  # fmt: skip
     config |= {"data": str(data), "output": str(output)} | settings
-    return session.train(TrainConfig(**config), trainer=trainer)
+    return session.train(TrainConfig(**config), [callback] if callback else [])
 
 
 def end_of(output: Path) -> str:
@@ -81,7 +60,7 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: 
 
     output = tmp_path / "stopped"
     with pytest.raises(ImageError) as caught:
-        train(images, output, meddling(3, take_away))
+        train(images, output, at(3, take_away))
     state, _ = newest_state(output / "state")
     assert step_of(state) == 4  # the next batch has an image of every class
     assert "missing: no such file; the run stopped at step 4, and all is saved" in str(caught.value)
@@ -96,7 +75,7 @@ def test_a_run_saves_before_it_ends_for_a_missing_image(images: Path, tmp_path: 
     assert end_of(output) == end_of(tmp_path / "through")
     teacher = tmp_path / "through" / "weights" / "best.safetensors"
     with pytest.raises(ImageError, match="go on with: vitkit train --resume") as caught:
-        train(images, tmp_path / "taught", meddling(3, take_away), teacher=str(teacher))
+        train(images, tmp_path / "taught", at(3, take_away), teacher=str(teacher))
     assert "skip" not in str(caught.value)  # a teacher has not seen the images that would come
 
 
@@ -108,35 +87,28 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
     test, val = gone(images, "test")[0], gone(images, "val")[0]
     hint = rf"the run stopped at step 6, and all is saved: .* --resume {output}; or without it"
     with pytest.raises(ImageError, match=hint):
-        train(images, output, meddling(5, lambda: test.rename(tmp_path / "away")))
+        train(images, output, at(5, lambda: test.rename(tmp_path / "away")))
     weights = last.read_bytes()
     (tmp_path / "away").rename(test)
 
-    class Gone(Trainer):
-        def outputs(self, split: str, model: ViT) -> Iterator[Output]:
-            if split == "test":
-                test.rename(tmp_path / "away")
-            return super().outputs(split, model)
+    def after_validation(split: str) -> None:
+        if split == "val" and test.exists():
+            test.rename(tmp_path / "away")
 
     with pytest.raises(ImageError, match=hint):
-        train(images, output, Gone, resume=str(output))
+        train(images, output, on(after_evaluation_batch=after_validation), resume=str(output))
     assert last.read_bytes() == weights
     (tmp_path / "away").rename(test)
 
-    class Stopped(Trainer):
-        def evaluate(self, split: str) -> Metrics:
-            raise Interrupted(15, "stopped")
-
-    class GoneToo(Trainer):
-        def evaluate(self, split: str) -> Metrics:
-            val.rename(tmp_path / "away")
-            return super().evaluate(split)
+    def signal_in_validation(split: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
     other = tmp_path / "other"
     with pytest.raises(Interrupted):
-        train(images, other, Stopped)
+        train(images, other, on(after_evaluation_batch=signal_in_validation))
+    val.rename(tmp_path / "away")
     with pytest.raises(ImageError, match=rf"stopped at step 3, and all is saved.*{other}"):
-        train(images, other, GoneToo, resume=str(other))
+        train(images, other, resume=str(other))
     (tmp_path / "away").rename(val)
     train(images, other, resume=str(other))
     assert end_of(other) == end_of(output)
@@ -146,7 +118,7 @@ def test_an_image_that_becomes_another_is_refused(images: Path, tmp_path: Path) 
     first = gone(images)[0]
     other = gone(images, label="10")[0].read_bytes()
     with pytest.raises(ImageError, match=f"{first.name}: missing: the file was changed after"):
-        train(images, tmp_path / "run", meddling(2, lambda: first.write_bytes(other)))
+        train(images, tmp_path / "run", at(2, lambda: first.write_bytes(other)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -160,7 +132,7 @@ def test_with_skip_another_image_of_the_class_takes_the_place(
             path.unlink()
 
     output = tmp_path / "run"
-    train(images, output, meddling(1, lose), bad_images="skip", workers=workers, epochs=3)
+    train(images, output, at(1, lose), bad_images="skip", workers=workers, epochs=3)
     log = said(output)
     for path in lost:
         name = path.relative_to(images).as_posix()
@@ -178,7 +150,7 @@ def test_a_run_with_fewer_images_goes_on_with_the_same_bits(
         data = form(tmp_path / f"{name} data", samples())
         root = data if data.is_dir() else data.parent
         lost = [gone(root)[1], gone(root)[2], gone(root, "val", "10")[0]]
-        trainer = meddling(4, lambda lost=lost: [path.unlink() for path in lost])
+        trainer = at(4, lambda lost=lost: [path.unlink() for path in lost])
         limit = {"max_steps": 5} if name == "stopped" else {}
         train(data, tmp_path / name, trainer, bad_images="skip", **limit)
     train(data, tmp_path / name, bad_images="skip", resume=str(tmp_path / name), max_steps=None)
@@ -223,7 +195,7 @@ def test_a_class_of_which_nothing_is_left_ends_the_run(images: Path, tmp_path: P
             path.unlink()
 
     with pytest.raises(ImageError, match="missing: no such file; the run stopped at step"):
-        train(images, tmp_path / "run", meddling(3, lose), bad_images="skip")
+        train(images, tmp_path / "run", at(3, lose), bad_images="skip")
 
 
 @pytest.mark.parametrize("form", [as_folder, as_tars])
@@ -241,8 +213,8 @@ def test_a_disk_that_fails_for_a_moment_is_read_again(
             raise OSError(errno.EIO, "Input/output error")
         return opened(path, *args, **options)
 
-    def hiccup(times: int) -> type[Trainer]:
-        return meddling(2, lambda: failing.__setitem__(0, times))
+    def hiccup(times: int) -> Callable[[], Callback]:
+        return at(2, lambda: failing.__setitem__(0, times))
 
     monkeypatch.setattr(Path, "open", fail)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))

@@ -13,19 +13,18 @@ from training.starts import DIGITS, a_checkpoint, bits, said, train
 import vitkit
 from vitkit.data.loading.sampler import balanced_order
 from vitkit.errors import Interrupted, SettingError
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 GROWING = {"progressive": (4, 8), "epochs": 3}
 
 
-class Watched(Trainer):
+class Watched(Callback):
     """Notes the size of every batch."""
 
     sizes: list[tuple[int, ...]]
 
-    def _step(self, engine, batch):
+    def before_step(self, trainer, batch):
         type(self).sizes.append(tuple(batch.pixels.shape[1:3]))
-        return super()._step(engine, batch)
 
 
 def test_sizes_grow_over_equal_parts_of_the_epochs_to_that_of_evaluation(tmp_path):
@@ -88,17 +87,16 @@ def test_epochs_differ_and_the_order_has_no_runs_of_a_class():
     assert np.abs(halves - 0.5).max() < 0.06
 
 
-class Counted(Trainer):
+class Counted(Callback):
     """Notes the labels of every batch, and which view of which image it has."""
 
     labels: list[int]
     seen: list[tuple[int, int, int]]
 
-    def _step(self, engine, batch):
+    def before_step(self, trainer, batch):
         type(self).labels += batch.labels.tolist()
         images = zip(batch.indices.tolist(), batch.views.tolist(), strict=True)
         type(self).seen += [(batch.epoch, index, view) for index, view in images]
-        return super()._step(engine, batch)
 
 
 def test_uneven_classes_are_balanced_and_counted_in_words(tmp_path):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 import safetensors.torch
 import torch
 from processes import Forked, forked, wait_until
+from training.faulty import On, at, on
 from training.tiny_runs import STEPS, TINY, command, end_of, run
 
 import vitkit
@@ -33,13 +35,13 @@ from vitkit.errors import (
     exit_code,
 )
 from vitkit.randomness import permutation
-from vitkit.training import train
-from vitkit.training.callbacks import evaluate as judging
+from vitkit.training import callbacks, train
 from vitkit.training.interrupts import stop_on_signal
+from vitkit.training.state import save
 from vitkit.training.state.manifest import digest_of, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
 from vitkit.training.state.save import damage, newest_state, run_hash
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -50,34 +52,13 @@ def straight(tmp_path_factory) -> Path:
     return output
 
 
-def at(step: int, do) -> type[Trainer]:
-    """A loop in which something happens while step `step` is being made."""
-
-    class Disturbed(Trainer):
-        def _step(self, engine, batch):
-            if self.progress.step == step:
-                do(self)
-            return super()._step(engine, batch)
-
-    return Disturbed
-
-
-class DuringEvaluation(Trainer):
-    """A loop that a SIGTERM reaches while it evaluates after the first epoch."""
-
-    def evaluate(self, split):
-        if self.progress.step == 20:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return super().evaluate(split)
-
-
-def sigterm(trainer: Trainer) -> None:
+def sigterm(of_what: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def within_accumulation(trainer: Trainer) -> None:
     """A SIGTERM between the two micro-batches of a step."""
-    model, seen = trainer.model, []
+    model, seen = trainer.training_step.model, []
 
     def hook(module, inputs, output):
         seen.append(1)
@@ -90,7 +71,8 @@ def within_accumulation(trainer: Trainer) -> None:
 
 PLACES = {
     "step 1": at(0, sigterm), "in accumulation": at(8, within_accumulation),
-    "mid-epoch": at(26, sigterm), "last batch": at(39, sigterm), "evaluation": DuringEvaluation,
+    "mid-epoch": at(26, sigterm), "last batch": at(39, sigterm),
+    "evaluation": on(after_evaluation_batch=sigterm),
     "epoch boundary": at(20, sigterm), "last step": at(59, sigterm),
 }  # fmt: skip
 
@@ -110,28 +92,23 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(straight, tmp_path, place):
 
 def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeypatch):
     """Both are long in real runs; the epoch is saved before, and what was stopped is made again."""
-    monkeypatch.setattr(judging, "EVALUATED", 16)
+    monkeypatch.setattr(callbacks.evaluate, "EVALUATED", 16)
     short = {"epochs": 1, "warmup_epochs": 0.5}
     read: list[str] = []
 
-    class DuringSplit(Trainer):
-        """A loop that a SIGTERM reaches while it looks at a split."""
+    def during_split(split: str) -> None:
+        read.append(split)
+        if split == target and read.count(split) == 2:
+            sigterm(split)
 
-        def outputs(self, split, model):
-            for number, made in enumerate(super().outputs(split, model)):
-                read.append(split)
-                if split == at and number == 1:
-                    sigterm(self)
-                yield made
-
-    for at, batches in (("val", 2), ("test", 9 + 9 + 2)):
+    for target, batches in (("val", 2), ("test", 9 + 9 + 2)):
         read.clear()
         with pytest.raises(Interrupted, match="stopped at step 20 of 20; all is saved") as stop:
-            run(tmp_path / "run", DuringSplit, resume="auto", **short)
+            run(tmp_path / "run", on(after_evaluation_batch=during_split), resume="auto", **short)
         assert exit_code(stop.value) == 143
         assert len(read) == batches
         last = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
-        assert ("val" in last.metadata["metrics"]) == (at == "test")
+        assert ("val" in last.metadata["metrics"]) == (target == "test")
     ended = run(tmp_path / "run", resume="auto", **short)
     assert set(ended.metrics) == {"val", "test"}
     run(tmp_path / "straight", **short)
@@ -287,9 +264,8 @@ def sealed(state: Path) -> None:
 
 
 def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
-    class Careless(Trainer):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+    class Careless(Callback):
+        def __init__(self):
             self.teacher = torch.nn.Linear(2, 2)
 
     with pytest.raises(VitkitError, match=r"Careless.teacher has a state that no checkpoint would"):
@@ -373,18 +349,18 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
     assert newest_state(output / "state")[0].name == "step-00000010"
 
 
-def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_path):
-    class PowerFailure(Exception):
-        pass
+def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_path, monkeypatch):
+    """A power failure between the last weights and the last state."""
+    output, saved = tmp_path / "run", save.save_state
 
-    class Killed(Trainer):
-        def save_weights(self, path, *args):
-            if self.progress.step == 24:
-                raise PowerFailure
-            super().save_weights(path, *args)
+    def fail(folder, registry, step, *rest):
+        assert step != 24, "power failure"
+        saved(folder, registry, step, *rest)
 
-    with pytest.raises(PowerFailure):
-        run(tmp_path / "run", Killed, max_steps=24)
+    monkeypatch.setattr(callbacks.save, "save_state", fail)
+    with pytest.raises(AssertionError, match="power failure"):
+        run(output, max_steps=24)
+    monkeypatch.undo()
     ended = run(tmp_path / "run", max_steps=24, resume="auto")
     assert vitkit.load(ended.last).metadata["epoch"] == 1.2
 
@@ -426,12 +402,10 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
 def test_the_average_of_the_weights_is_what_is_shared(tmp_path):
     weights = []
 
-    class Watching(Trainer):
-        def _after_step(self, engine):
-            weights.append(self.model.head.weight.detach().clone())
-            super()._after_step(engine)
+    def watch(trainer, result):
+        weights.append(trainer.training_step.model.head.weight.detach().clone())
 
-    run(tmp_path / "run", Watching, max_steps=20, model_ema_decay=0.5)
+    run(tmp_path / "run", on(after_step=watch), max_steps=20, model_ema_decay=0.5)
     torch.manual_seed(0)
     state = newest_state(tmp_path / "run" / "state")[0]
     average = safetensors.torch.load_file(state / "ema.safetensors")["head.weight"]
@@ -446,20 +420,15 @@ def test_the_average_of_the_weights_is_what_is_shared(tmp_path):
     assert (average - weights[-1]).abs().max() > 1e-4
 
 
-def poisoned(steps: set[int]) -> type[Trainer]:
-    """A loop in which some steps' gradient has a NaN."""
+def poisoned(steps: set[int]) -> Callable[[], On]:
+    """Put a NaN into the gradient of some steps."""
 
-    class Poisoned(Trainer):
-        def _step(self, engine, batch):
-            handle = self.model.head.weight.register_hook(
-                lambda g: g * float("nan") if self.progress.step in steps else g
-            )
-            try:
-                return super()._step(engine, batch)
-            finally:
-                handle.remove()
+    def on_start(trainer):
+        trainer.training_step.model.head.weight.register_hook(
+            lambda g: g * float("nan") if trainer.progress.step in steps else g
+        )
 
-    return Poisoned
+    return on(on_start=on_start)
 
 
 def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
@@ -478,23 +447,19 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
 
 
 def test_out_of_memory_says_what_fitted(tmp_path):
-    class Small(Trainer):
-        """A machine that holds 16 images."""
+    def refuse(module, inputs):
+        if len(inputs[0]) > 16:
+            raise torch.OutOfMemoryError("out of memory")
 
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
+    def on_start(trainer):
+        trainer.training_step.model.register_forward_pre_hook(refuse)
 
-            def refuse(module, inputs):
-                if len(inputs[0]) > 16:
-                    raise torch.OutOfMemoryError("out of memory")
-
-            self.model.register_forward_pre_hook(refuse)
-
+    small = on(on_start=on_start)  # a machine that holds 16 images
     with pytest.raises(
         vitkit.VitkitError, match=r"at 32 images at once; 16 fitted; pass --grad-accum-steps 4,"
     ):
-        run(tmp_path / "run", Small)
-    run(tmp_path / "four", Small, grad_accum_steps=4, max_steps=2)
+        run(tmp_path / "run", small)
+    run(tmp_path / "four", small, grad_accum_steps=4, max_steps=2)
 
 
 class Full(Exception):

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from training.faulty import On, on
 
 import vitkit
 from vitkit import cli
@@ -27,7 +29,6 @@ from vitkit.training.config.train_config import TrainConfig, read_yaml, to_yaml
 from vitkit.training.monitoring import terminal as display
 from vitkit.training.state.manifest import read_manifest, write_manifest
 from vitkit.training.state.save import damage, states
-from vitkit.training.trainer import Trainer
 
 SMALL = {
     "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,
@@ -259,23 +260,21 @@ def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
     monkeypatch.setattr(display, "REFRESH", 0.0)
     settings = {"data": str(images)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
 
-    def closing(signum: int) -> type[Trainer]:
-        class Closing(Trainer):
-            def _step(self, engine, batch):
-                if self.progress.step == 1:
-                    terminal.open = False
-                if self.progress.step == 3 and signum:
-                    signal.raise_signal(signum)
-                return super()._step(engine, batch)
+    def closing(signum: int) -> Callable[[], On]:
+        def before_step(trainer, batch):
+            if trainer.progress.step == 1:
+                terminal.open = False
+            if trainer.progress.step == 3 and signum:
+                signal.raise_signal(signum)
 
-        return Closing
+        return on(before_step=before_step)
 
     for name, signum in {"through": 0, "signalled": signal.SIGHUP}.items():
         terminal = Terminal()
         monkeypatch.setattr("sys.stdout", terminal)
         config = TrainConfig(**settings, output=str(tmp_path / name))
         with pytest.raises(Interrupted, match="all is saved") if signum else nullcontext():
-            train.train(config, trainer=closing(signum))
+            train.train(config, [closing(signum)])
         assert "\x1b[" in terminal.getvalue()  # there was a bar
         assert "epoch   2/2" in said(tmp_path / name)
 

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -20,13 +21,13 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
-from training.faulty import stopping_at
+from training.faulty import on, stopping_at
 
 import vitkit
 from vitkit.data.sources.open import open_dataset, with_validation
 from vitkit.errors import Interrupted, MissingExtraError
+from vitkit.training import callbacks
 from vitkit.training import train as session
-from vitkit.training import trainer as loop
 from vitkit.training.callbacks import report
 from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.monitoring import metric_files, terminal
@@ -36,7 +37,7 @@ from vitkit.training.monitoring.throughput import TimingSnapshot
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state import save
 from vitkit.training.state.save import newest_state, run_hash
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 from vitkit.weights.formats.vitkit import DESCRIBED
 
 TINY = {
@@ -48,10 +49,12 @@ TIMES = {"images_per_s", "data_wait", "seconds", "memory"}
 """Numbers that no two runs have alike."""
 
 
-def train(output: Path, data: str = "digits", trainer: type[Trainer] = Trainer, **settings):
+def train(
+    output: Path, data: str = "digits", callback: Callable[[], Callback] | None = None, **settings
+):
     asked = {"data": data, "output": str(output)} | TINY | settings
     config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return session.train(config, trainer=trainer)
+    return session.train(config, [callback] if callback else [])
 
 
 def lines(run: Path) -> list[dict]:
@@ -148,7 +151,7 @@ def test_both_can_be_left_out(tmp_path):
 def stopped_and_torn(run: Path) -> Path:
     """Stopped at step 47; then rows of steps that no state knows, and the halves of two lines."""
     with pytest.raises(Interrupted):
-        train(run, trainer=stopping_at(47))
+        train(run, callback=stopping_at(47))
     with (run / "metrics.csv").open("a") as file:
         file.write("3,60,0.001,0.5,0.9,0.9,0.5,1,0.1,9\n3,60,0.0")
     with (run / "metrics.jsonl").open("a") as file:
@@ -188,7 +191,7 @@ def killed_behind_a_state(output: Path) -> None:
         if (output / "state" / "step-00000045").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
-    RecordWriter.write, loop.save_state = slowly, killed
+    RecordWriter.write, callbacks.save.save_state = slowly, killed
     train(output, save_every=5, threads=1)
 
 
@@ -210,22 +213,20 @@ def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
 def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
     """A run that is killed while it validates the second epoch, or with its row just written."""
 
-    def kill(self, *asked) -> None:
-        if self.progress.step == 40:
+    def kill(split: str) -> None:
+        if (output / "state" / "step-00000040").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        return evaluate(self, *asked)
 
     def kill_after_the_row(folder, registry, step, world) -> bool:
         if step == 40:
             os.kill(os.getpid(), signal.SIGKILL)
         return save.save_values(folder, registry, step, world)
 
-    evaluate = Trainer.evaluate
     if where == "validation":
-        Trainer.evaluate = kill
+        train(output, callback=on(after_evaluation_batch=kill))
     else:
-        loop.save_values = kill_after_the_row
-    train(output)
+        callbacks.save.save_values = kill_after_the_row
+        train(output)
 
 
 @pytest.mark.parametrize("where", ["validation", "after the row"])
@@ -383,7 +384,7 @@ def test_a_service_is_told_the_curves(tmp_path, service, name, end):
                                                     ("mlflow", "run_id", "m-1")])  # fmt: skip
 def test_a_resumed_run_is_the_same_run_to_a_service(tmp_path, service, name, key, known):
     with pytest.raises(Interrupted):
-        train(tmp_path / "run", trainer=stopping_at(30), logger=(name,))
+        train(tmp_path / "run", callback=stopping_at(30), logger=(name,))
     assert service.ended in ([1], ["FAILED"])
     first, *_ = service.began
     train(tmp_path / "run", resume=str(tmp_path / "run"), logger=(name,))

@@ -8,13 +8,14 @@ import hashlib
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from training.faulty import stopping_at
+from training.faulty import at, on, stopping_at
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
@@ -26,12 +27,12 @@ from vitkit.errors import (
     SettingError,
     exit_code,
 )
+from vitkit.training import callbacks
 from vitkit.training import train as session
-from vitkit.training import trainer as loop
 from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.save import newest_state
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 TINY = {
     "recipe": "digits",
@@ -54,11 +55,11 @@ def train(output: Path, **settings) -> session.TrainResult:
     return vitkit.train("digits", output=str(output), **TINY | settings)
 
 
-def train_with(trainer: type[Trainer], output: Path, **settings) -> session.TrainResult:
-    """The same run with a loop that does something more."""
+def train_with(callback: Callable[[], Callback], output: Path, **settings) -> session.TrainResult:
+    """The same run with one more callback."""
     asked = {"data": "digits", "output": str(output)} | TINY | settings
     config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return session.train(config, trainer=trainer)
+    return session.train(config, [callback])
 
 
 def fingerprint(path: Path) -> str:
@@ -193,13 +194,11 @@ def test_a_state_that_forgets_the_optimizer_would_be_noticed(result, tmp_path, l
     with pytest.raises(Interrupted):
         train_with(stopping_at(30), run)
 
-    class Forgetful(Trainer):
-        def resume(self, state):
-            super().resume(state)
-            for values in self.optimizer.state.values():
-                values[lost].zero_()
+    def forget(trainer):
+        for values in trainer.training_step.optimizer.state.values():
+            values[lost].zero_()
 
-    resumed = train_with(Forgetful, run, resume=str(run))
+    resumed = train_with(on(on_start=forget), run, resume=str(run))
     assert fingerprint(resumed.last) != fingerprint(result.last)
 
 
@@ -289,7 +288,7 @@ def test_epochs_shorter_than_some_seconds_share_a_state(tmp_path, monkeypatch):
     train(tmp_path / "short", save_every=None)
     states = sorted(path.name for path in (tmp_path / "short" / "state").glob("step-*"))
     assert states == ["step-00000020", "step-00000060"]
-    monkeypatch.setattr(loop, "SAVED_EVERY", 0.0)
+    monkeypatch.setattr(callbacks.save, "SAVED_EVERY", 0.0)
     train(tmp_path / "long", save_every=None)
     states = sorted(path.name for path in (tmp_path / "long" / "state").glob("step-*"))
     assert states == ["step-00000040", "step-00000060"]
@@ -301,14 +300,8 @@ def test_the_same_command_goes_on_after_a_kill_behind_the_best_weights(result, t
     run = tmp_path / "run"
 
     def killed_behind_weights() -> None:
-        def save_weights(self, path, *asked) -> None:
-            saved(self, path, *asked)
-            if path.name == "best.safetensors" and self.progress.step == 20 * epoch:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        saved = Trainer.save_weights
-        Trainer.save_weights = save_weights
-        train(run, save_every=None, resume="auto")
+        kill = at(20 * epoch, lambda trainer: os.kill(os.getpid(), signal.SIGKILL))
+        train_with(kill, run, save_every=None, resume="auto")
 
     process = multiprocessing.get_context("fork").Process(target=killed_behind_weights)
     process.start()

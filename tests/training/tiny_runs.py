@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.training import train
 from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.save import newest_state, run_hash
-from vitkit.training.trainer import Trainer
+from vitkit.training.trainer import Callback
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
@@ -20,10 +21,12 @@ STEPS = 60
 """Of the whole run; 20 an epoch."""
 
 
-def run(output: Path, trainer: type[Trainer] = Trainer, **settings: object) -> train.TrainResult:
+def run(
+    output: Path, callback: Callable[[], Callback] | None = None, **settings: object
+) -> train.TrainResult:
     asked = {"data": "digits", "output": str(output)} | TINY | settings
     config = TrainConfig(**layered(recipe_settings("digits"), asked))
-    return train.train(config, trainer=trainer)
+    return train.train(config, [callback] if callback else [])
 
 
 def end_of(output: Path) -> str:

@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
+from vitkit.data.loading.loader import Batch
 from vitkit.distributed import World, joined
 from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train
+from vitkit.training.callbacks.ema import AverageWeights
 from vitkit.training.config.train_config import TrainConfig, layered
 from vitkit.training.parallel.fsdp import local
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.trainer import Trainer
+from vitkit.training.step import StepResult
+from vitkit.training.trainer import Callback, Trainer
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
@@ -61,26 +64,28 @@ def _be(rank: int, size: int, port: int, place: Path, work: Callable[[int], Any]
     os._exit(0)
 
 
-class Recorder(Trainer):
-    """A loop that remembers which images it had, the losses and the gradient norms."""
+class Recorder(Callback):
+    """Remembers the images of each step, its loss and its gradient norm."""
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self) -> None:
         self.seen: list[Any] = []
-        made_before = self.step
-
-        def step(batch, number):
-            made = made_before(batch, number)
-            self.seen.append([number, batch.indices.tolist(), made.loss, made.norm])
-            return made
-
-        self.step = step
         Recorder.last = self
+
+    def on_start(self, trainer: Trainer) -> None:
+        averages = [one.ema.model for one in trainer.callbacks if isinstance(one, AverageWeights)]
+        self._models = [trainer.training_step.model, *averages]
+
+    def before_step(self, trainer: Trainer, batch: Batch) -> None:
+        self._indices = batch.indices.tolist()
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
+        number = trainer.progress.step - 1
+        self.seen.append([number, self._indices, result.loss, result.norm])
 
     def bits(self) -> str:
         """A hash over this process's own model and averages."""
         total = hashlib.sha256()
-        for model in [self.model, *([self.ema.model] if self.ema else [])]:
+        for model in self._models:
             for value in model.parameters():
                 total.update(local(value.detach()).numpy().tobytes())
         return total.hexdigest()
@@ -91,13 +96,13 @@ def config_of(output: Path, **settings: Any) -> TrainConfig:
     return TrainConfig(**layered(recipe_settings("digits"), asked))
 
 
-def run(size: int, output: Path, trainer: type[Recorder] = Recorder, **settings: Any) -> list[Any]:
+def run(size: int, output: Path, recorder: type[Recorder] = Recorder, **settings: Any) -> list[Any]:
     """A run by `size` processes: for each, its steps, its metrics, its error and its exit code."""
 
     def one(rank: int) -> Any:
         error, metrics = None, {}
         try:
-            metrics = train.train(config_of(output, **settings), trainer=trainer).metrics
+            metrics = train.train(config_of(output, **settings), [recorder]).metrics
         except VitkitError as raised:
             error = [type(raised).__name__, str(raised), exit_code(raised)]
         bits = Recorder.last.bits()

@@ -243,9 +243,7 @@ def test_a_long_number_belongs_to_one_chapter(printed):
     """The lists of bugs, which are in no table, may come back to what the chapters say."""
     name, text = printed
     mine = NUMBERS.get(name[:2])
-    listed = {
-        number for numbers in NUMBERS.values() if numbers is not mine for number in numbers
-    }
+    listed = {number for numbers in NUMBERS.values() if numbers is not mine for number in numbers}
     long = {number for number in listed if re.fullmatch(r"\d+(,\d{3}){2,}", number)}
     assert mine is None or {number for number in long if number in text} == set()
 

@@ -18,12 +18,12 @@ class AverageWeights(Callback):
     """
 
     def __init__(self, ema: EMA, model: ViT) -> None:
-        self._ema, self._model = ema, model
+        self.ema, self._model = ema, model
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Update the average."""
         if result.bad is None and not result.overflow:
-            self._ema.update(self._model)
+            self.ema.update(self._model)
 
 
 class TrainMode(Callback):
