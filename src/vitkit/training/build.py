@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from torch import nn, optim
 
 from vitkit.data.augmentation.mixup import Mixing
 from vitkit.data.loading.batch_transform import BatchTransform
-from vitkit.data.loading.loader import Batch
 from vitkit.distributed import World
 from vitkit.evaluation.metrics import Metrics
 from vitkit.models.attention import use_attention
@@ -22,6 +21,7 @@ from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.objective import DistillingObjective
 from vitkit.training.distillation.teacher_targets import Taught, TeacherTargets
 from vitkit.training.interrupts import StopFlag
+from vitkit.training.monitoring.failed_images import FailedImages
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
 from vitkit.training.optimization.ema import EMA
@@ -34,6 +34,7 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.step import Objective, TrainingStep, Transform
+from vitkit.training.trainer import Callback
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,8 @@ class Run:
         ema: the average of the weights, where there is one.
         targets: the teacher's, where there is one.
         epoch_result: of the epoch that was validated last, until it is saved.
-        callbacks: in the order in which they are called.
-        watched: passes batches on and measures the wait for them.
-        report_failed: is given a line for each image that could not be read.
+        failed_images: is given a line for each image that could not be read.
+        further: callbacks that are not the run's own; evaluation calls these.
     """
 
     plan: Plan
@@ -92,12 +92,11 @@ class Run:
     progress: Progress
     registry: Registry
     training_step: TrainingStep
+    failed_images: FailedImages
     ema: EMA | None = None
     targets: TeacherTargets | None = None
     epoch_result: EpochResult | None = None
-    callbacks: Sequence[Any] = ()
-    watched: Callable[[Iterable[Batch]], Iterable[Batch]] = iter
-    report_failed: Callable[[Sequence[str]], object] = list
+    further: Sequence[Callback] = ()
     _started: float = field(default_factory=time.monotonic)
 
     @property
@@ -169,7 +168,7 @@ def make_run(
         registry.register("loss_scale", training_step.scale)
     return Run(
         plan, folder, log, world, stop, model, precision, optimizer, progress, registry,
-        training_step, ema, targets,
+        training_step, FailedImages(log.say), ema, targets,
     )  # fmt: skip
 
 

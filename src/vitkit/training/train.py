@@ -128,21 +128,19 @@ def _importable(callback: Callable[[], Callback]) -> str:
     return name
 
 
-def callbacks_of(run: Run, further: Sequence[Callback] = ()) -> tuple[list[Callback], Stop, Save]:
-    """Build the concerns of a run, in the order that exact resuming needs."""
-    save, stop = Save(run), Stop(run)
-    callbacks = [
-        *further,
+def callbacks_of(run: Run, report: Report, stop: Stop, save: Save) -> list[Callback]:
+    """List the concerns of a run, in the order that exact resuming needs."""
+    return [
+        *run.further,
         TrainMode(run.model),
         HandleBadNumbers(run),
         *([AverageWeights(run.ema, run.model)] if run.ema else []),
         SaveBeforeValidation(save),  # validation may be long, and be killed
         Evaluate(run, save),
-        Report(run),
+        report,
         stop,  # decides before `save`, which writes what an ending run leaves
         save,
     ]
-    return callbacks, stop, save
 
 
 def _train(
@@ -197,7 +195,8 @@ def _probed(run: Run) -> TrainResult:
 def _trained(run: Run, stopped: StoppedRun | None, further: list[Callback]) -> TrainResult:
     """Make the steps that remain, and finish."""
     plan, folder, progress = run.plan, run.folder, run.progress
-    run.callbacks, stop, save = callbacks_of(run, further)
+    run.further = further
+    report, stop, save = Report(run), Stop(run), Save(run)
     if stopped is not None:
         load_state(stopped.state, run.registry)
         if what := plan.dataset.difference(progress.data):
@@ -207,17 +206,18 @@ def _trained(run: Run, stopped: StoppedRun | None, further: list[Callback]) -> T
     over = progress.step >= plan.last_step or stop.out_of_patience() is not None
     finished = stopped is not None and over and not progress.unvalidated
     _prepare(run, stopped, finished=finished)
+    callbacks = callbacks_of(run, report, stop, save)
     trainer = Trainer(
         run.training_step,
         progress,
-        partial(_batches, run),
+        partial(_batches, run, report),
         schedule=schedule_of(plan),
         steps_per_epoch=plan.steps.steps_per_epoch,
         epochs=plan.config.epochs,
         last_step=plan.last_step,
-        callbacks=run.callbacks,
+        callbacks=callbacks,
     )
-    for part in (run, *run.callbacks):
+    for part in (run, *callbacks):
         run.registry.check_all_registered(part)
     run.restart_clock()
     with saved_when_images_fail(run, save):
@@ -234,14 +234,14 @@ def _planned_end(plan: Plan) -> str:
     return "the epoch" if epochs == 1 else f"all {epochs} epochs"
 
 
-def _batches(run: Run, steps: range) -> Iterable[Batch]:
+def _batches(run: Run, report: Report, steps: range) -> Iterable[Batch]:
     """Return the batches of the steps that remain; what comes before them is not training time."""
     if run.targets is not None:
         run.targets.prepare(steps, run.log.say)
     plan = run.plan
     arriving = batches(plan.steps, steps, workers=plan.workers, stopped=run.stops_alone)
     run.restart_clock()
-    return run.watched(arriving)
+    return report.watched(arriving)
 
 
 def _beginning(

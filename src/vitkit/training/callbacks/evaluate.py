@@ -51,10 +51,9 @@ class Evaluate(Callback):
 
     def _validate(self, epoch: int) -> Metrics:
         run = self.run
-        counts = count_predictions(
-            evaluate_split(run, "val", run.model_to_save), run.plan.spec.num_classes
-        )
+        outputs = evaluate_split(run, "val", run.model_to_save)
         try:
+            counts = count_predictions(outputs, run.plan.spec.num_classes)
             validation = counts.counts(run.world).scores()
         except Interrupted:
             self.save.save_state()
@@ -95,12 +94,12 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[Output]:
         workers=workers,
         world=world,
         collective=sharded,
-        tell_failed=run.report_failed,
+        tell_failed=run.failed_images,
     )
     most = -(-len(images) // (EVALUATED * world.size))  # some processes have one batch less
     for _ in range(most):
         yield from islice(batches, 1)
-        for callback in run.callbacks:
+        for callback in run.further:
             callback.after_evaluation_batch(split)
         if signum := world.most(run.stop.signum or 0):
             raise interrupted(run, signum)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import plural
@@ -43,11 +43,9 @@ class Report(Callback):
 
     def __init__(self, run: Run) -> None:
         self.run, self.plan, self.log = run, run.plan, run.log
-        run.watched, run.report_failed = self.watched, self.tell_failed
         self._meter = StepTimer()
         self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
         self._looked = -LOOK_EVERY
-        self._failed, self._failures = set[str](), 0
         settings = self.plan.config.to_json()
         train = self.plan.dataset.splits["train"]
         receipt = receipt_of(self.plan.config.recipe)
@@ -60,16 +58,8 @@ class Report(Callback):
 
     def _told(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self.tell_failed(batch.failed)
+            self.run.failed_images(batch.failed)
             yield batch
-
-    def tell_failed(self, failed: Sequence[str]) -> None:
-        """Name images that could not be read, each once, and count how often that was so."""
-        self._failures += len(failed)
-        for line in dict.fromkeys(failed):
-            if line not in self._failed:
-                self.log.say(f"{line}; another image of its class takes its place")
-                self._failed.add(line)
 
     def before_epoch(self, trainer: Trainer) -> None:
         """Restart the epoch's timing: what came between two epochs counts for neither."""
@@ -113,10 +103,9 @@ class Report(Callback):
             | {"seconds": progress.seconds},
         )
         shown = "  ".join(f"val_{line}" for line in headline(validation))
-        if self._failures:
-            times = "once" if self._failures == 1 else f"{self._failures:,} times"
+        if failures := self.run.failed_images.take_count():
+            times = "once" if failures == 1 else f"{failures:,} times"
             self.log.say(f"epoch {epoch}: {times} an image could not be read; see the lines above")
-            self._failures = 0
         mark = "  best" if result.better else ""
         self.log.say(
             f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {result.train_loss:.4f}  "
