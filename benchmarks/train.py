@@ -21,7 +21,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import date
 from itertools import count
 from pathlib import Path
@@ -33,10 +32,14 @@ from demo import processor, write_results
 from PIL import Image
 
 import vitkit
+from vitkit.data.loading.loader import Batch, batches
 from vitkit.data.sources.open import ArraySplit, Dataset
-from vitkit.frozen import replace as replaced
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
+from vitkit.training.build import make_run, schedule_of
+from vitkit.training.callbacks.report import Report
+from vitkit.training.callbacks.save import Save
+from vitkit.training.callbacks.stop import Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.run_log import RunLog
@@ -45,34 +48,36 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
 from vitkit.training.state.save import save_state
-from vitkit.training.trainer import Trainer
+from vitkit.training.step import StepResult
+from vitkit.training.train import callbacks_of
+from vitkit.training.trainer import Callback, Trainer
 
 
-class Loop(Trainer):
-    """The training loop, going on by some steps at a time; nothing is saved. Its clock runs only
-    while it is not in a step and not waiting for images."""
+class NoSave(Save):
+    """Leaves checkpoints out of the measurement."""
+
+    def save_weights(self, *asked: object) -> None:
+        pass
+
+    def save_state(self) -> None:
+        pass
+
+
+class Clock(Callback):
+    """Measures the time of a run that is spent neither in a step nor waiting for images."""
 
     between = 0.0
     _left: float | None = None
 
-    def go_on(self, steps: int) -> None:
-        last = self.progress.step + steps
-        self.plan = replace(self.plan, config=replaced(self.plan.config, max_steps=last))
-        self.train()
-        self._left = None
-
-    def _step(self, engine, batch):
+    def before_step(self, trainer: Trainer, batch: Batch) -> None:
         if self._left is not None:
             self.between += time.perf_counter() - self._left
-        made = super()._step(engine, batch)
+
+    def after_step(self, trainer: Trainer, result: StepResult) -> None:
         self._left = time.perf_counter()
-        return made
 
-    def save_weights(self, path, metrics):
-        pass
-
-    def _save_state(self):
-        pass
+    def on_end(self, trainer: Trainer) -> None:
+        self._left = None
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -95,27 +100,44 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
     """
     plan = small_images(log_interval=block)
     with tempfile.TemporaryDirectory() as name:
-        run = RunFolder(Path(name))
-        with RunLog(run, total=plan.total_steps) as log:
-            model = ViT(plan.spec).to(plan.device)
-            loop = Loop(plan, run, log, model, "off", StopFlag())
+        folder = RunFolder(Path(name))
+        with RunLog(folder, total=plan.total_steps) as log:
+            model, clock = ViT(plan.spec).to(plan.device), Clock()
+            run = make_run(plan, folder, log, model, "off", StopFlag())
+            run.further = [clock]
+            report = Report(run)
+            trainer = Trainer(
+                run.training_step,
+                run.progress,
+                lambda steps: report.watched(batches(plan.steps, steps)),
+                schedule=schedule_of(plan),
+                steps_per_epoch=plan.steps.steps_per_epoch,
+                epochs=plan.config.epochs,
+                last_step=0,
+                callbacks=callbacks_of(run, report, Stop(run), NoSave(run)),
+            )
+
+            def go_on(steps: int) -> None:
+                trainer.last_step += steps
+                trainer.run()
+
             numbers = count(10**6)
 
             def bare() -> None:
                 for _, number in zip(range(block), numbers, strict=False):
-                    loop.step(plan.steps[number], number)
+                    run.training_step(plan.steps[number], number)
 
-            loop.go_on(1)
+            go_on(1)
             bare()
-            loop.between = 0.0
+            clock.between = 0.0
             pairs = []
             for turn in range(rounds):
-                ways = [lambda: loop.go_on(block), bare]
+                ways = [lambda: go_on(block), bare]
                 taken = [timed(way) for way in (ways if turn % 2 else ways[::-1])]
                 pairs.append(taken if turn % 2 else taken[::-1])
     ratio = spread([ours / theirs - 1 for ours, theirs in pairs])
     step = median(theirs for _, theirs in pairs) / block
-    between = loop.between / (rounds * (block - 1))
+    between = clock.between / (rounds * (block - 1))
     print(f"  a bare step takes {step * 1000:.0f} ms; the loop adds {ratio['median']:+.2%} "
           f"[{ratio['low']:+.2%}, {ratio['high']:+.2%}]; by its own clock it spends "
           f"{between * 1000:.2f} ms between two steps, {between / step:.2%}")  # fmt: skip

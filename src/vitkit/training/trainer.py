@@ -110,6 +110,7 @@ class Trainer:
 
     def run(self) -> None:
         """Make the steps that remain; raises what a callback gives to `end`, or raises itself."""
+        self._ending, self._error = False, None
         if self.progress.unvalidated:  # a kill or a signal came between the last step and here
             self._after_epoch()
         self._fire("on_start")
