@@ -3,16 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint types floors pytest soak docs tutorial bench-demo bench-recipes bench-train format clean help
+.PHONY: demo test lint types layers pytest soak docs tutorial bench-demo bench-recipes bench-train format clean help
 
 help:
 	@echo "make demo        train a ViT on real digits, then show what it looks at"
-	@echo "make test        lint, types, import floors and tests"
+	@echo "make test        lint, types, import layers and tests"
 	@echo "make soak        the long tests"
 	@echo "make docs        run the tutorial's chapters and build the site, build/docs"
 	@echo "make tutorial    measure again what the tutorial shows of long trainings (hours), then make docs"
 	@echo "make bench-demo  the demo's figures, and import times"
-	@echo "make bench-recipes  digits and fashion-mnist over three seeds, their receipts (half an hour)"
+	@echo "make bench-recipes  digits and fashion-mnist over three seeds, reference results (half an hour)"
 	@echo "make bench-train what training costs besides the arithmetic"
 	@echo "make format      format the code"
 	@echo "make clean       remove .venv and caches; runs/ stays"
@@ -42,7 +42,7 @@ help:
 demo: .venv/.use
 	$(BIN)/python examples/digits.py
 
-test: lint types floors pytest
+test: lint types layers pytest
 
 lint: .venv/.develop
 	$(BIN)/ruff format --check .
@@ -51,7 +51,7 @@ lint: .venv/.develop
 types: .venv/.develop
 	$(BIN)/mypy
 
-floors: .venv/.develop
+layers: .venv/.develop
 	$(BIN)/lint-imports
 
 pytest: .venv/.develop

@@ -40,7 +40,7 @@ def child(recipe: str, amp: str, threads: int) -> None:
     from vitkit.training.config.train_config import TrainConfig
     from vitkit.training.recipes import recipe_settings
     from vitkit.training.setup import Plan
-    from vitkit.training.tuning.trials import trial
+    from vitkit.training.tuning.trial import trial
 
     torch.set_num_threads(threads)
     settings = recipe_settings(recipe)

@@ -115,7 +115,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 def near() -> dict[str, object]:
     """Copies found among photographs; pairs found in sets that should have none."""
-    from vitkit.data.checks.check import check
+    from vitkit.data.checks.check import check_dataset
     from vitkit.data.checks.duplicates import nearest_copies
     from vitkit.data.datasets.scan import summarise
     from vitkit.data.sources.open import open_dataset
@@ -133,7 +133,7 @@ def near() -> dict[str, object]:
         rows[name] = {"found": int(found.sum()), "others": int((~found & (copies >= 0)).sum())}
         print(f"{name:<24} {rows[name]}", flush=True)
     for name in ("digits", "fashion-mnist"):
-        report = check(open_dataset(name))
+        report = check_dataset(open_dataset(name))
         rows[name] = {f.kind: len(f.images) for f in report.findings}
         print(f"{name:<24} {rows[name]}", flush=True)
     return rows
@@ -159,12 +159,12 @@ def bad() -> dict[str, object]:
     """Fifty bad images of every kind among a thousand good ones."""
     from bad_images import make_bad_folder, refused_by_header
 
-    from vitkit.data.checks.check import check
+    from vitkit.data.checks.check import check_dataset
     from vitkit.data.sources.open import open_dataset
 
     with tempfile.TemporaryDirectory() as folder:
         expected = make_bad_folder(Path(folder), bad=50, good=1000)
-        report = check(open_dataset(folder))
+        report = check_dataset(open_dataset(folder))
         found = {p.name: p.reason for part in report.problems.values() for p in part}
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         missed_by_header = sum(not refused_by_header(Path(folder) / name) for name in expected)

@@ -1,12 +1,12 @@
-"""What the recipes are worth: each is run with several seeds, and its receipt is written.
+"""Run each recipe with several seeds, and write its reference result.
 
     python benchmarks/recipes.py digits fashion-mnist [--seeds 0 1 2] [--data-root DIR]
                                  [--keep FOLDER] [-- FLAGS]
 
 Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
-receipt goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe
+result goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe
 finds it to compare itself with, and what was measured to benchmarks/results. The runs are removed,
-or kept as FOLDER/NAME-SEED. Flags after -- go to every run; then no receipt is written.
+or kept as FOLDER/NAME-SEED. Flags after -- go to every run; then no result is written.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from statistics import mean
 from demo import HERE, processor, run, write_results
 
 from vitkit.data.sources.open import open_dataset, with_validation
-from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 
-RECEIPTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"
+REFERENCE_RESULTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"
 DATA = {"cifar10-small": "cifar10"}
 """The data of a recipe that is not named after them."""
 PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
@@ -55,7 +57,7 @@ def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, 
     }
 
 
-def receipt(recipe: str, runs: list[dict[str, object]], images: int) -> dict[str, object]:
+def reference_result(recipe: str, runs: list[dict[str, object]], images: int) -> dict[str, object]:
     """What is kept of the runs."""
     curves = zip(*(made["curve"] for made in runs), strict=True)
     seconds = [made["seconds"] for made in runs]
@@ -99,10 +101,10 @@ def main() -> None:
         told = [{key: made[key] for key in SHOWN} for made in runs]
         write_results("recipes-", {recipe: told})
         if not flags:
-            kept = receipt(recipe, runs, images=_images(recipe, asked.data_root))
-            RECEIPTS.mkdir(exist_ok=True)
+            kept = reference_result(recipe, runs, images=_images(recipe, asked.data_root))
+            REFERENCE_RESULTS.mkdir(exist_ok=True)
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(kept[key])}" for key in kept)
-            (RECEIPTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
+            (REFERENCE_RESULTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def _images(recipe: str, root: str | None) -> int:

@@ -17,7 +17,8 @@ import time
 from pathlib import Path
 
 import torch
-from race import BATCH, accuracy, images, varied
+from race import BATCH, accuracy, varied
+from race import images as raw_images
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -93,7 +94,7 @@ def train(path: Path, epochs: int) -> None:
 def score(path: Path, part: str) -> float:
     """Top-1 of kept weights on a split."""
     os.environ[WEIGHTS] = str(path)
-    return accuracy(trained().eval(), *images(0, (part,))[part])
+    return accuracy(trained().eval(), *raw_images(0, (part,))[part])
 
 
 def main() -> None:

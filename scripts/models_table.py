@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vitkit.models.presets import Entry, preset, table
+from vitkit.models.presets import PresetEntry, preset, table
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 COLUMNS = {
@@ -38,7 +38,7 @@ def page() -> str:
     return "\n".join(parts)
 
 
-def section(family: str, models: dict[str, Entry]) -> str:
+def section(family: str, models: dict[str, PresetEntry]) -> str:
     """One family: heading, source, what all its models have, and a row for each."""
     entries = list(models.values())
     shared = {
@@ -53,7 +53,7 @@ def section(family: str, models: dict[str, Entry]) -> str:
     return f"## {family}\n\n{said}\n{HEADER}{rows}\n"
 
 
-def row(name: str, entry: Entry, shared: dict[str, Any]) -> str:
+def row(name: str, entry: PresetEntry, shared: dict[str, Any]) -> str:
     """One model."""
     spec = preset(name)
     own = {field: value for field, value in further(entry).items() if field not in shared}
@@ -69,7 +69,7 @@ def row(name: str, entry: Entry, shared: dict[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |".replace("|  |", "| |")
 
 
-def further(entry: Entry) -> dict[str, Any]:
+def further(entry: PresetEntry) -> dict[str, Any]:
     """What is special about a model, as keywords of `ViTSpec`."""
     return {field: value for field, value in entry.fields.items() if field not in COLUMNS}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from vitkit.weights.catalogue import SOURCES, Entry, catalogue
+from vitkit.weights.catalogue import SOURCES, CatalogueEntry, catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "weights.md"
@@ -95,7 +95,7 @@ def section(name: str) -> str:
     return f"## {facts['title']}\n\n{said}\n{HEADER}" + "".join(map(row, entries))
 
 
-def row(entry: Entry) -> str:
+def row(entry: CatalogueEntry) -> str:
     """One checkpoint."""
     cells = (
         f"`{entry.name}`",
@@ -108,7 +108,7 @@ def row(entry: Entry) -> str:
     return f"| {' | '.join(map(str, cells))} |\n"
 
 
-def images(entry: Entry) -> str:
+def images(entry: CatalogueEntry) -> str:
     """`half, bicubic, 0.9`."""
     given = entry.preprocess
     if given is None:

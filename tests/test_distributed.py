@@ -17,15 +17,16 @@ from training.worlds import Recorder, config_of, in_world, numbers, order, run, 
 import vitkit
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.data.sources.open import ArraySplit
-from vitkit.distributed import World
+from vitkit.distributed import World, is_sharded
 from vitkit.errors import DeviceError, SettingError
-from vitkit.evaluation.evaluate import evaluate, outputs
+from vitkit.evaluation.predict import evaluate_model, predict_batches
 from vitkit.spec import Preprocess
 from vitkit.training import callbacks
 from vitkit.training.parallel import fsdp
 from vitkit.training.setup import make_plan
 from vitkit.training.state import save
-from vitkit.training.state.save import damage, newest_state, read_state, run_hash
+from vitkit.training.state.manifest import find_damage
+from vitkit.training.state.save import newest_state, read_state, run_hash
 
 GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
 
@@ -141,9 +142,12 @@ def plural(images: int):
 @pytest.mark.parametrize("images", [101, 3, 1])
 def test_evaluation_counts_every_image_once(images):
     split, forward = plural(images)
-    alone = evaluate(forward, split, GREY, num_classes=7, batch_size=16)
-    measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, batch_size=16,
-                                              world=world))  # fmt: skip
+    alone = evaluate_model(forward, split, GREY, num_classes=7, batch_size=16)
+    measure = in_world(
+        lambda world: evaluate_model(
+            forward, split, GREY, num_classes=7, batch_size=16, world=world
+        )
+    )
     first, second = together(2, measure)
     assert first == second
     assert first["images"] == images
@@ -161,7 +165,7 @@ def test_a_model_in_parts_is_called_equally_often_by_every_process(rank, images)
         calls.append(len(batch))
         return forward(batch)
 
-    made = outputs(noted, split, GREY, batch_size=1, world=World(rank, 2), collective=True)
+    made = predict_batches(noted, split, GREY, batch_size=1, world=World(rank, 2), collective=True)
     assert len(list(made)) == images
     assert len(calls) == 3
 
@@ -170,7 +174,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
     def noted(model, world):
         if not fsdp.has_shards(model):  # by the other run
             return model
-        assert all(fsdp.is_sharded(p) for p in model.parameters())  # after evaluation, too
+        assert all(is_sharded(p) for p in model.parameters())  # after evaluation, too
         with (tmp_path / f"gathered-{world.rank}").open("a") as file:
             file.write("x")
         return fsdp.unsharded_model(model, world)
@@ -192,7 +196,7 @@ def test_a_model_in_parts_is_evaluated_in_parts_and_gathered_once_an_epoch(tmp_p
 def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
     """The control of the test above: 101 images padded to 51 for each of two processes."""
     split, forward = plural(101)
-    alone = evaluate(forward, split, GREY, num_classes=7)
+    alone = evaluate_model(forward, split, GREY, num_classes=7)
     made = EvaluationBatches.__init__
 
     def padded(self, *args, **settings):
@@ -200,7 +204,9 @@ def test_duplicates_that_fill_the_last_part_would_be_noticed(monkeypatch):
         self._mine = [*self._mine, 0][:51]
 
     monkeypatch.setattr(EvaluationBatches, "__init__", padded)
-    measure = in_world(lambda world: evaluate(forward, split, GREY, num_classes=7, world=world))
+    measure = in_world(
+        lambda world: evaluate_model(forward, split, GREY, num_classes=7, world=world)
+    )
     found = together(2, measure)[0]
     assert found["images"] == 102
     assert found["loss"] != pytest.approx(alone["loss"], abs=1e-6)
@@ -356,7 +362,7 @@ def test_parts_of_the_weights_make_the_same_run_and_any_number_goes_on(alone, tm
     content = bytearray(shard.read_bytes())
     content[-3] ^= 1
     shard.write_bytes(content)
-    assert "model.shards/shard-00002" in (damage(shard.parent.parent) or "")
+    assert "model.shards/shard-00002" in (find_damage(shard.parent.parent) or "")
 
 
 @pytest.mark.soak

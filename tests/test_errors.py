@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import signal
-from pathlib import Path
 
 from vitkit import errors
 
@@ -34,14 +33,3 @@ def test_an_image_error_survives_pickling_between_processes():
     error = errors.ImageError("a.jpg", "truncated", "ends after 3 bytes")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason, again.name) == (str(error), "truncated", "a.jpg")
-
-
-def test_hints_name_the_nearest_word_and_the_nearest_folder(tmp_path: Path):
-    assert errors.did_you_mean("wdith", ["width", "depth"]) == "; did you mean 'width'?"
-    assert errors.did_you_mean("qqqq", ["width"]) == ""
-    for name in "abcdefghij":
-        (tmp_path / name).mkdir()
-    said = errors.nearest_parent(tmp_path / "no" / "such")
-    assert str(tmp_path) in said
-    assert "a/, b/" in said
-    assert "and 2 more" in said

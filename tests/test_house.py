@@ -39,8 +39,8 @@ DANGEROUS = re.compile(
     r"\btorch\.load\(|\bu?n?pickle\.|import pickle|allow_pickle=True|yaml\.(unsafe_)?load\(|"
     r"(?<![.\w])(eval|exec|compile)\(|shell=True|\bos\.system\(|extractall\(|weights_only=False"
 )
-"""What reads or runs what a stranger wrote; `weights/files/open.py` may, by torch's safe reader."""
-READER = Path("weights/files/open.py")
+"""What reads or runs what a stranger wrote; `READER` may, by torch's safe reader."""
+READER = Path("weights/files/pickles.py")
 
 
 def dangers(path: Path) -> list[str]:

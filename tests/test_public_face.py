@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import vitkit
 
 PUBLIC = [
     "MLP",
+    "Callback",
     "ConversionReport",
     "CrossAttention",
     "DistillWrapper",
@@ -20,11 +22,14 @@ PUBLIC = [
     "EncoderBlock",
     "Inspection",
     "MultiHeadSelfAttention",
+    "Objective",
     "PatchEmbedding",
     "Prediction",
     "Predictor",
     "Preprocess",
     "Record",
+    "Trainer",
+    "TrainingStep",
     "Transformer",
     "ViT",
     "ViTSpec",
@@ -43,6 +48,7 @@ PUBLIC = [
     "inspect",
     "list_models",
     "load",
+    "open_dataset",
     "parameter_groups",
     "resized",
     "save",
@@ -81,16 +87,48 @@ def test_importing_is_silent_and_brings_no_heavy_library():
         "import sys, vitkit, vitkit.models.presets\n"
         "vitkit.load\n"
         "heavy = {'ignite', 'matplotlib', 'tensorboard', 'tyro', 'kornia', 'torchvision',\n"
-        "         'huggingface_hub'}\n"
+        "         'huggingface_hub', 'torch._dynamo'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     assert in_child(code) == "[]\n"
     assert in_child("import sys, vitkit; print('torch' in sys.modules)") == "False\n"
 
 
-def test_help_needs_no_torch():
+def imported(arguments: list[str], *modules: str) -> tuple[int, list[str]]:
+    """Run one command in a process of its own; return its exit code and which modules it has."""
     code = (
-        "import sys; from vitkit.cli import run\n"
-        "code = run(['--help']); print(code, 'torch' in sys.modules)"
+        "import json, sys; from vitkit.cli import run\n"
+        f"code = run({arguments!r})\n"
+        f"print('\\n' + json.dumps([code, sorted({set(modules)!r} & set(sys.modules))]))"
     )
-    assert in_child(code).endswith("0 False\n")
+    (line,) = (line for line in in_child(code).splitlines() if line.startswith("["))
+    exit_code, names = json.loads(line)
+    return exit_code, names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], 0),
+        (["models"], 0),
+        (["models", "vit_tiny*", "--pretrained"], 0),
+        (["models", "no-such-model"], 2),
+        (["no-such-verb"], 2),
+        (["predict"], 2),
+    ],
+)
+def test_what_needs_no_tensor_needs_no_torch(arguments, expected):
+    assert imported(arguments, "torch") == (expected, [])
+
+
+@pytest.mark.parametrize("verb", ["predict", "embed", "explain", "eval", "inspect", "convert"])
+def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(verb):
+    arguments = {
+        "embed": ["--out", "features.npz"],
+        "convert": ["--to", "timm"],
+        "inspect": [],
+    }.get(verb, [])
+    operand = [] if verb == "inspect" else ["out"]
+    heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "tensorboard", "torchvision")
+    command = [verb, "no-such.safetensors", *operand, *arguments]
+    assert imported(command, *heavy) == (2, [])

@@ -12,7 +12,8 @@ from plain_loop import Images, Maker, make_vit, open_images, settings, some, tra
 from small_cnn import SmallCNN
 from torch import nn
 
-from vitkit.training.config.train_config import Settings, TrainConfig
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.train_config import TrainConfig
 
 SIZES = (300, 1_000, 3_000, 10_000, 30_000)
 RATES = (1e-3, 2e-3, 4e-3)

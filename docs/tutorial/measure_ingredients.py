@@ -10,7 +10,7 @@ from __future__ import annotations
 from experiment import Asked, Experiment, Numbers
 from plain_loop import open_images, settings, some, trained
 
-from vitkit.training.config.train_config import Settings
+from vitkit.training.config.field_types import Settings
 
 VARIANTS: dict[str, Settings] = {
     "the recipe": {},

@@ -21,7 +21,8 @@ from torch import Tensor
 
 import vitkit
 from vitkit.data.images.preprocess import preprocess_images
-from vitkit.training.config.train_config import Settings, TrainConfig
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.train_config import TrainConfig
 
 LABELLED = (300, 1_000, 3_000)
 """Training images with a label; all others are seen without theirs."""

@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from vitkit.data.images.preprocess import fit
 from vitkit.data.sources.open import Split, open_dataset, with_validation
 from vitkit.spec import Preprocess
-from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 
 KEPT = ("epoch", "train_loss", "val_top1", "val_loss", "seconds")

@@ -19,10 +19,12 @@ from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import Split, open_dataset, stratified_split, with_validation
-from vitkit.evaluation.evaluate import evaluate
+from vitkit.evaluation.predict import evaluate_model
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
-from vitkit.training.config.train_config import Settings, TrainConfig, layered
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import autocast
@@ -150,7 +152,7 @@ def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: i
             logits: Tensor = model(images)
         return logits
 
-    scores = evaluate(forward, split, images_become(config), num_classes=num_classes)
+    scores = evaluate_model(forward, split, images_become(config), num_classes=num_classes)
     return scores["top1"]
 
 

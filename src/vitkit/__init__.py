@@ -1,6 +1,6 @@
 """vitkit: plain Vision Transformers, from a folder of images to a model you can look into.
 
-Names are imported when they are first used, so that `import vitkit` costs nothing.
+Public names are imported at their first use, so that `import vitkit` takes no time.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitkit.api import check as check
     from vitkit.api import compare as compare
-    from vitkit.api import create_model as create_model
-    from vitkit.api import embed as embed
-    from vitkit.api import evaluate as evaluate
     from vitkit.api import explain as explain
     from vitkit.api import train as train
+    from vitkit.data.sources.open import open_dataset as open_dataset
     from vitkit.errors import VitkitError as VitkitError
+    from vitkit.evaluation.evaluate import evaluate as evaluate
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from vitkit.models.vit import ViT as ViT
     from vitkit.prediction import Prediction as Prediction
     from vitkit.prediction import Predictor as Predictor
+    from vitkit.prediction import embed as embed
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
     from vitkit.training.distillation.wrapper import DistillWrapper as DistillWrapper
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     )
     from vitkit.training.optimization.parameter_groups import freeze as freeze
     from vitkit.training.optimization.parameter_groups import parameter_groups as parameter_groups
+    from vitkit.training.step import Objective as Objective
+    from vitkit.training.step import TrainingStep as TrainingStep
+    from vitkit.training.trainer import Callback as Callback
+    from vitkit.training.trainer import Trainer as Trainer
     from vitkit.weights.adapt import adapt as adapt
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
@@ -49,10 +53,14 @@ if TYPE_CHECKING:
     from vitkit.weights.inspection import inspect as inspect
     from vitkit.weights.load import formats as formats
     from vitkit.weights.load import load as load
+    from vitkit.weights.pretrained import create_model as create_model
 
-_HOMES = {
-    "vitkit.api": ("check", "compare", "create_model", "embed", "evaluate", "explain", "train"),
+_HOMES: dict[str, tuple[str, ...]] = {
+    "vitkit.api": ("check", "compare", "explain", "train"),
+    "vitkit.data.sources.open": ("open_dataset",),
     "vitkit.errors": ("VitkitError",),
+    "vitkit.evaluation.evaluate": ("evaluate",),
+    "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
         "MultiHeadSelfAttention",
@@ -60,29 +68,33 @@ _HOMES = {
     ),
     "vitkit.models.embedding": ("PatchEmbedding",),
     "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
-    "vitkit.layer_table": ("summary",),
     "vitkit.models.mlp": ("MLP",),
     "vitkit.models.presets": ("list_models",),
     "vitkit.models.record": ("Record",),
     "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
-    "vitkit.prediction": ("Prediction", "Predictor"),
+    "vitkit.prediction": ("Prediction", "Predictor", "embed"),
     "vitkit.spec": ("Preprocess", "ViTSpec"),
     "vitkit.training.distillation.wrapper": ("DistillWrapper",),
     "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
     "vitkit.training.optimization.parameter_groups": ("freeze", "parameter_groups"),
+    "vitkit.training.step": ("Objective", "TrainingStep"),
+    "vitkit.training.trainer": ("Callback", "Trainer"),
     "vitkit.weights.adapt": ("adapt",),
     "vitkit.weights.convert": ("ConversionReport", "convert"),
     "vitkit.weights.converting.resize": ("resized",),
+    "vitkit.weights.formats.vitkit": ("save",),
     "vitkit.weights.inspection": ("Inspection", "inspect"),
     "vitkit.weights.load": ("formats", "load"),
-    "vitkit.weights.formats.vitkit": ("save",),
+    "vitkit.weights.pretrained": ("create_model",),
 }
+"""Module -> the public names that it defines."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __version__ = _version("vitkit")
 __all__ = [
     "MLP",
+    "Callback",
     "ConversionReport",
     "CrossAttention",
     "DistillWrapper",
@@ -90,11 +102,14 @@ __all__ = [
     "EncoderBlock",
     "Inspection",
     "MultiHeadSelfAttention",
+    "Objective",
     "PatchEmbedding",
     "Prediction",
     "Predictor",
     "Preprocess",
     "Record",
+    "Trainer",
+    "TrainingStep",
     "Transformer",
     "ViT",
     "ViTSpec",
@@ -113,6 +128,7 @@ __all__ = [
     "inspect",
     "list_models",
     "load",
+    "open_dataset",
     "parameter_groups",
     "resized",
     "save",
@@ -123,7 +139,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its room when it is first asked for (PEP 562)."""
+    """Import a public name from its module at its first use (PEP 562)."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
     value = getattr(import_module(_HOME_OF[name]), name)

@@ -1,4 +1,4 @@
-"""Which device a name means on this machine."""
+"""Devices of this machine by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def available_devices() -> list[str]:
-    """The names this machine answers to, best first: `cuda:0`, ..., `mps`, `cpu`."""
+    """Return the devices of this machine, best first: `cuda:0`, ..., `mps`, `cpu`."""
     names = [f"cuda:{n}" for n in range(torch.cuda.device_count())]
     if torch.backends.mps.is_available():
         names.append("mps")
@@ -22,31 +22,35 @@ def available_devices() -> list[str]:
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is the best device there is; any other name must exist.
+    """Return the device of this name; `auto` is the best one of this machine.
 
     Raises:
-        DeviceError: a device that is not there, or no device's name.
+        DeviceError: a device that does not exist here, or an unknown name.
     """
-    there = available_devices()
+    available = available_devices()
     if name == "auto":
-        return torch.device(there[0])
+        return torch.device(available[0])
     try:
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(
-            f"device {name!r} is no device's name; here are: {', '.join(there)}"
+            f"device {name!r} is no device's name; here are: {', '.join(available)}"
         ) from None
-    wanted = "cuda:0" if name == "cuda" else name
-    if wanted not in there:
-        raise DeviceError(f"device {name!r} is not on this machine; here are: {', '.join(there)}")
+    full_name = "cuda:0" if name == "cuda" else name
+    if full_name not in available:
+        raise DeviceError(
+            f"device {name!r} is not on this machine; here are: {', '.join(available)}"
+        )
     return device
 
 
 def on_device(model: Model, device: torch.device) -> Model:
-    """The model in eval mode on `device`: itself where it is there already, else a copy.
+    """Return a model in eval mode on `device`: itself if it is there already, else a copy.
 
-    The caller's model stays where it was.
+    The caller's model stays on its device.
     """
-    here = next(model.parameters()).device
-    same = here.type == device.type and device.index in (None, here.index)
-    return (model if same else copy.deepcopy(model).to(device)).eval()
+    current = next(model.parameters()).device
+    same = current.type == device.type and device.index in (None, current.index)
+    if not same:
+        model = copy.deepcopy(model).to(device)
+    return model.eval()

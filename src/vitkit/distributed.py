@@ -1,8 +1,8 @@
-"""Several processes of one run, by torchrun's environment: who one is, and what all agree on.
+"""Process group of one run, from torchrun's environment, and its collectives.
 
-Every process knows the seed, the data and the step, so little has to be said: the gradients, one
-short row of numbers a step, and what the first process decided or met when it touched the disk. A
-single process has no group, and none of these functions communicates.
+Ranks exchange gradients, one row of numbers per step, and the results or errors of rank 0's file
+operations; seed, data and step are known to all. A single process has no group, and none of these
+functions communicates.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -25,26 +25,29 @@ from torch import distributed as dist
 from vitkit import errors
 from vitkit.errors import DeviceError, Interrupted, VitkitError
 
-T = TypeVar("T")
-PATIENCE = timedelta(hours=1)
-"""How long others wait while the first process reads data, tries something, or writes."""
+Decision = TypeVar("Decision")
+LONG_TIMEOUT = timedelta(hours=1)
+"""Time-out of the other ranks while rank 0 reads data, runs a trial, or writes."""
 EXCHANGE = "VITKIT_EXCHANGE"
-"""Names the folder in which a launched process leaves its step and how it ended."""
-STEPS, RUN = "steps", "run"
-STEP = struct.Struct("<q")
+"""Variable with the folder in which launched processes write their step and their result."""
+STEPS_FILE = "steps"
+"""File in that folder: the last step of each rank."""
+RUN_FILE = "run"
+"""File in that folder: the path of the run folder."""
+STEP_RECORD = struct.Struct("<q")
 
 
 @dataclass
 class World:
-    """This process among those of the run.
+    """The processes of a run, as seen from this one.
 
     Attributes:
-        rank: its number, from 0; the first one alone prints and writes.
-        size: how many there are.
-        local_rank: its number on this machine.
-        local_size: how many there are on this machine.
-        group: for what happens in every step, where nobody may be late for long.
-        step: the last one that was made.
+        rank: number of this process, from 0; rank 0 alone prints and writes.
+        size: number of processes.
+        local_rank: number of this process on this machine.
+        local_size: number of processes on this machine.
+        group: process group with the short time-out, for collectives of every step.
+        step: the last finished step.
     """
 
     rank: int = 0
@@ -57,11 +60,15 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the one that prints and writes."""
+        """True for rank 0, which prints and writes."""
         return self.rank == 0
 
     def device(self, asked: torch.device) -> torch.device:
-        """This process's own of a kind. Raises `DeviceError` for too few, or where one is named."""
+        """Return the device of this process: one CUDA device for each local rank.
+
+        Raises:
+            DeviceError: fewer devices than processes, or one certain device for several of them.
+        """
         if self.size == 1 or asked.type != "cuda":
             return asked
         if asked.index is not None:
@@ -69,99 +76,107 @@ class World:
                 f"{asked} is one device, and {self.local_size} processes take one each; pass "
                 f"--device cuda, with CUDA_VISIBLE_DEVICES for certain ones"
             )
-        if self.local_rank >= (there := torch.cuda.device_count()):
+        count = torch.cuda.device_count()
+        if self.local_rank >= count:
             raise DeviceError(
-                f"{self.local_size} processes on {there} CUDA devices; start {there}, one for each"
+                f"{self.local_size} processes on {count} CUDA devices; start {count}, one for each"
             )
         return torch.device("cuda", self.local_rank)
 
     def gathered(self, row: Sequence[float]) -> list[Sequence[float]]:
-        """Everyone's numbers, a row each, in the order of the ranks."""
+        """Gather a row of numbers from every rank, in the order of the ranks."""
         if self.size == 1:
             return [row]
-        mine = torch.tensor(row, dtype=torch.float64)
-        rows = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(rows, mine, group=self.group)
-        return [one.tolist() for one in rows]
+        own = torch.tensor(row, dtype=torch.float64)  # exact for every float of Python
+        rows = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(rows, own, group=self.group)
+        return [gathered.tolist() for gathered in rows]
 
     def most(self, number: int) -> int:
-        """The largest of everyone's numbers."""
+        """Return the largest number of all ranks."""
         return int(max(row[0] for row in self.gathered([float(number)])))
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sums over all processes, the same bits for each; waits long for the last one."""
+        """Sum a tensor over all ranks; each gets the same bits. The long time-out applies."""
         if self.size > 1:
-            values = values.clone()
+            values = values.clone()  # `all_reduce` writes into its argument
             dist.all_reduce(values)
         return values
 
-    def decided(self, decide: Callable[[], T]) -> T:
-        """What the first process finds, for all: a JSON value, or an error that all raise."""
+    def decided(self, decide: Callable[[], Decision]) -> Decision:
+        """Call a function on rank 0 alone and return its result on every rank.
+
+        Args:
+            decide: returns a JSON value; a `VitkitError` that it raises is raised on every rank.
+        """
         if self.size == 1:
             return decide()
         if not self.first:
-            document = json.loads(_received())
+            document = json.loads(_receive())
             if "error" in document:
                 raise revived(document["error"])
-            value: T = document["value"]
+            value: Decision = document["value"]
             return value
         try:
             value = decide()
         except VitkitError as error:
-            _sent(json.dumps({"error": described(error)}))
+            # the other ranks wait for a message, also for that of a failure
+            _send(json.dumps({"error": described(error)}))
             raise
-        _sent(json.dumps({"value": value}))
+        _send(json.dumps({"value": value}))
         return value
 
     def note(self, step: int) -> None:
-        """Remember the last step, and leave its number where whoever started us finds it."""
+        """Record the last finished step, also in the launcher's file of steps."""
         self.step = step
         if self._steps is not None:
-            os.pwrite(self._steps, STEP.pack(step), STEP.size * self.rank)
+            os.pwrite(self._steps, STEP_RECORD.pack(step), STEP_RECORD.size * self.rank)
 
     def announce(self, run: Path) -> None:
-        """Leave the run's folder there, too."""
+        """Write the path of the run folder for the launcher."""
         if self.first and (folder := os.environ.get(EXCHANGE)) is not None:
-            (Path(folder) / RUN).write_text(str(run))
+            (Path(folder) / RUN_FILE).write_text(str(run))
 
 
 @contextmanager
 def joined(device: torch.device, timeout: float) -> Iterator[World]:
-    """The world that the environment describes, while the block runs.
+    """Join the process group that the environment describes, while the block runs.
 
     Args:
-        device: where the model is; gradients on CUDA travel by NCCL, all else by gloo.
-        timeout: seconds that a process waits in a step before it takes another one for dead.
+        device: of the model; tensors on CUDA are exchanged by NCCL, all others by gloo.
+        timeout: seconds that a rank waits in a step before it counts another one as dead.
 
     Raises:
-        VitkitError: another process is gone, or silent for too long.
+        LostContact: another process has ended, or does not answer in time.
     """
-    if not (in_world() and (size := int(os.environ["WORLD_SIZE"])) > 1):
+    size = int(os.environ["WORLD_SIZE"]) if in_world() else 1
+    if size == 1:
         yield World()
         return
     rank = int(os.environ["RANK"])
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     world: World | None = None
     try:
-        dist.init_process_group(backend, timeout=PATIENCE)
+        dist.init_process_group(backend, timeout=LONG_TIMEOUT)
         world = World(
-            rank, size,
-            int(os.environ.get("LOCAL_RANK", rank)),
-            int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-            dist.new_group(timeout=timedelta(seconds=timeout)),
+            rank,
+            size,
+            local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+            local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+            group=dist.new_group(timeout=timedelta(seconds=timeout)),
             _steps=_steps_file(),
-        )  # fmt: skip
+        )
         if device.type == "cuda":
             torch.cuda.set_device(world.device(device))
         yield world
-        world.summed(torch.zeros(1))  # nobody leaves while another may still need it
+        world.summed(torch.zeros(1))  # a barrier: no rank ends while another needs it
     except (RuntimeError, ConnectionError) as error:
         if not is_lost_contact(error):
             raise
+        step = world.step if world else 0
         raise LostContact(
-            f"rank {rank} on {socket.gethostname()}, after step "
-            f"{world.step if world else 0}: another "
-            f"process is gone, or silent for {timeout:g} s; go on with --resume "
+            f"rank {rank} on {socket.gethostname()}, after step {step}: another process is gone, "
+            f"or silent for {timeout:g} s; go on with --resume "
             f"({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
@@ -170,52 +185,57 @@ def joined(device: torch.device, timeout: float) -> Iterator[World]:
     dist.destroy_process_group()
 
 
+LOST_CONTACT_WORDS = ("third_party/gloo", "Connection closed by peer", "NCCL error")
+"""Words in the messages of gloo and NCCL about a process that ended."""
+
+
 class LostContact(VitkitError):
-    """Another process of the run does not answer; why, that one knows."""
+    """A process of the run that does not answer; the cause is in that process's own error."""
 
 
 def in_world() -> bool:
-    """Whether whoever started this process gave it a rank."""
+    """Return True if the environment gives this process a rank."""
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
 
 def is_launched() -> bool:
-    """Whether `--devices` started this process: the launcher then speaks for all of them."""
+    """Return True if `--devices` started this process; the launcher then prints for all."""
     return EXCHANGE in os.environ
 
 
 def is_lost_contact(error: BaseException) -> bool:
-    """Whether an error says that another process does not answer; gloo has no class for it."""
-    said = str(error)
-    return isinstance(error, dist.DistError) or any(
-        words in said for words in ("third_party/gloo", "Connection closed by peer", "NCCL error")
-    )
+    """Return True for the errors of a lost process; gloo has no class for them."""
+    if isinstance(error, dist.DistError):
+        return True
+    message = str(error)
+    return any(words in message for words in LOST_CONTACT_WORDS)
 
 
 def described(error: VitkitError) -> dict[str, Any]:
-    """An error as JSON values."""
+    """Return an error as JSON values."""
     kind = type(error).__name__
     return {"kind": kind, "text": str(error), "signum": getattr(error, "signum", None)}
 
 
 def revived(document: dict[str, Any]) -> VitkitError:
-    """The error that `described` made a document of; one that is not of ours is a `VitkitError`."""
+    """Return the error that `described` turned into JSON; an unknown kind is a `VitkitError`."""
     kind = getattr(errors, document["kind"], VitkitError)
     if kind is Interrupted:
         return Interrupted(document["signum"], document["text"])
     if kind is errors.ImageError:
-        kind = errors.DataError
+        kind = errors.DataError  # an `ImageError` has parts that the text does not separate
     error: VitkitError = kind(document["text"])
     return error
 
 
-def _sent(text: str) -> None:
+def _send(text: str) -> None:
     content = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    # the length first: the receivers must allocate the buffer
     dist.broadcast(torch.tensor([len(content)]), 0)
     dist.broadcast(content, 0)
 
 
-def _received() -> bytes:
+def _receive() -> bytes:
     length = torch.zeros(1, dtype=torch.int64)
     dist.broadcast(length, 0)
     content = torch.zeros(int(length), dtype=torch.uint8)
@@ -224,6 +244,36 @@ def _received() -> bytes:
 
 
 def _steps_file() -> int | None:
-    if (folder := os.environ.get(EXCHANGE)) is None:
+    folder = os.environ.get(EXCHANGE)
+    if folder is None:
         return None
-    return os.open(Path(folder) / STEPS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return os.open(Path(folder) / STEPS_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether this process holds only a part of a tensor (a `DTensor`)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a sharded tensor from all processes, each of which must call.
+
+    A tensor that is not sharded is returned as it is.
+    """
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that this process holds."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
+
+
+def distribute_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Shard a full tensor in the same way as another one; every process must call."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh, placements = cast(Any, like).device_mesh, cast(Any, like).placements
+    # Every process has the full tensor already, so nothing is sent.
+    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)

@@ -4,13 +4,13 @@
     ├── UserError                  exit 2   HTTP 400   the input, data or settings are wrong
     │   ├── SpecError                                  a model that cannot exist
     │   ├── ShapeError                      HTTP 422   a tensor of the wrong shape
-    │   ├── SettingError                               a flag, key or value that means nothing
-    │   ├── DataError                                  a data set that cannot be used
+    │   ├── SettingError                               an unknown or impossible setting
+    │   ├── DataError                                  a dataset that cannot be used
     │   ├── LoaderError                                a loader process was killed, or hangs
     │   ├── ImageError                      HTTP 422   an image that cannot be used; has `.reason`
     │   ├── CheckpointError                            a file that is not the checkpoint expected
-    │   ├── OutputError                                a place that cannot be written
-    │   ├── DeviceError                                a device that is not there
+    │   ├── OutputError                                a path that cannot be written
+    │   ├── DeviceError                                a device that does not exist here
     │   └── MissingExtraError                          a feature whose extra is not installed
     ├── NonFiniteError             exit 3              training diverged
     └── Interrupted                exit 128 + signal   stopped by a signal, after saving
@@ -20,19 +20,16 @@ A message is one line: the file, key or number that is wrong, what was expected,
 
 from __future__ import annotations
 
-import difflib
 import signal
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-LONGEST = 2000
+LONGEST_MESSAGE = 2000
 """Characters of a message; a file may hold names of megabytes."""
 
 
 class VitkitError(Exception):
-    """Base of every error raised on purpose. `str(error)` is one line, fit for a terminal.
+    """The base of every error raised on purpose. `str(error)` is one line, safe for a terminal.
 
     >>> str(VitkitError("no such name: a\\nb\\x1b[2J"))
     'no such name: a b\\\\x1b[2J'
@@ -46,15 +43,20 @@ class VitkitError(Exception):
 
 
 def _one_line(text: str) -> str:
-    """What a terminal shows as it stands: names in files may hold commands for it."""
-    if len(text) > LONGEST:
-        text = f"{text[: LONGEST - 500]} ... {text[-400:]}"
+    """Shorten a message and escape control characters: names in files may hold any text."""
+    if len(text) > LONGEST_MESSAGE:
+        text = f"{text[: LONGEST_MESSAGE - 500]} ... {text[-400:]}"
     if text.isprintable():
         return text
-    return "".join(
-        c if c.isprintable() else " " if c.isspace() else c.encode("unicode_escape").decode()
-        for c in text
-    )
+    return "".join(map(_printable, text))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    if character.isspace():
+        return " "
+    return character.encode("unicode_escape").decode()
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,9 @@ class WrongValue:
     """A value that a field cannot have, for messages that name the flag or the line.
 
     Attributes:
-        field: its name, as a keyword.
-        value: as it was given.
-        expected: such as `must be 1 or more`.
+        field: the field's name, as a keyword.
+        value: the wrong value.
+        expected: the expectation, such as `must be 1 or more`.
     """
 
     field: str
@@ -76,7 +78,7 @@ class UserError(VitkitError):
     """The user's input, data or settings are wrong; the message says how to mend them.
 
     Attributes:
-        wrong: the one value that is wrong, where it is about the value of a field.
+        wrong: the field and its wrong value, if the error is about one.
     """
 
     exit_code = 2
@@ -85,10 +87,10 @@ class UserError(VitkitError):
 
     @classmethod
     def about(cls, field: str, value: Any, expected: str, more: str = "") -> UserError:
-        """Make an error about the value of a field: `depth = 0: must be 1 or more`."""
-        made = cls(f"{field} = {value!r}: {expected}{more}")
-        made.wrong = WrongValue(field, value, expected)
-        return made
+        """Return an error about the value of a field: `depth = 0: must be 1 or more`."""
+        error = cls(f"{field} = {value!r}: {expected}{more}")
+        error.wrong = WrongValue(field, value, expected)
+        return error
 
 
 class SpecError(UserError):
@@ -96,7 +98,7 @@ class SpecError(UserError):
 
 
 class ShapeError(UserError):
-    """A tensor whose shape does not fit what it is given to."""
+    """A tensor of the wrong shape."""
 
     http_status = 422
 
@@ -106,17 +108,25 @@ class SettingError(UserError):
 
 
 class DataError(UserError):
-    """A data set that cannot be read or trained on."""
+    """A dataset that cannot be read or trained on."""
 
 
 class LoaderError(UserError):
-    """A process that reads the images was killed, or hangs."""
+    """A loader process that was killed, or hangs."""
 
 
 ImageReason = Literal[
-    "empty", "missing", "not a file", "not an image", "format", "truncated", "damaged",
-    "too large", "too long", "mode",
-]  # fmt: skip
+    "empty",
+    "missing",
+    "not a file",
+    "not an image",
+    "format",
+    "truncated",
+    "damaged",
+    "too large",
+    "too long",
+    "mode",
+]
 
 
 class ImageError(UserError):
@@ -124,7 +134,8 @@ class ImageError(UserError):
 
     Attributes:
         name: the file or the index of the image.
-        reason: one of a fixed list of words, for counting and for tests.
+        reason: one of `ImageReason`, for counting and for tests.
+        detail: what was expected and what was found.
     """
 
     http_status = 422
@@ -136,7 +147,7 @@ class ImageError(UserError):
         self.detail = detail
 
     def __reduce__(self) -> tuple[type[ImageError], tuple[str, ImageReason, str]]:
-        """Let the error cross from one process to another."""
+        """Support pickling: the error is raised in a loader process and sent to its parent."""
         return (type(self), (self.name, self.reason, self.detail))
 
 
@@ -145,11 +156,11 @@ class CheckpointError(UserError):
 
 
 class OutputError(UserError):
-    """A place that cannot be written; what stood there before is untouched."""
+    """A path that cannot be written; an existing file is untouched."""
 
 
 class DeviceError(UserError):
-    """A device that was asked for and is not there."""
+    """A device that does not exist on this machine."""
 
 
 class MissingExtraError(UserError):
@@ -157,13 +168,13 @@ class MissingExtraError(UserError):
 
 
 class NonFiniteError(VitkitError):
-    """Training diverged: it met a NaN or an infinity, or its loss is far above a guess's."""
+    """Training that diverged: NaN, infinity, or a loss far above that of random guessing."""
 
     exit_code = 3
 
 
 class Interrupted(VitkitError):
-    """A signal stopped the work after the state was saved.
+    """Work that a signal stopped, after the state was saved.
 
     Attributes:
         signum: the signal's number; the exit code is 128 + signum.
@@ -180,39 +191,5 @@ class Interrupted(VitkitError):
 
 
 def exit_code(error: VitkitError) -> int:
-    """The process exit code that stands for `error`."""
+    """Return the exit code of a process that ends by `error`."""
     return 128 + error.signum if isinstance(error, Interrupted) else error.exit_code
-
-
-def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
-    """`"; did you mean 'width'?"`, or an empty string where nothing is near.
-
-    Upper and lower case do not matter.
-    """
-    by_lower = {choice.lower(): choice for choice in choices}
-    found = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
-    near = [by_lower[name] for name in found]
-    return f"; did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
-
-
-def plural(number: int, what: str) -> str:
-    """`1 epoch`, `1,000 epochs`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def nearest_parent(path: Path) -> str:
-    """`"the nearest folder that exists is /a/b, with: c, d"`, for messages about a missing path."""
-    parent = next((p for p in path.absolute().parents if _is_folder(p)), Path("/"))
-    try:
-        entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
-    except PermissionError:
-        return f"the nearest folder that exists is {parent}, which cannot be listed"
-    shown = ", ".join(entries[:8]) + (f" and {len(entries) - 8} more" if len(entries) > 8 else "")
-    return f"the nearest folder that exists is {parent}, with: {shown or 'nothing in it'}"
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except PermissionError:
-        return False

@@ -1,7 +1,7 @@
-"""Frozen, validated dataclasses that turn into JSON and back: the base of every spec and config.
+"""Frozen, validated dataclasses with conversion to JSON: the base of every spec and config.
 
-pydantic checks the types; what it finds is said again in one line, with the field's name, what was
-given, and the nearest name where a field does not exist.
+pydantic checks the types; its errors become one line with the field's name, the value, the expected
+type or range, and the nearest name if a field does not exist.
 """
 
 from __future__ import annotations
@@ -16,55 +16,56 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from vitkit.errors import UserError, did_you_mean, plural
+from vitkit.errors import UserError
+from vitkit.messages import did_you_mean, plural
 
-T = TypeVar("T")
+Instance = TypeVar("Instance")
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-def frozen(*, raises: type[UserError]) -> Callable[[type[T]], type[T]]:
-    """A class decorator: keyword-only, frozen, validated; every mistake raises `raises`."""
+def frozen(*, raises: type[UserError]) -> Callable[[type[Instance]], type[Instance]]:
+    """Decorate a class: keyword-only, frozen, validated; every mistake raises `raises`."""
 
-    def decorate(cls: type[T]) -> type[T]:
+    def decorate(cls: type[Instance]) -> type[Instance]:
         config = ConfigDict(extra="forbid", allow_inf_nan=False)
-        made: Any = pydantic_dataclass(cls, frozen=True, kw_only=True, config=config)
-        validate = made.__init__
+        validated: Any = pydantic_dataclass(cls, frozen=True, kw_only=True, config=config)
+        validate = validated.__init__
 
         @functools.wraps(validate)
         def init(self: object, **fields: Any) -> None:
             try:
                 validate(self, **fields)
             except ValidationError as error:
-                raise _told(made, error, raises) from None
+                raise _one_line_error(validated, error, raises) from None
 
-        made.__init__ = init
-        return cast(type[T], made)
+        validated.__init__ = init
+        return cast(type[Instance], validated)
 
     return decorate
 
 
 def to_json(instance: Any) -> dict[str, Any]:
-    """The fields of a frozen dataclass as plain JSON values (tuples become lists)."""
+    """Return the fields of a frozen dataclass as plain JSON values (tuples become lists)."""
     values: dict[str, Any] = TypeAdapter(type(instance)).dump_python(instance, mode="json")
     return values
 
 
-def replace(instance: T, **changes: Any) -> T:
-    """A copy with some fields changed, validated again; an unknown field raises as at first."""
+def replace(instance: Instance, **changes: Any) -> Instance:
+    """Return a copy with some fields changed, validated again; errors as at first."""
     return type(instance)(**(to_json(instance) | changes))
 
 
 def field_names(cls: type[Any]) -> list[str]:
-    """The names of a dataclass's fields, in order."""
+    """Return the names of a dataclass's fields, in order."""
     return [field.name for field in dataclasses.fields(cls)]
 
 
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
-"""What pydantic calls a field, or a value of a tuple, that was not given."""
+"""Kinds of pydantic's errors about a field, or a value of a tuple, that was not given."""
 
 
-def _told(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
-    """The first problem of `error` in one line, and how many other fields have one."""
+def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
+    """Describe the first problem of `error` in one line, and count other fields with problems."""
     problems = error.errors(include_url=False)
     first = problems[0]
     name = str(first["loc"][0]) if first["loc"] else "value"
@@ -78,13 +79,13 @@ def _told(cls: type[Any], error: ValidationError, raises: type[UserError]) -> Us
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
-        # a field that may be one thing or another has a problem for each
-        said = [_expected(problem) for problem in problems if problem["loc"][0] == name]
-        return raises.about(name, first["input"], " or ".join(dict.fromkeys(said)), others)
+        # a field with a union type has a problem for each of its types
+        expected = [_expected(problem) for problem in problems if problem["loc"][0] == name]
+        return raises.about(name, first["input"], " or ".join(dict.fromkeys(expected)), others)
     return raises(text + others)
 
 
-EXPECTED = {
+EXPECTATIONS = {
     "greater_than_equal": "must be {ge:g} or more",
     "greater_than": "must be above {gt:g}",
     "less_than_equal": "must be {le:g} or less",
@@ -94,23 +95,28 @@ EXPECTED = {
     "string_type": "must be text",
     "dict_type": "must be names with values, such as {{width: 64}}",
     "tuple_type": "must be a list, such as [{input}]",
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"),
-                    "must be a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
-}  # fmt: skip
-"""What is said for each kind of problem that pydantic finds."""
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+}
+"""Kind of pydantic's error -> the expectation in our messages."""
 
 
 def _expected(problem: ErrorDetails) -> str:
-    """What a value must be, in words that follow its name."""
-    place = problem["loc"]
-    if problem["type"] in ("too_long", "missing") and "tuple[" in str(place[1:2]):
-        return f"must be {plural(str(place[1]).count('float'), 'number')}"
-    known = EXPECTED.get(problem["type"])
-    if known is None:
+    """Describe the expected value, in words that follow the field's name."""
+    location = problem["loc"]
+    # a tuple of another length: its type is in the location, such as "tuple[float,float]"
+    if problem["type"] in ("too_long", "missing") and "tuple[" in str(location[1:2]):
+        return f"must be {plural(str(location[1]).count('float'), 'number')}"
+    template = EXPECTATIONS.get(problem["type"])
+    if template is None:
         return problem["msg"][0].lower() + problem["msg"][1:]
-    said = known.format(input=problem["input"], **problem.get("ctx", {}))
+    expected = template.format(input=problem["input"], **problem.get("ctx", {}))
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
-        said += did_you_mean(problem["input"], re.findall(r"'([^']*)'", said))
-    return said
+        expected += did_you_mean(problem["input"], re.findall(r"'([^']*)'", expected))
+    return expected

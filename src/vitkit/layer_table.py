@@ -1,8 +1,8 @@
-"""The layer table of any module: sizes, parameters, true multiply-adds and memory, with no memory.
+"""The layer table of any module: sizes, parameters, true multiply-adds and memory.
 
 The module is copied to the meta device, where tensors have shapes and no values, and run once.
-Multiply-adds come from `torch.utils.flop_counter`, which sees the products inside fused attention;
-counting from layer to layer misses them, and a fused qkv used through `F.linear` too.
+Multiply-adds come from `torch.utils.flop_counter`, which includes the products inside fused
+attention; counting layer by layer misses them, and those of a fused qkv used by `F.linear`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from vitkit.errors import ShapeError
 
 FLOAT_BYTES = 4
-TEXTS = ("layer (variable)", "input", "output")
-NUMBERS = ("parameters", "trainable", "mult-adds")
-"""Columns of the table."""
+TEXT_COLUMNS = ("layer (variable)", "input", "output")
+NUMBER_COLUMNS = ("parameters", "trainable", "mult-adds")
 
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One module of the table.
+    """A module of the table.
 
     Attributes:
         name: the variable's path, such as `blocks.3.attn.qkv`; empty for the whole module.
         kind: its class.
-        depth: how far inside, 0 for the whole module.
+        depth: level of nesting, 0 for the whole module.
         input_size: shape of its first input, `()` where it was not called.
-        output_size: shape of its output, `()` where it gives something else than one tensor.
-        parameters: how many numbers it holds, children included.
-        trainable: how many of them get gradients.
+        output_size: shape of its output, `()` where that is not one tensor.
+        parameters: number of its parameters, children included.
+        trainable: number of those that get gradients.
         mult_adds: multiply-adds of one forward pass, children included, biases not.
         bias_adds: additions of the biases of linear and convolution layers, children included.
     """
@@ -56,15 +55,15 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LayerTable:
-    """Every module of a model, outermost first; `str()` draws it.
+    """All modules of a model, outermost first; `str()` formats them.
 
     Memory is for float32 and one forward and backward pass, in megabytes of 10^6 bytes.
 
     Attributes:
-        rows: one a module, in the order of `named_modules`.
-        input_mb: the input.
-        activation_mb: the outputs of all layers with parameters, once and again as gradients.
-        parameter_mb: the parameters.
+        rows: a row for each module, in the order of `named_modules`.
+        input_mb: memory of the input.
+        activation_mb: memory of the outputs of all layers with parameters, and of their gradients.
+        parameter_mb: memory of the parameters.
     """
 
     rows: tuple[LayerRow, ...]
@@ -74,21 +73,21 @@ class LayerTable:
 
     @property
     def total_mb(self) -> float:
-        """Input, activations and parameters together."""
+        """The memory of input, activations and parameters together."""
         return self.input_mb + self.activation_mb + self.parameter_mb
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole module."""
+        """The parameters of the whole module."""
         return self.rows[0].parameters
 
     @property
     def mult_adds(self) -> int:
-        """Multiply-adds of one forward pass of the whole module."""
+        """The multiply-adds of one forward pass of the whole module."""
         return self.rows[0].mult_adds
 
     def render(self, depth: int = 3, *, narrow: bool = False) -> Table:
-        """A rich table of the modules at most `depth` deep.
+        """Return a rich table of the modules at most `depth` deep.
 
         Args:
             depth: how many levels of modules to show.
@@ -97,26 +96,23 @@ class LayerTable:
         """
         whole = self.rows[0]
         table = Table(
-            title=whole.kind, title_justify="left", caption_justify="left",
-            box=None if narrow else HEAVY_HEAD, pad_edge=not narrow, padding=(0, 1),
-        )  # fmt: skip
-        for header in TEXTS + NUMBERS:
-            if not (narrow and header in ("input", "trainable")):
-                number = header in NUMBERS
-                table.add_column(header, justify="right" if number else "left", no_wrap=number)
+            title=whole.kind,
+            title_justify="left",
+            caption_justify="left",
+            box=None if narrow else HEAVY_HEAD,
+            pad_edge=not narrow,
+            padding=(0, 1),
+        )
+        for header in TEXT_COLUMNS + NUMBER_COLUMNS:
+            if narrow and header in ("input", "trainable"):
+                continue
+            if header in NUMBER_COLUMNS:
+                table.add_column(header, justify="right", no_wrap=True)
+            else:
+                table.add_column(header)
         for row in self.rows:
             if row.depth <= depth:
-                variable = row.name.rpartition(".")[2]
-                title = "  " * row.depth + row.kind + (f" ({variable})" if variable else "")
-                trainable = "all" if row.trainable == row.parameters else f"{row.trainable:,}"
-                cells = {
-                    "layer (variable)": title,
-                    "input": _shape(row.input_size),
-                    "output": _shape(row.output_size),
-                    "parameters": f"{row.parameters:,}" if row.parameters else "",
-                    "trainable": trainable if row.parameters else "",
-                    "mult-adds": f"{row.mult_adds / 1e6:,.2f} M" if row.mult_adds else "",
-                }
+                cells = _cells(row)
                 table.add_row(*(cells[str(column.header)] for column in table.columns))
         table.caption = (
             f"parameters {whole.parameters:,}, trainable {whole.trainable:,}\n"
@@ -129,7 +125,7 @@ class LayerTable:
         return table
 
     def __str__(self) -> str:
-        """The table as plain text, three levels deep."""
+        """Format the table as plain text, three levels deep."""
         console = Console(width=120, color_system=None, force_jupyter=False, highlight=False)
         with console.capture() as captured:
             console.print(self.render())
@@ -137,53 +133,72 @@ class LayerTable:
 
 
 def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> LayerTable:
-    """The layer table of a module, for one forward pass in eval mode.
+    """Return the layer table of a module, for one forward pass in eval mode.
 
     Args:
-        module: anything that takes one float tensor; it is left as it is.
+        module: any module with one float tensor as input; it does not change.
         input_size: shape of that tensor, such as (1, 3, 224, 224) for images; by default one
             image of the model's own `spec`.
 
     Raises:
-        ShapeError: no input size for a module without a spec, or one the module does not take.
+        ShapeError: no input size for a module without a spec, or one that does not fit the module.
     """
     size = _input_size(module, input_size)
     twin = on_meta(module)
-    seen = _Sizes(twin)
+    sizes = _Sizes(twin)
     counter = FlopCounterMode(display=False)
     try:
         with counter, torch.no_grad():
             twin(torch.empty(*size, device="meta"))
     except RuntimeError as error:
-        said = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         raise ShapeError(
-            f"{type(module).__name__} does not take an input of {size}: {said}"
+            f"{type(module).__name__} does not take an input of {size}: {reason}"
         ) from None
     counts = counter.get_flop_counts()
     root = type(twin).__name__
     rows = []
     for name, part in twin.named_modules():
         flops = sum(counts.get(f"{root}.{name}" if name else root, {}).values())
-        row = replace(seen.row(name, part), mult_adds=flops // 2)
+        row = replace(sizes.row(name, part), mult_adds=flops // 2)  # two operations each
         rows.append(replace(row, trainable=_trainable(module.get_submodule(name))))
     return LayerTable(
         rows=tuple(rows),
         input_mb=torch.Size(size).numel() * FLOAT_BYTES / 1e6,
-        activation_mb=2 * seen.activations * FLOAT_BYTES / 1e6,
+        activation_mb=2 * sizes.activations * FLOAT_BYTES / 1e6,
         parameter_mb=rows[0].parameters * FLOAT_BYTES / 1e6,
     )
 
 
 def on_meta(module: nn.Module) -> nn.Module:
-    """A copy in eval mode whose tensors have shapes only; nothing is allocated.
+    """Copy a module in eval mode with tensors that have shapes only; nothing is allocated.
 
-    Its parameters want no gradients: the counter of operations cannot follow those.
+    Its parameters need no gradients: the counter of operations does not support them.
     """
     tensors: dict[int, Tensor] = {id(t): t.detach().to("meta") for t in module.buffers()}
+    # by identity, so that shared tensors stay shared in the copy
     for parameter in module.parameters():
         shape_only = parameter.detach().to("meta")
         tensors[id(parameter)] = nn.Parameter(shape_only, requires_grad=False)
     return copy.deepcopy(module, tensors).eval()
+
+
+def _cells(row: LayerRow) -> dict[str, str]:
+    """Format a row of the table, by column; cells without a number are empty."""
+    variable = row.name.rpartition(".")[2]
+    title = "  " * row.depth + row.kind
+    if variable:
+        title += f" ({variable})"
+    cells = dict.fromkeys(NUMBER_COLUMNS, "")
+    if row.parameters:
+        cells["parameters"] = f"{row.parameters:,}"
+        cells["trainable"] = f"{row.trainable:,}"
+        if row.trainable == row.parameters:
+            cells["trainable"] = "all"
+    if row.mult_adds:
+        cells["mult-adds"] = f"{row.mult_adds / 1e6:,.2f} M"
+    sizes = {"input": _shape(row.input_size), "output": _shape(row.output_size)}
+    return {"layer (variable)": title, **sizes, **cells}
 
 
 def _trainable(part: nn.Module) -> int:
@@ -191,16 +206,16 @@ def _trainable(part: nn.Module) -> int:
 
 
 class _Sizes:
-    """Watches one forward pass: what goes in and out of every module."""
+    """Shapes of inputs and outputs of every module, recorded in one forward pass."""
 
     def __init__(self, module: nn.Module) -> None:
         self._inputs: dict[nn.Module, tuple[int, ...]] = {}
         self._outputs: dict[nn.Module, tuple[int, ...]] = {}
         self.activations = 0
         for part in module.modules():
-            part.register_forward_hook(self._look)
+            part.register_forward_hook(self._record)
 
-    def _look(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _record(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         first = inputs[0] if inputs else None
         self._inputs[part] = tuple(first.shape) if isinstance(first, Tensor) else ()
         self._outputs[part] = tuple(output.shape) if isinstance(output, Tensor) else ()

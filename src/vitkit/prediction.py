@@ -1,4 +1,4 @@
-"""`Predictor`: images in, predictions out. Any callable from images to logits serves alike."""
+"""Predict images by a checkpoint, or by any function from images to logits."""
 
 from __future__ import annotations
 
@@ -19,30 +19,29 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, Room
-from vitkit.data.images.decode import as_rgb, examine
+from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
+from vitkit.data.images.decode import as_rgb, decode_with_properties
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, ImageError, SettingError
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.load import load
+from vitkit.weights.load import as_checkpoint
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
 """A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""
 
-Pixels: TypeAlias = UInt8[np.ndarray, "h w C"]
+ResizedImage: TypeAlias = UInt8[np.ndarray, "h w C"]
 """An image in the model's size."""
 
 ENGINES = ("auto", "torch")
 PRECISIONS = ("float32", "bfloat16")
-MOST_THREADS = 8
-"""Threads that decode."""
+MAX_DECODER_THREADS = 8
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one image.
+    """The predicted class of one image, and the next ones.
 
     Attributes:
         label: the most probable class.
@@ -57,15 +56,15 @@ class Prediction:
 
 
 class Predictor:
-    """Images -> predictions, by the preprocessing the checkpoint declares.
+    """A classifier of images, with the preprocessing of its checkpoint.
 
     Args:
         forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`.
-        preprocess: what images become.
+        preprocess: the evaluation transform.
         classes: the K names; empty means numbers.
-        device: where `forward` wants its images.
+        device: the device of the images that `forward` receives.
         batch_size: images run at once.
-        temperature: what logits are divided by before they become probabilities.
+        temperature: divides the logits before the softmax.
 
     Attributes:
         forward: the engine itself, as given.
@@ -89,8 +88,10 @@ class Predictor:
         if not 0 < temperature < math.inf:
             raise SettingError(f"temperature {temperature:g} must be a positive number")
         self.forward = forward
-        self.preprocess, self.classes = preprocess, tuple(classes)
-        self.device, self.batch_size = torch.device(device), batch_size
+        self.preprocess = preprocess
+        self.classes = tuple(classes)
+        self.device = torch.device(device)
+        self.batch_size = batch_size
         self.temperature = temperature
 
     @classmethod
@@ -103,18 +104,18 @@ class Predictor:
         device: str = "auto",
         batch_size: int = 64,
     ) -> Predictor:
-        """A predictor for a checkpoint or its path.
+        """Create a predictor for a checkpoint or its path.
 
         Args:
             checkpoint: a checkpoint or its path; its model stays where it is.
-            engine: `torch`, or `auto`, which is the same while there is no other.
-            precision: `bfloat16` runs the products under autocast.
+            engine: `torch`, or `auto`, which is the same.
+            precision: `bfloat16` runs matrix products under autocast.
             device: `cpu`, `cuda`, `mps`; auto takes the best there is.
             batch_size: images run at once.
 
         Raises:
-            CheckpointError: a file that is no checkpoint, or a model without a head.
-            DeviceError: a device that is not there.
+            CheckpointError: a file that is not a checkpoint, or a model without a head.
+            DeviceError: a device that does not exist here.
             SettingError: an engine or a precision that does not exist.
         """
         if engine not in ENGINES:
@@ -131,35 +132,39 @@ class Predictor:
                 f"{checkpoint.path or 'this model'} has no head, so no classes to predict; vitkit "
                 f"embed gives its features, vitkit train --pretrained a head"
             )
-        where = resolve_device(device)
-        model = on_device(checkpoint.model, where)
+        model_device = resolve_device(device)
+        model = on_device(checkpoint.model, model_device)
 
         def forward(images: Tensor) -> Tensor:
-            with torch.autocast(where.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            with torch.autocast(model_device.type, torch.bfloat16, enabled=precision == "bfloat16"):
                 logits: Tensor = model(images)
             return logits
 
         return cls(
-            forward, checkpoint.preprocess, checkpoint.classes, device=where,
-            batch_size=batch_size, temperature=checkpoint.temperature,
-        )  # fmt: skip
+            forward,
+            checkpoint.preprocess,
+            checkpoint.classes,
+            device=model_device,
+            batch_size=batch_size,
+            temperature=checkpoint.temperature,
+        )
 
     def __call__(self, images: Iterable[ImageSource], top_k: int = 5) -> list[Prediction]:
         """Predict a list of images, in order.
 
         Args:
-            images: paths, bytes, PIL images or uint8 arrays, mixed as you like.
-            top_k: how many classes `top` holds; at most K.
+            images: paths, bytes, PIL images or uint8 arrays, in any mixture.
+            top_k: number of classes in `top`; at most K.
 
         Raises:
             ImageError: an image that cannot be used, by name or number.
             SettingError: top_k below 1, or one image where a list is expected.
         """
         predictions = []
-        for said in self.stream(images, top_k):
-            if isinstance(said, ImageError):
-                raise said
-            predictions.append(said)
+        for prediction in self.stream(images, top_k):
+            if isinstance(prediction, ImageError):
+                raise prediction
+            predictions.append(prediction)
         return predictions
 
     def stream(
@@ -172,7 +177,7 @@ class Predictor:
 
         Args:
             images: as for a call; an iterator is read two batches ahead.
-            top_k: how many classes `top` holds; at most K.
+            top_k: number of classes in `top`; at most K.
 
         Yields:
             A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
@@ -182,25 +187,35 @@ class Predictor:
         """
         if top_k < 1:
             raise SettingError.about("top_k", top_k, "must be 1 or more")
-        for logits, places in self._batches(images):
-            chances = (logits / self.temperature).softmax(-1)
-            values, classes = chances.topk(min(top_k, chances.shape[-1]))
-            rows = zip(values.tolist(), classes.tolist(), strict=True)
-            said = [self._prediction(*row) for row in rows]
-            yield from (place if isinstance(place, ImageError) else said[place] for place in places)
+        for logits, results in self._batches(images):
+            probabilities = (logits / self.temperature).softmax(-1)
+            values, classes = probabilities.topk(min(top_k, probabilities.shape[-1]))
+            top = [*zip(values.tolist(), classes.tolist(), strict=True)]
+            for result in results:
+                if isinstance(result, ImageError):
+                    yield result
+                else:
+                    yield self._prediction(*top[result])
 
     def outputs(self, images: Iterable[ImageSource]) -> Iterator[Float[Tensor, " K"] | ImageError]:
-        """Yield what `forward` gives for each image (K,), float32 on the CPU; else as `stream`."""
-        for rows, places in self._batches(images):
-            yield from (place if isinstance(place, ImageError) else rows[place] for place in places)
+        """Yield the output of `forward` for each image (K,), float32 on the CPU.
+
+        Order, errors and memory as for `stream`.
+        """
+        for rows, results in self._batches(images):
+            for result in results:
+                yield result if isinstance(result, ImageError) else rows[result]
 
     def logits(self, images: Iterable[ImageSource]) -> Float[Tensor, "N K"]:
-        """Logits of every image, in order: (N, K) float32 on the CPU. Errors as for a call."""
+        """Return the logits of every image, in order: (N, K) float32 on the CPU.
+
+        Errors as for a call.
+        """
         batches = []
-        for rows, places in self._batches(images):
-            for place in places:
-                if isinstance(place, ImageError):
-                    raise place
+        for rows, results in self._batches(images):
+            for result in results:
+                if isinstance(result, ImageError):
+                    raise result
             batches.append(rows)
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
 
@@ -212,85 +227,98 @@ class Predictor:
     def _batches(
         self, images: Iterable[ImageSource]
     ) -> Iterator[tuple[Float[Tensor, "B K"], list[int | ImageError]]]:
-        """The outputs of each batch, and for each of its images its row there, or its error."""
+        """Yield the outputs of each batch, and for each of its images its row or its error."""
         if isinstance(images, str | PathLike | bytes | Image.Image | np.ndarray):
             raise SettingError("one image was given where a list is expected; write [image]")
-        pool = ThreadPoolExecutor(min(MOST_THREADS, os.cpu_count() or 1))
-        room = Room(PIXELS_AT_ONCE)
-        waiting: deque[list[Future[Pixels | ImageError]]] = deque()
+        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, os.cpu_count() or 1))
+        memory = MemoryLimit(PIXELS_AT_ONCE)
+        waiting: deque[list[Future[ResizedImage | ImageError]]] = deque()
         try:
             for chunk in _chunks(images, self.batch_size):
-                waiting.append([self._begin(pool, room, *each) for each in chunk])
+                waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
+                # the next batch is decoded while the model runs
                 if len(waiting) > 1:
-                    yield self._run([each.result() for each in waiting.popleft()])
+                    yield self._run(waiting.popleft())
             while waiting:
-                yield self._run([each.result() for each in waiting.popleft()])
+                yield self._run(waiting.popleft())
         finally:
+            # also when the caller stops to iterate
             pool.shutdown(cancel_futures=True)
 
-    def _begin(
-        self, pool: ThreadPoolExecutor, room: Room, number: int, image: ImageSource
-    ) -> Future[Pixels | ImageError]:
-        """Decode and scale an image; here if it is the caller's object, else in a thread."""
+    def _submit(
+        self, pool: ThreadPoolExecutor, memory: MemoryLimit, number: int, image: ImageSource
+    ) -> Future[ResizedImage | ImageError]:
+        """Decode and scale an image: the caller's objects at once, files in a thread."""
         if not isinstance(image, Image.Image | np.ndarray):
-            return pool.submit(self._prepared, room, number, image)
-        done: Future[Pixels | ImageError] = Future()
-        done.set_result(self._prepared(room, number, image))
-        return done
+            return pool.submit(self._prepare, memory, number, image)
+        # a PIL image or an array may be changed by the caller before a thread reads it
+        future: Future[ResizedImage | ImageError] = Future()
+        future.set_result(self._prepare(memory, number, image))
+        return future
 
-    def _prepared(self, room: Room, number: int, image: ImageSource) -> Pixels | ImageError:
-        with room.admission() as admit:  # until the pixels are in the model's size
+    def _prepare(
+        self, memory: MemoryLimit, number: int, image: ImageSource
+    ) -> ResizedImage | ImageError:
+        with memory.admission() as admit:  # until the pixels are in the model's size
             try:
                 return fit(read_image(image, f"image {number}", admit), self.preprocess)
             except ImageError as error:
                 return error
 
     def _run(
-        self, prepared: Sequence[Pixels | ImageError]
+        self, futures: Sequence[Future[ResizedImage | ImageError]]
     ) -> tuple[Float[Tensor, "B K"], list[int | ImageError]]:
-        pixels: list[Pixels] = []
-        places: list[int | ImageError] = []
-        for each in prepared:
-            if isinstance(each, ImageError):
-                places.append(each)
+        """Run the images of a batch that could be decoded."""
+        pixels: list[ResizedImage] = []
+        results: list[int | ImageError] = []
+        for future in futures:
+            image = future.result()
+            if isinstance(image, ImageError):
+                results.append(image)
             else:
-                places.append(len(pixels))
-                pixels.append(each)
+                results.append(len(pixels))
+                pixels.append(image)
         if not pixels:
-            return torch.empty(0, max(len(self.classes), 1)), places
+            return torch.empty(0, max(len(self.classes), 1)), results
         images = normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
         with torch.inference_mode():
-            return self.forward(images.to(self.device)).float().cpu(), places
+            return self.forward(images.to(self.device)).float().cpu(), results
 
 
 def feature_predictor(
     checkpoint: Checkpoint, *, device: str = "auto", batch_size: int = 64
 ) -> Predictor:
-    """Make a predictor whose outputs are the pooled features, what the head reads: (D,) each."""
-    where = resolve_device(device)
-    model = on_device(checkpoint.model, where)
+    """Create a predictor whose outputs are the pooled features, the inputs of the head: (D,)."""
+    model_device = resolve_device(device)
+    model = on_device(checkpoint.model, model_device)
     return Predictor(
         lambda images: model.pooled(model.forward_features(images)),
         checkpoint.preprocess,
-        device=where,
+        device=model_device,
         batch_size=batch_size,
     )
 
 
-def as_checkpoint(given: Checkpoint | str | PathLike[str]) -> Checkpoint:
-    """A checkpoint, read from its path if need be.
+def embed(
+    checkpoint: Checkpoint | str | Path,
+    images: Iterable[ImageSource],
+    *,
+    device: str = "auto",
+    batch_size: int = 64,
+) -> Float[np.ndarray, "N D"]:
+    """Return the pooled features of images, the inputs of the head: (N, D) float32.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        images: paths, bytes, PIL images or uint8 arrays, in any mixture.
+        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
+        batch_size: images run at once.
 
     Raises:
-        CheckpointError: neither of them, or a file that is no checkpoint.
+        ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    if isinstance(given, Checkpoint):
-        return given
-    if not isinstance(given, str | PathLike):
-        raise CheckpointError(
-            f"a {type(given).__name__} is no checkpoint; give what vitkit.load returns, which has "
-            f"the model's preprocessing and class names too, or the path of a file"
-        )
-    return load(Path(given) if isinstance(given, PathLike) else given)
+    predictor = feature_predictor(as_checkpoint(checkpoint), device=device, batch_size=batch_size)
+    return predictor.logits(images).numpy()
 
 
 def read_image(
@@ -298,16 +326,17 @@ def read_image(
     name: str = "image",
     admit: Callable[[int], object] = lambda pixels: None,
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Any image as (H, W, 3) uint8 RGB.
+    """Read an image as (H, W, 3) uint8 RGB.
 
     Args:
-        image: the image.
-        name: what to call it in a message; a path is called by itself.
-        admit: as in `images.examine`; not asked where the pixels are in memory already.
+        image: a path, an encoded file's bytes, a PIL image or an array.
+        name: its name in messages; a path names itself.
+        admit: receives the number of pixels before a file is decoded, and may wait; not called
+            where the pixels are in memory already.
 
     Raises:
-        ImageError: one that cannot be used.
-        SettingError: what is no image at all, such as a list of them.
+        ImageError: an image that cannot be used.
+        SettingError: not an image, such as a list of images.
     """
     if not isinstance(image, str | PathLike | bytes | Image.Image | np.ndarray):
         raise SettingError(
@@ -316,7 +345,10 @@ def read_image(
         )
     if isinstance(image, Image.Image | np.ndarray):
         return as_rgb(image, name)
-    return examine(image, name=name if isinstance(image, bytes) else None, admit=admit)[0]
+    pixels, _ = decode_with_properties(
+        image, name=name if isinstance(image, bytes) else None, admit=admit
+    )
+    return pixels
 
 
 def _chunks(images: Iterable[ImageSource], size: int) -> Iterable[list[tuple[int, ImageSource]]]:

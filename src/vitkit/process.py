@@ -1,7 +1,7 @@
-"""Settings of a whole process that make training on a processor faster.
+"""Process-wide settings that make training on a CPU faster.
 
-The command line makes them for itself and for the processes that it starts. A script that imports
-vitkit decides for itself; `docs/benchmarks.md` says what to set.
+The command line applies them to itself and to the processes that it starts. A script that imports
+vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 """
 
 from __future__ import annotations
@@ -12,37 +12,41 @@ import platform
 from collections.abc import MutableMapping
 
 SPINCOUNT = "500"
-"""Turns that a thread of GNU's OpenMP (libgomp) waits in a loop before it sleeps.
+"""Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
 
-By default it is 300,000 and more. Beside another busy program the threads of one step then wait for
-each other while they hold the cores that they wait for. `benchmarks/busy.py` measures it.
+The default is 300,000 or more. Beside another busy program the threads of one step then wait for
+each other while they occupy the cores that they wait for. `benchmarks/busy.py` measures it.
 """
-WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Variables by which a user decides how threads wait."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 """Numbers of `mallopt`'s parameters, from glibc's malloc.h."""
-TRIM_BYTES, MMAP_BYTES = 2**30, 2**25
-"""Free memory at the end of the heap that is kept, and the size from which memory comes from the
-system and goes back to it. The second is the largest that glibc takes."""
+TRIM_BYTES = 2**30
+"""Free memory at the end of the heap that is kept."""
+MMAP_BYTES = 2**25
+"""Size from which memory comes from the system and is returned to it; the largest for glibc."""
 
 
 def shorten_spinning(environment: MutableMapping[str, str]) -> None:
-    """Let waiting OpenMP threads sleep soon; must happen before torch is imported.
+    """Let waiting OpenMP threads sleep early; call it before torch is imported.
 
     Args:
-        environment: changed in place, unless it has one of `WAITING`: a user's own choice.
+        environment: changed in place, unless it has one of `WAIT_VARIABLES`: the user's choice.
     """
-    if not any(name in environment for name in WAITING):
+    if not any(name in environment for name in WAIT_VARIABLES):
         environment["GOMP_SPINCOUNT"] = SPINCOUNT
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step, instead of giving it back to the system.
+    """Let glibc keep freed memory for the next step, instead of returning it to the system.
 
-    Nothing happens with another C library, or where the user has set one of glibc's `MALLOC_`
-    variables. Source: mallopt(3).
+    Do nothing with another C library, or if the user has set one of glibc's `MALLOC_` variables.
+    Source: mallopt(3).
     """
-    if platform.libc_ver()[0] != "glibc" or any(name.startswith("MALLOC_") for name in os.environ):
+    if platform.libc_ver()[0] != "glibc":
+        return
+    if any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)

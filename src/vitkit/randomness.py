@@ -1,6 +1,6 @@
-"""Random numbers that are functions of their keys: no state, no generator, no order of calls.
+"""Random numbers as functions of their keys: no state, no generator, no order of calls.
 
-Each key is taken in by one step of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
+Each key is mixed in by one step of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom
 number generators", OOPSLA 2014): add the golden gamma and the key, then scramble with David
 Stafford's variant 13 of MurmurHash3's finaliser. `hash64(0)` is SplitMix64's first output for
 seed 0. The numbers are part of the file format of every run: they must never change.
@@ -19,7 +19,7 @@ _TWO_TO_64 = 1 << 64
 
 
 def hash64(*keys: Key) -> UInt64[np.ndarray, " ..."]:
-    """64 random bits for every combination of the keys.
+    """Return 64 random bits for every combination of the keys.
 
     Args:
         keys: integers and integer arrays, which broadcast against each other; negative numbers
@@ -32,31 +32,31 @@ def hash64(*keys: Key) -> UInt64[np.ndarray, " ..."]:
         TypeError: a key that is not an integer.
     """
     state = np.zeros((), np.uint64)
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is what is wanted
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         for key in keys:
             state = _scramble(np.asarray(state + (GOLDEN_GAMMA + _as_uint64(key))))
     return np.asarray(state)
 
 
 def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
-    """A float64 in [0, 1) for every combination of the keys, from the top 53 bits of `hash64`."""
+    """Return a float64 in [0, 1) for every combination of the keys: the top 53 bits of `hash64`."""
     return np.asarray((hash64(*keys) >> np.uint64(11)) * 2.0**-53)
 
 
 def augmentation_key(epoch: int, views: Int64[np.ndarray, "B"]) -> Int64[np.ndarray, "B"]:
-    """One key for when an image is changed: the epoch and which of its views in that epoch.
+    """Combine the epoch and the number of an image's view in that epoch into one key.
 
-    The first view's is the epoch itself, so that a run without repeated views draws as ever.
+    The first view's key is the epoch itself, so that runs without repeated views keep their draws.
 
     Args:
         epoch: below 2^32.
-        views: counted from 0.
+        views: number of each image's view (B,), from 0.
     """
     return epoch + (views << 32)
 
 
 def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
-    """The numbers 0..n-1 in an order that is a pure function of (seed, epoch).
+    """Return the numbers 0..n-1 in an order that is a pure function of (seed, epoch).
 
     It is the stable argsort of `hash64(seed, epoch, i)`.
     """
@@ -66,14 +66,14 @@ def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
 def permutation_by_group(
     seed: int, epoch: int, groups: Int64[np.ndarray, " n"]
 ) -> Int64[np.ndarray, " n"]:
-    """The numbers 0..n-1, one group after another, as a pure function of (seed, epoch).
+    """Return the numbers 0..n-1, one group after another, as a pure function of (seed, epoch).
 
     Groups come in the order of `hash64(seed, epoch, -1, group)`, and the numbers of a group in that
     of `hash64(seed, epoch, i)`.
 
     Args:
-        seed: another seed, another order.
-        epoch: the same.
+        seed: of the run.
+        epoch: number of the epoch.
         groups: each number's group (n,).
     """
     within = hash64(seed, epoch, np.arange(len(groups)))

@@ -1,4 +1,4 @@
-"""The legend: what every letter in a shape means, here and in every docstring and annotation.
+"""Letters of shapes, as in every docstring and annotation.
 
     B  batch              N  patches (N = gh * gw)        L  depth (blocks)
     C  channels           gh, gw  grid of patches         k  heads

@@ -1,4 +1,4 @@
-"""`ViTSpec` says what a model is, `Preprocess` what its images become; both are stored."""
+"""`ViTSpec` describes a model, `Preprocess` its evaluation transform; both are stored with it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, SupportsIndex
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from vitkit.errors import SpecError, did_you_mean
+from vitkit.errors import SpecError
 from vitkit.frozen import field_names, frozen, replace, to_json
+from vitkit.messages import did_you_mean
 
 
 def _as_pair(value: object) -> object:
-    """One number means both: 16 is (16, 16)."""
+    """Turn one number into a pair: 16 is (16, 16)."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         return (value, value)
     if isinstance(value, list | tuple) and len(value) == 2:
@@ -24,19 +25,19 @@ def _as_pair(value: object) -> object:
 
 
 def _as_int(value: object) -> object:
-    """numpy's integers are integers; truth values are not."""
+    """Accept numpy's integers, but no booleans."""
     if isinstance(value, SupportsIndex) and not isinstance(value, bool):
         return operator.index(value)
     return value
 
 
-# Upper bounds are far beyond any model; files that lie must neither overflow nor build for hours.
+# Upper bounds are far beyond any model; a forged file must neither overflow nor build for hours.
 MOST_BLOCKS = 1000
 Positive = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=2**20, strict=True)]
 Blocks = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=MOST_BLOCKS, strict=True)]
-Pixels = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=2**14, strict=True)]
+PixelCount = Annotated[int, BeforeValidator(_as_int), Field(ge=1, le=2**14, strict=True)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
-Size = Annotated[tuple[Pixels, Pixels], BeforeValidator(_as_pair)]
+Size = Annotated[tuple[PixelCount, PixelCount], BeforeValidator(_as_pair)]
 """Height and width in pixels; one number means a square."""
 
 Count = Annotated[int, BeforeValidator(_as_int), Field(ge=0, le=2**24, strict=True)]
@@ -47,9 +48,14 @@ Positions = Literal[
     "learned", "sincos_1d", "sincos_2d", "sincos_2d_moco", "sincos_2d_mae", "rope", "none"
 ]
 Resampling = Literal[
-    "bicubic_antialias", "bicubic", "bicubic_aligned", "bicubic_offset",
-    "bilinear", "bilinear_aligned", "bilinear_antialias",
-]  # fmt: skip
+    "bicubic_antialias",
+    "bicubic",
+    "bicubic_aligned",
+    "bicubic_offset",
+    "bilinear",
+    "bilinear_aligned",
+    "bilinear_antialias",
+]
 Block = Literal["pre_norm", "post_norm", "res_post_norm"]
 MLPKind = Literal["plain", "swiglu_packed", "swiglu_split"]
 Norm = Literal["layer", "rms"]
@@ -57,19 +63,20 @@ QKVBias = bool | Literal["no_key"]
 Pooling = Literal["cls", "mean", "mean_all", "map", "cls_mean"]
 Initialisation = Literal["jax", "timm", "xavier_normal", "xavier_uniform", "mimetic"]
 STAGE_STRIDES = (4, 4, 8, 16, 32)
-"""Pixels that one cell of a ResNet's feature map stands for, by the number of its stages."""
+"""PixelCount per cell of a ResNet's feature map, by the number of its stages."""
 
 
 def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> int:
-    """h, the width of one head: as given, or width / num_heads.
+    """Return h, the width of one head: as given, or width / num_heads.
 
-    Raises `SpecError` where num_heads does not divide width and no head width is given.
+    Raises:
+        SpecError: num_heads does not divide width, and no head width is given.
     """
     if head_width is not None:
         return head_width
     if width % num_heads:
-        heads = [k for k in range(1, width + 1) if width % k == 0]
-        nearest = sorted(sorted(heads, key=lambda k: abs(k - num_heads))[:2])
+        divisors = [k for k in range(1, width + 1) if width % k == 0]
+        nearest = sorted(sorted(divisors, key=lambda k: abs(k - num_heads))[:2])
         raise SpecError(
             f"width {width} is not divisible by num_heads {num_heads}; "
             f"take {' or '.join(map(str, nearest))} heads, or give head_width"
@@ -79,13 +86,13 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
 
 @frozen(raises=SpecError)
 class ViTSpec:
-    """Everything that decides a plain ViT ("An Image is Worth 16x16 Words", Sec. 3.1).
+    """The architecture of a plain ViT ("An Image is Worth 16x16 Words", Sec. 3.1).
 
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
     """
 
     image_size: Size = (224, 224)
-    """Height and width of the images the position table is made for, in pixels."""
+    """Height and width of the images of the position table, in pixels."""
     patch_size: Size = (16, 16)
     """Height and width of one patch, in pixels; must divide `image_size`."""
     in_channels: Literal[1, 3] = 3
@@ -104,39 +111,39 @@ class ViTSpec:
     """M, the hidden width of the MLP; of a SwiGLU, the width after the gate."""
 
     stem: Stem = "convolution"
-    """How patches become tokens: a stride-P convolution; the same map as one matrix (`linear`);
+    """Map from patches to tokens: a stride-P convolution; the same map as one matrix (`linear`);
     LayerNorm, matrix, LayerNorm (`normed_linear`); patches of a ResNet's feature map, or of a
     `backbone` that the caller hands to `ViT`."""
     resnet_layers: tuple[Blocks, ...] = ()
     """Blocks of each stage of the ResNetV2 stem, (3, 4, 9) for R50 with stride 16."""
     resnet_variant: ResNetVariant = "published"
-    """Whose epsilons, padding and shortcut norm the ResNetV2 stem computes with."""
+    """Implementation whose epsilons, padding and shortcut norm the ResNetV2 stem follows."""
     patch_bias: bool = True
-    """Whether the patch projection has a bias."""
+    """True if the patch projection has a bias."""
 
     class_token: bool = True
-    """Whether a learned class token stands before the patches."""
+    """True if a learned class token precedes the patches."""
     distillation_token: bool = False
-    """Whether a distillation token with a head of its own follows the class token (DeiT)."""
+    """True if a distillation token with a head of its own follows the class token (DeiT)."""
     distilled_readout: Literal["mean", "cls"] = "mean"
-    """What `forward` returns of the two heads: their mean (DeiT), or the class head's logits."""
+    """Output of `forward` with two heads: their mean (DeiT), or the class head's logits."""
     num_registers: Count = 0
-    """R, learned tokens that only take part in attention (arXiv 2309.16588)."""
+    """R, learned tokens that take part in attention alone (arXiv 2309.16588)."""
     positions: Positions = "learned"
-    """How tokens know their place; see `models/positions.py`."""
+    """Kind of position embedding; see `models/positions.py`."""
     positions_cover_prefix: bool = True
-    """Whether the learned table has rows for class, distillation and register tokens too."""
+    """True if the learned table has rows for class, distillation and register tokens too."""
     position_resampling: Resampling = "bicubic_antialias"
-    """How a learned table is brought to another grid; see `models/positions.py`."""
+    """Interpolation of a learned table for another grid; see `models/positions.py`."""
     rope_temperature: Annotated[float, Field(gt=0.0)] = 100.0
     """Base of the rotation periods (with `positions="rope"`)."""
     embedding_norm: bool = False
-    """Whether a norm stands before the first block (CLIP; timm's `norm_pre`)."""
+    """True if there is a norm before the first block (CLIP; timm's `norm_pre`)."""
 
     block: Block = "pre_norm"
     """x + f(norm(x)), norm(x + f(x)) as in the Transformer of 2017, or x + norm(f(x))."""
     norm: Norm = "layer"
-    """LayerNorm or RMSNorm, in the blocks and after; a stem's own norms stay what they are."""
+    """LayerNorm or RMSNorm, in the blocks and after; norms inside a stem do not change."""
     norm_eps: Annotated[float, Field(gt=0.0)] = 1e-6
     """The norms' epsilon."""
     activation: Activation = "gelu"
@@ -144,30 +151,30 @@ class ViTSpec:
     mlp: MLPKind = "plain"
     """Two layers; or a SwiGLU with gate and value in one matrix, or in two."""
     qkv_bias: QKVBias = True
-    """Whether the query, key and value projection has a bias; `no_key` leaves the key's out."""
+    """True if the query, key and value projection has a bias; `no_key` leaves the key's out."""
     qk_norm: bool = False
-    """Whether queries and keys are normed, each head by itself (arXiv 2302.05442)."""
+    """True if queries and keys are normalised, each head by itself (arXiv 2302.05442)."""
     layer_scale: Annotated[float, Field(gt=0.0)] | None = None
-    """What LayerScale starts at (arXiv 2103.17239); `None` leaves it out."""
+    """Initial value of LayerScale (arXiv 2103.17239); `None` leaves it out."""
 
     pooling: Pooling = "cls"
-    """What the head reads: the class token; the mean of the patches, or of all tokens; one query
+    """Input of the head: the class token; the mean of the patches, or of all tokens; one query
     that attends to the patches (`map`); class token and mean of the patches side by side."""
     final_norm: bool = True
-    """Whether there is a norm after the last block."""
+    """True if there is a norm after the last block."""
     norm_before_pool: bool = True
-    """Whether the last norm is taken before pooling, or of the pooled vector (timm's `fc_norm`)."""
+    """True for the last norm before pooling, False for the pooled vector (timm's `fc_norm`)."""
     representation_width: Positive | None = None
     """Width of a tanh layer before the head (the paper's pre-training head, `pre_logits`)."""
     head_bias: float = 0.0
-    """What the head's bias starts at; about -log(K) suits a sigmoid loss."""
+    """Initial value of the head's bias; use about -log(K) for a sigmoid loss."""
     initialisation: Initialisation = "jax"
-    """Whose initial weights; see `models/initialisation.py`."""
+    """Scheme of the initial weights; see `models/initialisation.py`."""
 
     position_dropout: Rate = 0.0
     """Dropout once, after positions are added."""
     patch_dropout: Rate = 0.0
-    """Part of the patch tokens that an image loses in training (arXiv 2208.07220)."""
+    """Share of an image's patch tokens that is dropped in training (arXiv 2208.07220)."""
     attention_dropout: Rate = 0.0
     """Dropout on the attention weights."""
     projection_dropout: Rate = 0.0
@@ -179,15 +186,16 @@ class ViTSpec:
     drop_path: Rate = 0.0
     """Stochastic depth of the last block."""
     drop_path_schedule: Literal["linear", "constant"] = "linear"
-    """Whether stochastic depth rises from 0 at the first block, or is the same in all."""
+    """`linear`: stochastic depth rises from 0 at the first block; `constant`: equal in all."""
 
     def __post_init__(self) -> None:
         for side, image, patch in zip("HW", self.image_size, self.patch_size, strict=True):
             if image % patch:
-                below, above = image // patch * patch, -(-image // patch) * patch
+                below = image // patch * patch
+                nearest = f"{below} or {below + patch}" if below else f"{patch}"
                 raise SpecError(
                     f"image_size {image} ({side}) is not divisible by patch_size {patch}; "
-                    f"the nearest sizes that are: {f'{below} or {above}' if below else above}"
+                    f"the nearest sizes that are: {nearest}"
                 )
         head_width = resolve_head_width(self.width, self.num_heads, self.head_width)
         _check_widths(self, head_width)
@@ -196,77 +204,81 @@ class ViTSpec:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """(gh, gw), the patches of an image of `image_size`."""
+        """The patches (gh, gw) of an image of `image_size`."""
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
     def num_patches(self) -> int:
-        """N = HW / P^2 (Sec. 3.1)."""
+        """The number of patches, N = HW / P^2 (Sec. 3.1)."""
         return self.grid[0] * self.grid[1]
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before the patches: class, distillation and registers, in this order."""
+        """The number of tokens before the patches: class, distillation and registers."""
         return int(self.class_token) + int(self.distillation_token) + self.num_registers
 
     @property
     def position_rows(self) -> int:
-        """Rows of the learned position table; 0 where positions are not learned."""
+        """The number of rows of the learned position table; 0 where positions are not learned."""
         if self.positions != "learned":
             return 0
         return self.num_patches + self.num_prefix_tokens * self.positions_cover_prefix
 
     @property
     def pooled_width(self) -> int:
-        """Numbers that pooling gives for an image: D, or 2 D for `cls_mean`."""
+        """The width of the pooled vector: D, or 2 D for `cls_mean`."""
         return self.width * (2 if self.pooling == "cls_mean" else 1)
 
     @property
     def head_inputs(self) -> int:
-        """Numbers that the head reads: the representation, where there is one."""
+        """The width of the head's input: of the representation layer, if there is one."""
         return self.representation_width or self.pooled_width
 
     @property
     def attention_width(self) -> int:
-        """Width of all heads side by side, k * h."""
+        """The width of all heads side by side, k * h."""
         return self.num_heads * resolve_head_width(self.width, self.num_heads, self.head_width)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` gives the same spec back."""
+        """Return plain JSON values; `from_json` is the inverse."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> ViTSpec:
-        """The spec that `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
+        """Return the spec of these values. Raises `SpecError` for unknown or wrong fields."""
         return cls(**_object(values, cls))
 
     def replace(self, **changes: Any) -> ViTSpec:
-        """A spec with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again."""
         return replace(self, **changes)
 
 
 def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
-    """The values, if they are fields of the class; pydantic would keep an error for each other."""
+    """Check that values are fields of the class, before pydantic keeps an error for each other."""
     if not isinstance(values, Mapping):
         raise SpecError(f"expected an object of fields, not {type(values).__name__}")
     known = field_names(cls)
-    if unknown := [name for name in values if name not in known]:
+    unknown = [name for name in values if name not in known]
+    if unknown:
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         near = did_you_mean(unknown[0], known)
         raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
     for name, value in values.items():
-        if isinstance(value, list) and len(value) > LONGEST:
-            raise SpecError(f"{cls.__name__}.{name} has {len(value)} values, more than {LONGEST}")
+        if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
+            raise SpecError(
+                f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
+            )
     return values
 
 
-LONGEST = 1000
-"""Most values of a field that is a list."""
+MAX_LIST_LENGTH = 1000
+"""Values of a field that is a list; no model needs as many."""
 
 
 def _multiples(number: int, divisor: int) -> str:
-    """The nearest multiple of `divisor`, or both where they are as near."""
-    below, above = number // divisor * divisor, -(-number // divisor) * divisor
+    """Name the nearest multiple of `divisor`, or both if they are equally near."""
+    below = number // divisor * divisor
+    above = -(-number // divisor) * divisor
     if below and number - below == above - number:
         return f"{below} or {above}"
     return str(below if below and number - below < above - number else above)
@@ -276,10 +288,10 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
     needs = {"sincos_1d": (2, spec.width, "width"), "rope": (4, head_width, "head width")}
     for name in ("sincos_2d", "sincos_2d_moco", "sincos_2d_mae"):
         needs[name] = (4, spec.width, "width")
-    divisor, number, what = needs.get(spec.positions, (1, spec.width, "width"))
+    divisor, number, noun = needs.get(spec.positions, (1, spec.width, "width"))
     if number % divisor:
         raise SpecError(
-            f"positions {spec.positions!r} need a {what} divisible by {divisor}, not {number}; "
+            f"positions {spec.positions!r} need a {noun} divisible by {divisor}, not {number}; "
             f"the nearest is {_multiples(number, divisor)}"
         )
     if spec.positions != "rope" and spec.rope_temperature != ViTSpec.rope_temperature:
@@ -297,10 +309,12 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
 def _check_stem(spec: ViTSpec) -> None:
     if spec.stem != "resnet":
         for name, plain in (("resnet_layers", ()), ("resnet_variant", "published")):
-            if (given := getattr(spec, name)) != plain:
-                raise SpecError(f"{name} {given!r} needs stem 'resnet', not {spec.stem!r}")
+            value = getattr(spec, name)
+            if value != plain:
+                raise SpecError(f"{name} {value!r} needs stem 'resnet', not {spec.stem!r}")
         return
-    fewest = 2 if spec.resnet_variant == "jeonsworld" else 0  # its pool leaves one cell short
+    # the pooling of jeonsworld's stem makes a map that is one cell too small for fewer stages
+    fewest = 2 if spec.resnet_variant == "jeonsworld" else 0
     if not fewest <= len(spec.resnet_layers) < len(STAGE_STRIDES):
         raise SpecError(
             f"resnet_layers {spec.resnet_layers} are {len(spec.resnet_layers)} stages; a "
@@ -334,10 +348,10 @@ Channel = tuple[float] | tuple[float, float, float]
 
 @frozen(raises=SpecError)
 class Preprocess:
-    """What is done to a decoded image, (H, W, 3) uint8 RGB, before a model sees it.
+    """The evaluation transform of a decoded image, (H, W, 3) uint8 RGB.
 
-    The image is turned to grey when one channel is asked for (Rec. 601), brought to `image_size`,
-    divided by 255, and normalised: (value - mean) / std. Raises `SpecError` on impossible values.
+    The image is converted to grey for one channel (Rec. 601), resized to `image_size`, divided by
+    255, and normalised: (value - mean) / std. Raises `SpecError` on impossible values.
     """
 
     image_size: Size = (224, 224)
@@ -352,7 +366,7 @@ class Preprocess:
     """`crop`: shorter side to image_size / crop_ratio, then the centre; `squash`: each side to
     image_size; `squash-crop`: each side to image_size / crop_ratio, then the centre."""
     crop_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Part of the shorter side that the centre crop keeps; `fit="squash"` crops nothing."""
+    """Share of the shorter side that the centre crop keeps; `fit="squash"` crops nothing."""
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std):
@@ -367,18 +381,18 @@ class Preprocess:
 
     @property
     def channels(self) -> int:
-        """C, 1 for grey and 3 for RGB."""
+        """The number of channels C, 1 for grey and 3 for RGB."""
         return len(self.mean)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; `from_json` gives the same object back."""
+        """Return plain JSON values; `from_json` is the inverse."""
         return to_json(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Preprocess:
-        """What `to_json` wrote. Raises `SpecError` on unknown fields and wrong values."""
+        """Return the transform of these values. Raises `SpecError` as for a new one."""
         return cls(**_object(values, cls))
 
     def replace(self, **changes: Any) -> Preprocess:
-        """A copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again."""
         return replace(self, **changes)

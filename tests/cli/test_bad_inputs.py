@@ -321,7 +321,7 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
         (["train", "digits", "-cnone"], "there is no recipe 'none'"),
         (["train", "nowhere", "--output_dir", "IMAGES/no", "--resume", "auto"], "nowhere: no"),
         (["train", "digits", "--recipe", "IMAGES/mine.yaml"], "mine.yaml:1: recipe = 5: must"),
-        (["train", "digits", "--model-ema-decay", "0.9"], "pass --model-ema with it"),
+        (["train", "digits", "--model-ema-decay", "0.9"], "has no effect without --model-ema"),
         (["train", "nowhere", "--prove-resume"], "nowhere: no such folder"),
         (["train", "digits", "--prove-resume", "--devices", "2"], "leave --devices 2 out"),
         (["train", "digits", "--probe", "linear", "--prove-resume"], "a probe takes no steps"),

@@ -1,11 +1,11 @@
-"""Operations do what Pillow's do, to any image, whatever stands beside it."""
+"""Operations give Pillow's pixels, for any image, whatever else is in its batch."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from data.feeds import fed, images
+from data.synthetic_batches import fed, images
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 from vitkit.data.augmentation.operations import GEOMETRIC, POINTWISE, apply

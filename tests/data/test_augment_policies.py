@@ -1,11 +1,11 @@
-"""What is drawn for an image: from (seed, epoch, index, view), as often as the papers say."""
+"""Draws of policies: functions of (seed, epoch, index, view), as frequent as the papers state."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from data.feeds import fed, images
+from data.synthetic_batches import fed, images
 
 from vitkit.data.augmentation.operations import IDENTITY
 from vitkit.data.augmentation.policies import (
@@ -141,7 +141,7 @@ def test_erasing_puts_noise_into_one_box_of_some_images():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("rand-m9-mstd0.5-incl1", r"'incl1' is no part of it; did you mean 'inc'\?"),
         ("rand-m11", "m11 is above the highest level 10; lower it, or add -mmax11"),
@@ -155,6 +155,6 @@ def test_erasing_puts_noise_into_one_box_of_some_images():
         ("", "is no policy"),
     ],
 )
-def test_a_policy_that_means_nothing_is_refused(text, said):
-    with pytest.raises(SettingError, match=said):
+def test_a_policy_that_means_nothing_is_refused(text, message):
+    with pytest.raises(SettingError, match=message):
         policy(text)

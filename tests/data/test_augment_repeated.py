@@ -35,7 +35,7 @@ def test_every_image_comes_so_many_times_in_an_epoch_of_the_same_length():
     assert thrice.steps_per_epoch == once.steps_per_epoch == 5
     order = [index for index, _ in epoch_of(once)]
     assert epoch_of(once) == [(index, 0) for index in order]
-    assert epoch_of(thrice) == [(order[place // 3], place % 3) for place in range(40)]
+    assert epoch_of(thrice) == [(order[position // 3], position % 3) for position in range(40)]
     others = {index for index, _ in epoch_of(thrice, 1)}
     assert others != {index for index, _ in epoch_of(thrice)}
 
@@ -49,10 +49,10 @@ def test_views_differ_and_the_first_is_the_one_of_old():
             batch = source[step]
             images = feed(batch, step).images
             keys = zip(batch.indices.tolist(), batch.views.tolist(), strict=True)
-            for place, key in enumerate(keys):
-                known = seen.setdefault(key, (batch.pixels[place], images[place]))
-                assert torch.equal(known[0], batch.pixels[place])
-                torch.testing.assert_close(known[1], images[place], rtol=0, atol=1e-6)
+            for position, key in enumerate(keys):
+                known = seen.setdefault(key, (batch.pixels[position], images[position]))
+                assert torch.equal(known[0], batch.pixels[position])
+                torch.testing.assert_close(known[1], images[position], rtol=0, atol=1e-6)
     differ = [
         not torch.equal(seen[index, 0][0], seen[index, view][0]) for index, view in seen if view > 0
     ]

@@ -133,8 +133,8 @@ def test_more_images_than_one_block(tmp_path: Path) -> None:
     good.write_bytes(image(1))
     bad.write_bytes(b"words")
     paths = [good] * 2500
-    for place in (0, 1023, 1024, 2499):
-        paths[place] = bad
+    for index in (0, 1023, 1024, 2499):
+        paths[index] = bad
     split = FileSplit(Paths(paths), np.zeros(2500, np.int64), tmp_path)
     assert [p.index for p in scan_split(split, workers=2).problems] == [0, 1023, 1024, 2499]
 
@@ -152,7 +152,7 @@ def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyP
 
     summarise = scan.summarise
     monkeypatch.setattr(scan, "summarise", plural)
-    monkeypatch.setattr(scan, "GROUP", 1)
+    monkeypatch.setattr(scan, "SCAN_GROUP", 1)
     split = open_dataset(root).splits["val"]
     pixels = split.read(0).shape[0] * split.read(0).shape[1]
     scan_split(split, workers=4)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from bad_images import CONTENTS, TRAPS, make_bad_folder, refused_by_header
 
-from vitkit.data.checks.check import check
+from vitkit.data.checks.check import check_dataset
 from vitkit.data.sources.open import FileSplit, open_dataset
 from vitkit.errors import ImageError
 
@@ -26,16 +26,16 @@ def kind_of(name: str) -> str:
 
 
 def found_in(root: Path) -> dict[str, str]:
-    report = check(open_dataset(root))
+    report = check_dataset(open_dataset(root))
     return {problem.name: problem.reason for part in report.problems.values() for problem in part}
 
 
 def test_thirty_kinds_and_more_among_good_ones(tmp_path: Path) -> None:
     assert KINDS >= 30
     expected = make_bad_folder(tmp_path, bad=2, good=60)
-    found = found_in(tmp_path)
-    assert found.keys() == expected.keys()
-    wrong = {name: reason for name, reason in found.items() if reason not in expected[name]}
+    reasons = found_in(tmp_path)
+    assert reasons.keys() == expected.keys()
+    wrong = {name: reason for name, reason in reasons.items() if reason not in expected[name]}
     assert wrong == {}
 
 
@@ -73,9 +73,9 @@ def test_fifty_of_each_kind_among_1000(tmp_path: Path) -> None:
     child.returncode = os.waitstatus_to_exitcode(status)
     assert child.returncode == 2
     report = json.loads(out.read_text())
-    found = {problem["name"]: problem["reason"] for problem in report["problems"]}
-    assert found.keys() == expected.keys()
-    assert all(reason in expected[name] for name, reason in found.items())
+    reasons = {problem["name"]: problem["reason"] for problem in report["problems"]}
+    assert reasons.keys() == expected.keys()
+    assert all(reason in expected[name] for name, reason in reasons.items())
     assert all(problem["detail"] for problem in report["problems"])
     peak = usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
     assert peak <= 600
@@ -91,7 +91,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
 
 def test_good_images_alone_are_no_problem(tmp_path: Path) -> None:
     make_bad_folder(tmp_path, bad=0, good=120)
-    report = check(open_dataset(tmp_path))
+    report = check_dataset(open_dataset(tmp_path))
     assert not report.refused
     assert report.warnings() == []
     kinds = {finding.message.partition(" ")[2][:20] for finding in report.findings}

@@ -1,4 +1,4 @@
-"""What was seen of a file is remembered until the file changes, and never longer."""
+"""Results of a scan are cached until the file changes, and never longer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from image_files import folder, save
 
-import vitkit.data.datasets.pixel_cache
-from vitkit.data.checks.check import Report, check, drop_or_refuse_unreadable
+import vitkit.data.datasets.dataset
+from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
-from vitkit.data.datasets.dataset import StoredSplit
-from vitkit.data.datasets.file_digests import LEAST_REMEMBERED, file_digests
+from vitkit.data.datasets.dataset import Store, StoredSplit
+from vitkit.data.datasets.file_digests import LEAST_CACHED, file_digests
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images import rereading
 from vitkit.data.sources.open import Dataset, cached, open_dataset
@@ -30,9 +30,9 @@ ROW = np.dtype([("value", np.uint32)])
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "cache"
-    monkeypatch.setenv("VITKIT_CACHE", str(place))
-    return place
+    path = tmp_path / "cache"
+    monkeypatch.setenv("VITKIT_CACHE", str(path))
+    return path
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def root(tmp_path: Path) -> Path:
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are decoded."""
     names: list[str] = []
-    examine = vitkit.data.datasets.pixel_cache.examine
+    decode = vitkit.data.datasets.dataset.decode_with_properties
 
     def noting(source: Path, **options: object) -> object:
         names.append(Path(source).name)
-        return examine(source, **options)
+        return decode(source, **options)
 
-    monkeypatch.setattr(vitkit.data.datasets.pixel_cache, "examine", noting)
+    monkeypatch.setattr(vitkit.data.datasets.dataset, "decode_with_properties", noting)
     return names
 
 
@@ -59,10 +59,10 @@ def same_but_for_recalled(one: Report, other: Report) -> bool:
 
 
 def test_an_unchanged_folder_is_not_decoded_again(root: Path, decoded: list[str]) -> None:
-    first = check(open_dataset(root))
+    first = check_dataset(open_dataset(root))
     assert (first.recalled, len(decoded)) == (0, 50)
     decoded.clear()
-    second = check(open_dataset(root))
+    second = check_dataset(open_dataset(root))
     assert (second.recalled, decoded) == (50, [])
     assert same_but_for_recalled(first, second)
     assert drop_or_refuse_unreadable(open_dataset(root), "refuse")[1].recalled == 50
@@ -70,7 +70,7 @@ def test_an_unchanged_folder_is_not_decoded_again(root: Path, decoded: list[str]
 
 
 def test_what_changes_is_looked_at_again(root: Path, decoded: list[str]) -> None:
-    check(open_dataset(root))
+    check_dataset(open_dataset(root))
     decoded.clear()
     changed = root / "train" / "a" / "3.png"
     stamps = changed.stat()
@@ -80,7 +80,7 @@ def test_what_changes_is_looked_at_again(root: Path, decoded: list[str]) -> None
     save(root / "val" / "b" / "new.png", 999)
     (root / "train" / "b" / "4.png").unlink()
     shutil.copy2(root / "train" / "b" / "5.png", root / "train" / "b" / "6.png")
-    report = check(open_dataset(root))
+    report = check_dataset(open_dataset(root))
     assert sorted(decoded) == ["3.png", "6.png", "new.png"]
     assert [p.name for p in report.problems["train"]] == ["train/a/3.png"]
     assert report.recalled == 47
@@ -91,7 +91,7 @@ def test_bad_images_are_not_remembered(root: Path, decoded: list[str]) -> None:
     bad.write_bytes(b"words")
     for _ in range(2):
         decoded.clear()
-        assert [p.index for p in check(open_dataset(root)).problems["train"]] == [
+        assert [p.index for p in check_dataset(open_dataset(root)).problems["train"]] == [
             [*open_dataset(root).splits["train"].paths].index(bad)
         ]
     assert decoded == ["3.png"]
@@ -101,7 +101,7 @@ def test_bad_images_are_not_remembered(root: Path, decoded: list[str]) -> None:
 def test_a_damaged_memory_is_an_empty_one(
     root: Path, cache: Path, decoded: list[str], damage: str
 ) -> None:
-    first = check(open_dataset(root))
+    first = check_dataset(open_dataset(root))
     (file,) = (cache / "looks").iterdir()
     content = bytearray(file.read_bytes())
     if damage == "flip":
@@ -110,37 +110,37 @@ def test_a_damaged_memory_is_an_empty_one(
         content = content.replace(b"looks 2", b"looks 1")
     file.write_bytes(content[: {"cut": len(content) - 7, "empty": 0}.get(damage, len(content))])
     decoded.clear()
-    second = check(open_dataset(root))
+    second = check_dataset(open_dataset(root))
     assert len(decoded) == 50
     assert same_but_for_recalled(first, second)
-    assert check(open_dataset(root)).recalled == 50
+    assert check_dataset(open_dataset(root)).recalled == 50
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(root: Path, cache: Path) -> None:
     cache.write_text("a file where a folder should be")
     for _ in range(2):
-        assert check(open_dataset(root)).recalled == 0
+        assert check_dataset(open_dataset(root)).recalled == 0
 
 
 def test_a_check_that_is_broken_off_is_not_lost(
     root: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan, "BLOCK", 8)
+    monkeypatch.setattr(scan, "SCAN_BLOCK", 8)
 
     def break_off(count: int) -> None:
         if len(decoded) >= 24:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        check(open_dataset(root), workers=1, advance=break_off)
-    assert check(open_dataset(root)).recalled >= 16
+        check_dataset(open_dataset(root), workers=1, advance=break_off)
+    assert check_dataset(open_dataset(root)).recalled >= 16
     assert threading.active_count() < 20
 
 
 def test_a_name_does_not_matter_and_neither_does_the_way_to_it(root: Path, tmp_path: Path) -> None:
-    check(open_dataset(root))
+    check_dataset(open_dataset(root))
     (tmp_path / "alias").symlink_to(root)
-    assert check(open_dataset(tmp_path / "alias")).recalled == 50
+    assert check_dataset(open_dataset(tmp_path / "alias")).recalled == 50
 
 
 def test_images_with_decoded_copies_are_not_decoded_again(
@@ -148,14 +148,14 @@ def test_images_with_decoded_copies_are_not_decoded_again(
 ) -> None:
     copies = cached(open_dataset(root), tmp_path / "pixels")
     decoded.clear()
-    report = check(copies)
+    report = check_dataset(copies)
     assert decoded == []
     assert report.recalled == 0
     assert not report.problems
-    assert check(open_dataset(root)).findings == report.findings
+    assert check_dataset(open_dataset(root)).findings == report.findings
 
 
-class Shelf:
+class Shelf(Store):
     """A `Store` in memory."""
 
     def __init__(self, contents: list[bytes]) -> None:
@@ -177,20 +177,20 @@ def test_images_inside_larger_files_are_remembered_by_their_bytes(
     shelf = Shelf([*contents, b"", b"words"])
     split = StoredSplit(shelf, np.arange(42) % 2, np.arange(42))
     dataset = Dataset("shelf", ("a", "b"), {"train": split}, "0" * 64)
-    first = check(dataset)
+    first = check_dataset(dataset)
     assert [(p.name, p.reason) for p in first.problems["train"]] == [
         ("shelf[40]", "missing"),
         ("shelf[41]", "not an image"),
     ]
-    assert (first.recalled, check(dataset).recalled) == (0, 40)
+    assert (first.recalled, check_dataset(dataset).recalled) == (0, 40)
     shelf.contents[3] = shelf.contents[4]
-    report = check(dataset)
+    report = check_dataset(dataset)
     assert report.recalled == 40
     assert any(finding.kind == "two labels" for finding in report.findings)
 
 
 def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number:04}.bin" for number in range(LEAST_REMEMBERED + 7)]
+    paths = [tmp_path / f"{number:04}.bin" for number in range(LEAST_CACHED + 7)]
     for number, path in enumerate(paths):
         path.write_bytes(b"%d" % number)
     first = [*map(bytes, file_digests(Paths(paths)))]
@@ -199,11 +199,11 @@ def test_many_digests_are_remembered_and_follow_the_files(tmp_path: Path) -> Non
     paths[5].write_bytes(b"x")
     (tmp_path / "9999.bin").symlink_to("nowhere")
     second = [*map(bytes, file_digests(Paths([*paths, tmp_path / "9999.bin"])))]
-    assert [place for place, digest in enumerate(first) if digest != second[place]] == [5]
+    assert [index for index, digest in enumerate(first) if digest != second[index]] == [5]
     assert second[:20] == [*map(bytes, file_digests(Paths(paths[:20])))]  # few files: hashed now
 
 
-@pytest.mark.parametrize("count", [3, LEAST_REMEMBERED])
+@pytest.mark.parametrize("count", [3, LEAST_CACHED])
 def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
@@ -228,7 +228,7 @@ def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
     assert 3 <= len(pauses) <= 3 * 8
     failing[0] = 2  # nothing was remembered of what could not be read
     assert [*map(bytes, file_digests(files))] == expected
-    failing[0] = 10**9 if count == LEAST_REMEMBERED else 0
+    failing[0] = 10**9 if count == LEAST_CACHED else 0
     assert [*map(bytes, file_digests(files))] == expected
 
 
@@ -254,7 +254,7 @@ def test_rows_of_files_that_are_gone_do_not_gather() -> None:
         memory = FileCache("numbers", "here", ROW)
         memory.get_many(keys + np.uint64(start))[1][:] = True
         memory.save()
-    assert memory.place.stat().st_size < 200 * 12 + 200
+    assert memory.path.stat().st_size < 200 * 12 + 200
 
 
 def test_keys_of_what_is_no_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from bad_images import TRAPS
 from image_files import folder, refusal, save
 
-from vitkit.data.checks.check import Report, check
+from vitkit.data.checks.check import Report, check_dataset
 from vitkit.data.images.decode import decode
 from vitkit.data.sources.open import Dataset, open_dataset
 
@@ -24,7 +24,7 @@ COUNTS = {"train/a": 3, "train/b": 3, "train/c": 3, "val/a": 2, "val/b": 2, "val
 
 
 def accuracy_by_our_labels(dataset: Dataset, guess: Callable[[np.ndarray], int]) -> float:
-    """How often a guess among the class names, told by number, is right in val."""
+    """Return the share of val images whose class number is guessed right."""
     val = dataset.splits["val"]
     right = [guess(val.read(i)) % len(dataset.classes) == val.labels[i] for i in range(len(val))]
     return sum(right) / len(val)
@@ -62,16 +62,16 @@ LABEL_TRAPS: dict[str, tuple[dict[str, int], str]] = {
 
 @pytest.mark.parametrize("trap", LABEL_TRAPS)
 def test_labels_are_aligned_by_name(tmp_path: Path, trap: str) -> None:
-    counts, said = LABEL_TRAPS[trap]
+    counts, warning = LABEL_TRAPS[trap]
     root = folder(tmp_path, counts)
     dataset = open_dataset(root)
     ours = accuracy_by_our_labels(dataset, by_first_pixel)
     assert abs(ours - accuracy_by_the_folders(root, dataset.classes, by_first_pixel)) <= 1e-9
     wrong = (*dataset.classes[1:], dataset.classes[0])
     assert ours != accuracy_by_the_folders(root, wrong, by_first_pixel)
-    report = check(dataset)
+    report = check_dataset(dataset)
     lines = [*report.notes, *(finding.message for finding in report.findings)]
-    assert any(said in line for line in lines)
+    assert any(warning in line for line in lines)
 
 
 def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
@@ -87,20 +87,20 @@ def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
 def test_a_image_in_train_and_val_is_told(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
-    (leak,) = (f for f in check(open_dataset(root)).findings if f.kind == "leak")
+    (leak,) = (f for f in check_dataset(open_dataset(root)).findings if f.kind == "leak")
     assert leak.images == (("val/a/seen.png", "train/a/0.png"),)
 
 
 def checked(root: Path, **options: bool) -> Report:
     """A check that must end."""
-    found: list[Report] = []
+    reports: list[Report] = []
     worker = threading.Thread(
-        target=lambda: found.append(check(open_dataset(root, **options))), daemon=True
+        target=lambda: reports.append(check_dataset(open_dataset(root, **options))), daemon=True
     )
     worker.start()
     worker.join(30)
-    assert found, "hangs"
-    return found[0]
+    assert reports, "hangs"
+    return reports[0]
 
 
 def problems(report: Report) -> dict[str, str]:
@@ -111,14 +111,14 @@ def problems(report: Report) -> dict[str, str]:
 
 def test_every_trap_is_reported_once_and_none_hangs(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
-    for kind, (place, _) in TRAPS.items():
-        place(root / "train" / "a" / f"{kind}.jpg")
+    for kind, (make, _) in TRAPS.items():
+        make(root / "train" / "a" / f"{kind}.jpg")
     (root / "train" / "a" / "loop").symlink_to(root / "train")
     (root / "train" / "b" / "folder.jpg").mkdir()
     report = checked(root)
-    found = problems(report)
-    assert found.keys() == {f"train/a/{kind}.jpg" for kind in TRAPS}
-    assert all(found[f"train/a/{kind}.jpg"] in reasons for kind, (_, reasons) in TRAPS.items())
+    refused = problems(report)
+    assert refused.keys() == {f"train/a/{kind}.jpg" for kind in TRAPS}
+    assert all(refused[f"train/a/{kind}.jpg"] in reasons for kind, (_, reasons) in TRAPS.items())
     assert any("loop" in note for note in report.notes)
 
 
@@ -126,8 +126,8 @@ def test_a_device_is_refused_as_a_link_out_and_as_a_image(tmp_path: Path) -> Non
     root = folder(tmp_path, COUNTS)
     (root / "train" / "a" / "endless.jpg").symlink_to("/dev/zero")
     assert "lead out of the folder" in refusal(root)
-    found = problems(checked(root, follow_links=True))
-    assert found == {"train/a/endless.jpg": "not a file"}
+    refused = problems(checked(root, follow_links=True))
+    assert refused == {"train/a/endless.jpg": "not a file"}
 
 
 def test_a_hard_link_is_the_same_image(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_files_that_are_replaced_and_lost_between_opening_and_looking(tmp_path: 
     (root / "train" / "a" / "1.png").unlink()
     (root / "train" / "a" / "1.png").mkdir()
     save(root / "train" / "a" / "2.png", 777)
-    assert problems(check(dataset)) == {
+    assert problems(check_dataset(dataset)) == {
         "train/a/0.png": "missing",
         "train/a/1.png": "not a file",
     }

@@ -11,7 +11,7 @@ from image_files import folder, refusal
 from PIL import Image
 
 from vitkit.data.sources import cifar
-from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_places, open_cifar
+from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_folders, open_cifar
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, MissingExtraError
 
@@ -66,10 +66,10 @@ def test_the_binary_version(tmp_path: Path, below: str) -> None:
     assert dataset.classes[3] == "cat"
     assert len(dataset.classes) == 10
     for split, images, labels in (("train", TRAIN, TRAIN_LABELS), ("test", TEST, TEST_LABELS)):
-        found = dataset.splits[split]
-        assert found.labels.tolist() == labels.tolist()
+        part = dataset.splits[split]
+        assert part.labels.tolist() == labels.tolist()
         for index, image in enumerate(images):
-            np.testing.assert_array_equal(found.read(index), image)
+            np.testing.assert_array_equal(part.read(index), image)
     assert "train has 20 images; all of it has 50,000" in dataset.notes
     assert dataset.splits["test"].name(4) == "cifar10/test[4]"
 
@@ -129,7 +129,7 @@ def test_a_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_dataset("cifar10")
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
     assert "unpack it here: tar -xzf" in refusal("cifar10", data_root=tmp_path)
-    assert cifar_places("cifar10", tmp_path)[-1] == tmp_path / "cache" / "cifar10"
+    assert cifar_folders("cifar10", tmp_path)[-1] == tmp_path / "cache" / "cifar10"
 
 
 def test_broken_files_say_what_is_wrong(tmp_path: Path) -> None:

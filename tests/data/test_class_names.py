@@ -10,13 +10,14 @@ import pytest
 from vitkit.data.datasets.class_names import (
     doubtful_names,
     is_hidden,
+    match_classes,
     natural_order,
-    quote_list,
     refuse_look_alikes,
-    refuse_unknown,
-    unknown,
+    refuse_unknown_classes,
+    unknown_classes,
 )
 from vitkit.errors import DataError
+from vitkit.messages import quote_list
 
 
 @pytest.mark.parametrize(
@@ -92,12 +93,18 @@ def test_names_that_json_cannot_hold_are_refused() -> None:
 
 def test_unknown_classes_are_those_with_images() -> None:
     counts = {"cat": 1, "10": 1, "9": 3, "empty": 0}
-    assert unknown(("cat",), counts) == ("9", "10")
-    refuse_unknown(("cat", "9", "10"), counts, "val", "/data")
+    assert unknown_classes(("cat",), counts) == ("9", "10")
+    refuse_unknown_classes(("cat", "9", "10"), counts, "val", "/data")
     with pytest.raises(DataError, match=r"val has 2 classes .*'9', '10'.*--ignore-extra-classes"):
-        refuse_unknown(("cat",), counts, "val", "/data")
+        refuse_unknown_classes(("cat",), counts, "val", "/data")
 
 
 def test_long_lists_are_cut() -> None:
     assert quote_list("abc") == "'a', 'b', 'c'"
     assert quote_list("abcdef", most=2) == "'a', 'b' and 4 more"
+
+
+def test_classes_are_matched_by_name_and_a_later_one_of_two_counts() -> None:
+    match = match_classes(["dog", "bird", "cat"], ["cat", "dog", "owl", "cat"])
+    assert match.indices == (1, 3)
+    assert (match.unknown, match.unused) == (("bird",), ("owl",))

@@ -30,8 +30,8 @@ def test_classes_are_what_the_list_says(images: Path) -> None:
     dataset = open_dataset(listing(images, "path,label\n" + ROWS))
     assert dataset.classes == ("9", "10")
     assert dataset.name == "data"
-    found = set.union(*contents(dataset).values())
-    assert found == {("10" if i % 2 else "9", i) for i in range(12)}
+    union = set.union(*contents(dataset).values())
+    assert union == {("10" if i % 2 else "9", i) for i in range(12)}
 
 
 def test_a_list_beside_the_folder_of_its_images(images: Path, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ def test_a_class_that_train_lacks(images: Path) -> None:
     text = "path,label,split\nx/0.png,a,train\nx/1.png,b,train\nx/2.png,c,val\nx/3.png,a,val\n"
     data = listing(images, text)
     assert "val has 1 classes that train lacks: 'c'" in refusal(data)
-    kept = open_dataset(data, ignore_extra_classes=True)
-    assert contents(kept)["val"] == {("a", 3)}
-    assert kept.splits["val"].name(0) == "x/3.png (line 5)"
+    opened = open_dataset(data, ignore_extra_classes=True)
+    assert contents(opened)["val"] == {("a", 3)}
+    assert opened.splits["val"].name(0) == "x/3.png (line 5)"
 
 
 BAD_ROWS = {

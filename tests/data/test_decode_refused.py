@@ -37,7 +37,7 @@ from vitkit.errors import ImageError
 
 
 @pytest.mark.parametrize(
-    ("content", "reason", "said"),
+    ("content", "reason", "detail"),
     [
         (b"", "empty", "0 bytes"),
         (b"just some words\n", "not an image", "text"),
@@ -62,7 +62,7 @@ from vitkit.errors import ImageError
     ],
 )
 def test_what_is_not_one_of_the_six_formats(
-    tmp_path: Path, content: bytes, reason: str, said: str
+    tmp_path: Path, content: bytes, reason: str, detail: str
 ) -> None:
     path = tmp_path / "photo.jpg"
     path.write_bytes(content)
@@ -70,7 +70,7 @@ def test_what_is_not_one_of_the_six_formats(
         with pytest.raises(ImageError) as caught:
             decode(source)
         assert caught.value.reason == reason
-        assert said in caught.value.detail
+        assert detail in caught.value.detail
         assert "\n" not in str(caught.value)
 
 
@@ -97,11 +97,11 @@ def test_float_and_32_bit_pixels_are_refused(content: bytes) -> None:
 def test_paths_that_are_no_files_are_told_without_opening_them(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.jpg"
     os.mkfifo(fifo)
-    found: list[str] = []
-    worker = threading.Thread(target=lambda: found.append(reason_of(fifo)), daemon=True)
+    reasons: list[str] = []
+    worker = threading.Thread(target=lambda: reasons.append(reason_of(fifo)), daemon=True)
     worker.start()
     worker.join(5)
-    assert found == ["not a file"]
+    assert reasons == ["not a file"]
     assert reason_of(tmp_path) == "not a file"
     assert reason_of("/dev/zero") == "not a file"
 
@@ -165,7 +165,7 @@ def test_a_jpeg_of_many_markers_is_refused_before_they_are_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "said"),
+    ("pixels", "detail"),
     [
         (np.zeros((8, 9, 5), np.uint8), "5 samples of 8 bits (unsigned integers) a pixel"),
         (np.zeros((8, 9, 12), np.uint16), "12 samples of 16 bits (unsigned integers) a pixel"),
@@ -174,14 +174,20 @@ def test_a_jpeg_of_many_markers_is_refused_before_they_are_counted() -> None:
 )
 @pytest.mark.parametrize("bigtiff", [False, True])
 def test_tiffs_of_other_samples_are_not_called_damaged(
-    pixels: np.ndarray, said: str, bigtiff: bool
+    pixels: np.ndarray, detail: str, bigtiff: bool
 ) -> None:
     tifffile = pytest.importorskip("tifffile")
     stream = io.BytesIO()
     tifffile.imwrite(stream, pixels, bigtiff=bigtiff, photometric="minisblack", planarconfig=1)
-    with pytest.raises(ImageError, match=re.escape(said)) as caught:
+    with pytest.raises(ImageError, match=re.escape(detail)) as caught:
         decode(stream.getvalue())
     assert caught.value.reason == "mode"
+
+
+def test_a_tiff_with_a_tag_of_several_values_is_refused_without_a_warning() -> None:
+    content = bytearray(encode(SMALL, "TIFF"))
+    content[50] ^= 2  # the compression has three values now; warnings are errors here
+    assert reason_of(bytes(content)) in ("damaged", "mode")
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
@@ -191,9 +197,9 @@ def test_a_image_without_pixels_is_refused(width: int, height: int) -> None:
 
 def test_a_wrong_checksum_is_damage_wherever_it_is() -> None:
     content = encode(Image.fromarray(NOISE), "PNG", compress_level=0)
-    for place in (20, 100, len(content) // 2, len(content) - 20):
+    for position in (20, 100, len(content) // 2, len(content) - 20):
         broken = bytearray(content)
-        broken[place] ^= 1
+        broken[position] ^= 1
         assert reason_of(bytes(broken)) == "damaged"
 
 
@@ -292,8 +298,8 @@ def test_flipped_bytes_give_a_image_or_an_image_error(
     seed: bytes, flips: list[tuple[float, int]], cut: float | None
 ) -> None:
     content = bytearray(seed)
-    for place, mask in flips:
-        content[int(place * len(content))] ^= mask
+    for position, mask in flips:
+        content[int(position * len(content))] ^= mask
     if cut is not None:
         del content[int(cut * len(content)) :]
     message = ""

@@ -1,4 +1,4 @@
-"""What a check says of images that decode: leaks, labels, classes, sizes and modes."""
+"""Findings about images that decode: leaks, labels, classes, sizes and modes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from bad_images import photo
 from image_files import encode, folder
 from PIL import Image, ImageEnhance
 
-from vitkit.data.checks.check import Report, check, drop_or_refuse_unreadable
+from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
 from vitkit.data.checks.duplicates import NONE, nearest_copies, same_pixels
-from vitkit.data.checks.findings import KINDS, Finding
-from vitkit.data.datasets.scan import SIDE, summarise
+from vitkit.data.checks.finding import FINDING_KINDS, Finding
+from vitkit.data.datasets.scan import THUMBNAIL_SIDE, summarise
 from vitkit.data.sources.open import open_dataset
 
 SIZE = (200, 160)
@@ -34,12 +34,14 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(root: Path, kind: str) -> list[Finding]:
-    return [finding for finding in check(open_dataset(root)).findings if finding.kind == kind]
+def findings_of(root: Path, kind: str) -> list[Finding]:
+    return [
+        finding for finding in check_dataset(open_dataset(root)).findings if finding.kind == kind
+    ]
 
 
 def test_nothing_is_said_of_images_without_fault(root: Path) -> None:
-    report = check(open_dataset(root))
+    report = check_dataset(open_dataset(root))
     assert report.findings == ()
     assert report.total == 30
     assert report.images == {"train": {"cat": 10, "dog": 10}, "val": {"cat": 5, "dog": 5}}
@@ -48,13 +50,13 @@ def test_nothing_is_said_of_images_without_fault(root: Path) -> None:
 def test_the_same_pixels_in_two_splits_are_a_leak_whatever_the_file(root: Path) -> None:
     with Image.open(root / "train" / "cat" / "3.png") as image:
         image.save(root / "val" / "cat" / "other-name.bmp")
-    (leak,) = found(root, "leak")
+    (leak,) = findings_of(root, "leak")
     assert leak.severity == "warning"
     assert leak.images == (("val/cat/other-name.bmp", "train/cat/3.png"),)
     assert "pixel for pixel" in leak.message
-    assert found(root, "near leak") == []
-    assert found(root, "two labels") == []
-    report = check(open_dataset(root))
+    assert findings_of(root, "near leak") == []
+    assert findings_of(root, "two labels") == []
+    report = check_dataset(open_dataset(root))
     assert not report.refused
     assert leak.message in report.warnings()
     assert leak.message in drop_or_refuse_unreadable(open_dataset(root), "refuse")[1].warnings()
@@ -77,30 +79,30 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 def test_a_changed_copy_in_another_split_is_a_near_leak(root: Path, change: str) -> None:
     with Image.open(root / "train" / "dog" / "7.png") as image:
         CHANGES[change](image).save(root / "val" / "dog" / "copy.png")
-    (leak,) = found(root, "near leak")
+    (leak,) = findings_of(root, "near leak")
     assert leak.images == (("val/dog/copy.png", "train/dog/7.png"),)
     assert leak.count == 1
-    assert found(root, "leak") == []
+    assert findings_of(root, "leak") == []
 
 
 def test_a_copy_upside_down_is_another_image(root: Path) -> None:
     with Image.open(root / "train" / "dog" / "7.png") as image:
         turned = image.transpose(Image.Transpose.ROTATE_180)
         turned.save(root / "val" / "dog" / "copy.png")
-    assert found(root, "near leak") == []
+    assert findings_of(root, "near leak") == []
 
 
 def test_a_changed_copy_under_another_class_is_told(root: Path) -> None:
     with Image.open(root / "train" / "dog" / "7.png") as image:
         image.save(root / "train" / "cat" / "copy.jpg")
         image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
-    (torn,) = found(root, "near two labels")
+    (torn,) = findings_of(root, "near two labels")
     assert torn.images == (("train/cat/copy.jpg", "train/dog/7.png"),)
     assert torn.severity == "warning"
     assert "1 pair of nearly the same images under two classes, of 'cat', 'dog'" in torn.message
-    (repeated,) = found(root, "near duplicate")
+    (repeated,) = findings_of(root, "near duplicate")
     assert (repeated.count, repeated.severity) == (2, "note")
-    assert found(root, "two labels") == found(root, "duplicate") == []
+    assert findings_of(root, "two labels") == findings_of(root, "duplicate") == []
 
 
 def test_alike_images_are_told_once_each(tmp_path: Path) -> None:
@@ -109,18 +111,18 @@ def test_alike_images_are_told_once_each(tmp_path: Path) -> None:
     scene = draw.integers(0, 200, (40, 40, 3))
     for split, count in (("train", 30), ("val", 20)):
         for name in ("open", "shut"):
-            place = tmp_path / split / name
-            place.mkdir(parents=True)
+            path = tmp_path / split / name
+            path.mkdir(parents=True)
             for number in range(count // 2):
                 frame = scene + draw.integers(0, 6, scene.shape)
-                Image.fromarray(frame.astype(np.uint8)).save(place / f"{number}.png")
-    (leak,) = found(tmp_path, "near leak")
+                Image.fromarray(frame.astype(np.uint8)).save(path / f"{number}.png")
+    (leak,) = findings_of(tmp_path, "near leak")
     assert leak.count == len(leak.images) == 20
-    assert len(found(tmp_path, "near two labels")[0].images) <= 70
+    assert len(findings_of(tmp_path, "near two labels")[0].images) <= 70
 
 
 def test_digits_are_not_taken_for_each_other() -> None:
-    report = check(open_dataset("digits"))
+    report = check_dataset(open_dataset("digits"))
     assert report.findings == ()
 
 
@@ -134,10 +136,14 @@ def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
     monkeypatch.setattr(duplicates, "ROWS", 7)
     monkeypatch.setattr(duplicates, "COLUMNS", 13)
     draw = np.random.default_rng(3)
-    many = draw.integers(0, 256, (1 if alike else 200, SIDE, SIDE)).repeat(200 if alike else 1, 0)
+    many = draw.integers(0, 256, (1 if alike else 200, THUMBNAIL_SIDE, THUMBNAIL_SIDE)).repeat(
+        200 if alike else 1, 0
+    )
     many = np.clip(many + draw.normal(0, 2, many.shape), 0, 255).astype(np.uint8)
     many[5] = 90
-    noise = draw.normal(0, np.linspace(0, 12, 100)[:, None, None], (100, SIDE, SIDE))
+    noise = draw.normal(
+        0, np.linspace(0, 12, 100)[:, None, None], (100, THUMBNAIL_SIDE, THUMBNAIL_SIDE)
+    )
     few = np.clip(many[::2] + noise, 0, 255).astype(np.uint8)
     few[::3] = few[::3, :, ::-1]
     labels = draw.integers(0, 2, 100), draw.integers(0, 2, 200)
@@ -154,11 +160,11 @@ def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
         if apart is not None:
             expected[apart[0][:, None] == apart[1]] = 0
         copies = nearest_copies(few, many, mirrored=mirrored, apart=apart)
-        found = copies != NONE
-        assert (found == (expected.max(axis=1) >= 0.997)).all()
-        assert 10 < found.sum() < 100
+        has_copy = copies != NONE
+        assert (has_copy == (expected.max(axis=1) >= 0.997)).all()
+        assert 10 < has_copy.sum() < 100
         np.testing.assert_allclose(
-            expected[found, copies[found]], expected[found].max(axis=1), atol=1e-6
+            expected[has_copy, copies[has_copy]], expected[has_copy].max(axis=1), atol=1e-6
         )
     assert len(nearest_copies(few[:0], many)) == 0
     assert (nearest_copies(few, many[:0]) == NONE).all()
@@ -182,11 +188,11 @@ def test_the_hash_is_of_pixels_and_of_their_shape() -> None:
 def test_one_image_under_two_labels(root: Path) -> None:
     content = (root / "train" / "cat" / "0.png").read_bytes()
     (root / "train" / "dog" / "zero.png").write_bytes(content)
-    (torn,) = found(root, "two labels")
+    (torn,) = findings_of(root, "two labels")
     assert torn.images == (("train/cat/0.png", "train/dog/zero.png"),)
     assert "'cat', 'dog'" in torn.message
     assert torn.severity == "warning"
-    (repeated,) = found(root, "duplicate")
+    (repeated,) = findings_of(root, "duplicate")
     assert repeated.severity == "note"
 
 
@@ -194,39 +200,41 @@ def test_repeated_images_are_counted_once_each(root: Path) -> None:
     content = (root / "train" / "cat" / "0.png").read_bytes()
     for name in ("a", "b"):
         (root / "train" / "cat" / f"{name}.png").write_bytes(content)
-    (repeated,) = found(root, "duplicate")
+    (repeated,) = findings_of(root, "duplicate")
     assert (repeated.count, repeated.split) == (2, "train")
     assert repeated.images == (("train/cat/0.png", "train/cat/a.png", "train/cat/b.png"),)
-    assert found(root, "leak") == found(root, "two labels") == []
+    assert findings_of(root, "leak") == findings_of(root, "two labels") == []
 
 
 def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
     counts = {"train/a": 40, "train/b": 40, "train/c": 3, "train/d": 1, "train/e": 0, "train/f": 40,
               "val/a": 2, "val/c": 1, "val/d": 1, "val/f": 1}  # fmt: skip
-    report = check(open_dataset(folder(tmp_path, counts)))
-    said = {finding.kind: finding.message for finding in report.findings}
-    assert said["empty class"] == "train has no images of class 'e'"
-    assert said["missing class"] == "val has no images of class 'b'"  # of e, train has none either
-    assert said["single image"] == "train has a single image of class 'd'"
-    assert said["rare class"] == "train has few images of class 'c', others have 40"
-    assert not {*report.notes} & {*said.values()}
+    report = check_dataset(open_dataset(folder(tmp_path, counts)))
+    messages = {finding.kind: finding.message for finding in report.findings}
+    assert messages["empty class"] == "train has no images of class 'e'"
+    assert (
+        messages["missing class"] == "val has no images of class 'b'"
+    )  # of e, train has none either
+    assert messages["single image"] == "train has a single image of class 'd'"
+    assert messages["rare class"] == "train has few images of class 'c', others have 40"
+    assert not {*report.notes} & {*messages.values()}
 
 
 def test_a_class_of_unreadable_images_is_an_empty_one(root: Path) -> None:
     (root / "train" / "newt").mkdir()
     (root / "train" / "newt" / "a.png").write_bytes(b"words")
-    (empty,) = found(root, "empty class")
+    (empty,) = findings_of(root, "empty class")
     assert "'newt'" in empty.message
 
 
 def test_other_proportions_of_classes_and_names_that_look_alike(tmp_path: Path) -> None:
     counts = {"train/a": 40, "train/a_": 5, "val/a": 5, "val/a_": 40, "test/a": 9, "test/a_": 2}
     root = folder(tmp_path, counts)
-    (shift,) = found(root, "class shift")
+    (shift,) = findings_of(root, "class shift")
     assert shift.split == "val"
     assert shift.severity == "warning"
     assert "'a' 11% (89%), 'a_' 89% (11%)" in shift.message
-    (alike,) = found(root, "class names")
+    (alike,) = findings_of(root, "class names")
     assert "'a' and 'a_' look alike" in alike.message
 
 
@@ -234,7 +242,7 @@ def test_suspicious_sizes(root: Path) -> None:
     draw = np.random.default_rng(9)
     for name, size in {"tiny": (9, 9), "long": (900, 40), "huge": (1600, 1200)}.items():
         photo(draw, size).save(root / "train" / "cat" / f"{name}.png")
-    sizes = {finding.images[0][0]: finding.message for finding in found(root, "size")}
+    sizes = {finding.images[0][0]: finding.message for finding in findings_of(root, "size")}
     assert set(sizes) == {"train/cat/tiny.png", "train/cat/long.png", "train/cat/huge.png"}
     assert "smaller than 32" in sizes["train/cat/tiny.png"]
     assert "10 times the other" in sizes["train/cat/long.png"]
@@ -242,43 +250,47 @@ def test_suspicious_sizes(root: Path) -> None:
 
 
 def test_small_images_are_usual_where_all_are_small(tmp_path: Path) -> None:
-    assert check(open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))).findings == tuple(
-        f for f in check(open_dataset(tmp_path)).findings if f.kind == "blank"
+    assert check_dataset(
+        open_dataset(folder(tmp_path, {"train/a": 4, "train/b": 4}))
+    ).findings == tuple(
+        f for f in check_dataset(open_dataset(tmp_path)).findings if f.kind == "blank"
     )
 
 
 def test_odd_modes_and_blank_images_are_told(root: Path) -> None:
     image = photo(np.random.default_rng(5), SIZE)
-    place = root / "train" / "cat"
+    path = root / "train" / "cat"
     exif = Image.Exif()
     exif[0x0112] = 6
     others = [photo(np.random.default_rng(6), SIZE)]
-    image.convert("CMYK").save(place / "inks.jpg")
+    image.convert("CMYK").save(path / "inks.jpg")
     Image.fromarray(np.arange(SIZE[0] * SIZE[1], dtype=np.uint16).reshape(160, 200)).save(
-        place / "deep.png"
+        path / "deep.png"
     )
-    image.convert("1").save(place / "bits.png")
-    image.convert("P").save(place / "clear.png", transparency=3)
-    image.save(place / "moving.gif", save_all=True, append_images=others)
-    image.save(place / "turned.jpg", exif=exif, quality=20)
-    Image.new("RGB", SIZE, "navy").save(place / "blank.png")
-    told = {
+    image.convert("1").save(path / "bits.png")
+    image.convert("P").save(path / "clear.png", transparency=3)
+    image.save(path / "moving.gif", save_all=True, append_images=others)
+    image.save(path / "turned.jpg", exif=exif, quality=20)
+    Image.new("RGB", SIZE, "navy").save(path / "blank.png")
+    descriptions = {
         name.rpartition("/")[2]: finding.message
-        for finding in check(open_dataset(root)).findings
+        for finding in check_dataset(open_dataset(root)).findings
         if finding.kind in ("mode", "blank")
         for (name,) in finding.images
     }
     expected = {"inks.jpg": "CMYK", "deep.png": "more than 8 bits", "bits.png": "black and white",
                 "clear.png": "laid on white", "moving.gif": "first is read",
                 "turned.jpg": "turned upright", "blank.png": "one colour"}  # fmt: skip
-    assert {name: words for name, words in expected.items() if words in told[name]} == expected
-    assert told.keys() == expected.keys()
+    assert {
+        name: words for name, words in expected.items() if words in descriptions[name]
+    } == expected
+    assert descriptions.keys() == expected.keys()
 
 
 def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
     (root / "val" / "cat" / "bad.png").write_bytes(b"words")
     (root / "val" / "cat" / "copy.png").write_bytes((root / "train/cat/0.png").read_bytes())
-    report: Report = check(open_dataset(root))
+    report: Report = check_dataset(open_dataset(root))
     stored = json.loads(json.dumps(report.as_dict()))
     assert stored["refused"] is True
     assert stored["problems"] == [
@@ -291,5 +303,5 @@ def test_the_report_is_json_and_its_kinds_are_known(root: Path) -> None:
         }
     ]
     assert [finding["kind"] for finding in stored["findings"]] == ["unreadable", "leak"]
-    assert {finding.kind for finding in report.findings} <= set(KINDS)
+    assert {finding.kind for finding in report.findings} <= set(FINDING_KINDS)
     assert [finding.severity for finding in report.findings] == ["error", "warning"]

@@ -1,4 +1,4 @@
-"""Data sets of the Hub: read from the cache that `datasets` itself built, without the Hub."""
+"""Datasets of the Hub: read from the cache that `datasets` itself built, without the Hub."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def build(
     builder = Parquet(cache_dir=str(cache), dataset_name=name, hash=COMMIT, data_files=files)
     builder.download_and_prepare()
     # A set of the Hub is kept under its owner's name, and that of its configuration.
-    (made,) = cache.glob(f"{name}/*/*/{COMMIT}")
-    place = cache / f"{owner}___{name}" / "default" / "0.0.0" / COMMIT
-    place.parent.mkdir(parents=True)
-    made.rename(place)
+    (written,) = cache.glob(f"{name}/*/*/{COMMIT}")
+    path = cache / f"{owner}___{name}" / "default" / "0.0.0" / COMMIT
+    path.parent.mkdir(parents=True)
+    written.rename(path)
 
 
 def check_flowers(dataset: Dataset) -> None:
@@ -100,7 +100,7 @@ THEIRS = ["T - shirt / top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "
 def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "idx_places", lambda name, root: (cache / name,))
+    monkeypatch.setattr(sources, "idx_folders", lambda name, root: (cache / name,))
     splits = {"train": [9, 0, 3], "test": [0, 9]}
     build(cache, splits, THEIRS, address="zalando-datasets/fashion_mnist")
     dataset = open_dataset("fashion-mnist")
@@ -113,7 +113,7 @@ def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
 def test_a_set_of_the_hub_with_other_classes_is_not_taken_for_mnist(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "idx_places", lambda name, root: (cache / name,))
+    monkeypatch.setattr(sources, "idx_folders", lambda name, root: (cache / name,))
     build(cache, {"train": [0, 1], "test": [0, 1]}, ["0", "one"], address="ylecun/mnist")
     assert "hf://ylecun/mnist: expected the classes 0, 1" in refusal("mnist")
 
@@ -133,11 +133,11 @@ def test_a_set_without_train_val_or_test(cache: Path) -> None:
 @pytest.mark.parametrize("kind", ["parquet", "folder"])
 def test_what_hf_download_left_is_found(cache: Path, tmp_path: Path, kind: str) -> None:
     """A snapshot is a folder of links to blobs, named after its commit."""
-    place = tmp_path / "hub" / "datasets--owner--flowers"
-    snapshot, blobs = place / "snapshots" / COMMIT, place / "blobs"
-    (place / "refs").mkdir(parents=True)
+    path = tmp_path / "hub" / "datasets--owner--flowers"
+    snapshot, blobs = path / "snapshots" / COMMIT, path / "blobs"
+    (path / "refs").mkdir(parents=True)
     blobs.mkdir()
-    (place / "refs" / "main").write_text(COMMIT)
+    (path / "refs" / "main").write_text(COMMIT)
     if kind == "parquet":
         build(cache, {"train": [0, 1, 0]}, ["rose", "tulip"], address="other/flowers")
         files = {"data/train-00000-of-00001.parquet": tmp_path / "sources" / "train.parquet"}
@@ -181,17 +181,17 @@ def test_a_hub_that_does_not_answer(cache: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     never = threading.Event()
     monkeypatch.setattr(huggingface, "_answers", lambda address: never.wait())
-    monkeypatch.setattr(huggingface, "PATIENCE", 0.2)
-    load, told = datasets.load_dataset, []
+    monkeypatch.setattr(huggingface, "HUB_PATIENCE", 0.2)
+    load, flags = datasets.load_dataset, []
 
     def watched(*arguments: Any, **options: Any) -> Any:
-        told.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        flags.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
         return load(*arguments, **options)
 
     monkeypatch.setattr(datasets, "load_dataset", watched)
     check_flowers(open_dataset("hf://owner/flowers"))
     never.set()
-    assert told == [(True, True)]
+    assert flags == [(True, True)]
     assert constants.HF_HUB_OFFLINE is False
 
 
@@ -227,14 +227,14 @@ def test_rows_that_name_files(cache: Path, tmp_path: Path) -> None:
     """As sets of plain images are kept: their files lie in the Hub's cache, and nowhere else."""
     places = [tmp_path / "hub" / "a.png", tmp_path / "hub" / "b.png", tmp_path / "outside.png"]
     (tmp_path / "hub").mkdir()
-    for value, place in enumerate(places):
-        place.write_bytes(image(value)["bytes"])
+    for value, path in enumerate(places):
+        path.write_bytes(image(value)["bytes"])
 
-    def kept(number: int) -> dict[str, Any]:
+    def row(number: int) -> dict[str, Any]:
         return {"bytes": None, "path": str(places[number])}
 
     # `datasets` takes the files in when it writes Parquet, not into an Arrow file.
-    rows = {"image": [kept(i) for i in range(3)], "label": [0, 1, 0]}
+    rows = {"image": [row(i) for i in range(3)], "label": [0, 1, 0]}
     features = datasets.Features(
         {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=NAMES)}
     )

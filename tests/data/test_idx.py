@@ -56,7 +56,7 @@ def test_a_transposed_array_is_written_in_c_order(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "empty file"),
         (b"\0\0", "expected 00 00 <type> <dimensions>, got 00 00"),
@@ -71,12 +71,12 @@ def test_a_transposed_array_is_written_in_c_order(tmp_path: Path) -> None:
     ],
 )
 def test_files_that_are_not_what_they_declare(
-    tmp_path: Path, content: bytes, said: str, zipped: bool
+    tmp_path: Path, content: bytes, message: str, zipped: bool
 ) -> None:
     path = written(tmp_path, gzip.compress(content) if zipped else content)
     with pytest.raises(DataError) as caught:
         read_idx(path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)
 

@@ -18,7 +18,7 @@ from image_files import (
     save,
 )
 
-from vitkit.data.checks.check import check, drop_or_refuse_unreadable
+from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.sources.open import (
     Dataset,
     FileSplit,
@@ -70,11 +70,13 @@ def test_training_and_testing_are_splits_and_not_classes(tmp_path: Path) -> None
 
 def test_folders_that_all_hold_the_same_folders_are_told(tmp_path: Path) -> None:
     folds = folder(tmp_path / "folds", {f"fold{f}/{c}": 10 for f in (1, 2) for c in "abc"})
-    (told,) = open_dataset(folds).warnings
-    assert "'fold1', 'fold2' all hold the folders 'a', 'b', 'c', which may be the classes" in told
+    (warning,) = open_dataset(folds).warnings
+    assert (
+        "'fold1', 'fold2' all hold the folders 'a', 'b', 'c', which may be the classes" in warning
+    )
     turned = folder(tmp_path / "t", {f"{c}/{s}": 10 for c in "ab" for s in ("train", "test")})
-    (told,) = open_dataset(turned).warnings
-    assert "put the splits above the classes: train/<class>, test/<class>" in told
+    (warning,) = open_dataset(turned).warnings
+    assert "put the splits above the classes: train/<class>, test/<class>" in warning
     nested = folder(tmp_path / "n", {"a/2020": 10, "a/2021": 10, "b/2020": 10})
     assert open_dataset(nested).warnings == ()
 
@@ -90,16 +92,16 @@ def test_files_with_other_endings_are_counted(tmp_path: Path) -> None:
         (root / name).touch()
     dataset = open_dataset(root)
     assert len(dataset.splits["train"]) == 11
-    (told,) = dataset.warnings
-    assert "not read: 3 .heic; convert them" in told
+    (warning,) = dataset.warnings
+    assert "not read: 3 .heic; convert them" in warning
     assert "not read: 2 .txt, 1 .json, 1 without an ending" in dataset.notes
-    report = check(dataset)
-    assert told in report.warnings()
+    report = check_dataset(dataset)
+    assert warning in report.warnings()
     order = ["error", "warning", "note"]
     assert {f.severity for f in report.findings} >= {"warning", "note"}
     severities = [order.index(finding.severity) for finding in report.findings]
     assert severities == sorted(severities)
-    assert told in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
+    assert warning in drop_or_refuse_unreadable(dataset, "refuse")[1].warnings()
 
 
 def test_no_val_folder_leaves_val_out(tmp_path: Path) -> None:
@@ -192,10 +194,10 @@ def test_folders_without_images_say_what_is_there(tmp_path: Path) -> None:
     assert ".jpg .jpeg .png .webp .bmp .gif .tif .tiff" in message
 
 
-@pytest.mark.parametrize("place", ["", "train", "test"])
-def test_images_without_class_folders_show_the_expected_tree(tmp_path: Path, place: str) -> None:
-    save(tmp_path / place / "a.png", 1)
-    save(tmp_path / place / "b.png", 2)
+@pytest.mark.parametrize("below", ["", "train", "test"])
+def test_images_without_class_folders_show_the_expected_tree(tmp_path: Path, below: str) -> None:
+    save(tmp_path / below / "a.png", 1)
+    save(tmp_path / below / "b.png", 2)
     message = refusal(tmp_path)
     assert f"{tmp_path}/train/<class>/*.jpg" in message
     assert f"{tmp_path}/<class>/*.jpg" in message
@@ -321,16 +323,16 @@ def test_loops_end(tmp_path: Path, follow_links: bool) -> None:
     for i in range(10):
         for j in range(10):
             (root / "train" / "b" / f"f{i}" / f"l{j}").symlink_to(f"../f{j}")
-    found: list[Dataset] = []
+    opened: list[Dataset] = []
     worker = threading.Thread(
-        target=lambda: found.append(open_dataset(root, follow_links=follow_links)), daemon=True
+        target=lambda: opened.append(open_dataset(root, follow_links=follow_links)), daemon=True
     )
     worker.start()
     worker.join(30)
-    assert found, "hangs"
-    assert any("loop" in note for note in found[0].notes)
+    assert opened, "hangs"
+    assert any("loop" in note for note in opened[0].notes)
     assert {"train/a/0.png", "train/b/me.png"} <= {
-        found[0].splits["train"].name(i) for i in range(len(found[0].splits["train"]))
+        opened[0].splits["train"].name(i) for i in range(len(opened[0].splits["train"]))
     }
 
 

@@ -24,10 +24,10 @@ from vitkit.data.augmentation.crop_flip import (
     training_pixels,
 )
 from vitkit.data.datasets.path_list import Paths
+from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.data.sources import remote_shards
 from vitkit.data.sources.open import ArraySplit, open_dataset
 from vitkit.errors import DataError, ImageError, LoaderError
 from vitkit.randomness import uniform
@@ -43,11 +43,11 @@ def folder(tmp_path_factory):
     root = tmp_path_factory.mktemp("images")
     generator = np.random.default_rng(0)
     for number in range(40):
-        place = root / "train" / ("cat", "dog")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        parent = root / "train" / ("cat", "dog")[number % 2]
+        parent.mkdir(parents=True, exist_ok=True)
         height, width = generator.integers(20, 60, 2)
         noise = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(noise).save(place / f"{number}.{('jpg', 'png')[number % 3 == 0]}")
+        Image.fromarray(noise).save(parent / f"{number}.{('jpg', 'png')[number % 3 == 0]}")
     return open_dataset(root)
 
 
@@ -56,7 +56,7 @@ def steps(split, seed=0, batch_size=8):
 
 
 def digests(source, numbers, workers):
-    """What every image of some steps looked like: (epoch, index) -> hash of its pixels."""
+    """Return (epoch, index) -> hash of its pixels for every image of some steps."""
     seen = {}
     for batch in batches(source, numbers, workers=workers):
         for index, pixels in zip(batch.indices.tolist(), batch.pixels.numpy(), strict=True):
@@ -95,12 +95,12 @@ def test_every_epoch_has_every_image_once_in_another_order_and_shape(folder):
 
 def test_evaluation_has_every_image_once_in_its_own_order(folder):
     source = EvaluationBatches(folder.splits["train"], SMALL, batch_size=16)
-    made = list(batches(source, range(len(source)), workers=2))
-    assert [len(batch.labels) for batch in made] == [16, 16, 8]
+    loaded = list(batches(source, range(len(source)), workers=2))
+    assert [len(batch.labels) for batch in loaded] == [16, 16, 8]
     split = folder.splits["train"]
-    for number, pixels in enumerate(np.concatenate([b.pixels.numpy() for b in made])):
+    for number, pixels in enumerate(np.concatenate([b.pixels.numpy() for b in loaded])):
         np.testing.assert_array_equal(pixels, fit(split.read(number), SMALL))
-    assert np.concatenate([b.labels.numpy() for b in made]).tolist() == split.labels.tolist()
+    assert np.concatenate([b.labels.numpy() for b in loaded]).tolist() == split.labels.tolist()
 
 
 def test_too_few_images_for_one_batch_say_so(folder):
@@ -264,9 +264,9 @@ def test_the_workers_end_when_a_image_is_lost_though_the_error_is_kept(folder, t
         Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
     )
     source = TrainingSteps(lost, SMALL, Augmentation(), batch_size=8, seed=0)
-    with pytest.raises(ImageError) as kept:
+    with pytest.raises(ImageError) as caught:
         list(batches(source, range(1), workers=1))
-    assert kept.value.__traceback__ is not None
+    assert caught.value.__traceback__ is not None
     assert multiprocessing.active_children() == []
 
 
@@ -286,7 +286,7 @@ def impatient(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("happens", "said"),
+    ("happens", "problem"),
     [
         (lambda pid: os.kill(pid, signal.SIGKILL), r"was killed by signal 9: .* fewer --workers"),
         (lambda pid: os.kill(pid, signal.SIGSTOP), r"has not run for 0.5 s: is the disk"),
@@ -294,13 +294,13 @@ def impatient(monkeypatch):
     ids=["killed", "stopped"],
 )
 def test_a_loader_process_that_is_gone_or_hangs_is_named_and_all_are_ended(
-    folder, impatient, happens, said
+    folder, impatient, happens, problem
 ):
     arriving = batches(steps(folder.splits["train"]), range(100), workers=2)
     next(arriving)
     happens(multiprocessing.active_children()[0].pid)
     with pytest.raises(
-        LoaderError, match=rf"^loader process \d+ {said}.* the batch of step \d+ \("
+        LoaderError, match=rf"^loader process \d+ {problem}.* the batch of step \d+ \("
     ):
         list(arriving)
     assert multiprocessing.active_children() == []
@@ -366,7 +366,7 @@ def test_one_read_of_a_busy_disk_may_take_longer(impatient, busy, monkeypatch):
 
 
 def test_a_process_that_waits_as_long_as_a_server_asks_it_to_does_not_hang():
-    assert worker_watch.LOOKS_LONG * worker_watch.LOOK_EVERY > remote_shards.LONGEST_WAIT
+    assert worker_watch.LOOKS_LONG * worker_watch.LOOK_EVERY > LONGEST_PAUSE
 
 
 def test_nobody_waits_for_a_batch_that_is_not_wanted_any_more(impatient, monkeypatch):

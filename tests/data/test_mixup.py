@@ -1,11 +1,11 @@
-"""Mixup and CutMix: what is mixed, in which proportion, and what the labels say of it."""
+"""Mixup and CutMix: partners, proportions, and the labels that follow from them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from data.feeds import CPU, batch, images, preprocess
+from data.synthetic_batches import CPU, batch, images, preprocess
 from scipy import stats
 
 from vitkit.data.augmentation.crop_flip import Augmentation
@@ -89,9 +89,9 @@ def test_images_and_labels_are_mixed_with_the_reversed_batch(settings):
     torch.testing.assert_close(fed.images, expected)
     assert fed.targets.shape == (7, 10)
     torch.testing.assert_close(fed.targets.sum(1), torch.ones(7))
-    for place, label in enumerate(plain.targets.tolist()):
+    for row, label in enumerate(plain.targets.tolist()):
         expected = fed.mixture.weight if label != 6 - label else 1.0
-        assert float(fed.targets[place, label]) == pytest.approx(expected, abs=1e-6)
+        assert float(fed.targets[row, label]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_targets_are_probabilities_whether_or_not_a_batch_is_mixed():

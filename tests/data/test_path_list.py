@@ -18,7 +18,7 @@ def test_packed_paths_are_the_paths() -> None:
     paths = Paths(NAMES, Path("/root"))
     expected = [Path("/root") / name for name in NAMES]
     assert [*paths] == expected
-    assert [paths[place] for place in (-1, 0, 3)] == [expected[4], expected[0], expected[3]]
+    assert [paths[index] for index in (-1, 0, 3)] == [expected[4], expected[0], expected[3]]
     assert [*paths.take(np.array([3, 0, 3]))] == [expected[3], expected[0], expected[3]]
     assert len(paths) == len(paths.take(np.arange(5))) == 5
     assert paths == Paths(expected)

@@ -23,7 +23,7 @@ from shards import as_folder, samples, train_briefly
 import vitkit
 from vitkit import cli
 from vitkit.cli import train as train_command
-from vitkit.data.checks.check import check, drop_or_refuse_unreadable
+from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import pixel_cache
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Dataset:
 
 
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What is decoded from now on, by name."""
+    """Return a list that gets the name of every image decoded from now on."""
     seen: list[str] = []
     decode = decoder._decode
 
@@ -52,9 +52,9 @@ def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def whole(place: Path) -> list[str]:
+def whole(parent: Path) -> list[str]:
     """The folders of caches, finished or not."""
-    return sorted(path.suffix for path in place.iterdir() if path.is_dir())
+    return sorted(path.suffix for path in parent.iterdir() if path.is_dir())
 
 
 def test_each_image_is_decoded_once_and_comes_back_the_same(
@@ -62,13 +62,13 @@ def test_each_image_is_decoded_once_and_comes_back_the_same(
 ) -> None:
     before = [[s.read(i).copy() for i in range(len(s))] for s in folder.splits.values()]
     seen = decodes(monkeypatch)
-    told: list[tuple[int, int, int]] = []
-    first = cached(folder, tmp_path / "c", progress=lambda *said: told.append(said))
+    calls: list[tuple[int, int, int]] = []
+    first = cached(folder, tmp_path / "c", progress=lambda *call: calls.append(call))
     assert len(seen) == len(set(seen)) == 30
     total = sum(image.nbytes for images in before for image in images)
-    assert told[-1] == (30, 30, total)
+    assert calls[-1] == (30, 30, total)
     assert f"30 images, {total:,} bytes in" in first.notes[-1]
-    again = cached(folder, tmp_path / "c", progress=lambda *said: pytest.fail("made again"))
+    again = cached(folder, tmp_path / "c", progress=lambda *call: pytest.fail("made again"))
     for dataset in (first, again):
         assert dataset.fingerprint == folder.fingerprint
         for split, images in zip(dataset.splits.values(), before, strict=True):
@@ -103,31 +103,31 @@ def test_images_that_cannot_be_decoded_stay_bad(folder: Dataset, tmp_path: Path)
     bad.write_bytes(bad.read_bytes()[:-30])
     dataset = cached(open_dataset(tmp_path / "folder"), tmp_path / "c")
     train = dataset.splits["train"]
-    place = next(i for i in range(len(train)) if train.name(i) == "train/1/3.png")
+    index = next(i for i in range(len(train)) if train.name(i) == "train/1/3.png")
     with pytest.raises(ImageError, match="truncated"):
-        train.read(place)
-    kept, _ = drop_or_refuse_unreadable(dataset, "skip")
-    assert isinstance(kept.splits["train"], CachedSplit)
-    assert len(kept.splits["train"]) == 17
-    np.testing.assert_array_equal(kept.splits["train"].read(place), train.read(place + 1))
+        train.read(index)
+    rest, _ = drop_or_refuse_unreadable(dataset, "skip")
+    assert isinstance(rest.splits["train"], CachedSplit)
+    assert len(rest.splits["train"]) == 17
+    np.testing.assert_array_equal(rest.splits["train"].read(index), train.read(index + 1))
 
 
 def test_the_check_takes_its_pixels_from_the_cache(
     folder: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And finds what it finds in the files: images that were turned or cut, too."""
-    place = tmp_path / "folder" / "train" / "1"
-    Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(place / "alpha.png")
-    Image.new("CMYK", (12, 12), (9, 8, 7, 128)).save(place / "inks.jpg")
+    path = tmp_path / "folder" / "train" / "1"
+    Image.new("RGBA", (12, 12), (9, 8, 7, 128)).save(path / "alpha.png")
+    Image.new("CMYK", (12, 12), (9, 8, 7, 128)).save(path / "inks.jpg")
     turned = Image.Exif()
     turned[0x0112] = 6
-    Image.new("L", (9, 12), 77).save(place / "turned.jpg", exif=turned)
-    (place / "cut.png").write_bytes((place / "3.png").read_bytes()[:-30])
+    Image.new("L", (9, 12), 77).save(path / "turned.jpg", exif=turned)
+    (path / "cut.png").write_bytes((path / "3.png").read_bytes()[:-30])
     plain = open_dataset(tmp_path / "folder")
     expected = {name: scan_split(split) for name, split in plain.splits.items()}
     seen = decodes(monkeypatch)
     with_cache = cached(plain, tmp_path / "c")
-    report = check(with_cache)
+    report = check_dataset(with_cache)
     times = {Path(name).name: count for name, count in Counter(seen).items()}
     assert len(Counter(seen)) == 34
     assert {name for name, count in times.items() if count > 1} == {"cut.png"}
@@ -143,8 +143,8 @@ def test_other_images_and_other_decoders_have_other_caches(
 ) -> None:
     cached(folder, tmp_path / "c")
     assert whole(tmp_path / "c") == [""]
-    place = next((tmp_path / "folder" / "val").rglob("*.png"))
-    Image.new("RGB", (6, 6), (1, 2, 3)).save(place)
+    path = next((tmp_path / "folder" / "val").rglob("*.png"))
+    Image.new("RGB", (6, 6), (1, 2, 3)).save(path)
     changed = cached(open_dataset(tmp_path / "folder"), tmp_path / "c")
     val = changed.splits["val"]
     pixels = [val.read(i)[0, 0].tolist() for i in range(len(val))]
@@ -168,15 +168,15 @@ def test_a_damaged_cache_is_made_again(folder: Dataset, tmp_path: Path) -> None:
         np.testing.assert_array_equal(dataset.splits["test"].read(1), expected)
 
 
-def stuck(dataset: Dataset, place: Path, begun: Path) -> None:
+def stuck(dataset: Dataset, path: Path, begun: Path) -> None:
     """Make a cache, and stop in the middle."""
 
     def progress(*_: object) -> None:
         begun.touch()
         time.sleep(600)
 
-    pixel_cache.BLOCK = 4
-    cached(dataset, place, progress=progress)
+    pixel_cache.IMAGES_AT_ONCE = 4
+    cached(dataset, path, progress=progress)
 
 
 def test_a_run_that_is_killed_leaves_nothing_that_counts(folder: Dataset, tmp_path: Path) -> None:
@@ -281,11 +281,11 @@ def test_evaluation_takes_the_cache_of_training(
 def test_the_flag_with_and_without_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
-    asked: list[TrainConfig] = []
-    monkeypatch.setattr(session, "train", asked.append)
+    configs: list[TrainConfig] = []
+    monkeypatch.setattr(session, "train", configs.append)
     flags = [flag.format(folder=tmp_path) for flag in flags]
     for arguments in (["data", *flags], ["data", *flags, "--epochs", "3"]):
         train_command.run(arguments)
     expected = str(tmp_path) if "=" in flags[0] else "auto"
-    assert [config.cache for config in asked] == [expected, expected]
-    assert [config.epochs for config in asked] == [10, 3]
+    assert [config.cache for config in configs] == [expected, expected]
+    assert [config.epochs for config in configs] == [10, 3]

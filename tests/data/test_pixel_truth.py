@@ -1,4 +1,4 @@
-"""Odd files give the same tensor wherever an image is read, and say what was odd."""
+"""Unusual files give the same tensor wherever they are read, with the properties of the file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from PIL import Image, ImageOps
 
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images import decode as images
-from vitkit.data.images.decode import ODDITIES, as_rgb, decode, examine
+from vitkit.data.images import colour
+from vitkit.data.images.decode import as_rgb, decode, decode_with_properties
+from vitkit.data.images.file_types import FILE_PROPERTIES
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.data.sources.open import FileSplit
@@ -92,9 +93,9 @@ def test_training_evaluation_and_prediction_see_the_same(tmp_path: Path, kind: s
 @pytest.mark.parametrize("kind", FILES)
 def test_what_was_odd_is_told(kind: str) -> None:
     content, expected = FILES[kind]
-    pixels, properties = examine(content)
+    pixels, properties = decode_with_properties(content)
     assert properties == expected
-    assert properties <= {*ODDITIES}
+    assert properties <= {*FILE_PROPERTIES}
     np.testing.assert_array_equal(pixels, decode(content))
 
 
@@ -108,7 +109,7 @@ def test_jpegs_are_upright_as_pillow_turns_them(orientation: int) -> None:
 @pytest.mark.parametrize("kind", FILES)
 def test_large_images_are_converted_in_strips(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = decode(FILES[kind][0])
-    monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
+    monkeypatch.setattr(colour, "CONVERTED_AT_ONCE", 500)
     np.testing.assert_array_equal(decode(FILES[kind][0]), whole)
 
 
@@ -124,5 +125,5 @@ def test_pil_images_of_any_mode_are_converted_in_strips(
         image = PHOTO.convert("LA" if mode == "La" else "RGBA" if mode == "RGBa" else mode)
         image = image.convert(mode)
     whole = as_rgb(image)
-    monkeypatch.setattr(images, "CONVERTED_AT_ONCE", 500)
+    monkeypatch.setattr(colour, "CONVERTED_AT_ONCE", 500)
     np.testing.assert_array_equal(as_rgb(image), whole)

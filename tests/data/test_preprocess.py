@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.images.preprocess import fit, normalise, preprocess_images, resized, viewport
+from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
 
@@ -108,13 +108,13 @@ def test_grey_images_suit_colour_models_and_grey_ones_alike() -> None:
         assert fit(grey, single).shape == (32, 32, 1)
 
 
-def test_resized_reads_only_its_box() -> None:
+def test_squash_reads_only_its_box() -> None:
     pixels = image(60, 80)
     preprocess = Preprocess(image_size=(16, 24), crop_ratio=0.5)
     cut = Image.fromarray(pixels[10:50, 20:70]).resize((24, 16), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(resized(pixels, preprocess, (20, 10, 70, 50)), np.asarray(cut))
+    np.testing.assert_array_equal(squash(pixels, preprocess, (20, 10, 70, 50)), np.asarray(cut))
     whole = Image.fromarray(pixels).resize((24, 16), Image.Resampling.BICUBIC)
-    np.testing.assert_array_equal(resized(pixels, preprocess), np.asarray(whole))
+    np.testing.assert_array_equal(squash(pixels, preprocess), np.asarray(whole))
 
 
 def test_normalise_gives_exact_numbers_in_place_order_and_type() -> None:
@@ -144,14 +144,14 @@ def test_normalise_leaves_its_input_alone() -> None:
 
 
 def test_a_batch_is_the_images_one_by_one() -> None:
-    raw_images = [raw_image(40, 50), raw_image(64, 33), raw_image(40, 40, 1)]
+    raw_images = [image(40, 50), image(64, 33), image(40, 40, 1)]
     preprocess = Preprocess(image_size=32)
     images = preprocess_images(raw_images, preprocess)
     assert images.shape == (3, 3, 32, 32)
-    for single, image in zip(raw_images, images, strict=True):
-        assert torch.equal(preprocess_images([single], preprocess)[0], image)
-        by_hand = normalise(torch.from_numpy(fit(single, preprocess).copy())[None], preprocess)
-        assert torch.equal(by_hand[0], image)
+    for raw_image, normalised in zip(raw_images, images, strict=True):
+        assert torch.equal(preprocess_images([raw_image], preprocess)[0], normalised)
+        by_hand = normalise(torch.from_numpy(fit(raw_image, preprocess).copy())[None], preprocess)
+        assert torch.equal(by_hand[0], normalised)
 
 
 def test_other_shapes_are_refused_with_both_shapes() -> None:

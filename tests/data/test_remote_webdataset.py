@@ -40,16 +40,16 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardSer
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(remote_shards, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(remote_shards, "KEPT", 2)
+    monkeypatch.setattr(remote_shards, "NEVER_DELETED", 2)
     images = samples(8)
     train = [sample for sample in images if sample[0] == "train"]
-    train = [train[place] for place in np.random.default_rng(0).permutation(len(train))]
+    train = [train[index] for index in np.random.default_rng(0).permutation(len(train))]
     with serving() as running:
         for number, name in enumerate(TRAIN):
             entries = []
-            for place in range(number * PER_SHARD, (number + 1) * PER_SHARD):
-                _, label, file, content = train[place]
-                entries += [(f"{place}.{file.split('.')[1]}", content), (f"{place}.cls", label)]
+            for index in range(number * PER_SHARD, (number + 1) * PER_SHARD):
+                _, label, file, content = train[index]
+                entries += [(f"{index}.{file.split('.')[1]}", content), (f"{index}.cls", label)]
             running.files[name] = tar(tmp_path, entries)
         as_tars(tmp_path / "rest", [sample for sample in images if sample[0] != "train"])
         for path in (tmp_path / "rest").iterdir():
@@ -121,8 +121,8 @@ def test_an_epoch_goes_through_the_shards_one_by_one(server: ShardServer) -> Non
     assert epoch_of(steps_of(dataset, seed=1), 3).tolist() != orders[3].tolist()
     inside = [order[np.flatnonzero(shards[order] == 2)].tolist() for order in orders]
     assert len({tuple(places) for places in inside}) == 6
-    kept = cached(dataset)
-    assert epoch_of(steps_of(kept), 3).tolist() == orders[3].tolist()
+    from_cache = cached(dataset)
+    assert epoch_of(steps_of(from_cache), 3).tolist() == orders[3].tolist()
 
 
 def test_a_shard_is_fetched_once_to_be_indexed_and_once_an_epoch(
@@ -139,7 +139,7 @@ def test_a_shard_is_fetched_once_to_be_indexed_and_once_an_epoch(
     assert server.fetched == dict.fromkeys(TRAIN, 1)
     list(batches(steps, range(steps.steps_per_epoch, 2 * steps.steps_per_epoch)))
     assert max(server.fetched.values()) == 2
-    assert len([*(tmp_path / "cache" / "shards").glob("*.tar")]) == remote_shards.KEPT
+    assert len([*(tmp_path / "cache" / "shards").glob("*.tar")]) == remote_shards.NEVER_DELETED
     assert any("fetched again in every epoch" in note for note in dataset.notes)
 
 
@@ -251,8 +251,8 @@ def refused(error: type[UserError], dataset: Dataset) -> str:
 def test_a_server_that_is_gone_is_said_and_no_image_is_blamed(server: ShardServer) -> None:
     dataset = open_dataset(whole(server))
     server.fails[TRAIN[1]] = [500] * 6
-    said = refused(DataError, dataset)
-    assert f"{TRAIN[1]}: the server answers 500 Internal Server Error; asked 6 times" in said
+    message = refused(DataError, dataset)
+    assert f"{TRAIN[1]}: the server answers 500 Internal Server Error; asked 6 times" in message
     server.ranges, server.breaks[TRAIN[1]] = False, [4000] * 7
     assert f"{TRAIN[1]}: the server closed the connection; asked 6 times" in refused(
         DataError, dataset
@@ -264,7 +264,7 @@ def test_a_server_that_is_gone_is_said_and_no_image_is_blamed(server: ShardServe
 
 
 def cached_away(dataset: Dataset) -> Dataset:
-    """The data set, with all that was remembered of its images forgotten."""
+    """The dataset, with all that was remembered of its images forgotten."""
     for path in (remote_shards.cache_folder() / "looks").glob("*"):
         path.unlink()
     return dataset
@@ -298,9 +298,9 @@ def test_what_is_not_there_or_no_tar_is_said(
     assert not server.fetched
     raw = server.files[TRAIN[2]]
     server.files[TRAIN[2]] = raw[:2560]
-    said = refusal(whole(server))
-    assert f"{server.address}/{TRAIN[2]}: " in said
-    assert "cut short" in said
+    message = refusal(whole(server))
+    assert f"{server.address}/{TRAIN[2]}: " in message
+    assert "cut short" in message
     server.files[TRAIN[2]] = b"<html>"
     assert f"{TRAIN[2]}: not a tar file" in refusal(whole(server))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -308,7 +308,7 @@ def test_what_is_not_there_or_no_tar_is_said(
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         ("wds:pipe:curl https://host/train-{0..9}.tar", "no commands are run"),
         ("wds:s3://bucket/train-{0..9}.tar", "expected an https:// address"),
@@ -318,8 +318,8 @@ def test_what_is_not_there_or_no_tar_is_said(
         ("wds:https://host/train-*.tar", "a web server does not list its files"),
     ],
 )
-def test_other_addresses_are_refused(address: str, said: str) -> None:
-    assert said in refusal(address)
+def test_other_addresses_are_refused(address: str, message: str) -> None:
+    assert message in refusal(address)
 
 
 def train(server: ShardServer, output: Path, **settings: object) -> TrainResult:

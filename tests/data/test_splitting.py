@@ -34,9 +34,9 @@ def copies(root: Path, kinds: int = 13, times: int = 5) -> Path:
 
 
 def torn(dataset: Dataset) -> int:
-    """How many images are in several splits."""
+    """Return the number of images that are in several splits."""
     contents = [
-        {split.read(place).tobytes() for place in range(len(split))}
+        {split.read(index).tobytes() for index in range(len(split))}
         for split in dataset.splits.values()
     ]
     return sum(map(len, contents)) - len(set.union(*contents))

@@ -15,9 +15,9 @@ from PIL import Image
 from shards import as_parquet, samples
 
 from vitkit.data.datasets.dataset import StoredSplit
-from vitkit.data.sources import table_store
 from vitkit.data.sources.open import open_dataset
-from vitkit.data.sources.table_store import TableStore
+from vitkit.data.sources.tables import table_store
+from vitkit.data.sources.tables.table_store import TableStore
 from vitkit.errors import ImageError
 
 pa = pytest.importorskip("pyarrow")
@@ -43,22 +43,22 @@ def table(
 ) -> Path:
     """A Parquet file, with the features that `datasets` would write where `names` are given."""
     images = IMAGES[: len(labels)] if images is None else images
-    made = pa.table({"image": images, "label": labels, **more})
+    columns = pa.table({"image": images, "label": labels, **more})
     if names is not None:
         features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": names}}
-        said = json.dumps({"info": {"features": features}})
-        made = made.replace_schema_metadata({"huggingface": said})
-    parquet.write_table(made, path)
+        metadata = json.dumps({"info": {"features": features}})
+        columns = columns.replace_schema_metadata({"huggingface": metadata})
+    parquet.write_table(columns, path)
     return path
 
 
 def test_labels_that_are_true_or_false_in_a_column_y(tmp_path: Path) -> None:
-    made = pa.table({"image": IMAGES, "y": [True, False] * 4})
-    parquet.write_table(made, tmp_path / "train.parquet")
+    columns = pa.table({"image": IMAGES, "y": [True, False] * 4})
+    parquet.write_table(columns, tmp_path / "train.parquet")
     dataset = open_dataset(tmp_path)
     assert dataset.classes == ("False", "True")
     assert dataset.splits["train"].labels.tolist() == [1, 0] * 4
-    parquet.write_table(made.rename_columns(["image", "kind"]), tmp_path / "train.parquet")
+    parquet.write_table(columns.rename_columns(["image", "kind"]), tmp_path / "train.parquet")
     assert "column named one of label, labels, fine_label" in refusal(tmp_path)
 
 
@@ -152,11 +152,13 @@ def test_labels_are_refused_by_their_row(
 
 
 def test_rows_are_counted_over_row_groups_and_by_file(tmp_path: Path) -> None:
-    made = pa.table({"image": IMAGES, "label": [0, 1, 0, 1, 0, 1, 0, 5]})
-    said = {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}
-    made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": said}})})
-    parquet.write_table(made, tmp_path / "train-1.parquet", row_group_size=3)
-    parquet.write_table(made.slice(0, 2), tmp_path / "train-0.parquet")
+    columns = pa.table({"image": IMAGES, "label": [0, 1, 0, 1, 0, 1, 0, 5]})
+    metadata = {"label": {"_type": "ClassLabel", "names": ["a", "b"]}}
+    columns = columns.replace_schema_metadata(
+        {"huggingface": json.dumps({"info": {"features": metadata}})}
+    )
+    parquet.write_table(columns, tmp_path / "train-1.parquet", row_group_size=3)
+    parquet.write_table(columns.slice(0, 2), tmp_path / "train-0.parquet")
     assert "train-1.parquet: expected labels below 2, got 5 in row 7" in refusal(tmp_path)
 
 
@@ -173,8 +175,8 @@ def test_a_test_split_without_labels_is_left_out(tmp_path: Path) -> None:
 def test_columns_are_told_by_type_then_by_name(tmp_path: Path) -> None:
     path = table(tmp_path / "train.parquet", [0, 1], mask=IMAGES[:2], fine_label=["x", "y"])
     assert open_dataset(path).classes == ("0", "1")
-    made = pa.table({"left": IMAGES[:2], "right": IMAGES[:2], "label": [0, 1]})
-    parquet.write_table(made, path)
+    columns = pa.table({"left": IMAGES[:2], "right": IMAGES[:2], "label": [0, 1]})
+    parquet.write_table(columns, path)
     assert "expected one column, got 'left', 'right' of images" in refusal(path)
     parquet.write_table(pa.table({"image": IMAGES[:2], "caption": ["x", "y"]}), path)
     assert "expected a column, got none of labels among image: binary, caption: string" in refusal(
@@ -232,15 +234,15 @@ def test_only_so_many_row_groups_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
     opened: list[int] = []
     read = TableStore._read
 
-    def count(store: TableStore, place: int, number: int) -> object:
-        opened.append(place)
-        return read(store, place, number)
+    def count(store: TableStore, group: int, number: int) -> object:
+        opened.append(group)
+        return read(store, group, number)
 
     monkeypatch.setattr(TableStore, "_read", count)
     for index in (0, 1, 7, 0, 6):
         assert split.read(index)[0, 0, 0] == index
     assert opened == [0, 3]
-    monkeypatch.setattr(table_store, "MOST_KEPT", 2 * len(IMAGES[0]) + 100)
+    monkeypatch.setattr(table_store, "MOST_CACHED", 2 * len(IMAGES[0]) + 100)
     for index in (2, 3, 4, 2, 6):
         assert split.read(index)[0, 0, 0] == index
     assert opened == [0, 3, 1, 2, 1, 3]
@@ -250,7 +252,7 @@ def test_a_file_is_read_through_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = table(tmp_path / "train.parquet", ["a", "b"])
     first = open_dataset(path)
     monkeypatch.setattr(
-        "vitkit.data.sources.tables._Indexing.__call__", lambda *_: pytest.fail("again")
+        "vitkit.data.sources.tables.open_tables._Indexer.__call__", lambda *_: pytest.fail("again")
     )
     again = open_dataset(path)
     assert (again.fingerprint, again.classes) == (first.fingerprint, first.classes)

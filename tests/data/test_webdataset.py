@@ -15,10 +15,10 @@ from image_files import refusal
 from PIL import Image
 from shards import as_tars, samples, write_tar
 
-from vitkit.data.sources import webdataset
+from vitkit.data.sources import shard_patterns, webdataset
 from vitkit.data.sources.open import open_dataset
+from vitkit.data.sources.shard_patterns import expand, find_shards
 from vitkit.data.sources.tar_index import read_members
-from vitkit.data.sources.webdataset import find_shards
 from vitkit.errors import ImageError
 
 
@@ -37,15 +37,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webdataset, "MOST_SHARDS", 50)
+    monkeypatch.setattr(shard_patterns, "MOST_SHARDS", 50)
     for name in ("a-08", "a-09", "a-10", "a-11", "b-09"):
         write_tar(tmp_path / f"{name}.tar", PAIR)
-    found = find_shards(f"{tmp_path}/{{a,b}}-{{09..09}}.tar")
-    assert [path.name for path in found] == ["a-09.tar", "b-09.tar"]
-    found = find_shards(f"{tmp_path}/a-{{08..11}}.tar")
-    assert [path.name for path in found] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    found = find_shards(f"{tmp_path}/?-09.tar")
-    assert [path.name for path in found] == ["a-09.tar", "b-09.tar"]
+    shards = find_shards(f"{tmp_path}/{{a,b}}-{{09..09}}.tar")
+    assert [path.name for path in shards] == ["a-09.tar", "b-09.tar"]
+    shards = find_shards(f"{tmp_path}/a-{{08..11}}.tar")
+    assert [path.name for path in shards] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    shards = find_shards(f"{tmp_path}/?-09.tar")
+    assert [path.name for path in shards] == ["a-09.tar", "b-09.tar"]
     missing = refusal(f"wds:{tmp_path}/a-{{09..12}}.tar")
     assert "a-12.tar: no such file, and 1 of 4 shards are not there" in missing
     assert "the nearest folder that exists" in refusal(f"wds:{tmp_path}/c-*.tar")
@@ -59,20 +59,20 @@ def test_braces_in_braces_and_in_the_names_of_folders(tmp_path: Path) -> None:
     names = ["train-0", "train-1", "val-7", "x[2]"]
     for name in names:
         write_tar(folder / f"{name}.tar", PAIR)
-    found = find_shards(f"{folder}/{{train-{{0..1}},val-7}}.tar")
-    assert [path.stem for path in found] == names[:3]
+    shards = find_shards(f"{folder}/{{train-{{0..1}},val-7}}.tar")
+    assert [path.stem for path in shards] == names[:3]
     assert [path.stem for path in find_shards(f"{folder}/t*.tar")] == names[:2]
     assert [path.stem for path in find_shards(f"{folder}/x[2].tar")] == names[3:]
-    assert webdataset.expanded("a{b,c{1..2}{x,y}}d") == ["abd", "ac1xd", "ac1yd", "ac2xd", "ac2yd"]
-    assert webdataset.expanded("a{b-{0..1}") == ["a{b-0", "a{b-1"]
+    assert expand("a{b,c{1..2}{x,y}}d") == ["abd", "ac1xd", "ac1yd", "ac2xd", "ac2yd"]
+    assert expand("a{b-{0..1}") == ["a{b-0", "a{b-1"]
 
 
 @pytest.mark.parametrize("label", ["cls", "txt", "json"])
 def test_labels_of_each_kind(tmp_path: Path, label: str) -> None:
-    made = samples(4)
+    written = samples(4)
     if label == "json":
-        made = [(s, json.dumps({"label": int(n), "other": [1]}), f, c) for s, n, f, c in made]
-    dataset = open_dataset(as_tars(tmp_path, made, label))
+        written = [(s, json.dumps({"label": int(n), "other": [1]}), f, c) for s, n, f, c in written]
+    dataset = open_dataset(as_tars(tmp_path, written, label))
     assert dataset.classes == ("1", "2", "10")
     assert Counter(dataset.splits["train"].labels.tolist()) == {0: 4, 1: 4, 2: 4}
 
@@ -104,9 +104,9 @@ def test_long_names_in_every_format(tmp_path: Path, form: int) -> None:
     entries = [(f"{long}/{name}", content) for name, content in PAIR]
     path = write_tar(tmp_path / "train.tar", entries, format=form)
     with path.open("rb") as file:
-        found = [(m.name, m.offset, m.size) for m in read_members(file, path.name).files]
+        members = [(m.name, m.offset, m.size) for m in read_members(file, path.name).files]
     with tarfile.open(path) as tar:
-        assert found == [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
+        assert members == [(m.name, m.offset_data, m.size) for m in tar.getmembers()]
     dataset = open_dataset(f"wds:{path}")
     assert dataset.splits["train"].name(1) == f"train.tar/{long}/1"
     assert dataset.splits["train"].read(1)[0, 0].tolist() == [2, 0, 9]
@@ -128,16 +128,16 @@ def hostile(path: Path) -> Path:
 
 
 def test_links_and_names_that_lead_out_are_only_read(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "deeper"
-    place.mkdir(parents=True)
+    path = tmp_path / "deep" / "deeper"
+    path.mkdir(parents=True)
     before = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}
-    dataset = open_dataset(f"wds:{hostile(place / 'train.tar')}")
+    dataset = open_dataset(f"wds:{hostile(path / 'train.tar')}")
     assert dataset.splits["train"].name(0) == "train.tar/../../0"
     assert dataset.splits["train"].read(0)[0, 0].tolist() == [1, 0, 9]
     (note,) = dataset.notes
     assert note == "passed over in the shards: 1 symbolic links, 1 hard links, 1 devices"
     after = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}
-    assert after - before == {place / "train.tar"}
+    assert after - before == {path / "train.tar"}
 
 
 def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
@@ -154,8 +154,8 @@ def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
 @pytest.mark.parametrize(
     ("at", "content", "expected"),
     [
-        (124, b"77777777777\0", "says it has 8,589,934,591 bytes, only"),
-        (124, b"\x80" + b"\0" * 3 + b"\xff" * 8, "says it has 18,446,744,073,709,551,615 bytes"),
+        (124, b"77777777777\0", "claims 8,589,934,591 bytes, only"),
+        (124, b"\x80" + b"\0" * 3 + b"\xff" * 8, "claims 18,446,744,073,709,551,615 bytes"),
         (124, b"\xff" * 12, "no size"),
         (124, b"-0000000001\0", "no size"),
         (124, b"garbage!!!!\0", "no size"),

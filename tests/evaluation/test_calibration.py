@@ -64,7 +64,7 @@ def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
     logits, labels = drawn(temperature, 400)
     found = calibrate(zip(logits.split(64), labels.split(64), strict=True))
     assert found.temperature == fit_temperature([(logits, labels)])
-    assert found.said.startswith(f"temperature {found.temperature:.3f}, fitted on validation;")
+    assert found.message.startswith(f"temperature {found.temperature:.3f}, fitted on validation;")
 
 
 @pytest.mark.parametrize(
@@ -77,14 +77,14 @@ def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
 def test_else_it_stays_at_1_and_that_is_said(temperature, images, said):
     found = calibrate([drawn(temperature, images)])
     assert found.temperature is None
-    assert found.said.startswith(said)
+    assert found.message.startswith(said)
 
 
 def test_where_all_are_right_it_stays_at_1_and_that_is_said():
     logits, _ = drawn(1.0, 200)
     found = calibrate([(logits, logits.argmax(1))])
     assert found.temperature is None
-    assert "no minimum in [0.05, 20]" in found.said
+    assert "no minimum in [0.05, 20]" in found.message
 
 
 def test_processes_find_the_temperature_that_one_finds():
@@ -97,7 +97,7 @@ def test_processes_find_the_temperature_that_one_finds():
     first, second = together(2, in_world(found))
     alone = vars(calibrate([(logits, labels)]))
     assert first == second
-    assert first["said"] == alone["said"]
+    assert first["message"] == alone["message"]
     assert first["temperature"] == pytest.approx(alone["temperature"], rel=1e-9)
 
 

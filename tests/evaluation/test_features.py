@@ -17,7 +17,9 @@ import vitkit
 from vitkit.data.sources.open import open_dataset
 from vitkit.distributed import World
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.features import features, fit_linear, knn
+from vitkit.evaluation.features import extract_features
+from vitkit.evaluation.knn import knn
+from vitkit.evaluation.linear_classifier import fit_linear
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.probe import among_voted
 from vitkit.training.setup import make_plan
@@ -84,8 +86,8 @@ def test_features_are_what_the_head_reads_and_are_kept_for_the_same_weights_and_
     lines: list[str] = []
 
     def made(stored, split="test", preprocess=stored.preprocess, dataset=dataset):
-        return features(
-            stored.model, dataset, split, preprocess, cache=tmp_path / "kept", say=lines.append
+        return extract_features(
+            stored.model, dataset, split, preprocess, cache=tmp_path / "kept", log=lines.append
         )
 
     found, labels = made(stored)
@@ -171,9 +173,11 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mixup": 0.8}, "mixup cannot be had with probe: features are computed once"),
-        ({"aa": "3", "max_steps": 3}, "aa and max_steps cannot be had with probe"),
-        ({"cutmix": 1.0, "model_ema": True}, "cutmix and model_ema cannot be had with probe"),
+        ({"mixup": 0.8}, "mixup cannot be combined with probe: features are computed once"),
+        ({"aa": "3", "max_steps": 3}, "max_steps and aa cannot be combined with probe"),
+        ({"cutmix": 1.0, "model_ema": True}, "model_ema and cutmix cannot be combined with probe"),
+        ({"find_lr": True}, "find_lr cannot be combined with probe"),
+        ({"mixup_prob": 0.5}, "mixup_prob cannot be combined with probe"),
         ({"pretrained": None}, "name them: --pretrained"),
         ({"val_fraction": 0.0}, "a probe is judged on validation, and there is none"),
     ],

@@ -15,12 +15,8 @@ from sklearn.metrics import (
 from training.worlds import in_world, together
 
 from vitkit.evaluation.confusion_plot import confusion_matrix as drawn
-from vitkit.evaluation.metrics import (
-    PredictionCounts,
-    balanced_interval,
-    bootstrap_balanced,
-    wilson,
-)
+from vitkit.evaluation.intervals import balanced_interval, bootstrap_balanced, wilson_interval
+from vitkit.evaluation.metrics import PredictionCounts
 
 K, N = 7, 203
 LABELS = np.random.default_rng(0).choice(K - 1, N, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05])
@@ -131,7 +127,7 @@ def test_the_mean_of_two_processes_scores_would_be_another_number():
 )  # fmt: skip
 def test_wilson_intervals_are_the_published_ones(hits, images, low, high):
     """Newcombe, Statistics in Medicine 17 (1998), Table I, method 3; and scipy's."""
-    found = wilson(hits, images)
+    found = wilson_interval(hits, images)
     assert found == pytest.approx((low, high), abs=5e-5)
     theirs = binomtest(hits, images).proportion_ci(method="wilson")
     assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
@@ -149,7 +145,7 @@ def test_the_bootstrap_is_a_function_of_its_seed_and_as_wide_as_it_should_be():
 def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right():
     n = np.array([20.0, 20.0])
     assert bootstrap_balanced(n, n) == (1.0, 1.0)
-    assert balanced_interval(n, n) == pytest.approx(wilson(40, 40))
+    assert balanced_interval(n, n) == pytest.approx(wilson_interval(40, 40))
     uneven = np.array([100.0, 4.0])
     theirs = binomtest(15, 15).proportion_ci(method="wilson")  # 4 / (1/100 + 1/4) is 15.4
     assert balanced_interval(uneven, uneven)[0] == pytest.approx(theirs.low, abs=0.01)

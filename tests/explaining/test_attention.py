@@ -9,8 +9,10 @@ from noise import fill_with_noise
 from PIL import Image
 
 import vitkit
+from vitkit import cli
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import OutputError, SettingError
+from vitkit.explaining import METHODS
 from vitkit.explaining.attention_maps import attention_grid
 from vitkit.explaining.overlay import heatmap_over
 
@@ -145,3 +147,13 @@ def test_a_part_that_was_in_eval_mode_stays_so():
     before = [module.training for module in vit.modules()]
     attention_grid(vit, torch.zeros(1, 3, 16, 16))
     assert [module.training for module in vit.modules()] == before
+
+
+def test_the_api_and_the_command_offer_the_methods_of_one_registry(capsys):
+    with pytest.raises(SystemExit):
+        cli.run(["explain", "--help"])
+    help_text = capsys.readouterr().out
+    for name in METHODS:
+        assert name in help_text
+    with pytest.raises(SettingError, match=f"methods are {', '.join(METHODS)}"):
+        vitkit.explain("no.safetensors", "no.png", method="no-such-method")

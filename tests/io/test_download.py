@@ -173,7 +173,7 @@ def test_a_wrong_digest_leaves_nothing(server):
 
 
 def test_a_truncated_answer_is_never_taken_for_the_file(server):
-    server.ranges, server.breaks = False, [299_999] * room.ATTEMPTS
+    server.ranges, server.breaks = False, [299_999] * room.MAX_REQUESTS
     with pytest.raises(CheckpointError, match="broke off after 299999 of 300000 bytes"):
         download(server.address)
     assert not cached_path(server.address).exists()

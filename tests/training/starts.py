@@ -10,7 +10,8 @@ import torch
 
 import vitkit
 from vitkit.training import train as session
-from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.trainer import Callback
 from vitkit.weights.checkpoint import Checkpoint
 

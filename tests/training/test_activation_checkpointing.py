@@ -1,4 +1,4 @@
-"""Memory: gradient checkpointing, which keeps less of it, and what is said when it runs out."""
+"""Activation checkpointing: memory, gradients, and the message when memory runs out."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DROPOUTS = {"attention_dropout": 0.2, "mlp_dropout": 0.2, "drop_path": 0.3}
 
 
 class Operations(TorchDispatchMode):
-    """Counts every operation, those of the backward pass too."""
+    """A counter of all operations, including those of the backward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_what_is_computed_again_is_what_the_name_says():
 
 
 def kept(recompute: str | None) -> int:
-    """Numbers that autograd keeps between the passes, outside of parameters."""
+    """Count the numbers that autograd keeps between the passes, without parameters."""
     model = checkpoint_gradients(vitkit.ViT(vitkit.ViTSpec(**SMALL)).train(), recompute)
     own = {p.data_ptr() for p in model.parameters()}
     seen: dict[int, int] = {}
@@ -122,7 +122,7 @@ sys.exit(cli.run([*words, f"--output={output}/limited"]))
 
 
 def limited(room: int, words: list[str], output: Path) -> tuple[int, str]:
-    """Exit code and last words of a command in a fresh process with `room` bytes to spare."""
+    """Run a command in a fresh process with `room` spare bytes; return exit code and last lines."""
     done = subprocess.run(
         [sys.executable, "-c", LIMITED, str(room), str(output), *words],
         stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False,
@@ -133,7 +133,7 @@ def limited(room: int, words: list[str], output: Path) -> tuple[int, str]:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not hold to the limit")
 def test_a_batch_that_does_not_fit_is_told_how_many_do(tmp_path):
-    """What runs out is the system's memory, wherever torch asks for it; nothing is put on."""
+    """The system's memory really runs out, wherever torch allocates; nothing is simulated."""
     words = ["train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1",
              "--quiet", "--batch-size=1024", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
              "--spec.patch-size=1"]  # fmt: skip

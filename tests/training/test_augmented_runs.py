@@ -1,4 +1,4 @@
-"""Runs whose images are changed, repeated and mixed."""
+"""Runs with augmented, repeated and mixed images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.monitoring.image_grids import grid
 from vitkit.training.setup import make_plan
 
@@ -68,7 +69,7 @@ def test_a_setting_out_of_range_is_named(settings):
 
 
 def test_a_image_in_the_grid_keeps_its_shape():
-    """Twice as wide as high."""
+    """The images are twice as wide as high."""
     pixels = np.zeros((1, 4, 8, 1), np.uint8)
     sheet = grid(pixels, [[]], across=1)
     rows, columns = np.nonzero((sheet == 0).all(2))

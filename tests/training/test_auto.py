@@ -1,4 +1,4 @@
-"""`--auto`: what is tried, when it stops, what it leaves, and which budgets it takes."""
+"""`--auto`: the candidates, the end of the search, its files, and the budgets that it accepts."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ import vitkit
 from vitkit.cli import run as command
 from vitkit.data.sources.open import ArraySplit, open_dataset, with_validation
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
-from vitkit.training.auto.auto import _ground, climb
-from vitkit.training.auto.candidates import (
-    Candidate,
-    SearchContext,
-    Steps,
+from vitkit.training.auto.auto import _make_context, run_search
+from vitkit.training.auto.context import SearchContext
+from vitkit.training.auto.heuristics import SIZES, ImageStatistics, scratch_settings
+from vitkit.training.auto.results import CandidateResult
+from vitkit.training.auto.search import CandidateSearch, parse_budget
+from vitkit.training.auto.training_candidates import (
     Throughput,
-    lasting,
-    within,
+    TimeLimit,
+    TrainingCandidate,
+    TrainingOption,
+    with_epochs,
 )
-from vitkit.training.auto.heuristics import SIZES, Looks, batch_of, scratch_settings
-from vitkit.training.auto.search import Climb, Outcome, seconds_of
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.recipes.small import digits
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import make_plan
+from vitkit.training.tuning.batch_size import limit_batch_size
 
 
 class Ticks:
-    """A clock on which everything takes as long: a tick for every look at it."""
+    """A clock that advances by a constant time whenever it is read."""
 
     def __init__(self, tick: float) -> None:
         self.now, self.tick = 0.0, tick
@@ -46,14 +48,14 @@ class Ticks:
 
 
 class Fake:
-    """A rung that has some of 40 validation images wrong."""
+    """A candidate that misclassifies some of 40 validation images."""
 
-    def __init__(self, name, wrong, *, weights=True, least=1.0, raises=None):
+    def __init__(self, name, wrong, *, weights=True, minimum=1.0, raises=None):
         self.name, self.wrong, self.leaves_weights = name, wrong, weights
-        self._least, self._raises, self.ran = least, raises, False
+        self._minimum, self._raises, self.ran = minimum, raises, False
 
-    def least(self):
-        return self._least
+    def minimum_seconds(self):
+        return self._minimum
 
     def run(self, folder, seconds):
         self.ran = True
@@ -64,21 +66,23 @@ class Fake:
         best = folder.with_suffix(".safetensors") if self.leaves_weights else None
         if best is not None:
             best.write_text(self.name)
-        return Outcome(self.name, "a fake", 1, right, best, 1.0)
+        return CandidateResult(self.name, "a fake", 1, right, best, 1.0)
 
 
-def climbing(folder, budget=100.0):
-    return Climb(RunFolder(folder), "fakes", budget, lambda line: None, Ticks(0.0), 0.0)
+def searching(folder, budget=100.0):
+    return CandidateSearch(RunFolder(folder), "fakes", budget, lambda line: None, Ticks(0.0), 0.0)
 
 
 def auto(data, output, tick=0.01, **settings):
     asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True} | settings
-    return climb(TrainConfig(data=str(data), auto=True, output=str(output), **asked), Ticks(tick))
+    return run_search(
+        TrainConfig(data=str(data), auto=True, output=str(output), **asked), Ticks(tick)
+    )
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    """200 colour images of two classes, bright ones and dark ones, no two alike."""
+    """Write 200 colour images of two classes, bright and dark, all different."""
     root, rng = tmp_path_factory.mktemp("auto") / "images", np.random.default_rng(0)
     for name, low in (("dark", 0), ("light", 130)):
         (root / name).mkdir(parents=True)
@@ -98,55 +102,55 @@ def test_a_budget_that_is_no_time_is_refused(budget, tmp_path):
 
 
 def test_budgets_are_read():
-    assert [seconds_of(text) for text in ("90s", "10m", "1.5h", "2 m")] == [90, 600, 5400, 120]
+    assert [parse_budget(text) for text in ("90s", "10m", "1.5h", "2 m")] == [90, 600, 5400, 120]
 
 
-def test_a_rung_that_does_not_pay_is_the_last(tmp_path):
-    rungs = [Fake("floor", 5, weights=False), Fake("a", 20), Fake("b", 10), Fake("c", 9),
+def test_a_candidate_that_is_not_better_is_the_last(tmp_path):
+    candidates = [Fake("floor", 5, weights=False), Fake("a", 20), Fake("b", 10), Fake("c", 9),
              Fake("d", 0)]  # fmt: skip
-    climbed = climbing(tmp_path)
-    assert climbed.up(rungs).name == "b"
-    assert [rung.ran for rung in rungs] == [True, True, True, True, False]
-    assert climbed.stopped == "c does not pay"
+    search = searching(tmp_path)
+    assert search.run(candidates).name == "b"
+    assert [candidate.ran for candidate in candidates] == [True, True, True, True, False]
+    assert search.stopped == "c is not significantly better"
     assert RunFolder(tmp_path).best.read_text() == "b"
-    told = json.loads(RunFolder(tmp_path).ladder.read_bytes())
-    assert [row["pays"] for row in told["rungs"]] == [None, False, True, False]
-    assert [row["compared_with"] for row in told["rungs"]] == [None, "floor", "a", "b"]
-    assert told["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 images, all for b
-    assert told["rungs"][2]["validation"]["top1"] == 0.75
-    assert told["winner"] == "b"
+    report = json.loads(RunFolder(tmp_path).search.read_bytes())
+    assert [row["pays"] for row in report["rungs"]] == [None, False, True, False]
+    assert [row["compared_with"] for row in report["rungs"]] == [None, "floor", "a", "b"]
+    assert report["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 images, all for b
+    assert report["rungs"][2]["validation"]["top1"] == 0.75
+    assert report["winner"] == "b"
 
 
-def test_nothing_is_tried_that_could_not_be_told_to_pay(tmp_path):
+def test_nothing_is_tried_that_could_not_be_significantly_better(tmp_path):
     few, more = [Fake("a", 3), Fake("b", 0)], [Fake("a", 6), Fake("b", 0)]
-    assert climbing(tmp_path).up(few).name == "a"
+    assert searching(tmp_path).run(few).name == "a"
     assert not few[1].ran  # 0.075 to win, and the interval is 0.087 wide to either side
-    assert climbing(tmp_path).up(more).name == "b"  # 6 of 6: McNemar's p = 0.03125
+    assert searching(tmp_path).run(more).name == "b"  # 6 of 6: McNemar's p = 0.03125
 
 
-def test_a_rung_that_does_not_fit_is_not_begun(tmp_path):
-    rungs = [Fake("a", 20), Fake("b", 0, least=101.0)]
-    climbed = climbing(tmp_path)
-    assert climbed.up(rungs).name == "a"
-    assert "needs 101 s at least, and 100 s are left" in climbed.stopped
-    assert not rungs[1].ran
+def test_a_candidate_that_does_not_fit_is_not_begun(tmp_path):
+    candidates = [Fake("a", 20), Fake("b", 0, minimum=101.0)]
+    search = searching(tmp_path)
+    assert search.run(candidates).name == "a"
+    assert "needs 101 s at least, and 100 s are left" in search.stopped
+    assert not candidates[1].ran
 
 
-def test_divergence_ends_the_climb_and_keeps_what_there_is(tmp_path):
+def test_divergence_ends_the_search_and_keeps_what_there_is(tmp_path):
     bad = Fake("b", 0, raises=NonFiniteError("the loss is nan"))
-    assert climbing(tmp_path).up([Fake("a", 20), bad]).name == "a"
+    assert searching(tmp_path).run([Fake("a", 20), bad]).name == "a"
     with pytest.raises(NonFiniteError):
-        climbing(tmp_path).up([Fake("floor", 5, weights=False), bad])
+        searching(tmp_path).run([Fake("floor", 5, weights=False), bad])
 
 
 def test_a_signal_keeps_what_is_done(tmp_path):
     stopped = Fake("b", 0, raises=Interrupted(signal.SIGTERM, "stopped at step 3"))
     with pytest.raises(Interrupted, match="a, is kept") as caught:
-        climbing(tmp_path).up([Fake("a", 20), stopped])
+        searching(tmp_path).run([Fake("a", 20), stopped])
     assert caught.value.signum == signal.SIGTERM
     assert RunFolder(tmp_path).best.read_text() == "a"
-    told = json.loads(RunFolder(tmp_path).ladder.read_bytes())
-    assert (told["stopped"], told["winner"]) == ("SIGTERM", "a")
+    report = json.loads(RunFolder(tmp_path).search.read_bytes())
+    assert (report["stopped"], report["winner"]) == ("SIGTERM", "a")
 
 
 def test_a_signal_that_nobody_has_looked_at_is_handed_on():
@@ -159,23 +163,23 @@ def test_a_signal_that_nobody_has_looked_at_is_handed_on():
 
 def test_digits_from_noise(tmp_path):
     done = auto("digits", tmp_path / "run", budget="2s")
-    told = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in told["rungs"]] == ["neighbours", "scratch"]
-    assert told["rungs"][0]["validation"]["top1"] > 0.9
+    report = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in report["rungs"]] == ["neighbours", "scratch"]
+    assert report["rungs"][0]["validation"]["top1"] > 0.9
     assert done.best == done.run / "weights" / "best.safetensors"
     model = vitkit.load(done.best)
     trained = sum(p.numel() for p in model.model.parameters())
-    assert [row["trained"] for row in told["rungs"]] == [0, trained]
-    for split, row in (("val", told["rungs"][1]["validation"]), ("test", told["test"])):
+    assert [row["trained"] for row in report["rungs"]] == [0, trained]
+    for split, row in (("val", report["rungs"][1]["validation"]), ("test", report["test"])):
         found = vitkit.evaluate(done.best, "digits", split=split, device="cpu")
         kept = {name: row[name] for name in ("top1", "top1_low", "top1_high", "images")}
         assert kept == pytest.approx({name: found[name] for name in kept})
-    assert done.metrics["test"] == model.metadata["metrics"]["test"] == told["test"]
-    rung = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
-    assert "test" not in rung.metadata["metrics"]  # looked at once, by the winner
+    assert done.metrics["test"] == model.metadata["metrics"]["test"] == report["test"]
+    candidate = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
+    assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
     said = (done.run / "train.log").read_text()
     assert "no flips" in said
-    assert f"{told['test']['top1']:.4f}" in said
+    assert f"{report['test']['top1']:.4f}" in said
 
 
 def test_two_hundred_images_with_weights(images, tmp_path):
@@ -183,13 +187,13 @@ def test_two_hundred_images_with_weights(images, tmp_path):
     start = tmp_path / "start.safetensors"
     how = {"tick": 0.001, "budget": "0.5s", "pretrained": start, "compile": True}
     done = auto(images, tmp_path / "run", **how)
-    told = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in told["rungs"]][:2] == ["neighbours", "linear"]
-    assert told["rungs"][1]["trained"] == 2 * 17
-    assert told["winner"] == "linear"
+    report = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in report["rungs"]][:2] == ["neighbours", "linear"]
+    assert report["rungs"][1]["trained"] == 2 * 17
+    assert report["winner"] == "linear"
     assert "too few" in done.stopped  # bright and dark are told apart without training
     found = vitkit.evaluate(done.best, images, device="cpu")
-    assert found["top1"] == pytest.approx(told["test"]["top1"])
+    assert found["top1"] == pytest.approx(report["test"]["top1"])
     (said, *_) = vitkit.Predictor.from_checkpoint(done.best)([images / "dark" / "0.png"])
     assert said.label in ("dark", "light")
 
@@ -198,8 +202,8 @@ def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
     a_checkpoint(tmp_path / "start.safetensors")
     start = tmp_path / "start.safetensors"
     done = auto("digits", tmp_path / "run", tick=0.001, budget="0.5s", pretrained=start)
-    told = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in told["rungs"]] == ["neighbours", "linear", "finetune"]
+    report = json.loads((done.run / "ladder.json").read_bytes())
+    assert [row["name"] for row in report["rungs"]] == ["neighbours", "linear", "finetune"]
     config = (done.run / "finetune" / "config.yaml").read_text()
     assert "layer_decay: 0.75" in config
     assert re.search(r"flip: 0(\.0)?$", config, re.MULTILINE)
@@ -234,35 +238,37 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
 
 
 def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
-    done = train(tmp_path / "run", within(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
+    done = train(tmp_path / "run", lambda: TimeLimit(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
     assert done.stopped == "epoch 1, as the time is over"
     assert done.best.exists()
 
 
-def a_ground(tick: float, **settings: object) -> SearchContext:
+def a_context(tick: float, **settings: object) -> SearchContext:
     usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
-    return _ground(usual | settings, lambda line: None, Ticks(tick))
+    return _make_context(usual | settings, lambda line: None, Ticks(tick))
 
 
 @pytest.mark.parametrize(("seconds", "said"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
-def test_a_rung_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
-    """Told that an epoch takes no time, where it takes one look at the clock, a second."""
-    ground = a_ground(1.0, amp="off")
+def test_a_candidate_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
+    """The measured time is far too short: every read of the clock takes a second."""
+    context = a_context(1.0, amp="off")
     settings = digits() | {"batch_size": 256, "spec": SPEC}
-    plan = make_plan(ground.config(settings, lasting(settings, 1)))
-    pace = Throughput(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
-    rung = Steps(ground, "scratch", "from noise", [Candidate(settings)], lambda steps: 3)
-    rung._paces[0] = plan, pace
-    assert rung.run(tmp_path / "run", seconds).what.endswith(f"2 blocks, {said}")
+    plan = make_plan(context.config(settings, with_epochs(settings, 1)))
+    throughput = Throughput(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
+    candidate = TrainingCandidate(
+        context, "scratch", "from noise", [TrainingOption(settings)], lambda steps: 3
+    )
+    candidate._measured[0] = plan, throughput
+    assert candidate.run(tmp_path / "run", seconds).description.endswith(f"2 blocks, {said}")
 
 
-def test_what_the_user_set_wins_over_a_recipe_and_not_over_what_a_rung_needs():
-    ground = a_ground(0.0, amp="bfloat16", balance=True)
+def test_what_the_user_set_wins_over_a_recipe_and_not_over_what_a_candidate_needs():
+    context = a_context(0.0, amp="bfloat16", balance=True)
     assert digits()["amp"] == "off"
-    assert ground.config(digits()).amp == "bfloat16"
-    assert a_ground(0.0).config(digits()).amp == "off"
-    assert ground.config(digits()).balance
-    assert not ground.config(digits(), balance=False).balance
+    assert context.config(digits()).amp == "bfloat16"
+    assert a_context(0.0).config(digits()).amp == "off"
+    assert context.config(digits()).balance
+    assert not context.config(digits(), balance=False).balance
 
 
 def test_the_test_split_can_stay_closed(tmp_path):
@@ -272,7 +278,7 @@ def test_the_test_split_can_stay_closed(tmp_path):
 @pytest.mark.parametrize("side", [1, 8, 28, 32, 53, 64, 500])
 @pytest.mark.parametrize("size", SIZES)
 def test_every_size_is_a_model_for_every_image(size, side):
-    settings = scratch_settings(size, Looks(side, alike=True, colour=side > 30))
+    settings = scratch_settings(size, ImageStatistics(side, uniform=True, colour=side > 30))
     made = TrainConfig(data="digits", **settings)
     spec = vitkit.create_model(made.model, **made.spec).spec
     assert spec.in_channels == (3 if side > 30 else 1)
@@ -282,11 +288,13 @@ def test_every_size_is_a_model_for_every_image(size, side):
 
 def test_images_are_looked_at(images):
     grey = with_validation(open_dataset("digits"), 0.1).splits["train"]
-    assert Looks.of(grey) == Looks(8, alike=True, colour=False)
-    assert Looks.of(open_dataset(images).splits["train"]) == Looks(10, alike=False, colour=True)
+    assert ImageStatistics.of(grey) == ImageStatistics(8, uniform=True, colour=False)
+    assert ImageStatistics.of(open_dataset(images).splits["train"]) == ImageStatistics(
+        10, uniform=False, colour=True
+    )
     one = ArraySplit(np.full((3, 9, 9, 3), 7, np.uint8), np.zeros(3, np.int64), "grey in colour")
-    assert not Looks.of(one).colour
+    assert not ImageStatistics.of(one).colour
 
 
 def test_batches_leave_an_epoch_some_steps():
-    assert [batch_of(n, 128) for n in (5, 64, 200, 1294, 60_000)] == [5, 8, 16, 128, 128]
+    assert [limit_batch_size(n, 128) for n in (5, 64, 200, 1294, 60_000)] == [5, 8, 16, 128, 128]

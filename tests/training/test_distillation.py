@@ -1,4 +1,4 @@
-"""Distillation: the papers' equations, whose parameters are whose, and what a run keeps."""
+"""Distillation: the equations of the papers, the parameters of the wrapper, a run's cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.tiny_runs import end_of, run
 import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError
 from vitkit.training.distillation import teacher_targets
-from vitkit.training.distillation.teacher import Teacher, brought
+from vitkit.training.distillation.teacher import Teacher, renormalise
 from vitkit.training.train import TrainResult
 from vitkit.training.trainer import Callback
 
@@ -36,7 +36,7 @@ def small(seed: int = 0, **fields) -> vitkit.ViT:
 
 
 class Convolutions(nn.Module):
-    """Anybody's model, with batch statistics that must not move."""
+    """A convolutional teacher with batch statistics, which must not change."""
 
     def __init__(self, classes: int = 5, channels: int = 3) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Convolutions(nn.Module):
 
 
 class Bound(nn.Module):
-    """A model of one size."""
+    """A model that accepts one image size only."""
 
     def __init__(self, **fields: object) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def cross_entropy(z, labels):
 @pytest.mark.parametrize("token", [True, False])
 @pytest.mark.parametrize("hard", [True, False])
 def test_the_loss_is_the_papers(batch, token, hard):
-    """DeiT's Eq. 2 and 3 on the wrapper's own logits; with one head it learns both."""
+    """Compare with DeiT's Eq. 2 and 3 on the wrapper's own logits; one head learns from both."""
     images, labels = batch
     student, teacher = small(distillation_token=token), Convolutions()
     loss = vitkit.DistillWrapper(student, teacher, T, ALPHA, hard)(images, labels)
@@ -106,7 +106,7 @@ def test_a_student_that_says_the_same_has_nothing_to_learn(batch):
 
 
 def test_the_teacher_is_only_asked(batch):
-    """In eval mode whatever is called, no gradient, no statistics moved, in nobody's state."""
+    """It stays in eval mode, gets no gradient, and is in no `state_dict`."""
     student, teacher = small(distillation_token=True), Convolutions()
     before = copy.deepcopy(teacher.state_dict())
     wrapper = vitkit.DistillWrapper(student, teacher).train()
@@ -144,7 +144,7 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), small(), alpha=1.5)
     with pytest.raises(SettingError, match="temperature"):
         vitkit.DistillWrapper(small(), small(), temperature=0.0)
-    with pytest.raises(SettingError, match="the teacher tells 7 classes apart and the student 5"):
+    with pytest.raises(SettingError, match="the teacher has 7 classes and the student 5"):
         vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
     with pytest.raises(SettingError, match=r"returns a tensor \(6, 4, 6, 6\); expected logits"):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
@@ -159,18 +159,18 @@ def test_heads_that_cannot_be_reached_are_not_averaged_in_silence(batch, wrap):
     assert vitkit.DistillWrapper(wrap(small()), small())(*batch).isfinite()
 
 
-def test_images_are_brought_to_what_the_teacher_wants():
-    """The same image normalised by either side, at either size, in either number of channels."""
+def test_images_are_converted_to_what_the_teacher_expects():
+    """Compare one image normalised for both models, for several sizes and channels."""
     grey = vitkit.Preprocess(image_size=8, mean=(0.3,), std=(0.2,))
     colour = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.1, 0.2, 0.4))
     unit = torch.full((2, 1, 8, 8), 0.7)
-    theirs = brought((unit - 0.3) / 0.2, grey, colour)
+    theirs = renormalise((unit - 0.3) / 0.2, grey, colour)
     assert theirs.shape == (2, 3, 16, 16)
     expected = (0.7 - torch.tensor(colour.mean)) / torch.tensor(colour.std)
     torch.testing.assert_close(theirs, expected.view(3, 1, 1).expand(2, 3, 16, 16))
-    torch.testing.assert_close(brought(theirs, colour, grey), (unit - 0.3) / 0.2)
+    torch.testing.assert_close(renormalise(theirs, colour, grey), (unit - 0.3) / 0.2)
     red = (torch.tensor([1.0, 0, 0]) - torch.tensor(colour.mean)) / torch.tensor(colour.std)
-    assert brought(red.view(1, 3, 1, 1), colour, grey.replace(image_size=1)).item() == (
+    assert renormalise(red.view(1, 3, 1, 1), colour, grey.replace(image_size=1)).item() == (
         pytest.approx((0.299 - 0.3) / 0.2, abs=1e-5)
     )
 
@@ -301,7 +301,7 @@ STEPS = 25
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory) -> Path:
-    """A checkpoint that knows the digits, with a normalisation of its own."""
+    """Save a checkpoint that knows the digits, with a normalisation of its own."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.safetensors"
     return vitkit.save(path, small(7, **DIGITS), preprocess=GREY, classes=[*"0123456789"])
 
@@ -324,7 +324,7 @@ def test_a_run_learns_from_the_teacher_and_leaves_the_student_alone(teacher, tmp
 
 
 class Recording(Callback):
-    """Keeps what the model is given."""
+    """A callback that keeps the inputs of the model."""
 
     fed: list
 
@@ -334,7 +334,7 @@ class Recording(Callback):
 
 
 def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
-    """Of every image, and in epochs with the same draws the same."""
+    """Check every image, and that epochs with the same draws have the same targets."""
     monkeypatch.setattr(
         teacher_targets, "BLOCK", 1294
     )  # all at once: the last bits depend on the block
@@ -352,7 +352,7 @@ def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, m
     assert torch.equal(first.pixels, same.pixels), "the first epoch is the first view"
     torch.testing.assert_close(kept, asked)
     stored = vitkit.load(teacher)
-    images = brought(first.images(PLAIN, torch.device("cpu")), PLAIN, GREY)
+    images = renormalise(first.images(PLAIN, torch.device("cpu")), PLAIN, GREY)
     torch.testing.assert_close(kept, (stored.model(images) / 2.0).softmax(1))
     seen = {int(i): p for b, _ in Kept.fed[:20] for i, p in zip(b.indices, b.pixels, strict=True)}
     again = [
@@ -363,7 +363,7 @@ def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, m
 
 
 def test_mixed_images_have_mixed_teachings(teacher, tmp_path):
-    """As the labels: the weights are read off the targets."""
+    """The weights of the mixture are those of the labels, read from the targets."""
 
     def check(trainer, batch):
         transform, batch = trainer.training_step.transform, batch.first(32)
@@ -390,7 +390,7 @@ def stopping(step: int) -> Callable[[], Callback]:
 
 @pytest.mark.parametrize(("views", "lost"), [(0, False), (2, False), (2, True)])
 def test_a_run_that_goes_on_ends_with_the_same_bits(teacher, tmp_path, views, lost):
-    """Whether what the teacher said is read back or, the files being lost, asked again."""
+    """Test with the cached logits, and with the logits computed again after the files were lost."""
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     taught(straight, teacher, distill_views=views)
     with pytest.raises(Interrupted):
@@ -405,7 +405,7 @@ def test_a_run_that_goes_on_ends_with_the_same_bits(teacher, tmp_path, views, lo
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_two_processes_learn_what_one_does(teacher, tmp_path, parallel):
-    """They share the asking, and both have all of it."""
+    """The processes share the evaluation of the teacher, and both have all logits."""
     spec = worlds.PLAIN["spec"] | {"distillation_token": True}
     settings = {"teacher": str(teacher), "distill_views": 1, "max_steps": 3, "spec": spec}
     alone = worlds.run(1, tmp_path / "alone", **settings)
@@ -431,7 +431,7 @@ def test_only_the_teacher_it_began_with_goes_on(teacher, tmp_path):
 
 
 def test_classes_are_matched_by_name(teacher, tmp_path):
-    """A teacher that counts its classes in another order, and knows one more, says the same."""
+    """A teacher with another order of classes, and one more class, has the same targets."""
     order = [3, 1, 4, 0, 5, 9, 2, 6, 8, 7]
     model = small(7, **DIGITS | {"num_classes": 11})
     known = small(7, **DIGITS).state_dict()
@@ -474,14 +474,14 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
     for source, said in (
         (letters, "the teacher does not know the classes '0', '1', .* it knows 'a', 'b'"),
         (tmp_path / "none.safetensors", "the teacher cannot be read: .*none.safetensors"),
-        (here + "nine_digits", "the teacher tells 9 classes apart and the data have 10"),
+        (here + "nine_digits", "the teacher has 9 classes and the data have 10"),
         (here + "no_model", "no_model returns int; expected a Teacher or a module"),
         ("nowhere:model", "the teacher nowhere:model cannot be made: No module named 'nowhere'"),
         (__name__ + ":Convolutions", "cannot take images"),
     ):
         with pytest.raises((SettingError, CheckpointError), match=said):
             taught(tmp_path / "run", source)
-    with pytest.raises(SettingError, match="distill_views 2 only says how; pass --teacher with it"):
+    with pytest.raises(SettingError, match="distill_views 2 has no effect without --teacher"):
         run(tmp_path / "run", distill_views=2)
     with pytest.raises(SettingError, match=r"distill_temperature 9 softens .* leave one of them"):
         taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)

@@ -37,7 +37,7 @@ def test_the_head_is_kept_where_the_classes_are_the_same_by_name(tmp_path):
     images = normalised(pixels(5), stored.preprocess)
     order = [shuffled.index(name) for name in DIGITS]
     torch.testing.assert_close(begun.model(images), stored.model(images)[:, order])
-    assert "the head is kept: its 10 classes are brought to the data's order" in said(
+    assert "the head is kept: its 10 classes are put into the data's order" in said(
         tmp_path / "run"
     )
 

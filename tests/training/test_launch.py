@@ -1,4 +1,4 @@
-"""`--devices N` and torchrun: one process that is lost, or signalled, takes all with it."""
+"""`--devices N` and torchrun: a process that is lost or signalled ends all processes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from vitkit.training.trainer import Callback
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The run by one process."""
+    """Train in one process."""
     return run(1, tmp_path_factory.mktemp("alone") / "run", max_steps=20)
 
 
 def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> str:
-    """What a launched run says in which something happens to one process in step 12.
+    """Launch a run with a fault in one process at step 12, and return its output.
 
-    Its callback is in a module that is found only where these tests are.
+    Its callback is in a module that only the path of these tests has.
     """
     os.environ["VITKIT_TEST_FAULT"] = f"{kind} {rank} 12"  # which the processes inherit
     config = config_of(output, devices=size, save_every=5, **settings)
@@ -44,7 +44,7 @@ def failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> st
 
 
 def still_running(words: str) -> list[int]:
-    """Processes with some words in their environment or command line; zombies do not count."""
+    """Find processes with some words in their environment or command line, except zombies."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -64,7 +64,7 @@ HOW = {
 
 
 def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings) -> float:
-    """Returns seconds from the last state to the end of all processes."""
+    """Check a failing run; return the seconds from the last state to the end of all processes."""
     os.environ["VITKIT_TEST_RUN"] = str(output)
     patience = 5.0 if kind == "SIGSTOP" else 100.0  # that only ends the wait for a stopped one
     said = failing(output, kind, rank, size, timeout=patience, **settings)
@@ -97,7 +97,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
 
 
 def started(place: Path, command: Sequence[str] = COMMAND) -> tuple[subprocess.Popen[str], Path]:
-    """The command itself, and its run, once there is a state to go on from."""
+    """Start the command, and wait until its run has a state to resume from."""
     output = place / "run"
     process = subprocess.Popen(
         [*command, f"--output={output}"],
@@ -113,13 +113,13 @@ def started(place: Path, command: Sequence[str] = COMMAND) -> tuple[subprocess.P
 
 
 def rank_of(pid: int) -> str | None:
-    """The rank in a process's environment; loader processes have that of the one they work for."""
+    """Read the rank in a process's environment; loader processes inherit it."""
     environment = (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
     return dict(pair.partition("=")[::2] for pair in environment).get("RANK")
 
 
 def test_devices_starts_processes_and_a_signal_stops_them(tmp_path, monkeypatch):
-    """The command itself; SIGTERM to the launcher alone."""
+    """Run the command itself, with SIGTERM to the launcher only."""
     output = tmp_path / "run"
     monkeypatch.setenv("VITKIT_TEST_RUN", str(output))
     with forked([*COMMAND[3:], f"--output={output}"], tmp_path) as child:
@@ -145,7 +145,7 @@ def test_a_callback_that_the_processes_could_not_import_is_refused(tmp_path):
 
 
 def left_in_shared_memory() -> set[str]:
-    """The tensors in /dev/shm whose process has ended; others' programs keep files there, too."""
+    """Find tensors in /dev/shm whose process has ended; other programs keep files there, too."""
     names = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
     return {name for name in names if not Path("/proc", name.split("_")[1]).exists()}
 
@@ -160,7 +160,7 @@ TRIALS = [
 @pytest.mark.soak
 @pytest.mark.parametrize(("trial", "kind", "rank", "size"), [(n, *t) for n, t in enumerate(TRIALS)])
 def test_a_lost_process_takes_all_with_it(alone, tmp_path, trial, kind, rank, size):
-    """T13: 20 trials, with and without loader processes; then on by another number."""
+    """T13: 20 trials, with and without loader processes; then resume with another number."""
     before = left_in_shared_memory()
     age = check_failing(tmp_path / "run", kind, rank, size, workers=trial % 2)
     assert age <= 15 + (5 if kind == "SIGSTOP" else 0)
@@ -175,7 +175,7 @@ def test_a_lost_process_takes_all_with_it(alone, tmp_path, trial, kind, rank, si
 @pytest.mark.parametrize("target", ["launcher", "rank 1"])
 @pytest.mark.parametrize("trial", range(5))
 def test_a_signal_at_any_moment_saves_and_stops_all(tmp_path, signum, target, trial):
-    """T12 on several processes: 20 trials; a launcher that is killed is like a signal to all."""
+    """T12 with several processes: 20 trials; killing the launcher acts like a signal to all."""
     process, output = started(tmp_path)
     time.sleep(random.Random(trial).uniform(0.0, 2.0))
     pids = [process.pid]
@@ -229,7 +229,7 @@ sys.exit(code)
     ("target", "signum"), [("1", signal.SIGTERM), ("0", signal.SIGINT), (None, signal.SIGTERM)]
 )
 def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum):
-    """A signal to one, or to torchrun, which itself ends with 1 whatever they end with."""
+    """Signal one process, or torchrun, which itself always ends with 1."""
     script = tmp_path / "recording.py"
     script.write_text(RECORDING)
     process, output = started(tmp_path, [*TORCHRUN, str(script), *ALONE[3:]])

@@ -1,4 +1,4 @@
-"""Losses in plain algebra, and a user's own."""
+"""Losses against plain algebra, and a user's own loss."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["teacher", "loss"])
 def test_an_object_where_a_name_belongs_is_one_line(name):
-    with pytest.raises(SettingError, match=rf"{name} is a Linear; .* by its name") as e:
+    with pytest.raises(SettingError, match=rf"{name} is a Linear, .* the name of a function") as e:
         TrainConfig(data="digits", **{name: torch.nn.Linear(2, 2)})
     assert len(str(e.value)) < 250
 

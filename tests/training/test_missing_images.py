@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shards import as_csv, as_folder, as_tars, samples
+from training import faulty
+from training.faulty import on
 
 from vitkit.data.images import rereading
 from vitkit.errors import CheckpointError, DataError, ImageError, Interrupted
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.save import newest_state, run_hash, step_of
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Callback
 
 
@@ -30,6 +34,11 @@ def train(
     }  # fmt: skip
     config |= {"data": str(data), "output": str(output)} | settings
     return session.train(TrainConfig(**config), [callback] if callback else [])
+
+
+def at(step: int, do: Callable[[], object]) -> Callable[[], Callback]:
+    """Call a function before a step, counted from 0."""
+    return faulty.at(step, lambda trainer: do())
 
 
 def end_of(output: Path) -> str:
@@ -106,9 +115,14 @@ def test_an_image_that_is_missing_at_the_end_or_on_resuming_says_how_to_go_on(
     other = tmp_path / "other"
     with pytest.raises(Interrupted):
         train(images, other, on(after_evaluation_batch=signal_in_validation))
-    val.rename(tmp_path / "away")
+
+    def lose() -> Callback:
+        """Remove an image when the callbacks are made: the data were checked before."""
+        val.rename(tmp_path / "away")
+        return Callback()
+
     with pytest.raises(ImageError, match=rf"stopped at step 3, and all is saved.*{other}"):
-        train(images, other, resume=str(other))
+        train(images, other, lose, resume=str(other))
     (tmp_path / "away").rename(val)
     train(images, other, resume=str(other))
     assert end_of(other) == end_of(output)

@@ -30,7 +30,7 @@ def made(model: vitkit.ViT, name: str, **settings: float) -> torch.optim.Optimiz
 
 
 def gradients(model: vitkit.ViT, seed: int) -> dict[str, torch.Tensor]:
-    """Fill in random gradients, and give a copy of them."""
+    """Fill in random gradients, and return copies of them."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -101,9 +101,9 @@ def test_a_stored_and_restored_optimizer_makes_the_same_bits(name):
         if step == 3:
             part = OptimizerPart(two)
             tensors = {key: tensor.clone() for key, tensor in part.tensors().items()}
-            values = json.loads(json.dumps(part.values()))
+            metadata = json.loads(json.dumps(part.metadata()))
             two = made(stopped, name, layer_decay=0.5)
-            OptimizerPart(two).restore(tensors, values)
+            OptimizerPart(two).load(tensors, metadata)
         for model, optimizer in ((straight, one), (stopped, two)):
             gradients(model, seed=step)
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Groups for an optimizer, layer-wise decay, and freezing."""
+"""Parameter groups for an optimizer, layer-wise learning rate decay, and freezing."""
 
 from __future__ import annotations
 

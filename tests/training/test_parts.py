@@ -1,4 +1,4 @@
-"""The small parts of training: schedule, optimizer groups, evaluation, precision, run folders."""
+"""Small parts of training: schedule, parameter groups, evaluation, precision, run folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import vitkit
 from vitkit.data.sources.open import ArraySplit
 from vitkit.errors import DataError, OutputError, SettingError
-from vitkit.evaluation.evaluate import evaluate
+from vitkit.evaluation.predict import evaluate_model
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.optimization.parameter_groups import parameter_groups
@@ -65,7 +65,7 @@ def test_evaluation_against_a_count_by_hand():
         return table[(batch[:, 0, 0, 0] * 255).round().long()]
 
     split = ArraySplit(images, labels, "x")
-    found = evaluate(forward, split, identity, num_classes=7, batch_size=16)
+    found = evaluate_model(forward, split, identity, num_classes=7, batch_size=16)
     best = table.argsort(dim=1, descending=True).numpy()
     assert found["top1"] == pytest.approx((best[:, 0] == labels).mean())
     assert found["top5"] == pytest.approx((best[:, :5] == labels[:, None]).any(1).mean())
@@ -77,10 +77,10 @@ def test_evaluation_against_a_count_by_hand():
 def test_with_two_classes_the_k_of_top_k_is_two():
     split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
     grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
-    found = evaluate(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
+    found = evaluate_model(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
     assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "images"}
     with pytest.raises(DataError, match="the split is empty"):
-        evaluate(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
+        evaluate_model(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)
 
 
 AMD, INTEL, AMX = (
@@ -98,7 +98,7 @@ AMD, INTEL, AMX = (
 def test_precision_follows_the_processor_the_model_and_the_batch(
     monkeypatch, features, batch_size, precision
 ):
-    """A batch of 64 is 1.3e9 operations here, of 2 it is 4e7."""
+    """A step of 64 images has 1.3e9 operations here, a step of 2 images 4e7."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features)
     cpu, model = torch.device("cpu"), vitkit.create_model(
         "vit_tiny_patch16_224", image_size=8, patch_size=2, width=64, depth=4, num_heads=4,

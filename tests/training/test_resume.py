@@ -34,13 +34,14 @@ from vitkit.errors import (
     VitkitError,
     exit_code,
 )
+from vitkit.io.digests import file_sha256
 from vitkit.randomness import permutation
 from vitkit.training import callbacks, train
 from vitkit.training.interrupts import stop_on_signal
 from vitkit.training.state import save
-from vitkit.training.state.manifest import digest_of, read_manifest, write_manifest
+from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
-from vitkit.training.state.save import damage, newest_state, run_hash
+from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Callback, Trainer
 
 
@@ -193,7 +194,9 @@ def killed_until_it_ends(output: Path, kills: int, chance: random.Random) -> int
             return done
         assert child.returncode == -signal.SIGKILL, child.stderr
         states = sorted(output.glob("state/step-*"))
-        assert all(damage(state) is None for state in states), "a torn state under its final name"
+        assert all(find_damage(state) is None for state in states), (
+            "a torn state under its final name"
+        )
         for half in (".tmp-*", ".trash-*"):
             assert len(list(output.glob(f"state/{half}"))) <= 1
 
@@ -259,7 +262,7 @@ def sealed(state: Path) -> None:
     manifest = read_manifest(state)
     for name, said in manifest["files"].items():
         file = state / name
-        said |= {"size": file.stat().st_size, "sha256": digest_of(file)}
+        said |= {"size": file.stat().st_size, "sha256": file_sha256(file)}
     write_manifest(state, manifest)
 
 

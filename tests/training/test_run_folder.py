@@ -1,4 +1,4 @@
-"""Which folders a run may use: nothing of the user's is moved, whatever flag is passed."""
+"""Folders that a run may use: files of the user are never moved, whatever flag is passed."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ import vitkit
 from vitkit import cli
 from vitkit.errors import Interrupted, OutputError, SettingError
 from vitkit.training import train
-from vitkit.training.config.train_config import TrainConfig, read_yaml, to_yaml
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml, to_yaml
 from vitkit.training.monitoring import terminal as display
-from vitkit.training.state.manifest import read_manifest, write_manifest
-from vitkit.training.state.save import damage, states
+from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
+from vitkit.training.state.save import list_states
 
 SMALL = {
     "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,
@@ -41,7 +42,7 @@ SMALL = {
 
 @pytest.fixture
 def images(tmp_path) -> Path:
-    """Two classes of four images."""
+    """Write two classes of four images."""
     for number in range(8):
         folder = tmp_path / "images" / "train" / ("ant", "bee")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +62,7 @@ STRANGE = [{"overwrite": True}, {"resume": "auto"}, {}]
 
 @pytest.mark.parametrize("asked", STRANGE, ids=["overwrite", "auto", "plain"])
 def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, asked):
-    """The data, a folder above or inside them, the working folder, or anybody's."""
+    """Test the data, a folder above or inside them, the working folder, and a foreign folder."""
     thesis, work = tmp_path / "thesis", tmp_path / "work"
     for folder in (thesis, work):
         folder.mkdir()
@@ -102,7 +103,7 @@ def said(run: Path) -> str:
 
 
 def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(images, tmp_path):
-    """A run that died before its first state; one that has weights is not."""
+    """Such a run died before its first state; a run with weights is not renamed."""
     run = tmp_path / "run"
     (run / "tensorboard").mkdir(parents=True)
     (run / ".metrics.csv.4711.tmp").touch()
@@ -129,7 +130,7 @@ def test_resume_auto_sees_the_output_of_a_yaml_file(images, tmp_path, monkeypatc
 
 @pytest.fixture
 def saved(images, tmp_path) -> tuple[Path, dict]:
-    """A run with the states of steps 3 and 4 of 6, and the settings to go on with it."""
+    """Make a run with the states of steps 3 and 4 of 6, and the settings to resume it."""
     settings = SMALL | {"output": str(tmp_path / "run"), "epochs": 3, "save_every": 1}
     vitkit.train(images, **settings | {"max_steps": 4})
     return tmp_path / "run", settings | {"data": str(images), "resume": "auto", "max_steps": 6}
@@ -140,20 +141,20 @@ def state(run: Path, step: int) -> Path:
 
 
 def test_a_state_is_known_by_its_name_and_holds_what_it_says(saved):
-    """Copies and notes beside the states do not count, and are left there."""
+    """Copies and notes beside the states are ignored and kept."""
     run, settings = saved
     shutil.copytree(state(run, 4), run / "state" / "step-00000004.bak")
     (run / "state" / "step-notes.txt").write_text("mine")
     state(run, 4).rename(state(run, 2))
     vitkit.train(**settings)
     assert "going on from step 3" in said(run)
-    assert [path.name for path in states(run / "state")] == ["step-00000005", "step-00000006"]
+    assert [path.name for path in list_states(run / "state")] == ["step-00000005", "step-00000006"]
     assert (run / "state" / "step-notes.txt").read_text() == "mine"
     assert (run / "state" / "step-00000004.bak" / "MANIFEST.json").is_file()
     rows = (run / "metrics.csv").read_text().splitlines()
     assert [row.split(",")[1] for row in rows] == ["step", "2", "4", "6"]
     state(run, 6).rename(state(run, 9))
-    assert damage(state(run, 9)) == (
+    assert find_damage(state(run, 9)) == (
         "it is the state of step 6, not of the one that it is named after"
     )
 
@@ -165,7 +166,7 @@ def test_two_whole_states_are_kept_whatever_else_lies_there(saved):
         shutil.copytree(state(run, 4), folder)
         (folder / "model.safetensors").write_bytes(b"")
     vitkit.train(**settings | {"max_steps": 5})
-    whole = [path for path in states(run / "state") if damage(path) is None]
+    whole = [path for path in list_states(run / "state") if find_damage(path) is None]
     assert whole == [state(run, 4), state(run, 5)]
     assert said(run).count("; passed over") == 2
     assert not any(folder.exists() for folder in later)
@@ -173,7 +174,7 @@ def test_two_whole_states_are_kept_whatever_else_lies_there(saved):
 
 
 def test_what_a_run_is_stands_in_its_state_too(saved):
-    """A change in config.yaml is a change; what makes it another run is refused by name."""
+    """A change in config.yaml is a change; one that makes it another run is refused by name."""
     run, settings = saved
     settings = {"data": settings["data"], "resume": str(run), "quiet": True}
     stored = read_yaml(run / "config.yaml") | {"max_steps": 5}
@@ -256,7 +257,7 @@ class Terminal(io.StringIO):
 def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
     images, tmp_path, monkeypatch
 ):
-    """The bar cannot be drawn any more; a hang-up ends the run as it says, not by that."""
+    """The bar can no longer be drawn; a hang-up ends the run by the signal, not by that error."""
     monkeypatch.setattr(display, "REFRESH", 0.0)
     settings = {"data": str(images)} | SMALL | {"quiet": False, "epochs": 2, "max_steps": None}
 

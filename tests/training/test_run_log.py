@@ -1,4 +1,4 @@
-"""What a run says of itself, read back from its files; tiny runs through the public door."""
+"""The log of a run, read back from its files; tiny runs through the public interface."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from vitkit.errors import Interrupted, MissingExtraError
 from vitkit.training import callbacks
 from vitkit.training import train as session
 from vitkit.training.callbacks import report
-from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring import metric_files, terminal
-from vitkit.training.monitoring.bottleneck import ImageCost, Machine, diagnosis
+from vitkit.training.monitoring.bottleneck import ImageCost, Machine, diagnose
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.throughput import TimingSnapshot
 from vitkit.training.recipes import recipe_settings
@@ -149,7 +150,7 @@ def test_both_can_be_left_out(tmp_path):
 
 
 def stopped_and_torn(run: Path) -> Path:
-    """Stopped at step 47; then rows of steps that no state knows, and the halves of two lines."""
+    """Stop a run at step 47, then append later rows and incomplete lines to its files."""
     with pytest.raises(Interrupted):
         train(run, callback=stopping_at(47))
     with (run / "metrics.csv").open("a") as file:
@@ -169,7 +170,7 @@ def test_a_torn_line_and_lines_from_beyond_the_state_are_gone_after_resume(resul
 
 
 def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
-    """The control of the test above."""
+    """Check that the test above would notice."""
     run = stopped_and_torn(tmp_path / "run")
     monkeypatch.setattr(session, "drop_rows_after", lambda run, step, **how: None)
     train(run, resume=str(run))
@@ -179,7 +180,7 @@ def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
 
 
 def killed_behind_a_state(output: Path) -> None:
-    """A run that is killed as soon as the state of step 45 lies there; its event writer is slow."""
+    """Kill a run as soon as the state of step 45 exists; its event writer is slow."""
     written, before = RecordWriter.write, output / "state" / "step-00000040"
 
     def slowly(writer: RecordWriter, data: bytes) -> None:
@@ -196,7 +197,7 @@ def killed_behind_a_state(output: Path) -> None:
 
 
 def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
-    """TensorBoard's writer is a thread with a queue; what lies in it dies with the process."""
+    """TensorBoard writes in a thread with a queue, which is lost with the process."""
     run = tmp_path / "run"
     process = multiprocessing.get_context("fork").Process(target=killed_behind_a_state, args=(run,))
     process.start()
@@ -211,7 +212,7 @@ def test_no_point_of_a_curve_is_lost_when_the_run_is_killed(result, tmp_path):
 
 
 def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
-    """A run that is killed while it validates the second epoch, or with its row just written."""
+    """Kill a run while it validates the second epoch, or just after its row was written."""
 
     def kill(split: str) -> None:
         if (output / "state" / "step-00000040").exists():
@@ -231,7 +232,7 @@ def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
 
 @pytest.mark.parametrize("where", ["validation", "after the row"])
 def test_an_epoch_whose_validation_is_killed_is_not_lost_and_has_one_row(result, tmp_path, where):
-    """Its last step is saved; the validation is made again, and leaves what a straight run has."""
+    """The last step is saved; the validation is repeated, with the results of a straight run."""
     run, fork = tmp_path / "run", multiprocessing.get_context("fork")
     process = fork.Process(target=killed_at_an_epoch_s_end, args=(run, where))
     process.start()
@@ -254,7 +255,7 @@ def test_an_epoch_whose_validation_is_killed_is_not_lost_and_has_one_row(result,
 
 
 def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
-    """Also where a kill came between the test score and the end, and where a longer run follows."""
+    """Test a kill between the test score and the end, and a longer run that follows."""
     run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
     best = vitkit.load(run / "weights" / "best.safetensors")
     without = {name: v for name, v in best.metadata["metrics"].items() if name != "test"}
@@ -331,7 +332,7 @@ def test_the_bar_cuts_neither_steps_nor_the_time_left_on_80_columns(monkeypatch,
 
 
 class Service:
-    """Stands for wandb and for mlflow: remembers what it is told, and fails when asked to."""
+    """A fake of wandb and mlflow that records its calls, and fails on request."""
 
     def __init__(self) -> None:
         self.told: list[tuple[dict, int]] = []
@@ -407,7 +408,7 @@ def test_a_service_that_is_not_installed_is_named_before_anything_is_done(tmp_pa
 
 
 def pace(waiting: float, working: float, cores: float, batch: int = 100) -> TimingSnapshot:
-    """Of ten steps; seconds a step."""
+    """Make the timing of ten steps from seconds per step."""
     return TimingSnapshot(
         10 * (waiting + working), 10, 10 * batch, 10 * waiting, 10 * working, 10 * cores
     )
@@ -428,7 +429,7 @@ CASES = {
                  "the core is busy all the time: no number of workers would help"),
     # Nothing to compute, and still a long wait.
     "slow disk": (pace(0.8, 0.1, 0.1), ImageCost(0.0, 1e-4, 0.0), Machine(16, 4, True),
-                  "the cores are not busy: the disk or the network is the brake"),
+                  "the cores are not busy: limited by disk or network"),
     # Decoding is nearly all of it, and both cores are busy.
     "decoding": (pace(0.55, 0.25, 0.5), ImageCost(10e-3, 1e-3, 0.0), Machine(2, 2),
                  "--cache, which saves decoding, to about 0.30 s"),
@@ -438,11 +439,11 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_the_cure_follows_from_what_was_measured(name):
     found, cost, machine, cure = CASES[name]
-    assert diagnosis(found, cost, machine).endswith(cure)
+    assert diagnose(found, cost, machine).endswith(cure)
 
 
 def large_images(place: Path) -> Path:
-    """64 PNGs of 300 x 300: slow to decode beside a tiny model."""
+    """Write 64 PNGs of 300 x 300: slow to decode compared to a tiny model."""
     noise = np.random.default_rng(0).integers(0, 256, (64, 300, 300, 3), dtype=np.uint8)
     for number, pixels in enumerate(noise):
         folder = place / "train" / ("low", "high")[number % 2]
@@ -458,7 +459,7 @@ def diagnosed(run: Path) -> str:
 
 @pytest.mark.parametrize("cores", [1, 4])
 def test_a_run_that_waits_for_images_says_so_and_what_would_help(tmp_path, monkeypatch, cores):
-    monkeypatch.setattr(report, "cores_here", lambda: cores)
+    monkeypatch.setattr(report, "available_cores", lambda: cores)
     data = str(large_images(tmp_path / "data"))
     few = {"batch_size": 4, "max_steps": 31, "workers": 0, "log_examples": False}
     line = diagnosed(train(tmp_path / "run", data=data, **few).run)
@@ -468,7 +469,7 @@ def test_a_run_that_waits_for_images_says_so_and_what_would_help(tmp_path, monke
 
 
 def test_a_run_that_hardly_waits_says_so(tmp_path):
-    """The control of the test above: the same number of images in memory, and a larger model."""
+    """As the test above, with as many images in memory, and a larger model."""
     larger = {"spec": {"depth": 2, "width": 64, "patch_size": 1}, "max_steps": 31}
     line = diagnosed(train(tmp_path / "run", **larger).run)
     (share,) = re.findall(r"(\d+)\s?%", line.partition("after 30 steps")[2])[:1]

@@ -1,4 +1,4 @@
-"""One save, disturbed at every call to the file system: there is always a whole state."""
+"""Saving, disturbed at every call to the file system: there is always an intact state."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 from vitkit.training.state.save import (
-    clean,
     load_state,
     newest_state,
     read_state,
+    remove_unfinished,
     run_hash,
     save_state,
     save_values,
@@ -32,7 +32,7 @@ WATCHED = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmt
 
 
 def registry(step: int) -> Registry:
-    """A small run after some steps."""
+    """Make the registry of a small run after some steps."""
     torch.manual_seed(0)
     model = vitkit.create_model(
         "vit_tiny_patch16_224", width=32, num_heads=2, depth=1, image_size=32
@@ -59,10 +59,10 @@ def in_child(
     do: Callable[[], None],
     save: Callable[[Path, Registry, int], object] = save_state,
 ) -> int:
-    """Save in a fork in which the call number `at` to `folder` is disturbed.
+    """Save in a fork in which call number `at` to `folder` is disturbed.
 
     Returns:
-        The wait status; 0 where the save came to its end.
+        The wait status; 0 if the save was completed.
     """
     child = os.fork()
     if child:
@@ -95,7 +95,7 @@ def kill() -> None:
 
 @pytest.fixture
 def saved(tmp_path) -> tuple[Path, str]:
-    """A folder with two states."""
+    """Make a folder with two states."""
     folder = tmp_path / "state"
     for step in (2, 4):
         save_state(folder, registry(step), step)
@@ -115,7 +115,7 @@ def test_killed_at_every_call_there_is_the_state_before_or_the_new_one(saved):
             assert run_hash(newest) == before
         fresh = registry(0)
         load_state(newest, fresh)
-        clean(folder)
+        remove_unfinished(folder)
         assert not [file for file in folder.iterdir() if file.name.startswith(".")]
         if status == 0:
             break
@@ -127,7 +127,7 @@ def test_killed_at_every_call_there_is_the_state_before_or_the_new_one(saved):
 
 
 def test_killed_while_its_values_are_replaced_a_state_has_the_old_or_the_new_ones(saved):
-    """What follows a validation is one rename, and the state is whole before and after it."""
+    """Replacing the values after a validation is one rename; the state is intact all the time."""
     folder, _ = saved
     state, status, at = registry(4), -signal.SIGKILL, 0
     state["progress"].stale = 3
@@ -142,7 +142,7 @@ def test_killed_while_its_values_are_replaced_a_state_has_the_old_or_the_new_one
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
 def test_a_disk_fault_at_any_call_is_one_line_and_costs_nothing(saved, number):
-    """A fault that stays: the state before is as it was, and nothing half written is left."""
+    """With a permanent fault the earlier state is unchanged, and no unfinished file is left."""
     folder, before = saved
     state, at, faults = registry(6), 0, 0
     while at < 40:
@@ -178,7 +178,7 @@ def test_a_fault_that_stays_is_said_with_what_is_needed_and_free(saved):
 
 
 def persistent(folder: Path, state: Registry) -> int:
-    """Save where every new folder meets a full disk."""
+    """Save on a disk that is full for every new folder."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-"""The rate as a function of the step."""
+"""The learning rate as a function of the step."""
 
 from __future__ import annotations
 

@@ -1,15 +1,38 @@
-"""Settings: their order, their ranges, and what YAML may not do."""
+"""Settings: their sections, order and ranges, and what YAML may not do."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+import torch
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.training.config.train_config import TrainConfig, layered, read_yaml, to_yaml
+from vitkit.frozen import field_names
+from vitkit.training.config.merging import layered
+from vitkit.training.config.sections.optimizer import OptimizerSettings
+from vitkit.training.config.train_config import SECTIONS, TrainConfig
+from vitkit.training.config.yaml_files import read_yaml, to_yaml
+from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.recipes import RECIPES, recipe_settings
+
+
+def test_sections_share_no_field_and_give_the_order_of_the_settings():
+    names = [name for section in SECTIONS for name in section.__annotations__]
+    assert names == field_names(TrainConfig)
+    assert len(set(names)) == len(names)
+    assert next(iter(TrainConfig(data="digits").to_json())) == "data"
+    for section in SECTIONS:
+        assert section.__doc__
+
+
+def test_a_section_alone_is_validated_like_the_whole():
+    settings = OptimizerSettings(opt="SGD", lr=0.1)
+    model = torch.nn.Linear(2, 2)
+    assert isinstance(configured_optimizer(model, settings), torch.optim.SGD)
+    with pytest.raises(SettingError, match="lr = -1: must be above 0"):
+        OptimizerSettings(lr=-1)
 
 
 def test_later_layers_win_and_specs_merge_field_by_field():
@@ -55,7 +78,7 @@ def test_a_short_name_wins_over_the_long_one_of_an_earlier_layer(
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"lr": -1.0}, "lr = -1.0"),
         ({"lr": 0}, "lr = 0"),
@@ -72,8 +95,8 @@ def test_a_short_name_wins_over_the_long_one_of_an_earlier_layer(
         ({"mean": []}, r"^mean = \[\]: must be 1 number or must be 3 numbers$"),
     ],
 )
-def test_values_out_of_range_are_named(settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_values_out_of_range_are_named(settings, message):
+    with pytest.raises(SettingError, match=message):
         TrainConfig(data="digits", **settings)
 
 
@@ -103,7 +126,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("lr: 1e-3\nlr: 2e-3\n", r"recipe.yaml:2: not valid YAML: found duplicate key"),
         ("lr: 1e-3\nweight_deca: 2\n", r"recipe.yaml:2: there is no setting .*weight_decay."),
@@ -117,8 +140,8 @@ def written(tmp_path: Path, text: str) -> Path:
         ("", "expected `setting: value` lines"),
     ],
 )
-def test_yaml_is_refused_with_its_line(tmp_path: Path, text, said):
-    with pytest.raises(SettingError, match=said) as error:
+def test_yaml_is_refused_with_its_line(tmp_path: Path, text, message):
+    with pytest.raises(SettingError, match=message) as error:
         read_yaml(written(tmp_path, text))
     assert "\n" not in str(error.value)
 

@@ -1,4 +1,4 @@
-"""What is tried before the first step: the rate, the batch size, half precision, a compiler."""
+"""Auto-tuning before the first step: learning rate, batch size, half precision, compiler."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.frozen import replace as replaced
 from vitkit.training.build import make_objective, make_step
-from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
 from vitkit.training.setup import Plan, make_plan
 from vitkit.training.step import TrainingStep
-from vitkit.training.tuning.trials import find_batch_size, find_lr
+from vitkit.training.tuning.batch_size import find_batch_size
+from vitkit.training.tuning.learning_rate import find_lr
 
 SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "width": 16, "depth": 1, "num_heads": 2,
         "mlp_width": 32}  # fmt: skip
@@ -51,7 +53,7 @@ def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
 
 
 def loss_after(plan: Plan, lr: float, steps: int = 60) -> float:
-    """The mean loss of the last steps of a run at one rate."""
+    """Return the mean loss of the last steps of a run with one learning rate."""
     model = fresh(plan)
     step = stepping(plan, model)
     for group in step.optimizer.param_groups:
@@ -74,15 +76,15 @@ def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_tim
 
 @pytest.fixture
 def clock(monkeypatch) -> list[float]:
-    """The seconds that are measured are those that a test adds here, whatever else runs."""
+    """Replace the clock: only seconds that a test appends here pass."""
     seconds = [0.0]
     watch = SimpleNamespace(perf_counter=lambda: sum(seconds))
-    monkeypatch.setattr("vitkit.training.tuning.trials.time", watch)
+    monkeypatch.setattr("vitkit.training.tuning.batch_size.time", watch)
     return seconds
 
 
 def test_the_batch_grows_until_memory_ends(plan, clock):
-    """A machine where a step takes a constant time, and 33 images are too many."""
+    """On this machine a step takes a constant time, and 33 images are too many."""
     model = fresh(plan)
 
     def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
@@ -98,15 +100,17 @@ def test_the_batch_grows_until_memory_ends(plan, clock):
 
 
 def test_the_batch_stops_growing_where_it_is_no_faster(plan, clock):
-    """A machine that is slower with more images at once."""
+    """On this machine larger batches are slower per image."""
     model = fresh(plan)
     model.register_forward_pre_hook(lambda m, inputs: clock.append(1e-3 * len(inputs[0]) ** 2))
     assert find_batch_size(plan, model)[0] == 8
 
 
 def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan, monkeypatch):
-    """A machine that is the faster the larger the batch: of 1,294 images, 128 are 10 steps."""
-    monkeypatch.setattr("vitkit.training.tuning.trials._images_per_second", lambda *asked: asked[2])
+    """On this machine larger batches are always faster; 128 of 1,294 images leave 10 steps."""
+    monkeypatch.setattr(
+        "vitkit.training.tuning.batch_size._images_per_second", lambda *asked: asked[2]
+    )
     size, said = find_batch_size(plan, fresh(plan))
     assert size == 128
     assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
@@ -144,19 +148,19 @@ def test_a_plan_in_other_batches_has_other_steps(plan):
 
 def test_the_loss_scale_halves_at_once_and_doubles_in_time():
     scale = LossScale()
-    assert scale.lowered()
+    assert scale.lower()
     assert scale.scale == 2.0**15
     for _ in range(LossScale.PATIENCE):
-        scale.fitted()
-    assert (scale.scale, scale.good) == (2.0**16, 0)
-    scale.fitted()
+        scale.count_finite()
+    assert (scale.scale, scale.finite_steps) == (2.0**16, 0)
+    scale.count_finite()
     other = LossScale()
-    other.restore({}, scale.values())
-    assert (other.scale, other.good) == (2.0**16, 1)
+    other.load({}, scale.metadata())
+    assert (other.scale, other.finite_steps) == (2.0**16, 1)
     other.scale = 1.0
-    assert not other.lowered()
+    assert not other.lower()
     with pytest.raises(CheckpointError, match="loss scale: stored as"):
-        other.restore({}, {"scale": 2.0})
+        other.load({}, {"scale": 2.0})
 
 
 def test_in_float16_the_gradient_is_that_of_float32_and_an_overflow_changes_nothing(plan):
@@ -173,7 +177,7 @@ def test_in_float16_the_gradient_is_that_of_float32_and_an_overflow_changes_noth
     assert all(torch.equal(value, before[name]) for name, value in half.state_dict().items())
     step.scale.scale = 2.0**10
     made = step(plan.steps[0], 0)
-    assert (made.overflow, step.scale.good) == (False, 1)
+    assert (made.overflow, step.scale.finite_steps) == (False, 1)
     assert made.norm == pytest.approx(expected.norm, rel=0.01)
     step.scale.scale = 1.0  # an overflow that no scale can mend is a gradient that is not finite
     half.head.weight.register_hook(lambda gradient: gradient * torch.inf)
@@ -213,7 +217,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path, settings):
 
 
 def test_the_kernel_that_was_decided_is_kept(tmp_path):
-    """`auto` decides once for a run; a run that names its precision has nothing to decide."""
+    """`auto` is decided once per run; a run with a given precision has nothing to decide."""
     asked = SHORT | {"amp": "auto", "spec": SPEC, "max_steps": 2}
     run(tmp_path / "tried", **asked)
     before = read_yaml(tmp_path / "tried" / "config.yaml")
@@ -239,13 +243,13 @@ def test_checkpointed_gradients_are_the_same_to_the_bit(tmp_path):
 
 
 def compiled(output: Path) -> list[str]:
-    """The command of a run that is compiled."""
+    """Return the command of a compiled run."""
     return ["train", "digits", "--recipe", "digits", "--device", "cpu", "--threads", "1",
             "--epochs", "6", "--save-every", "3", "--compile", "--output", str(output)]  # fmt: skip
 
 
 def child(tmp_path, name: str, *flags: str) -> None:
-    """A run in a process of its own, where no checks of shapes break the compiled graph."""
+    """Train in a fresh process without shape checks, which would break the compiled graph."""
     words = [sys.executable, "-m", "vitkit", *compiled(tmp_path / name), *flags]
     subprocess.run(words, capture_output=True, text=True, check=True)
 
@@ -279,7 +283,7 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypa
 
 
 def test_where_not_even_the_smallest_batch_fits_it_says_so(plan, monkeypatch):
-    """Of sizes that all fail none is found."""
-    monkeypatch.setattr("vitkit.training.tuning.trials._images_per_second", lambda *asked: 0.0)
+    """All sizes fail."""
+    monkeypatch.setattr("vitkit.training.tuning.batch_size._images_per_second", lambda *asked: 0.0)
     with pytest.raises(SettingError, match="out of memory at 8 images at once; lower --img-size"):
         find_batch_size(plan, fresh(plan))

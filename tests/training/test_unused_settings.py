@@ -1,4 +1,4 @@
-"""Settings without effect: refused where somebody set them, left out where only a recipe did."""
+"""Settings without effect: refused where the user gives them, reset where only a recipe does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from PIL import Image
 from training.starts import a_checkpoint
 
 from vitkit.errors import SettingError
-from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.setup import Plan, make_plan
+from vitkit.training.unused_settings import note_on_probe
 
 OWN = "training.test_losses:hard_only"
 
@@ -19,19 +21,22 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
     small = {"data": "digits", "recipe": recipe, "batch_size": 16, "epochs": 1, "device": "cpu"}
     spec = {"spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 2, "num_heads": 2,
                      "mlp_width": 32, "in_channels": 1}, "mean": None, "std": None}  # fmt: skip
-    asked = layered(recipe_settings(recipe), small | ({} if recipe == "digits" else spec))
-    return make_plan(TrainConfig(**layered(asked, settings)))
+    base = layered(recipe_settings(recipe), small | ({} if recipe == "digits" else spec))
+    return make_plan(TrainConfig(**layered(base, settings)))
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
-        ({"momentum": 0.1, "opt": "muon"}, "momentum 0.1 is for sgd and nothing to opt muon"),
-        ({"beta2": 0.9, "opt": "sgd"}, "beta2 0.9 is for adamw, adam, muon and nothing to opt sgd"),
+        (
+            {"momentum": 0.1, "opt": "muon"},
+            "momentum 0.1 is for opt sgd, and has",
+        ),
+        ({"beta2": 0.9, "opt": "sgd"}, "beta2 0.9 is for opt adamw, adam, muon, and has"),
         ({"loss": OWN, "label_smoothing": 0.4}, "label_smoothing 0.4 is for vitkit's own losses"),
-        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "pass --mixup and --cutmix with it"),
-        ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 only says how; pass --mixup or --cutmix"),
-        ({"model_ema_decay": 0.5}, "pass --model-ema with it"),
+        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "pass --mixup and --cutmix, too"),
+        ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 has no effect without --mixup or --cutmix"),
+        ({"model_ema_decay": 0.5}, "has no effect without --model-ema; pass"),
         ({"bce_threshold": 0.2}, "bce_threshold 0.2 is for --loss bce"),
         ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 is where a schedule ends"),
         ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 is for --fit crop"),
@@ -44,21 +49,21 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
         ({"freeze": ("backbone",)}, "train a head on features of random weights; .*--pretrained"),
     ],
 )
-def test_a_setting_without_effect_is_refused(settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_a_setting_without_effect_is_refused(settings, message):
+    with pytest.raises(SettingError, match=message):
         planned(**settings)
 
 
-def test_what_comes_after_the_end_or_is_for_other_data_is_said():
-    found = planned(
+def test_settings_beyond_the_end_or_for_other_data_are_noted():
+    notes = planned(
         epochs=2, mixup=0.8, mixup_off_epoch=2, patience=5, max_steps=10**6, val_fraction=0.3,
         parallel="fsdp", timeout=30.0, lr=1e-6,
     ).notes  # fmt: skip
     end = "the run ends after 2 epochs"
-    assert f"mixup_off_epoch 2 and patience 5 without effect: {end}" in found
-    assert any(line.startswith(f"max_steps 1000000 without effect: {end}, ") for line in found)
-    assert "parallel fsdp and timeout 30.0 without effect: there is one process" in found
-    assert "min_lr 1e-05 is lowered to 1e-08, for this lr" in found
+    assert f"mixup_off_epoch 2 and patience 5 without effect: {end}" in notes
+    assert any(line.startswith(f"max_steps 1000000 without effect: {end}, ") for line in notes)
+    assert "parallel fsdp and timeout 30.0 without effect: there is one process" in notes
+    assert "min_lr 1e-05 is lowered to 1e-08, for this lr" in notes
     assert not any("without effect" in line for line in planned(epochs=2, patience=1).notes)
 
 
@@ -70,18 +75,18 @@ def test_what_comes_after_the_end_or_is_for_other_data_is_said():
         {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
     ],
 )
-def test_a_setting_that_has_an_effect_or_that_nobody_made_is_not_refused(settings):
-    made = planned(epochs=2, **settings)
-    assert made.config.min_lr == TrainConfig.min_lr
+def test_a_setting_that_has_an_effect_or_is_as_usual_is_not_refused(settings):
+    plan = planned(epochs=2, **settings)
+    assert plan.config.min_lr == TrainConfig.min_lr
 
 
 def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_path):
     for split in ("train", "val"):
         for number in range(4):
-            place = tmp_path / split / "ab"[number % 2] / f"{split}-{number}.png"
-            place.parent.mkdir(parents=True, exist_ok=True)
+            file = tmp_path / split / "ab"[number % 2] / f"{split}-{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
             pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (8, 8), np.uint8)
-            Image.fromarray(pixels).save(place)
+            Image.fromarray(pixels).save(file)
     notes = planned(data=str(tmp_path), val_fraction=0.3, batch_size=2).notes
     assert "val_fraction 0.3 without effect: the data have a val split" in notes
 
@@ -105,29 +110,46 @@ def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settin
     assert line.startswith(f"of recipe {recipe}, without effect here: {next(iter(left_out))} ")
 
 
-def test_one_s_own_value_is_refused_with_a_recipe_too():
-    with pytest.raises(SettingError, match=r"mixup_prob 0\.7 only says how"):
+def test_a_value_of_the_user_is_refused_with_a_recipe_too():
+    with pytest.raises(SettingError, match=r"mixup_prob 0\.7 has no effect without"):
         planned("cifar10", mixup=0.0, cutmix=0.0, mixup_prob=0.7)
 
 
 def test_a_recipe_of_training_can_be_probed(tmp_path):
     a_checkpoint(tmp_path / "a.safetensors")
-    asked = {"data": "digits", "pretrained": str(tmp_path / "a.safetensors"), "probe": "linear"}
-    plan = make_plan(TrainConfig(**layered(recipe_settings("finetune"), asked | {
+    settings = {"data": "digits", "pretrained": str(tmp_path / "a.safetensors"), "probe": "linear"}
+    plan = make_plan(TrainConfig(**layered(recipe_settings("finetune"), settings | {
         "recipe": "finetune", "device": "cpu"})))  # fmt: skip
     assert plan.config.layer_decay == 1.0
     assert any("layer_decay" in line for line in plan.notes)
-    with pytest.raises(SettingError, match="layer_decay cannot be had with probe"):
-        make_plan(TrainConfig(**asked, layer_decay=0.5))
+    with pytest.raises(SettingError, match="layer_decay cannot be combined with probe"):
+        make_plan(TrainConfig(**settings, layer_decay=0.5))
 
 
-def test_classes_without_images_are_said_once(tmp_path):
+def test_details_of_a_recipe_s_mixing_go_with_it_where_it_is_probed(tmp_path):
+    a_checkpoint(tmp_path / "a.safetensors")
+    settings = {"data": "digits", "pretrained": str(tmp_path / "a.safetensors"), "probe": "linear",
+             "recipe": "cifar10", "model": None, "mean": None, "std": None}  # fmt: skip
+    recipe = recipe_settings("cifar10")
+    plan = make_plan(TrainConfig(**layered(recipe, settings | {"device": "cpu"})))
+    assert (plan.config.mixup, plan.config.mixup_prob) == (0.0, TrainConfig.mixup_prob)
+    (line,) = [line for line in plan.notes if "without effect here" in line]
+    assert "mixup 0.8" in line
+    assert "mixup_prob 0.5" in line
+
+
+def test_a_probe_names_what_it_ignores():
+    config = TrainConfig(data="digits", drop_path=0.1, on_nan="skip", lr=0.1, find_lr=False)
+    line = note_on_probe(config)
+    assert line == "a probe takes no steps: drop_path, lr, on_nan without effect"
+    assert note_on_probe(TrainConfig(data="digits")) is None
+
+
+def test_classes_without_images_are_noted_once(tmp_path):
     for number in range(40):
-        place = tmp_path / "ab"[number % 2] / f"{number}.png"
-        place.parent.mkdir(exist_ok=True)
-        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(
-            place
-        )
+        file = tmp_path / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        Image.fromarray(np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)).save(file)
     (tmp_path / "c").mkdir()
     notes = planned(data=str(tmp_path), batch_size=2).notes
     assert [note for note in notes if "'c'" in note] == ["train has no images of class 'c'"]

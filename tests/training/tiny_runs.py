@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.training import train
-from vitkit.training.config.train_config import TrainConfig, layered
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Callback

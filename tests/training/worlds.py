@@ -17,12 +17,12 @@ import torch
 from torch.distributed import TCPStore
 
 from vitkit.data.loading.loader import Batch
-from vitkit.distributed import World, joined
+from vitkit.distributed import World, joined, local_tensor
 from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train
 from vitkit.training.callbacks.ema import AverageWeights
-from vitkit.training.config.train_config import TrainConfig, layered
-from vitkit.training.parallel.fsdp import local
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
@@ -87,7 +87,7 @@ class Recorder(Callback):
         total = hashlib.sha256()
         for model in self._models:
             for value in model.parameters():
-                total.update(local(value.detach()).numpy().tobytes())
+                total.update(local_tensor(value.detach()).numpy().tobytes())
         return total.hexdigest()
 
 

@@ -9,7 +9,7 @@ from weights.round_trips import noisy
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
-from vitkit.weights.converting.fold import fit
+from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.formats.format import Bundle, Format
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.registry import FORMATS
@@ -44,7 +44,7 @@ def small(name: str) -> vitkit.ViT:
 def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
     """`exact`, `folded`, `lossy` or `no`, and why."""
     try:
-        spec, state, steps = fit(model.spec, model.state_dict(), *form.capabilities)
+        spec, state, steps = fit_to_format(model.spec, model.state_dict(), *form.capabilities)
         tensors = write_tensors(form.table(spec), spec, state)
         form.write(Bundle(spec, tensors, vitkit.Preprocess(image_size=spec.image_size), ()))
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""The Vision Transformers of vit_jax and of big_vision, said again in Flax.
+"""The Vision Transformers of vit_jax and of big_vision, written again in Flax.
 
 google-research/vision_transformer, vit_jax/models_vit.py and models_resnet.py; big_vision,
 models/vit.py. What they leave to Flax is left to it here: most names, the shapes and order of
@@ -23,7 +23,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class MlpBlock(nn.Module):
-    """GELU as Flax has it where nothing is said; `activation` "gelu" is the exact one."""
+    """GELU with Flax's default approximation; `activation` "gelu" is the exact one."""
 
     spec: vitkit.ViTSpec
 
@@ -227,7 +227,7 @@ def compiled(model: nn.Module) -> Callable[..., Any]:
 
 
 def as_google_reads(arrays: Arrays) -> Arrays:
-    """A file's arrays by Linen's names, brought there by Flax's own function.
+    """A file's arrays by Linen's names, renamed by Flax's own function.
 
     Both codes do this first. vit_jax, checkpoint.py, then takes the axes of length 1 out of a
     GroupNorm's parameters.

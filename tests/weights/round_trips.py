@@ -16,7 +16,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.files.open import open_source
 from vitkit.weights.formats.format import Bundle, Format
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.vitkit import ABOUT
+from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY
 from vitkit.weights.load import load
 
 PREPROCESS = vitkit.Preprocess()
@@ -39,7 +39,8 @@ def written(form: Format, model: vitkit.ViT, folder: Path, classes: tuple[str, .
 def without_our_entry(file: Path) -> None:
     """Take out what vitkit says of the model beside the format, as files of others are without."""
     with safe_open(file, framework="pt") as opened:
-        kept = {name: text for name, text in opened.metadata().items() if name != ABOUT}
+        kept = dict(opened.metadata())
+    kept.pop(FOREIGN_METADATA_KEY, None)
     safetensors.torch.save_file(safetensors.torch.load_file(file), file, kept)
 
 

@@ -1,4 +1,4 @@
-"""Other images, patches, channels, classes: what is exact stays exact, and each step is said."""
+"""Other images, patches, channels, classes: exact steps stay exact, and each step is reported."""
 
 from __future__ import annotations
 

@@ -47,7 +47,11 @@ def test_an_entry_is_whole(entry):
         assert entry.preprocess.image_size == entry.spec.image_size
     assert fetch.is_address(entry.address)
     web = re.fullmatch(r"https://[\w.]+/[\w./+-]+\.(npz|pth|pth\.tar)", entry.address)
-    assert web or fetch.ADDRESS.fullmatch(entry.address) or fetch.TIMM.fullmatch(entry.address)
+    assert (
+        web
+        or fetch.HUB_ADDRESS.fullmatch(entry.address)
+        or fetch.TIMM_ADDRESS.fullmatch(entry.address)
+    )
     assert entry.pickle == entry.address.endswith((".pth", ".pth.tar"))
 
 

@@ -11,7 +11,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.converting.fold import fit
+from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.formats.registry import FORMATS
 
 DOCUMENT = Path(__file__).parent.parent.parent / "docs" / "formats.md"
@@ -59,10 +59,10 @@ FOLDS = [
 ]
 
 
-@pytest.mark.parametrize(("fields", "holds"), FOLDS, ids=str)
+@pytest.mark.parametrize(("fields", "capabilities"), FOLDS, ids=str)
 def test_a_fold_computes_the_same(fields, capabilities):
     model = noisy(vitkit.ViTSpec(**SMALL | fields, image_size=(32, 48), num_classes=5))
-    spec, state, steps = fit(model.spec, model.state_dict(), capabilities)
+    spec, state, steps = fit_to_format(model.spec, model.state_dict(), capabilities)
     made = vitkit.ViT(spec).eval()
     made.load_state_dict(state)
     images = torch.randn(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
@@ -74,8 +74,8 @@ def test_the_class_that_costs_least_is_taken():
     model = noisy(vitkit.ViTSpec(**SMALL, image_size=32, norm_eps=1e-5, layer_scale=0.5))
     lossy, folded = {"norm_eps": (1e-6,)}, {"layer_scale": (None,)}
     no = {"num_registers": (3,), "pooling": ("map",)}
-    spec, _, steps = fit(model.spec, model.state_dict(), no, lossy, folded)
+    spec, _, steps = fit_to_format(model.spec, model.state_dict(), no, lossy, folded)
     assert (spec.layer_scale, [step.kind for step in steps]) == (None, ["folded"])
-    assert fit(model.spec, model.state_dict(), folded, {}).steps == []
+    assert fit_to_format(model.spec, model.state_dict(), folded, {}).steps == []
     with pytest.raises(CheckpointError, match=r"^num_registers = 0 has no place in it; .* hold 3$"):
-        fit(model.spec, model.state_dict(), no, {"num_registers": (3,)})
+        fit_to_format(model.spec, model.state_dict(), no, {"num_registers": (3,)})

@@ -13,7 +13,7 @@ import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.weights.converting import verify
-from vitkit.weights.converting.fold import fit
+from vitkit.weights.converting.fit import fit_to_format
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -75,7 +75,7 @@ def test_the_other_way_round_is_exact_too():
         ({}, {"norm_before_pool": (False,)}),
     ]:
         model = noisy(vitkit.ViTSpec(**SMALL | fields))
-        spec, state, steps = fit(model.spec, model.state_dict(), capabilities)
+        spec, state, steps = fit_to_format(model.spec, model.state_dict(), capabilities)
         made = vitkit.ViT(spec).eval()
         made.load_state_dict(state)
         assert [step.kind for step in steps] == ["folded"]

@@ -15,7 +15,7 @@ from weights.round_trips import noisy, round_trip, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.formats.deit import FORMAT
+from vitkit.weights.formats.deit import DEIT
 from vitkit.weights.load import load
 
 SMALL = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 2, "num_heads": 2,
@@ -66,7 +66,7 @@ def test_their_checkpoint_is_computed_by_ours(tmp_path, name):
 @pytest.mark.parametrize("name", NAMES)
 def test_our_model_written_is_loaded_strictly(tmp_path, name):
     ours, model = noisy(vitkit.ViTSpec(**SIZES, **NAMES[name])), theirs(name)
-    state = load_file(written(FORMAT, ours, tmp_path) / "model.safetensors")
+    state = load_file(written(DEIT, ours, tmp_path) / "model.safetensors")
     wanted = in_their_words(model.state_dict())
     assert {n: t.shape for n, t in state.items()} == {n: t.shape for n, t in wanted.items()}
     back = {ours_: state[n] for n, ours_ in zip(wanted, model.state_dict(), strict=True)}
@@ -77,7 +77,7 @@ def test_our_model_written_is_loaded_strictly(tmp_path, name):
 @pytest.mark.parametrize("fields", [*NAMES.values(), {"num_classes": 0}])
 def test_there_and_back_with_the_same_bits(tmp_path, fields):
     spec = vitkit.ViTSpec(**SIZES | fields)
-    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+    assert round_trip(DEIT, spec, tmp_path).model.spec == spec
 
 
 def test_deit_iii_is_known_by_its_names_without_a_container(tmp_path):

@@ -16,7 +16,7 @@ import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import convert
 from vitkit.weights.files.open import open_source
-from vitkit.weights.formats.dinov2 import FORMAT
+from vitkit.weights.formats.dinov2 import DINOV2
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.load import load
@@ -37,7 +37,7 @@ SCALES = ("blocks.1.ls1.gamma", "blocks.1.ls2.gamma")
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    monkeypatch.setitem(FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(FORMATS, DINOV2.name, DINOV2)
 
 
 def their_weights(
@@ -202,7 +202,7 @@ def test_their_file_is_computed_as_timm_and_transformers_do(tmp_path, mlp, regis
 @pytest.mark.parametrize("fields", [{}, GATED, REGISTERS, APART, GATED | APART], ids=str)
 def test_ours_written_is_loaded_strictly_by_timm_and_transformers(tmp_path, fields):
     model, images = noisy(vitkit.ViTSpec(**SMALL | fields)), torch.randn(2, 3, SIDE, SIDE)
-    weights = load_file(written(FORMAT, model, tmp_path) / "model.safetensors")
+    weights = load_file(written(DINOV2, model, tmp_path) / "model.safetensors")
     expected = model(images)
     assert relative(in_timm(weights)(images), expected) <= 1e-5
     assert relative(in_transformers(weights)(images).pooler_output, expected) <= 1e-5
@@ -217,14 +217,14 @@ def test_ours_written_is_loaded_strictly_by_timm_and_transformers(tmp_path, fiel
 def test_there_and_back_with_the_same_bits(tmp_path, fields):
     spec = vitkit.ViTSpec(**SMALL | fields)
     asked = {"positions_cover_prefix": spec.positions_cover_prefix}
-    assert round_trip(FORMAT, spec, tmp_path, **asked).model.spec == spec
+    assert round_trip(DINOV2, spec, tmp_path, **asked).model.spec == spec
 
 
 @pytest.mark.parametrize(("mlp", "registers"), CASES)
 def test_theirs_comes_back_with_the_same_bits(tmp_path, mlp, registers):
     """All but the mask token, of which a ViT has none."""
     weights = their_weights(mlp, registers)
-    again = stored(written(FORMAT, saved(weights, tmp_path / "a.pth").model, tmp_path / "again"))
+    again = stored(written(DINOV2, saved(weights, tmp_path / "a.pth").model, tmp_path / "again"))
     assert not again.pop("mask_token").any()
     del weights["mask_token"]
     same_bits(weights, again)
@@ -244,7 +244,7 @@ def test_the_class_row_in_the_token_makes_the_same_bits(tmp_path):
 def test_rows_of_registers_that_were_trained_go_into_the_registers(tmp_path):
     model, images = noisy(vitkit.ViTSpec(**SMALL | REGISTERS)), torch.randn(2, 3, SIDE, SIDE)
     assert model.pos_embed[:, 1:5].any()
-    again = load(written(FORMAT, model, tmp_path)).model
+    again = load(written(DINOV2, model, tmp_path)).model
     assert not again.pos_embed[:, 1:5].any()
     assert relative(again(images), model(images)) <= 1e-6
 
@@ -259,7 +259,7 @@ def test_the_hub_s_linear_classifier(tmp_path):
     read = torch.cat([tokens[:, 0], tokens[:, 5:].mean(dim=1)], dim=1)
     expected = read @ head["linear_head.weight"].T + head["linear_head.bias"]
     assert relative(checkpoint.model(images), expected) <= 1e-5
-    again = stored(written(FORMAT, checkpoint.model, tmp_path / "again"))
+    again = stored(written(DINOV2, checkpoint.model, tmp_path / "again"))
     assert sorted(again) == sorted(wrapped)
     wrapped["linear_head.weight"] = torch.randn(7, 5 * WIDTH)
     with pytest.raises(CheckpointError, match="take the one-layer classifier, which reads 256"):
@@ -324,7 +324,7 @@ def test_dinov3_is_not_written():
     fields = {"positions": "rope", "qkv_bias": "no_key", "num_registers": 4, "norm_eps": 1e-5}
     model = noisy(vitkit.ViTSpec(**SMALL | fields))
     with pytest.raises(CheckpointError, match="is read, not written") as caught:
-        write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+        write_tensors(DINOV2.table(model.spec), model.spec, model.state_dict())
     assert "\n" not in str(caught.value)
 
 
@@ -338,7 +338,7 @@ def test_dinov3_is_not_written():
 )
 def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
     with pytest.raises(CheckpointError, match=said):
-        written(FORMAT, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
+        written(DINOV2, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_timm_s_own_names_are_not_taken_for_theirs(tmp_path):
     del weights["mask_token"]
     save_file(weights, tmp_path / "timm.safetensors")
     with open_source(tmp_path / "timm.safetensors") as source:
-        assert not FORMAT.detect(source.header)
+        assert not DINOV2.detect(source.header)
 
 
 def test_a_file_of_theirs_is_converted_to_their_format(tmp_path):

@@ -13,10 +13,10 @@ from weights.round_trips import noisy, round_trip, same_bits, written
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.files.open import Header
+from vitkit.weights.files.source import Header
 from vitkit.weights.formats import registry
 from vitkit.weights.formats.format import Bundle
-from vitkit.weights.formats.google.format import FORMAT
+from vitkit.weights.formats.google.format import GOOGLE
 from vitkit.weights.load import load
 
 Arrays = dict[str, np.ndarray]
@@ -45,7 +45,7 @@ DTYPES = {"R50": torch.float64}
 
 @pytest.fixture(autouse=True)
 def known(monkeypatch):
-    monkeypatch.setitem(registry.FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(registry.FORMATS, GOOGLE.name, GOOGLE)
 
 
 def spec_of(case: str) -> vitkit.ViTSpec:
@@ -65,7 +65,7 @@ def saved(arrays: Arrays, folder: Path) -> Path:
 
 @pytest.mark.parametrize("case", CASES)
 def test_there_and_back_with_the_same_bits(tmp_path, case):
-    round_trip(FORMAT, spec_of(case), tmp_path)
+    round_trip(GOOGLE, spec_of(case), tmp_path)
 
 
 BLOCK_SHAPES = {
@@ -90,14 +90,14 @@ ENDS = {
 
 
 def test_names_shapes_and_dtypes_are_the_published_ones(tmp_path):
-    arrays = arrays_of(written(FORMAT, noisy(spec_of("pre_logits")), tmp_path / "plain"))
+    arrays = arrays_of(written(GOOGLE, noisy(spec_of("pre_logits")), tmp_path / "plain"))
     expected = ENDS | {
         f"Transformer/encoderblock_{i}/{name}": shape
         for i in (0, 1) for name, shape in BLOCK_SHAPES.items()
     }  # fmt: skip
     assert {name: array.shape for name, array in arrays.items()} == expected
     assert {array.dtype for array in arrays.values()} == {np.dtype(np.float32)}
-    hybrid = arrays_of(written(FORMAT, noisy(spec_of("R+Ti")), tmp_path / "hybrid"))
+    hybrid = arrays_of(written(GOOGLE, noisy(spec_of("R+Ti")), tmp_path / "hybrid"))
     assert hybrid["gn_root/scale"].shape == hybrid["gn_root/bias"].shape == (1, 1, 1, 64)
 
 
@@ -126,7 +126,7 @@ TIMM = {
 @pytest.mark.parametrize("case", TIMM)
 def test_timm_reads_what_we_write_and_computes_the_same(tmp_path, case):
     name, fields = TIMM[case]
-    path, dtype = written(FORMAT, noisy(spec_of(case)), tmp_path), DTYPES.get(case, torch.float32)
+    path, dtype = written(GOOGLE, noisy(spec_of(case)), tmp_path), DTYPES.get(case, torch.float32)
     theirs = timm_model(name, case, **fields)
     theirs.load_pretrained(str(path / "model.npz"))
     variant = {"resnet_variant": "timm"} if spec_of(case).stem == "resnet" else {}
@@ -182,7 +182,7 @@ LAYOUTS: list[Callable[[Arrays], Arrays]] = [elsewhere, optimised, two_towers]
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_other_layouts_are_the_same_model(tmp_path, layout):
     model = noisy(spec_of("classic"))
-    arrays = layout(arrays_of(written(FORMAT, model, tmp_path / "one")))
+    arrays = layout(arrays_of(written(GOOGLE, model, tmp_path / "one")))
     checkpoint = load(saved(arrays, tmp_path / "two"))
     assert checkpoint.model.spec == model.spec
     same_bits(model.state_dict(), checkpoint.model.state_dict())
@@ -190,7 +190,7 @@ def test_other_layouts_are_the_same_model(tmp_path, layout):
 
 def test_the_first_vit_g_s_pool_has_no_module_of_its_own(tmp_path):
     model = noisy(spec_of("map"))
-    arrays = arrays_of(written(FORMAT, model, tmp_path / "one"))
+    arrays = arrays_of(written(GOOGLE, model, tmp_path / "one"))
     bare = {name.replace("MAPHead_0/", ""): array for name, array in arrays.items()}
     same_bits(model.state_dict(), load(saved(bare, tmp_path / "two")).model.state_dict())
 
@@ -198,7 +198,7 @@ def test_the_first_vit_g_s_pool_has_no_module_of_its_own(tmp_path):
 def test_naflex_has_a_matrix_for_patches_and_a_grid_of_positions(tmp_path):
     spec = spec_of("map").replace(image_size=(32, 48), position_resampling="bilinear_antialias")
     model = noisy(spec)
-    arrays = arrays_of(written(FORMAT, model, tmp_path / "one"))
+    arrays = arrays_of(written(GOOGLE, model, tmp_path / "one"))
     kernel, table = arrays["params/embedding/kernel"], arrays["params/pos_embedding"]
     arrays["params/embedding/kernel"] = kernel.reshape(8 * 8 * 3, 64)
     arrays["params/pos_embedding"] = table.reshape(4, 6, 64)
@@ -211,17 +211,17 @@ def test_naflex_has_a_matrix_for_patches_and_a_grid_of_positions(tmp_path):
 @pytest.mark.parametrize(("case", "size"), [("classic", (32, 48)), ("big_vision", (16, 40))])
 def test_grids_that_are_no_squares_are_asked_for(tmp_path, case, size):
     spec = spec_of(case).replace(image_size=size)
-    round_trip(FORMAT, spec, tmp_path, image_size=size)
+    round_trip(GOOGLE, spec, tmp_path, image_size=size)
     assert load(tmp_path / "first", image_size=size).model.spec == spec
     with pytest.raises(CheckpointError, match="no square grid; give image_size"):
         load(tmp_path / "first")
 
 
 def test_what_is_only_usual_is_said_so(tmp_path):
-    sure = load(written(FORMAT, noisy(spec_of("classic")), tmp_path / "a")).metadata["sure"]
+    sure = load(written(GOOGLE, noisy(spec_of("classic")), tmp_path / "a")).metadata["sure"]
     assert sure["num_heads"] == sure["positions_cover_prefix"] == sure["pooling"] == "shapes"
     assert sure["activation"] == sure["norm_eps"] == sure["preprocess"] == "usual"
-    checkpoint = load(written(FORMAT, noisy(spec_of("gap of 2022")), tmp_path / "b"))
+    checkpoint = load(written(GOOGLE, noisy(spec_of("gap of 2022")), tmp_path / "b"))
     assert checkpoint.metadata["sure"]["image_size"] == "usual"
     assert checkpoint.metadata["sure"]["pooling"] == "usual"
     fits = [checkpoint.preprocess.fit, load(tmp_path / "a").preprocess.fit]
@@ -230,7 +230,7 @@ def test_what_is_only_usual_is_said_so(tmp_path):
 
 def test_only_vits_are_claimed():
     def of(*names: str) -> bool:
-        return FORMAT.detect(Header(Path("x"), dict.fromkeys(names, (1,)), {}))
+        return GOOGLE.detect(Header(Path("x"), dict.fromkeys(names, (1,)), {}))
 
     assert of("params/embedding/kernel", "params/Transformer/encoder_norm/scale")
     assert not of("stem/kernel", "MixerBlock_0/LayerNorm_0/scale", "head/kernel")  # an MLP-Mixer
@@ -254,14 +254,14 @@ WRONG: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_damaged_file_is_refused_in_one_line(tmp_path, wrong):
     damage, message = WRONG[wrong]
-    arrays = arrays_of(written(FORMAT, noisy(spec_of("classic")), tmp_path / "one"))
+    arrays = arrays_of(written(GOOGLE, noisy(spec_of("classic")), tmp_path / "one"))
     with pytest.raises(CheckpointError, match=message) as error:
         load(saved(damage(arrays), tmp_path / "two"))
     assert "\n" not in str(error.value)
 
 
 def test_heads_that_contradict_the_kernels_are_refused(tmp_path):
-    path = written(FORMAT, noisy(spec_of("classic")), tmp_path)
+    path = written(GOOGLE, noisy(spec_of("classic")), tmp_path)
     with pytest.raises(CheckpointError, match="num_heads 4 is asked for; the kernels have 2 heads"):
         load(path, num_heads=4)
 
@@ -277,4 +277,4 @@ def test_heads_that_contradict_the_kernels_are_refused(tmp_path):
 def test_what_neither_code_computes_is_not_written(case, fields):
     spec = spec_of(case).replace(**fields)
     with pytest.raises(CheckpointError, match="google: "):
-        FORMAT.write(Bundle(spec, {}, vitkit.Preprocess(), ()))
+        GOOGLE.write(Bundle(spec, {}, vitkit.Preprocess(), ()))

@@ -26,7 +26,7 @@ from weights.flax_models import (
 from weights.round_trips import noisy, same_bits
 
 import vitkit
-from vitkit.weights.formats.google.format import table
+from vitkit.weights.formats.google.format import GOOGLE
 from vitkit.weights.formats.key_table import write_tensors
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 1, "num_heads": 2,
@@ -133,7 +133,8 @@ def test_what_we_write_is_what_flax_makes_and_computes(flax, tmp_path, case):
 def test_a_whole_r50_has_the_names_and_shapes_of_flax(flax):
     with torch.device("meta"):
         model = vitkit.ViT(spec_of(R50))
-    written = as_google_reads(write_tensors(table(model.spec), model.spec, model.state_dict()))
+    tensors = write_tensors(GOOGLE.table(model.spec), model.spec, model.state_dict())
+    written = as_google_reads(tensors)
     expected = {name: shape for name, (shape, _) in flax(parameters, VitJax(model.spec)).items()}
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == expected
 

@@ -1,4 +1,4 @@
-"""What a file leaves open: decided by a name or a keyword, else guessed and told in one line."""
+"""Fields that a file leaves open: decided by a name or a keyword, else guessed, in one line."""
 
 from __future__ import annotations
 

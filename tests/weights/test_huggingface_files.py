@@ -21,7 +21,7 @@ from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.weights.formats import registry
 from vitkit.weights.formats.format import Bundle
-from vitkit.weights.formats.huggingface.format import FORMAT
+from vitkit.weights.formats.huggingface.format import HUGGINGFACE
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.load import load
 
@@ -75,7 +75,7 @@ NAMES = tuple(f"bird {number}" for number in range(7))
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch):
-    monkeypatch.setitem(registry.FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(registry.FORMATS, HUGGINGFACE.name, HUGGINGFACE)
 
 
 def theirs(case: str) -> Any:
@@ -140,12 +140,12 @@ def test_their_model_saved_by_themselves_is_computed_by_ours(tmp_path, case):
 @pytest.mark.parametrize("case", OURS)
 def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path, case):
     ours = noisy(vitkit.ViTSpec(**SMALL | OURS[case]))
-    assert same(ours, strictly(written(FORMAT, ours, tmp_path))) <= TOLERANCE
+    assert same(ours, strictly(written(HUGGINGFACE, ours, tmp_path))) <= TOLERANCE
 
 
 def test_a_swapped_key_shows(tmp_path):
     ours = noisy(vitkit.ViTSpec(**SMALL))
-    file = written(FORMAT, ours, tmp_path) / "model.safetensors"
+    file = written(HUGGINGFACE, ours, tmp_path) / "model.safetensors"
     tensors = load_file(file)
     block = "vit.encoder.layer.1.attention.attention."
     one, other = f"{block}key.weight", f"{block}value.weight"
@@ -157,7 +157,7 @@ def test_a_swapped_key_shows(tmp_path):
 def test_there_and_back_with_the_same_bits(tmp_path, case):
     spec = vitkit.ViTSpec(**SMALL | OURS[case])
     asked = {"positions_cover_prefix": spec.positions_cover_prefix}
-    assert round_trip(FORMAT, spec, tmp_path, **asked).model.spec == spec
+    assert round_trip(HUGGINGFACE, spec, tmp_path, **asked).model.spec == spec
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_there_and_back_with_the_same_bits(tmp_path, case):
 )
 def test_other_layouts_of_ours_are_written_as_theirs(tmp_path, fields):
     ours = noisy(vitkit.ViTSpec(**SMALL | fields))
-    folder = written(FORMAT, ours, tmp_path)
+    folder = written(HUGGINGFACE, ours, tmp_path)
     assert same(ours, strictly(folder)) <= TOLERANCE
     kept = {name: fields[name] for name in ("mlp", "positions_cover_prefix") if name in fields}
     images = torch.randn(2, 3, 32, 32)
@@ -212,8 +212,8 @@ def test_a_pooler_beside_a_classifier_is_set_aside(tmp_path):
 
 def test_names_of_classes_come_and_go(tmp_path):
     model = noisy(vitkit.ViTSpec(**SMALL))
-    assert load(written(FORMAT, model, tmp_path / "none")).classes == ()
-    assert load(written(FORMAT, model, tmp_path / "named", NAMES)).classes == NAMES
+    assert load(written(HUGGINGFACE, model, tmp_path / "none")).classes == ()
+    assert load(written(HUGGINGFACE, model, tmp_path / "named", NAMES)).classes == NAMES
     config = strictly(tmp_path / "named").config
     assert (config.id2label[3], config.label2id["bird 3"]) == ("bird 3", 3)
 
@@ -235,8 +235,8 @@ PREPROCESSINGS = [
 def with_preprocess(folder: Path, preprocess: vitkit.Preprocess) -> Path:
     size, channels = preprocess.image_size, preprocess.channels
     spec = vitkit.ViTSpec(**SMALL | {"image_size": size, "in_channels": channels})
-    tensors = write_tensors(FORMAT.table(spec), spec, noisy(spec).state_dict())
-    for name, content in FORMAT.write(Bundle(spec, tensors, preprocess, ())).items():
+    tensors = write_tensors(HUGGINGFACE.table(spec), spec, noisy(spec).state_dict())
+    for name, content in HUGGINGFACE.write(Bundle(spec, tensors, preprocess, ())).items():
         content.write(folder / name)
     return folder
 
@@ -332,7 +332,7 @@ def test_a_function_after_a_pooler_that_nothing_reads_is_no_hindrance(tmp_path):
     theirs("vit").save_pretrained(tmp_path)
     assert load(edited(tmp_path, pooler_act="relu")).model.spec.num_classes
     base = noisy(vitkit.ViTSpec(**SMALL | {"num_classes": 0, "representation_width": 8}))
-    folder = edited(written(FORMAT, base, tmp_path / "base"), pooler_act="relu")
+    folder = edited(written(HUGGINGFACE, base, tmp_path / "base"), pooler_act="relu")
     with pytest.raises(CheckpointError, match="pooler_act 'relu' is not tanh"):
         load(folder)
 
@@ -348,14 +348,14 @@ def test_a_function_after_a_pooler_that_nothing_reads_is_no_hindrance(tmp_path):
     ],
 )
 def test_a_config_that_cannot_be_is_told_in_one_line(tmp_path, changes, message):
-    written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
+    written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
     with pytest.raises(CheckpointError, match=message) as caught:
         load(edited(tmp_path, **changes))
     assert "\n" not in str(caught.value)
 
 
 def test_a_config_that_contradicts_the_tensors_is_doubted(tmp_path):
-    written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
+    written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
     checkpoint = load(edited(tmp_path, hidden_size=768, id2label={"0": "a", "1": "b"}))
     assert checkpoint.classes == ()
     assert checkpoint.metadata["warnings"] == [
@@ -378,7 +378,7 @@ NORM = "vit.encoder.layer.1.layernorm_before.weight"
     ],
 )
 def test_a_wrong_tensor_is_told_in_one_line(tmp_path, change, message):
-    file = written(FORMAT, noisy(vitkit.ViTSpec(**SMALL)), tmp_path) / "model.safetensors"
+    file = written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL)), tmp_path) / "model.safetensors"
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
@@ -401,7 +401,7 @@ def test_a_wrong_tensor_is_told_in_one_line(tmp_path, change, message):
 )
 def test_what_it_has_no_class_for_is_refused(tmp_path, fields, message):
     with pytest.raises(CheckpointError, match=message):
-        written(FORMAT, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
+        written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
 
 
 def test_a_head_of_one_token_is_written_where_nothing_is_lost(tmp_path):
@@ -409,7 +409,7 @@ def test_a_head_of_one_token_is_written_where_nothing_is_lost(tmp_path):
     model = noisy(spec)
     torch.nn.init.zeros_(model.head_dist.weight)
     torch.nn.init.zeros_(model.head_dist.bias)
-    assert same(model, strictly(written(FORMAT, model, tmp_path))) <= TOLERANCE
+    assert same(model, strictly(written(HUGGINGFACE, model, tmp_path))) <= TOLERANCE
     assert load(tmp_path).model.spec == spec
 
 

@@ -1,4 +1,4 @@
-"""ImageNet-1k's class names: where they are assumed, where not, and where it is said."""
+"""ImageNet-1k's class names: where they are assumed, where not, and how it is reported."""
 
 from __future__ import annotations
 

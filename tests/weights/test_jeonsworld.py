@@ -13,7 +13,7 @@ from weights.round_trips import noisy, round_trip, same_bits, stored, written
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import convert
-from vitkit.weights.formats.jeonsworld import FORMAT
+from vitkit.weights.formats.jeonsworld import JEONSWORLD
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.load import load
@@ -38,7 +38,7 @@ SWAPPED = (f"{LAYER}.0.attn.query.weight", f"{LAYER}.0.attn.key.weight")
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch):
-    monkeypatch.setitem(FORMATS, FORMAT.name, FORMAT)
+    monkeypatch.setitem(FORMATS, JEONSWORLD.name, JEONSWORLD)
 
 
 def their_weights(units: tuple[int, ...] = (), seed: int = 0) -> Weights:
@@ -178,7 +178,7 @@ def test_their_file_is_computed_as_they_do(tmp_path, units, side):
 @pytest.mark.parametrize("name", ["plain", "hybrid"])
 def test_ours_written_has_their_names_shapes_and_logits(tmp_path, name):
     model = noisy(vitkit.ViTSpec(**SPECS[name]))
-    theirs = stored(written(FORMAT, model, tmp_path))
+    theirs = stored(written(JEONSWORLD, model, tmp_path))
     reference = their_weights(model.spec.resnet_layers)
     assert {n: t.shape for n, t in theirs.items()} == {n: t.shape for n, t in reference.items()}
     images = torch.randn(2, 3, *model.spec.image_size)
@@ -189,14 +189,14 @@ def test_ours_written_has_their_names_shapes_and_logits(tmp_path, name):
 def test_there_and_back_with_the_same_bits(tmp_path, name):
     spec = vitkit.ViTSpec(**SPECS[name])
     asked = {"image_size": spec.image_size} if name == "grey" else {}
-    assert round_trip(FORMAT, spec, tmp_path, **asked).model.spec == spec
+    assert round_trip(JEONSWORLD, spec, tmp_path, **asked).model.spec == spec
 
 
 @pytest.mark.parametrize("units", [(), (1, 2, 1)])
 def test_theirs_comes_back_with_the_same_bits(tmp_path, units):
     weights = their_weights(units)
     model = saved(weights, tmp_path / "theirs.bin").model
-    same_bits(weights, stored(written(FORMAT, model, tmp_path / "again")))
+    same_bits(weights, stored(written(JEONSWORLD, model, tmp_path / "again")))
 
 
 def test_images_are_squashed_to_the_range_from_minus_one(tmp_path):
@@ -239,7 +239,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, change, said):
 def test_another_stem_has_no_place(fields, said):
     spec = vitkit.ViTSpec(**SMALL | HYBRID | fields)
     with pytest.raises(CheckpointError, match=said):
-        write_tensors(FORMAT.table(spec), spec, {})
+        write_tensors(JEONSWORLD.table(spec), spec, {})
 
 
 def test_a_file_of_theirs_is_converted_to_their_format(tmp_path):

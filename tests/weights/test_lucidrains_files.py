@@ -17,7 +17,7 @@ import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.convert import ConversionReport, convert
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.lucidrains import FORMAT
+from vitkit.weights.formats.lucidrains.format import LUCIDRAINS
 from vitkit.weights.load import load
 
 OURS = {"image_size": 32, "patch_size": 8, "num_classes": 7, "width": 128, "depth": 2,
@@ -70,7 +70,7 @@ def ours(**fields: object) -> vitkit.ViT:
 @pytest.mark.parametrize(("kind", "fields"), [("cls", {}), ("mean", MEAN), ("simple", SIMPLE)])
 def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path, kind, fields):
     model, other, images = ours(**fields), theirs(kind), torch.randn(2, 3, 32, 32)
-    weights = load_file(written(FORMAT, model, tmp_path) / "model.safetensors")
+    weights = load_file(written(LUCIDRAINS, model, tmp_path) / "model.safetensors")
     other.load_state_dict(weights)
     expected = model(images)
     assert relative(other(images), expected) <= 1e-5
@@ -81,7 +81,7 @@ def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path, kind, fields):
 
 def test_the_constructor_s_arguments_lie_in_the_header(tmp_path):
     model = ours(num_heads=4, head_width=48)
-    file = written(FORMAT, model, tmp_path) / "model.safetensors"
+    file = written(LUCIDRAINS, model, tmp_path) / "model.safetensors"
     with safe_open(file, framework="pt") as opened:
         arguments = json.loads(opened.metadata()["vit_pytorch"])
     assert arguments.pop("class") == "ViT"
@@ -112,7 +112,7 @@ def test_the_constructor_s_arguments_lie_in_the_header(tmp_path):
 )
 def test_there_and_back_with_the_same_bits(tmp_path, fields):
     spec = vitkit.ViTSpec(**OURS | fields)
-    checkpoint = round_trip(FORMAT, spec, tmp_path)
+    checkpoint = round_trip(LUCIDRAINS, spec, tmp_path)
     assert checkpoint.model.spec == spec
     assert checkpoint.metadata["sure"]["num_heads"] == "stored"
 
@@ -134,11 +134,11 @@ def test_what_the_user_says_must_fit_the_file(tmp_path, overrides, said):
 
 def test_the_simple_model_there_and_back(tmp_path):
     model = ours(**SIMPLE)
-    first = written(FORMAT, model, tmp_path / "first")
+    first = written(LUCIDRAINS, model, tmp_path / "first")
     again = load(first).model
     assert again.spec == model.spec
     same_bits(model.state_dict(), again.state_dict())
-    same_bits(stored(first), stored(written(FORMAT, again, tmp_path / "second")))
+    same_bits(stored(first), stored(written(LUCIDRAINS, again, tmp_path / "second")))
 
 
 @pytest.mark.parametrize("kind", ["cls", "mean", "simple"])
@@ -146,7 +146,7 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, kind):
     model = theirs(kind)
     save_file(model.state_dict(), tmp_path / "theirs.safetensors")
     read = load(tmp_path / "theirs.safetensors").model
-    same_bits(model.state_dict(), stored(written(FORMAT, read, tmp_path / "again")))
+    same_bits(model.state_dict(), stored(written(LUCIDRAINS, read, tmp_path / "again")))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, kind):
 def test_what_theirs_cannot_hold_is_refused(fields, said):
     model = noisy(vitkit.ViTSpec(**OURS | fields))
     with pytest.raises(CheckpointError, match=said):
-        write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+        write_tensors(LUCIDRAINS.table(model.spec), model.spec, model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, change, said):
 )
 def test_models_without_a_head_are_of_the_newest_class_alone(tmp_path, fields, said):
     with pytest.raises(CheckpointError, match=said):
-        written(FORMAT, ours(**fields, num_classes=0), tmp_path)
+        written(LUCIDRAINS, ours(**fields, num_classes=0), tmp_path)
 
 
 def converted(folder, model: vitkit.ViT, **options: object) -> ConversionReport:

@@ -47,7 +47,7 @@ def test_a_model_s_published_weights_by_its_name(hub, weights):
 
 
 def test_a_published_model_comes_with_its_own_size_and_readout(tmp_path, cache):
-    """Another size and readout than the preset's, which nobody asked for."""
+    """A checkpoint with another size and readout than the preset, neither requested."""
     preset = "vit_small_patch14_dinov2"
     model = noisy(vitkit.create_model(
         preset, image_size=28, pooling="cls_mean", num_classes=1000).spec)  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,7 +100,7 @@ def test_the_card_tells_what_the_way_into_the_files_did(tmp_path, checkpoint):
 
 @pytest.mark.parametrize(("norm_eps", "known"), [(1e-6, True), (1e-4, False)])
 def test_the_card_shows_only_what_will_run(tmp_path, norm_eps, known):
-    """No model of timm's registry can be told an epsilon."""
+    """No model of timm's registry takes an epsilon."""
     model = noisy(SPEC.replace(norm_eps=norm_eps))
     Checkpoint(model, GREY, ()).push_to_hub("me/x", to="timm", hub=LocalHub(tmp_path))
     assert ("import timm" in (tmp_path / "me/x/README.md").read_text()) == known
@@ -143,3 +145,11 @@ def test_a_head_put_in_place_of_the_old_one_is_written_in_every_format(tmp_path)
         again = vitkit.load(tmp_path / "me" / to)
         same_bits(model.state_dict(), again.model.state_dict())
         assert again.model.spec.num_classes == 7
+
+
+def test_reading_a_checkpoint_imports_no_writer():
+    code = "import sys, vitkit; vitkit.load, vitkit.Predictor; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = child.stdout.split()
+    assert "vitkit.weights.load" in modules
+    assert not {"vitkit.weights.publish", "vitkit.weights.converting.write"} & set(modules)

@@ -25,7 +25,7 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES
-from vitkit.weights.converting.fold import fit
+from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.registry import FORMATS
 
@@ -49,8 +49,8 @@ UNSAID = {
     "timm": COMPUTED | {"num_heads", "pooling", "block", "positions", "positions_cover_prefix",
                         "image_size", "rope_temperature", "resnet_variant"},
 }  # fmt: skip
-"""Fields that may have to be told for files of a format to be read again: of google where no table
-says what positions are and no token what is pooled, of timm where no model of it is the same."""
+"""Fields that may have to be given to read files of a format again: google's where no table shows
+the positions and no token the pooling, timm's where no model of it is the same."""
 
 
 def relevant(spec: vitkit.ViTSpec) -> vitkit.ViTSpec:
@@ -82,7 +82,7 @@ def kinds() -> Mapping[vitkit.ViTSpec, tuple[str, ...]]:
 
 def fitted(model: vitkit.ViT, form: Format) -> tuple[vitkit.ViT, str]:
     """The model as the format holds it, and what that costs."""
-    found = fit(model.spec, model.state_dict(), *form.capabilities)
+    found = fit_to_format(model.spec, model.state_dict(), *form.capabilities)
     with torch.device("meta"):
         made = vitkit.ViT(found.spec).eval()
     made.load_state_dict(found.state, assign=True)

@@ -18,9 +18,9 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.errors import CheckpointError
-from vitkit.weights.files import open as sources
+from vitkit.weights.files import safetensors_file
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.torchvision import FORMAT
+from vitkit.weights.formats.torchvision import TORCHVISION
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -155,7 +155,7 @@ def test_a_pickle_runs_no_code_whether_trusted_or_not(tmp_path):
 def published(folder: Path) -> tuple[vitkit.ViT, dict[str, torch.Tensor]]:
     """A model, and its tensors as torchvision would publish them."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    return model, write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+    return model, write_tensors(TORCHVISION.table(model.spec), model.spec, model.state_dict())
 
 
 def test_containers_and_prefixes_are_unwrapped_and_said(tmp_path):
@@ -223,13 +223,13 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read_as_it_was(tmp_path, 
     place, images = tmp_path / "best.safetensors", vitkit.Preprocess(image_size=32)
     first = noisy(vitkit.ViTSpec(**SMALL))
     vitkit.save(place, first, preprocess=images)
-    opened = sources.safe_open
+    opened = safetensors_file.safe_open
 
     def replaced(path, **options):
         vitkit.save(path, noisy(vitkit.ViTSpec(**SMALL)), preprocess=images, epoch=2)
         return opened(path, **options)
 
-    monkeypatch.setattr(sources, "safe_open", replaced)
+    monkeypatch.setattr(safetensors_file, "safe_open", replaced)
     found = vitkit.load(place)
     assert torch.equal(found.model.head.weight, first.head.weight)
     assert "epoch" not in found.metadata

@@ -1,4 +1,4 @@
-"""What would be written or read wrong is refused, or brought right, in one line."""
+"""Files that would be written or read wrongly are refused or corrected, in one line."""
 
 from __future__ import annotations
 

@@ -20,8 +20,12 @@ import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
-from vitkit.weights.formats.timm import config as timm_config
-from vitkit.weights.formats.timm.format import FORMAT
+from vitkit.weights.formats.timm.architecture import (
+    PRESETS_UNKNOWN_TO_TIMM,
+    config_document,
+    timm_architecture,
+)
+from vitkit.weights.formats.timm.format import TIMM
 from vitkit.weights.load import load
 
 timm = peer("timm")
@@ -119,7 +123,7 @@ def test_their_state_dict_alone_is_computed_by_ours(tmp_path, name):
 def test_our_folder_is_built_by_theirs(tmp_path, name):
     side = image(name)
     ours = noisy(preset(name, **SIZES, image_size=(side, 2 * side)))
-    folder = written(FORMAT, ours, tmp_path / "folder", classes=tuple("abcdefg"))
+    folder = written(TIMM, ours, tmp_path / "folder", classes=tuple("abcdefg"))
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     assert_same(ours, model, (side, 2 * side))
     assert model.pretrained_cfg["label_names"] == list("abcdefg")
@@ -141,7 +145,7 @@ CHANGES: list[dict[str, Any]] = [
 def test_a_model_of_no_name_is_built_with_model_args(tmp_path, changes):
     spec = vitkit.ViTSpec(**{**SIZES, "patch_size": 8, "image_size": 32} | changes)
     ours = noisy(spec)
-    folder = written(FORMAT, ours, tmp_path)
+    folder = written(TIMM, ours, tmp_path)
     model = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
     images = torch.randn(2, spec.in_channels, 32, 32)
     with torch.inference_mode():
@@ -155,7 +159,7 @@ def test_a_model_of_no_name_is_built_with_model_args(tmp_path, changes):
 
 def test_what_timm_cannot_build_has_no_architecture(tmp_path):
     spec = vitkit.ViTSpec(**SIZES, patch_size=8, image_size=32, norm_eps=1e-12)
-    folder = written(FORMAT, noisy(spec), tmp_path)
+    folder = written(TIMM, noisy(spec), tmp_path)
     config = json.loads((folder / "config.json").read_text())
     assert "architecture" not in config
     assert "no model of timm's registry" in config["note"]
@@ -163,13 +167,13 @@ def test_what_timm_cannot_build_has_no_architecture(tmp_path):
 
 def test_presets_that_are_ours_alone_are_named():
     unknown = {name for name in table() if not timm.is_model(name)}
-    named = [name for name in table() for p in timm_config.OURS_ALONE if fnmatchcase(name, p)]
+    named = [name for name in table() for p in PRESETS_UNKNOWN_TO_TIMM if fnmatchcase(name, p)]
     assert sorted(named) == sorted(unknown)
 
 
 def test_every_preset_that_timm_knows_needs_no_model_args():
     for name in filter(timm.is_model, table()):
-        found = timm_config.architecture(preset(name))
+        found = timm_architecture(preset(name))
         assert found is not None, name
         assert found[1] == {}, name
 
@@ -194,7 +198,7 @@ SPECS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("fields", SPECS)
 def test_there_and_back_with_the_same_bits(tmp_path, fields):
     spec = vitkit.ViTSpec(**SIZES | {"patch_size": 8, "image_size": 32} | fields)
-    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+    assert round_trip(TIMM, spec, tmp_path).model.spec == spec
 
 
 def test_two_keys_swapped_show(tmp_path):
@@ -289,7 +293,7 @@ def test_their_squash_makes_the_same_pixels(tmp_path, ratio):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "mine", **settings}))
     checkpoint = load(tmp_path)
     assert checkpoint.preprocess.fit == ("squash" if ratio == 1.0 else "squash-crop")
-    written = timm_config.document(checkpoint.model.spec, checkpoint.preprocess)["pretrained_cfg"]
+    written = config_document(checkpoint.model.spec, checkpoint.preprocess)["pretrained_cfg"]
     for asked in (settings, written):
         theirs = timm.data.create_transform(
             (3, 32, 32), mean=asked["mean"], std=asked["std"], crop_pct=asked["crop_pct"],

@@ -9,7 +9,7 @@ from peers import peer
 from weights.round_trips import noisy, round_trip, written
 
 import vitkit
-from vitkit.weights.formats.torchvision import FORMAT
+from vitkit.weights.formats.torchvision import TORCHVISION
 from vitkit.weights.load import load
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
@@ -42,7 +42,7 @@ def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path):
     ours, model, images = noisy(vitkit.ViTSpec(**SMALL)), theirs(), torch.randn(2, 3, 32, 32)
     from safetensors.torch import load_file
 
-    model.load_state_dict(load_file(written(FORMAT, ours, tmp_path) / "model.safetensors"))
+    model.load_state_dict(load_file(written(TORCHVISION, ours, tmp_path) / "model.safetensors"))
     with torch.inference_mode():
         expected = ours(images)
         assert (model(images) - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -51,7 +51,7 @@ def test_our_model_written_is_loaded_strictly_by_theirs(tmp_path):
 @pytest.mark.parametrize("fields", [{}, {"representation_width": 24}, {"num_classes": 0}])
 def test_there_and_back_with_the_same_bits(tmp_path, fields):
     spec = vitkit.ViTSpec(**SMALL | fields)
-    assert round_trip(FORMAT, spec, tmp_path).model.spec == spec
+    assert round_trip(TORCHVISION, spec, tmp_path).model.spec == spec
 
 
 def test_the_names_of_the_first_version_are_understood(tmp_path):

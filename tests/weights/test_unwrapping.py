@@ -20,7 +20,7 @@ import vitkit
 from vitkit import cli
 from vitkit.errors import CheckpointError
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.torchvision import FORMAT as TORCHVISION
+from vitkit.weights.formats.torchvision import TORCHVISION
 
 State = dict[str, Any]
 SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=1, mlp_width=96,

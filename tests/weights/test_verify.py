@@ -23,10 +23,11 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset
 from vitkit.models.record import Record
 from vitkit.weights.converting import verify
-from vitkit.weights.converting.fold import fit
-from vitkit.weights.converting.verify import LIBRARIES, Foreign, foreign
+from vitkit.weights.converting.fit import fit_to_format
+from vitkit.weights.converting.verify import ReferenceModel, reference_model
 from vitkit.weights.formats.registry import FORMATS
 
+LIBRARIES = {name: form.reference for name, form in FORMATS.items() if form.reference}
 TOLERANCE = 1e-5
 SIZES = {"depth": 2, "width": 64, "num_heads": 1, "mlp_width": 128, "num_classes": 7}
 SMALL = SIZES | {"image_size": 32, "patch_size": 8}
@@ -85,7 +86,7 @@ def model_of(target: str, kind: str) -> vitkit.ViT:
 
 
 @torch.inference_mode()
-def distances(ours: vitkit.ViT, theirs: Foreign) -> list[float]:
+def distances(ours: vitkit.ViT, theirs: ReferenceModel) -> list[float]:
     """Largest |difference| of each block's tokens, then of the logits."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(2, ours.spec.in_channels, *ours.spec.image_size, generator=generator)
@@ -98,10 +99,10 @@ def distances(ours: vitkit.ViT, theirs: Foreign) -> list[float]:
     return [float((left - right).abs().max()) for left, right in pairs]
 
 
-def found(target: str, place: Path, spec: vitkit.ViTSpec) -> Foreign:
+def found(target: str, place: Path, spec: vitkit.ViTSpec) -> ReferenceModel:
     for module in LIBRARIES[target].modules:
         peer(module)  # the parity tests need all of them
-    theirs = foreign(target, place, spec)
+    theirs = reference_model(target, place, spec)
     assert theirs is not None
     return theirs
 
@@ -157,7 +158,7 @@ FOLDED = [
 @pytest.mark.parametrize(("target", "name", "of_class"), FOLDED)
 def test_what_was_folded_is_what_the_library_computes(tmp_path, target, name, of_class):
     ours = noisy(preset(name, **SIZES, image_size=32))
-    spec, state, steps = fit(ours.spec, ours.state_dict(), *FORMATS[target].capabilities)
+    spec, state, steps = fit_to_format(ours.spec, ours.state_dict(), *FORMATS[target].capabilities)
     assert {step.kind for step in steps} == {"folded"}
     model = vitkit.ViT(spec).eval()
     model.load_state_dict(state)
@@ -188,7 +189,7 @@ def test_a_file_that_is_not_wholly_theirs_is_refused_in_one_line(tmp_path, targe
     found(target, place, ours.spec)
     rewritten(place, spoil)
     with pytest.raises(CheckpointError, match=re.escape(name)) as caught:
-        foreign(target, place, ours.spec)
+        reference_model(target, place, ours.spec)
     assert f"{LIBRARIES[target].distribution} " in str(caught.value)
     assert str(place) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -218,7 +219,7 @@ def test_nothing_is_said_and_nothing_stays_changed(tmp_path, capfd, caplog):
 def test_formats_without_a_library_have_no_witness(tmp_path):
     ours = model_of("torchvision", "plain")
     for target in {"vitkit", *FORMATS} - LIBRARIES.keys():
-        assert f"the format {target}" in foreign(target, tmp_path, ours.spec)
+        assert f"the format {target}" in reference_model(target, tmp_path, ours.spec)
     assert {"google", "jeonsworld", "dinov2"} <= FORMATS.keys() - LIBRARIES.keys()
 
 
@@ -234,7 +235,7 @@ BEYOND = [
 @pytest.mark.parametrize(("target", "fields"), BEYOND)
 def test_what_no_class_of_theirs_computes_has_no_witness(tmp_path, target, fields):
     ours = noisy(vitkit.ViTSpec(**SMALL | fields))
-    said = foreign(target, written(FORMATS[target], ours, tmp_path), ours.spec)
+    said = reference_model(target, written(FORMATS[target], ours, tmp_path), ours.spec)
     assert re.fullmatch(r"\w+ [\d.+cpu]+ has no class that computes this model", said)
 
 
@@ -261,7 +262,7 @@ def test_a_library_that_cannot_be_imported_is_no_witness(tmp_path, monkeypatch, 
     monkeypatch.syspath_prepend(tmp_path)
     kind, said = re.fullmatch(r"(\w+)\('(.*)'\)", fault).groups()
     expected = rf"{NAMED} cannot be imported \({kind}: {said}\); .* python -c 'import vit_pytorch'"
-    assert re.match(expected, foreign("lucidrains", *simple))
+    assert re.match(expected, reference_model("lucidrains", *simple))
 
 
 def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
@@ -270,7 +271,7 @@ def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
 
     monkeypatch.setattr(verify.importlib.metadata, "version", missing)
     said = "vit-pytorch is not installed; pip install 'vit-pytorch>=1.16.1'"
-    assert foreign("lucidrains", *simple) == said
+    assert reference_model("lucidrains", *simple) == said
 
 
 @pytest.mark.parametrize(("version", "taken"), [("1.16.0", False), ("1.9.4rc1", False),
@@ -278,7 +279,7 @@ def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
                                                 ("2", True)])  # fmt: skip
 def test_a_library_older_than_what_is_tested_is_no_witness(monkeypatch, simple, version, taken):
     monkeypatch.setattr(verify.importlib.metadata, "version", lambda name: version)
-    witness = foreign("lucidrains", *simple)
+    witness = reference_model("lucidrains", *simple)
     if taken:
         assert witness.library == f"vit-pytorch {version}"
     else:

@@ -51,7 +51,7 @@ def theirs(name: str) -> tuple[nn.Module, dict[str, Any]]:
 
 
 def as_folder(name: str, model: nn.Module, folder: Path) -> Path:
-    """A folder as timm puts it on the Hub; the depth that the sweep took stands in it."""
+    """A folder as timm puts it on the Hub; with the depth of the sweep in it."""
     peer("timm").models.save_for_hf(model, folder, safe_serialization=True)
     config = json.loads((folder / "config.json").read_text())
     config["architecture"] = name

@@ -1,7 +1,10 @@
-"""The command `vitkit`: one verb per file, wiring only.
+"""The command `vitkit`: one verb per file, parsing and printing only.
 
 Exit codes: 0 done; 2 the user's input, data or settings are wrong; 3 a number is not finite;
 128 + N stopped by signal N after saving (130 for Ctrl-C, 143 for SIGTERM); 1 a fault of ours.
+
+A new verb is a file with a function `run(arguments)` and a line of `VERBS`. Nothing here may import
+torch: `vitkit --help` must not wait for it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 
-from vitkit.errors import Interrupted, SettingError, VitkitError, did_you_mean, exit_code
-from vitkit.io.progress import let_stdout_go
+from vitkit.errors import Interrupted, SettingError, VitkitError, exit_code
+from vitkit.io.progress import discard_stdout
+from vitkit.messages import did_you_mean
 from vitkit.process import keep_freed_memory, shorten_spinning
 
 VERBS = {
@@ -31,8 +35,9 @@ VERBS = {
     "summary": "the layer table of a model or a checkpoint",
     "models": "the models there are",
 }
+"""Verb -> its line of `vitkit --help`."""
 
-NEEDED = {
+REQUIRED_ARGUMENTS = {
     "check": ("DATA",),
     "train": ("DATA",),
     "eval": ("CHECKPOINT", "DATA"),
@@ -44,96 +49,103 @@ NEEDED = {
     "convert": ("FILE", "OUT"),
     "summary": ("MODEL",),
 }
-"""The arguments that a verb cannot do without, in their order."""
+"""Positional arguments that a verb requires, in their order."""
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
-    shorten_spinning(os.environ)
+    """Run the command line and exit with its code."""
+    shorten_spinning(os.environ)  # read when torch loads OpenMP
     if sys.argv[1:2] == ["train"]:
         keep_freed_memory()
     try:
         code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # once more, while the first one was reported
+    except KeyboardInterrupt:  # a second one, while the first was reported
         code = 128 + signal.SIGINT
     if code > 128:
         from vitkit.training.interrupts import end_process
 
         sys.stdout.flush()
-        end_process(code)  # nothing is left to do, and a further signal shall print no traceback
+        end_process(code)  # at once: a further signal must not print a traceback
     sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; errors are one line on stderr."""
+    """Run one command and return its exit code; print errors as one line on stderr."""
+    # not a flag of any verb: it decides how errors of all of them are shown
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
-        _say(_help())
+        _print(_help())
         return 0
     if arguments[0] == "--version":
         from importlib.metadata import version
 
-        _say(f"vitkit {version('vitkit')}")
+        _print(f"vitkit {version('vitkit')}")
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
-        _complain(
+        _print_error(
             f"there is no verb {verb!r}{did_you_mean(verb, VERBS)}; `vitkit --help` lists all"
         )
         return 2
+    return _run_verb(verb, rest, debug=debug)
+
+
+def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
+    """Run one verb; print its error in one line, unless a traceback is wanted."""
     try:
-        _check_given(verb, rest)
-        import_module(f"vitkit.cli.{verb}").run(rest)
-        sys.stdout.flush()
+        _check_count(verb, arguments)
+        import_module(f"vitkit.cli.{verb}").run(arguments)
+        sys.stdout.flush()  # here, so that a full disk or a closed pipe is handled below
     except VitkitError as error:
         if debug:
             raise
-        _complain(str(error))
+        _print_error(str(error))
         return exit_code(error)
     except KeyboardInterrupt as error:
-        _complain(_what_it_met(error))
+        _print_error(_interruption(error))
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has left (`| head`)
-        let_stdout_go()
+        discard_stdout()
         return 0
-    except Exception as error:  # the last line of defence: whatever comes here is a fault of ours
+    except Exception as error:  # any other error is a bug of vitkit
         if debug:
             raise
-        if _is_of_stdout(error):
-            let_stdout_go()
-            _complain(f"cannot write what is printed: {error}; choose another place for it")
+        if _is_full_stdout(error):
+            discard_stdout()
+            _print_error(f"cannot write what is printed: {error}; choose another place for it")
             return 2
-        _complain(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
+        _print_error(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
         return 1
     return 0
 
 
-def _check_given(verb: str, arguments: list[str]) -> None:
-    """Raise `SettingError` where there are fewer words than the verb needs, whatever they mean.
+def _check_count(verb: str, arguments: list[str]) -> None:
+    """Raise `SettingError` if there are fewer arguments than the verb requires.
 
-    Values of flags are words, too, so what passes may still lack an argument.
+    Values of flags count too, so an argument may still be missing afterwards.
     """
-    needed = NEEDED.get(verb, ())
-    words = [word for word in arguments if not re.match(r"--?\w[^=]*$", word)]
-    missing = needed[len(words) :]
+    required = REQUIRED_ARGUMENTS.get(verb, ())
+    values = [argument for argument in arguments if not re.match(r"--?\w[^=]*$", argument)]
+    missing = required[len(values) :]
     if missing and not {"-h", "--help"} & set(arguments):
+        are = "is" if len(missing) == 1 else "are"
         raise SettingError(
-            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing; expected: "
-            f"vitkit {verb} {' '.join(needed)} [flags]"
+            f"{' and '.join(missing)} {are} missing; expected: "
+            f"vitkit {verb} {' '.join(required)} [flags]"
         )
 
 
-def _what_it_met(error: KeyboardInterrupt) -> str:
-    """What to say of a Ctrl-C; a second one may have come while the first one was dealt with."""
+def _interruption(error: KeyboardInterrupt) -> str:
+    """Describe a Ctrl-C; it may be a second one that came while the first was handled."""
     first = error.__context__
     while first is not None and not isinstance(first, Interrupted):
         first = first.__context__
     return str(first) if first is not None else "stopped by SIGINT"
 
 
-def _is_of_stdout(error: Exception) -> bool:
-    """Whether an error is that of a full disk, and of no file with a name."""
+def _is_full_stdout(error: Exception) -> bool:
+    """Return True for the error of a full disk that is not about a named file."""
     full = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return isinstance(error, OSError) and error.errno in full and error.filename is None
 
@@ -146,10 +158,10 @@ def _help() -> str:
     )
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _complain(text: str) -> None:
-    with suppress(OSError):  # the terminal may be closed; the exit code says it, too
+def _print_error(text: str) -> None:
+    with suppress(OSError):  # the terminal may be closed; the exit code remains
         sys.stderr.write("vitkit: " + " ".join(text.split("\n")) + "\n")

@@ -1,4 +1,4 @@
-"""What of the command line is the same for every verb: groups of settings, flags without a value.
+"""Arguments that several verbs share: groups of settings, and flags without a value.
 
 A group is written `--spec.patch-size 4`.
 """
@@ -16,54 +16,56 @@ from vitkit.errors import SettingError, UserError
 
 
 def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], dict[str, Any]]:
-    """Split `--spec.patch-size 4` off the other arguments; values are read as YAML.
+    """Split `--spec.patch-size 4` off the other arguments; values are parsed as YAML.
 
     Raises:
-        SettingError: a field without a value, or with one that is none.
+        SettingError: a field without a value, or with one that is not YAML.
     """
     rest: list[str] = []
     fields: dict[str, Any] = {}
-    waiting = iter(arguments)
-    for argument in waiting:
+    remaining = iter(arguments)
+    for argument in remaining:
         if not argument.startswith(f"--{group}."):
             rest.append(argument)
             continue
         name, _, value = argument.removeprefix(f"--{group}.").partition("=")
-        value = value or next(waiting, "")
+        value = value or next(remaining, "")  # `--spec.depth=4` or `--spec.depth 4`
         if not value or value.startswith("--"):
             raise SettingError(f"{argument} needs a value, such as --{group}.patch-size 4")
         try:
-            value = YAML(typ="safe", pure=True).load(value)
+            fields[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
         except YAMLError:
             raise SettingError(
                 f"--{group}.{name}: {value!r} is no value; such as 4 or [4, 8]"
             ) from None
-        fields[name.replace("-", "_")] = value
     return rest, fields
 
 
 @contextmanager
 def as_flags(*fields: str, group: str = "") -> Iterator[None]:
-    """Name a value that is refused in the block by its flag: `--batch-size 0: must be ...`.
+    """Name a value that the block refuses by its flag: `--batch-size 0: must be ...`.
 
     Args:
         fields: those that are flags; values of others may come from a file.
-        group: what the flags begin with, such as `spec.`.
+        group: prefix of the flags, such as `spec.`.
     """
     try:
         yield
     except UserError as error:
         wrong = error.wrong
         if wrong is None or wrong.field not in fields:
-            raise
+            raise  # not about a value, or about one that came from a file
         flag = f"--{group}{wrong.field.replace('_', '-')}"
         raise type(error)(f"{flag} {wrong.value}: {wrong.expected}") from None
 
 
-def filled(arguments: list[str], flag: str, usual: str) -> list[str]:
-    """The arguments, with its usual value after a flag that stands without one."""
-    words = []
-    for number, word in enumerate(arguments, 1):
-        alone = number == len(arguments) or arguments[number].startswith("-")
-        words += [word, usual] if word == flag and alone else [word]
-    return words
+def fill_value(arguments: list[str], flag: str, default: str) -> list[str]:
+    """Insert a default value after a flag that has none."""
+    filled = []
+    for number, argument in enumerate(arguments, 1):
+        filled.append(argument)
+        # a value that begins with "-" must be written as --flag=value
+        has_value = number < len(arguments) and not arguments[number].startswith("-")
+        if argument == flag and not has_value:
+            filled.append(default)
+    return filled

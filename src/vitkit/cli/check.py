@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import json
+import json as json_text
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.data.checks.check import Report, check
+from vitkit.data.checks.check import Report, check_dataset
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 from vitkit.io.atomic import refuse_unwritable, write_bytes
-from vitkit.io.progress import bar
+from vitkit.io.progress import progress_bar
 
-SHOWN = 10
-"""Images of a finding that the table names."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from vitkit.data.checks.finding import Finding
+
+LINES_SHOWN = 10
+"""Images of a finding that are printed."""
+STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+"""Colour of each severity."""
 
 
-def check_data(
+def check_command(
     data: Positional[str],
     *,
     json: bool = False,
@@ -31,7 +39,7 @@ def check_data(
     follow_links: bool = False,
     workers: int = 0,
 ) -> None:
-    """Look at every image before you train on it.
+    """Check every image before you train on it.
 
     Errors (exit code 2): images that cannot be decoded; training refuses them. Warnings: images
     in two splits, exactly or nearly, or under two classes; classes without images, or with one;
@@ -43,82 +51,98 @@ def check_data(
     gamma, few that were cropped or have a visible watermark.
 
     Args:
-        data: a folder of images, a list of them, or a named data set, as for train.
+        data: a folder of images, a list of them, or a named dataset, as for train.
         json: print JSON.
         output: also write the JSON to this file.
         strict: exit with 2 at warnings too.
-        data_root: where to look for named data sets; for a CSV the folder its paths begin at.
+        data_root: the folder of named datasets; for a CSV the folder of its paths.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
         workers: threads; 0 means one for each core.
     """
     if output is not None:
-        refuse_unwritable(output)
+        refuse_unwritable(output)  # before the images are read, which may take minutes
     dataset = open_dataset(
         data,
         data_root=data_root,
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
-    with bar(sum(map(len, dataset.splits.values()))) as advance:
-        report = check(dataset, workers=workers, advance=advance)
-    text = _json(report)
+    with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
+        report = check_dataset(dataset, workers=workers, advance=advance)
+    text = json_text.dumps(report.as_dict(), indent=1) + "\n"
     if json:
         sys.stdout.write(text)
     else:
         _print(report)
     if output is not None:
         write_bytes(output, text.encode())
-    warned = [f for f in report.findings if f.severity == "warning"]
+    # raised after printing: the exit code is that of training
     if report.refused:
         bad = sum(map(len, report.problems.values()))
         raise DataError(
             f"{report.name}: {bad:,} of {report.total:,} images cannot be decoded; remove them, "
             f"or train with --bad-images skip"
         )
-    if strict and warned:
-        raise DataError(f"{report.name}: {len(warned)} warnings, and --strict was given")
+    warnings = report.warnings()
+    if strict and warnings:
+        raise DataError(f"{report.name}: {len(warnings)} warnings, and --strict was given")
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and check."""
+    """Parse the arguments and check."""
     with as_flags("workers"):
-        tyro.cli(check_data, args=arguments, prog="vitkit check")
-
-
-def _json(report: Report) -> str:
-    return json.dumps(report.as_dict(), indent=1) + "\n"
+        tyro.cli(check_command, args=arguments, prog="vitkit check")
 
 
 def _print(report: Report) -> None:
     from rich.console import Console
+    from rich.text import Text
+
+    # A name must be whole and on one line, however wide the terminal is.
+    console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
+    console.print(_table(report))
+    for finding in report.findings:
+        severity = Text(f"{finding.severity:<8}", style=STYLES[finding.severity])
+        console.print(severity + Text(finding.message))
+        lines = _lines(report, finding)
+        for line in lines[:LINES_SHOWN]:
+            console.print(f"        {line}")
+        if len(lines) > LINES_SHOWN:
+            console.print("        and more; --output FILE lists them")
+    for note in report.notes:
+        console.print(Text(f"{'note':<8}", style=STYLES["note"]) + Text(note))
+    summary = f"{report.total:,} images looked at"
+    if not report.findings:
+        summary = f"nothing found; {summary}"
+    if report.recalled:
+        summary += f", {report.recalled:,} of them unchanged since the last check"
+    console.print(summary)
+
+
+def _table(report: Report) -> Table:
+    """Count images and classes of each split."""
     from rich.table import Table
     from rich.text import Text
 
-    # A name must stand on one line and whole, however wide the terminal is.
-    console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
     table = Table(title=Text(report.name), title_justify="left")
-    for column in ("split", "images", "unreadable", "classes", "smallest class"):
-        table.add_column(column, justify="left" if column == "split" else "right")
+    table.add_column("split")
+    for column in ("images", "unreadable", "classes", "smallest class"):
+        table.add_column(column, justify="right")
     for split, counts in report.images.items():
         present = [count for count in counts.values() if count]
-        bad = len(report.problems.get(split, ()))
+        unreadable = len(report.problems.get(split, ()))
+        numbers = [f"{sum(counts.values()):,}", f"{unreadable:,}", f"{len(present):,}"]
         smallest = f"{min(present):,}" if present else "-"
-        table.add_row(split, f"{sum(counts.values()):,}", f"{bad:,}", f"{len(present):,}", smallest)
-    console.print(table)
-    for finding in report.findings:
-        style = {"error": "bold red", "warning": "yellow", "note": "dim"}[finding.severity]
-        console.print(Text(f"{finding.severity:<8}", style=style) + Text(finding.message))
-        lines = [" = ".join(names) for names in finding.images]
-        if finding.kind == "unreadable":
-            problems = report.problems[finding.split]
-            lines = [f"{each.name}: {each.reason}: {each.detail}" for each in problems]
-        for line in lines[:SHOWN]:
-            console.print(f"        {line}")
-        if len(lines) > SHOWN:
-            console.print("        and more; --output FILE lists them")
-    for note in report.notes:
-        console.print(Text(f"{'note':<8}", style="dim") + Text(note))
-    known = f", {report.recalled:,} of them unchanged since the last check"
-    found = "nothing found; " if not report.findings else ""
-    console.print(f"{found}{report.total:,} images looked at{known if report.recalled else ''}")
+        table.add_row(split, *numbers, smallest)
+    return table
+
+
+def _lines(report: Report, finding: Finding) -> list[str]:
+    """List the images of a finding; unreadable ones with the reason."""
+    if finding.kind != "unreadable":
+        return [" = ".join(names) for names in finding.images]
+    lines = []
+    for problem in report.problems[finding.split]:
+        lines.append(f"{problem.name}: {problem.reason}: {problem.detail}")
+    return lines

@@ -10,13 +10,16 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit import api
-from vitkit.cli.arguments import as_flags, filled
-from vitkit.cli.output import aligned
-from vitkit.data.images.decode import escape
+from vitkit.cli.arguments import as_flags, fill_value
+from vitkit.cli.output import align
 from vitkit.evaluation.comparison import Comparison
+from vitkit.messages import escape
+
+SCORES = ("balanced_accuracy", "loss", "ece")
+"""Scores of the table, beside top-1 with its interval."""
 
 
-def compare(
+def compare_command(
     checkpoints: Positional[tuple[str, ...]],
     *,
     data: str | None = None,
@@ -28,21 +31,21 @@ def compare(
     workers: int = 0,
     json: bool = False,
 ) -> None:
-    """Whether one model is better than another: the same images, and McNemar's exact test.
+    """Test if one model is better than another on the same images, by McNemar's exact test.
 
     Args:
         checkpoints: two or more run folders (their best weights) or checkpoints; the first one is
             compared with each of the others.
-        data: as for train; default what they were trained on.
+        data: as for train; default the training data.
         split: train, val or test; default test, else val.
-        data_root: where to look for named data sets.
+        data_root: the folder of named datasets.
         cache: folder of decoded images, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
         batch_size: images run at once.
         workers: loader processes.
         json: print JSON.
     """
-    found = api.compare(
+    comparison = api.compare(
         *checkpoints,
         data=data,
         split=split,
@@ -52,35 +55,35 @@ def compare(
         batch_size=batch_size,
         workers=workers,
     )
-    if json:
-        sys.stdout.write(_json(found) + "\n")
-    else:
-        _print(found)
+    sys.stdout.write(_json(comparison) if json else _table(comparison))
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and compare."""
+    """Parse the arguments and compare."""
     with as_flags("batch_size", "workers"):
-        tyro.cli(compare, args=filled(arguments, "--cache", "auto"), prog="vitkit compare")
+        arguments = fill_value(arguments, "--cache", "auto")
+        tyro.cli(compare_command, args=arguments, prog="vitkit compare")
 
 
-def _json(found: Comparison) -> str:
-    pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in found.pairs]
-    repeats = [asdict(group) for group in found.repeats]
-    return json_format.dumps({"scores": found.scores, "pairs": pairs, "repeats": repeats})
+def _json(comparison: Comparison) -> str:
+    pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in comparison.pairs]
+    repeats = [asdict(group) for group in comparison.repeats]
+    document = {"scores": comparison.scores, "pairs": pairs, "repeats": repeats}
+    return json_format.dumps(document) + "\n"
 
 
-def _print(found: Comparison) -> None:
-    rows = [["checkpoint", "top1", "95 %", "balanced_accuracy", "loss", "ece", "images"]]
-    for name, one in found.scores.items():
-        interval = f"{one['top1_low']:.4f} to {one['top1_high']:.4f}"
-        others = (f"{one[score]:.4f}" for score in ("balanced_accuracy", "loss", "ece"))
-        images = f"{one['images']:,.0f}"
-        rows.append([escape(name), f"{one['top1']:.4f}", interval, *others, images])
-    lines = [
-        f"{len(group.names)} seeds of the same settings: top1 {group.mean:.4f}, standard "
-        f"deviation {group.spread:.4f} ({group.low:.4f} to {group.high:.4f})"
-        for group in found.repeats
-    ]
-    lines += [pair.verdict for pair in found.pairs]
-    sys.stdout.write(aligned(rows) + "".join(f"{escape(line)}\n" for line in lines))
+def _table(comparison: Comparison) -> str:
+    rows = [["checkpoint", "top1", "95 %", *SCORES, "images"]]
+    for name, scores in comparison.scores.items():
+        interval = f"{scores['top1_low']:.4f} to {scores['top1_high']:.4f}"
+        row = [escape(name), f"{scores['top1']:.4f}", interval]
+        row += [f"{scores[score]:.4f}" for score in SCORES]
+        rows.append([*row, f"{scores['images']:,.0f}"])
+    lines = []
+    for group in comparison.repeats:
+        lines.append(
+            f"{len(group.names)} seeds of the same settings: top1 {group.mean:.4f}, standard "
+            f"deviation {group.spread:.4f} ({group.low:.4f} to {group.high:.4f})"
+        )
+    lines += [pair.verdict for pair in comparison.pairs]
+    return align(rows) + "".join(f"{escape(line)}\n" for line in lines)

@@ -15,15 +15,15 @@ from torch import Tensor
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.image_arguments import Usable, find_images
-from vitkit.data.images.decode import escape
+from vitkit.cli.images import UsableImages, find_images
 from vitkit.errors import OutputError
 from vitkit.io.atomic import refuse_unwritable, replacing
+from vitkit.messages import escape
 from vitkit.prediction import feature_predictor
 from vitkit.weights.load import load
 
 
-def embed(
+def embed_command(
     checkpoint: Positional[str],
     images: Positional[tuple[str, ...]],
     *,
@@ -32,7 +32,7 @@ def embed(
     batch_size: int = 64,
     strict: bool = False,
 ) -> None:
-    """The features of images, what the head reads: arrays `features` (N, D) and `images` (N,).
+    """Write the pooled features of images: arrays `features` (N, D) and `images` (N,).
 
     An image that cannot be used is named on stderr and left out; the others go on, and the exit
     code is 2 at the end.
@@ -49,29 +49,31 @@ def embed(
     if path.suffix != ".npz":
         raise OutputError(f"{out}: features are written as .npz; name it so")
     refuse_unwritable(path)
-    stored = load(checkpoint)
-    batch_images = Usable(find_images(images), strict)
-    predictor = feature_predictor(stored, device=device, batch_size=batch_size)
-    count, width = _write(path, batch_images.of(predictor.outputs(batch_images.names)))
+    loaded = load(checkpoint)
+    usable = UsableImages(find_images(images), strict=strict)
+    predictor = feature_predictor(loaded, device=device, batch_size=batch_size)
+    features = usable.with_outputs(predictor.outputs(usable.paths))
+    count, width = _write(path, features)
     sys.stdout.write(f"{count} images x {width} features -> {out}\n")
-    batch_images.refuse_broken()
+    usable.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and embed."""
+    """Parse the arguments and embed."""
     with as_flags("batch_size"):
-        tyro.cli(embed, args=arguments, prog="vitkit embed")
+        tyro.cli(embed_command, args=arguments, prog="vitkit embed")
 
 
 def _write(path: Path, rows: Iterable[tuple[Path, Tensor]]) -> tuple[int, int]:
     """Write features to an .npz file as they come, so that memory does not grow; return (N, D)."""
-    names, width = [], 0
+    names = []
+    width = 0
     with replacing(path) as temporary, tempfile.TemporaryFile(dir=path.parent) as features:
         for name, row in rows:
             names.append(escape(name))
             width = len(row)
             features.write(row.numpy().tobytes())
-        # An array in an .npz file begins with its shape, which is known now.
+        # An array in an .npz file begins with its shape, which is known only now.
         header = {"descr": "<f4", "fortran_order": False, "shape": (len(names), width)}
         features.seek(0)
         with zipfile.ZipFile(temporary, "w") as archive:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
+import json as json_text
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,20 +14,20 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from vitkit import api
-from vitkit.cli.arguments import as_flags, filled
-from vitkit.cli.output import aligned
-from vitkit.data.images.decode import escape
+from vitkit.cli.arguments import as_flags, fill_value
+from vitkit.cli.output import align
 from vitkit.errors import SettingError
-from vitkit.evaluation.confusion_plot import LARGEST, confusion_matrix, png
-from vitkit.evaluation.evaluate import ClassScore, Evaluation
+from vitkit.evaluation.confusion_plot import MAX_CLASSES, confusion_matrix, png
+from vitkit.evaluation.evaluate import evaluate
+from vitkit.evaluation.result import ClassScore, Evaluation
 from vitkit.io.atomic import refuse_unwritable, write_bytes
+from vitkit.messages import escape
 
-WORST = 5
+LISTED_CLASSES = 5
 """Classes that the table names."""
 
 
-def evaluate(
+def eval_command(
     checkpoint: Positional[str],
     data: Positional[str],
     *,
@@ -41,13 +41,13 @@ def evaluate(
     confusion: Path | None = None,
     predictions: Path | None = None,
 ) -> None:
-    """How good a checkpoint is: top-1, top-k, per class, loss, calibration; intervals of 95 %.
+    """Evaluate a checkpoint: top-1, top-k, per class, loss, calibration; intervals of 95 %.
 
     Args:
         checkpoint: a run folder (its best weights) or a checkpoint.
         data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
         split: train, val or test; default test, else val.
-        data_root: where to look for named data sets; for a CSV the folder its paths begin at.
+        data_root: the folder of named datasets; for a CSV the folder of its paths.
         cache: folder of decoded images, as for train; `auto`: the user's own.
         device: cpu, cuda, mps or auto.
         batch_size: images run at once.
@@ -58,10 +58,11 @@ def evaluate(
     """
     if confusion is not None and confusion.suffix not in (".png", ".csv"):
         raise SettingError(f"--confusion {confusion}: name it .png or .csv")
-    for asked in (confusion, predictions):
-        if asked is not None:
-            refuse_unwritable(asked)
-    found = api.evaluate(
+    # before the evaluation, which may take minutes
+    for path in (confusion, predictions):
+        if path is not None:
+            refuse_unwritable(path)
+    evaluation = evaluate(
         checkpoint,
         data,
         split=split,
@@ -71,31 +72,42 @@ def evaluate(
         batch_size=batch_size,
         workers=workers,
     )
-    sys.stdout.write(_json(found) + "\n" if json else _table(found))
+    sys.stdout.write(_json(evaluation) if json else _table(evaluation))
     if confusion is not None:
-        write_bytes(confusion, _confusion(found, confusion, data))
+        write_bytes(confusion, _confusion(evaluation, confusion, data))
     if predictions is not None:
-        rows = ([*row[:3], f"{row[3]:.6f}"] for row in found.rows())
-        header = ["image", "label", "predicted", "probability"]
-        write_bytes(predictions, _csv([header, *rows]))
+        rows: list[Iterable[str]] = [["image", "label", "predicted", "probability"]]
+        for *names, probability in evaluation.rows():
+            rows.append([*map(str, names), f"{probability:.6f}"])
+        write_bytes(predictions, _csv(rows))
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and evaluate."""
+    """Parse the arguments and evaluate."""
     with as_flags("batch_size", "workers"):
-        tyro.cli(evaluate, args=filled(arguments, "--cache", "auto"), prog="vitkit eval")
+        arguments = fill_value(arguments, "--cache", "auto")
+        tyro.cli(eval_command, args=arguments, prog="vitkit eval")
 
 
-def _json(found: Evaluation) -> str:
-    classes = [
-        {"class": one.name, "images": one.images, "accuracy": one.accuracy,
-         "low": one.low, "high": one.high}
-        for one in found.per_class
-    ]  # fmt: skip
-    return json.dumps({
-        **found, "per_class": classes, "classes_without_images": found.without_images,
-        "confusion": found.confusion.tolist(),
-    })  # fmt: skip
+def _json(evaluation: Evaluation) -> str:
+    classes = []
+    for score in evaluation.per_class:
+        classes.append(
+            {
+                "class": score.name,
+                "images": score.images,
+                "accuracy": score.accuracy,
+                "low": score.low,
+                "high": score.high,
+            }
+        )
+    document = {
+        **evaluation,
+        "per_class": classes,
+        "classes_without_images": evaluation.without_images,
+        "confusion": evaluation.confusion.tolist(),
+    }
+    return json_text.dumps(document) + "\n"
 
 
 def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
@@ -104,53 +116,70 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _confusion(found: Evaluation, path: Path, data: str) -> bytes:
+def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
+    """Return the content of the confusion matrix's file, by its ending."""
+    classes = evaluation.classes
     if path.suffix == ".csv":
-        table = zip(found.classes, found.confusion.tolist(), strict=True)
-        return _csv([["", *found.classes], *([name, *row] for name, row in table)])
-    if len(found.classes) > LARGEST:
+        rows: list[list[Any]] = [["", *classes]]
+        for name, row in zip(classes, evaluation.confusion.tolist(), strict=True):
+            rows.append([name, *row])
+        return _csv(rows)
+    if len(classes) > MAX_CLASSES:
         raise SettingError(
-            f"--confusion {path}: {len(found.classes)} classes, an image holds {LARGEST}; "
+            f"--confusion {path}: {len(classes)} classes, an image holds {MAX_CLASSES}; "
             f"name it .csv"
         )
-    return png(confusion_matrix(found.confusion, found.classes, data))
+    return png(confusion_matrix(evaluation.confusion, classes, data))
 
 
-def _table(found: Evaluation) -> str:
+def _table(evaluation: Evaluation) -> str:
+    """Format the scores, the worst classes and the classes without images."""
     scores = []
-    for name, value in found.items():
+    for name, value in evaluation.items():
+        # these are notes beside their score
         if name.endswith(("_low", "_high")) or name.startswith("calibrated_"):
             continue
         notes = []
-        if f"{name}_low" in found:
-            notes.append(f"95 %: {found[f'{name}_low']:.4f} to {found[f'{name}_high']:.4f}")
-        if f"calibrated_{name}" in found:
-            notes.append(f"with the temperature: {found[f'calibrated_{name}']:.4f}")
+        if f"{name}_low" in evaluation:
+            low = evaluation[f"{name}_low"]
+            high = evaluation[f"{name}_high"]
+            notes.append(f"95 %: {low:.4f} to {high:.4f}")
+        if f"calibrated_{name}" in evaluation:
+            notes.append(f"with the temperature: {evaluation[f'calibrated_{name}']:.4f}")
         shown = f"{value:.0f}" if name == "images" else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
-    worst = sorted(found.per_class, key=lambda one: one.accuracy)[:WORST]
-    rows = [_worst(found, one) for one in worst if one.accuracy < 1]
-    heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
-    table = aligned(scores) + ("\n" + aligned([heading, *rows]) if rows else "")
-    return table + _unseen(found.without_images, len(found.classes))
+    table = align(scores)
+    worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
+    rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
+    if rows:
+        heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
+        table += "\n" + align([heading, *rows])
+    return table + _without_images(evaluation)
 
 
-def _unseen(names: list[str], classes: int) -> str:
-    """A line that names classes without images, the first few of many."""
+def _without_images(evaluation: Evaluation) -> str:
+    """Name classes without images, the first few of many."""
+    names = evaluation.without_images
     if not names:
         return ""
-    shown = ", ".join(map(escape, names[:WORST])) + (" ..." if len(names) > WORST else "")
+    shown = ", ".join(map(escape, names[:LISTED_CLASSES]))
+    if len(names) > LISTED_CLASSES:
+        shown += " ..."
     return (
-        f"\nno images of {len(names):,} of the {classes:,} classes: {shown}; balanced_accuracy is "
-        f"over the others\n"
+        f"\nno images of {len(names):,} of the {len(evaluation.classes):,} classes: {shown}; "
+        f"balanced_accuracy is over the others\n"
     )
 
 
-def _worst(found: Evaluation, one: ClassScore) -> list[str]:
-    missed = (found.labels == found.classes.index(one.name)) & ~found.right
-    others = np.bincount(found.predicted[missed], minlength=len(found.classes))
+def _class_row(evaluation: Evaluation, score: ClassScore) -> list[str]:
+    """Format a class's accuracy and the class that it is most often mistaken for."""
+    classes = evaluation.classes
+    wrong = (evaluation.labels == classes.index(score.name)) & ~evaluation.right
+    mistakes = np.bincount(evaluation.predicted[wrong], minlength=len(classes))
     return [
-        escape(one.name), f"{one.accuracy:.4f}", f"{one.right:,} of {one.images:,}",
-        f"{one.low:.4f} to {one.high:.4f}",
-        f"{escape(found.classes[others.argmax()])} ({others.max():,})",
-    ]  # fmt: skip
+        escape(score.name),
+        f"{score.accuracy:.4f}",
+        f"{score.right:,} of {score.images:,}",
+        f"{score.low:.4f} to {score.high:.4f}",
+        f"{escape(classes[mistakes.argmax()])} ({mistakes.max():,})",
+    ]

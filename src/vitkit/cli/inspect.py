@@ -13,7 +13,7 @@ from vitkit.weights.inspection import inspect as inspect_file
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and say."""
+    """Parse the arguments and inspect."""
     rest, spec = take_fields(arguments)
 
     def inspect(
@@ -23,18 +23,18 @@ def run(arguments: list[str]) -> None:
         json: bool = False,
         trust_pickle: bool = False,
     ) -> None:
-        """Whose file it is, what model and preprocessing, and how sure each is.
+        """Describe a file of weights: its format, model and preprocessing, and how sure each is.
 
-        Fields that the file cannot say: --spec.FIELD VALUE, such as --spec.num-heads 6.
+        Fields that the file does not state: --spec.FIELD VALUE, such as --spec.num-heads 6.
 
         Args:
             file: weights of any known format, or a folder with them.
-            model: the model's name, which decides what the file does not say.
+            model: the model's name, for what the file does not state.
             json: print JSON.
             trust_pickle: read .pth, .pt and .bin files, by torch's weights_only reader.
         """
-        found = inspect_file(file, model=model, trust_pickle=trust_pickle, **spec)
-        text = json_text.dumps(found.to_json(), indent=2) if json else str(found)
+        inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **spec)
+        text = json_text.dumps(inspection.to_json(), indent=2) if json else str(inspection)
         sys.stdout.write(text + "\n")
 
     tyro.cli(inspect, args=rest, prog="vitkit inspect")

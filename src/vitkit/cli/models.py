@@ -13,8 +13,8 @@ from vitkit.models.presets import list_models, preset, table
 from vitkit.weights.catalogue import catalogue
 
 
-def models(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
-    """The models there are: name, parameters, image size in pixels, family.
+def models_command(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
+    """List the models: name, parameters, image size in pixels, family.
 
     Args:
         pattern: shell-style, such as 'vit_base*'.
@@ -22,13 +22,20 @@ def models(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
     """
     lines = _checkpoints(pattern) if pretrained else _presets(pattern)
     if not lines:
-        what, verb = ("checkpoint", "models --pretrained") if pretrained else ("model", "models")
-        raise SettingError(f"no {what}'s name matches {pattern!r}; `vitkit {verb}` lists all")
+        kind = "checkpoint" if pretrained else "model"
+        verb = "models --pretrained" if pretrained else "models"
+        raise SettingError(f"no {kind}'s name matches {pattern!r}; `vitkit {verb}` lists all")
     sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
+def run(arguments: list[str]) -> None:
+    """Parse the arguments and list."""
+    tyro.cli(models_command, args=arguments, prog="vitkit models")
+
+
 def _presets(pattern: str) -> list[str]:
-    lines, entries = [], table()
+    lines = []
+    entries = table()
     for name in list_models(pattern):
         size = "x".join(map(str, preset(name).image_size))
         millions = entries[name].parameters / 1e6
@@ -37,14 +44,11 @@ def _presets(pattern: str) -> list[str]:
 
 
 def _checkpoints(pattern: str) -> list[str]:
-    return [
-        f"{name:<58} {entry.classes:>6}  {entry.licence or 'not stated':<28} "
-        f"{entry.source:<12}  {entry.address}"
-        for name, entry in catalogue().items()
-        if fnmatchcase(name, pattern) or fnmatchcase(entry.preset, pattern)
-    ]
-
-
-def run(arguments: list[str]) -> None:
-    """Parse and list."""
-    tyro.cli(models, args=arguments, prog="vitkit models")
+    lines = []
+    for name, entry in catalogue().items():
+        if fnmatchcase(name, pattern) or fnmatchcase(entry.preset, pattern):
+            lines.append(
+                f"{name:<58} {entry.classes:>6}  {entry.licence or 'not stated':<28} "
+                f"{entry.source:<12}  {entry.address}"
+            )
+    return lines

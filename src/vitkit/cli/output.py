@@ -1,12 +1,15 @@
-"""Rows of text under each other: whole, however wide the terminal is, for eyes and for `grep`."""
+"""Aligned columns of text, never cut, whatever the terminal's width: for reading and for `grep`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """The rows as lines, their columns two spaces apart; all of them have as many cells."""
+def align(rows: Sequence[Sequence[str]]) -> str:
+    """Format rows as lines, their columns two spaces apart; all rows have as many cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "".join(f"{line}\n" for line in lines)
+    text = ""
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        text += "  ".join(cells).rstrip() + "\n"
+    return text

@@ -13,17 +13,17 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.image_arguments import Usable, find_images
-from vitkit.data.images.decode import escape
+from vitkit.cli.images import UsableImages, find_images
 from vitkit.io.atomic import refuse_unwritable, replacing
-from vitkit.io.progress import let_stdout_go
+from vitkit.io.progress import discard_stdout
+from vitkit.messages import escape
 from vitkit.prediction import Prediction, Predictor
 from vitkit.weights.load import load
 
 Write = Callable[[Path, Prediction], object]
 
 
-def predict(
+def predict_command(
     checkpoint: Positional[str],
     images: Positional[tuple[str, ...]],
     *,
@@ -35,7 +35,7 @@ def predict(
     strict: bool = False,
     allow_partial: bool = False,
 ) -> None:
-    """What a checkpoint says of images, most probable class first.
+    """Predict the classes of images, most probable class first.
 
     Each line is printed as soon as its batch is done. An image that cannot be used is named on
     stderr and left out; the others go on, and the exit code is 2 at the end.
@@ -54,64 +54,64 @@ def predict(
     """
     if csv is not None:
         refuse_unwritable(Path(csv))
-    stored = load(checkpoint, strict=not allow_partial)
-    predictor = Predictor.from_checkpoint(stored, device=device, batch_size=batch_size)
-    batch_images = Usable(find_images(images), strict)
-    with ExitStack() as open_now:
+    loaded = load(checkpoint, strict=not allow_partial)
+    predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
+    usable = UsableImages(find_images(images), strict=strict)
+    with ExitStack() as stack:
         writers: list[Write] = []
         if csv is not None:
-            writers.append(open_now.enter_context(_csv(Path(csv))))
+            writers.append(stack.enter_context(_csv(Path(csv))))
         if json:
-            writers.append(open_now.enter_context(_json(go_on=csv is not None)))
-        for name, said in batch_images.of(predictor.stream(batch_images.names, top_k)):
+            writers.append(stack.enter_context(_json(ignore_closed_pipe=csv is not None)))
+        for path, prediction in usable.with_outputs(predictor.stream(usable.paths, top_k)):
             for write in writers or [_plain]:
-                write(name, said)
-    batch_images.refuse_broken()
+                write(path, prediction)
+    usable.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
-    """Parse and predict."""
+    """Parse the arguments and predict."""
     with as_flags("batch_size", "top_k"):
-        tyro.cli(predict, args=arguments, prog="vitkit predict")
+        tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 
-def _plain(name: Path, said: Prediction) -> None:
-    shown = ", ".join(f"{escape(label)} {p:.3f}" for label, p in said.top)
-    sys.stdout.write(f"{escape(name)}: {shown}\n")
+def _plain(path: Path, prediction: Prediction) -> None:
+    classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
+    sys.stdout.write(f"{escape(path)}: {classes}\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def _json(*, go_on: bool) -> Iterator[Write]:
+def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
     """Print a JSON list, an entry at a time.
 
     Args:
-        go_on: whether to print no more when the reader has left (`| head`), instead of raising
+        ignore_closed_pipe: print no more when the reader has left (`| head`), instead of raising
             `BrokenPipeError`.
     """
-    before = "[\n  "
+    separator = "[\n  "
 
-    def say(text: str) -> None:
+    def print_text(text: str) -> None:
         try:
             sys.stdout.write(text)
         except BrokenPipeError:
-            if not go_on:
+            if not ignore_closed_pipe:
                 raise
-            let_stdout_go()
+            discard_stdout()
 
-    def write(name: Path, said: Prediction) -> None:
-        nonlocal before
+    def write(path: Path, prediction: Prediction) -> None:
+        nonlocal separator
         row = {
-            "image": escape(name),
-            "label": said.label,
-            "probability": said.probability,
-            "top": [{"label": label, "probability": p} for label, p in said.top],
+            "image": escape(path),
+            "label": prediction.label,
+            "probability": prediction.probability,
+            "top": [{"label": label, "probability": p} for label, p in prediction.top],
         }
-        say(before + json_format.dumps(row, indent=2).replace("\n", "\n  "))
-        before = ",\n  "
+        print_text(separator + json_format.dumps(row, indent=2).replace("\n", "\n  "))
+        separator = ",\n  "
 
     yield write
-    say("\n]\n")
+    print_text("\n]\n")
 
 
 @contextmanager
@@ -121,9 +121,9 @@ def _csv(path: Path) -> Iterator[Write]:
         writer = csv_format.writer(file, lineterminator="\n")
         writer.writerow(["image", "rank", "label", "probability"])
 
-        def write(name: Path, said: Prediction) -> None:
-            for rank, (label, probability) in enumerate(said.top, 1):
-                writer.writerow([escape(name), rank, label, f"{probability:.6f}"])
+        def write(image: Path, prediction: Prediction) -> None:
+            for rank, (label, probability) in enumerate(prediction.top, 1):
+                writer.writerow([escape(image), rank, label, f"{probability:.6f}"])
 
         yield write
-        file.flush()
+        file.flush()  # before `replacing` renames it

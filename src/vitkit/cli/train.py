@@ -8,13 +8,15 @@ from typing import Any
 
 import tyro
 
-from vitkit.cli.arguments import as_flags, filled, take_fields
+from vitkit.cli.arguments import as_flags, fill_value, take_fields
 from vitkit.errors import SettingError, VitkitError
 from vitkit.frozen import field_names
 from vitkit.training import train
 from vitkit.training.auto import auto
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.merging import layered
 from vitkit.training.config.setting_names import refused_flag
-from vitkit.training.config.train_config import Settings, TrainConfig, layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.resume_check import prove_resume
 
@@ -28,31 +30,35 @@ head and fine-tuning of --pretrained weights, or a model from noise that suits t
 tried from cheap to dear within --budget, as long as the next one pays. With --prove-resume nothing
 is trained: two short runs, one of them killed and resumed, show that both end in the same bits."""
 
-FIRST = {
+BASE_FLAGS = {
     "recipe": ("--recipe", "-c", "--config"),
     "model": ("--model",),
     "resume": ("--resume",),
     "output": ("--output", "--output-dir"),
 }
-"""Flags that decide what the others change, by all their names."""
+"""Flags that decide which settings the others change, by all their names."""
 
 
 def run(arguments: list[str]) -> None:
-    """Read the settings in their order, then train."""
+    """Parse the settings in their order of precedence and train."""
     prove = "--prove-resume" in arguments
     rest, spec = take_fields([word for word in arguments if word != "--prove-resume"])
     for flag in ("--cache", "--pretrained", "--finetune"):
-        rest = filled(rest, flag, "auto")
-    rest = filled(rest, "--grad-checkpointing", "block")
-    given = {name: _peek(rest, flags) for name, flags in FIRST.items()}
+        rest = fill_value(rest, flag, "auto")
+    rest = fill_value(rest, "--grad-checkpointing", "block")
+    given = {name: _peek(rest, flags) for name, flags in BASE_FLAGS.items()}
+    # the recipe and the stopped run decide the defaults that --help shows
     recipe = recipe_settings(given["recipe"])
     stored = train.resumed_settings(given["resume"], given["output"], recipe)
-    named = bool(rest) and not rest[0].startswith("-")
-    data, flags = (rest[0], rest[1:]) if named else (str(stored.get("data", "")), rest)
+    data = str(stored.get("data", ""))
+    flags = rest
+    if rest and not rest[0].startswith("-"):
+        data, *flags = rest
     if not data and not {"-h", "--help"} & set(rest):
         raise SettingError("DATA is missing; it comes first: vitkit train DATA [flags]")
-    if (said := refused_flag(flags, TrainConfig)) is not None:
-        raise SettingError(said)
+    refusal = refused_flag(flags, TrainConfig)
+    if refusal is not None:
+        raise SettingError(refusal)
     config = _configured(data, flags, spec, (stored, recipe), given)
     with as_flags(*spec, group="spec."):
         _begin(config, prove=prove)
@@ -65,26 +71,32 @@ def _configured(
     layers: tuple[Settings, Settings],
     given: Mapping[str, str | None],
 ) -> TrainConfig:
-    """Combine all settings: defaults < `layers` (the stopped run's, the recipe's) < flags."""
-    asked: Settings = {"data": data, "spec": spec}
+    """Merge all settings: defaults < `layers` (the stopped run's, the recipe's) < flags."""
+    settings: Settings = {"data": data, "spec": spec}
     if given["model"] is not None:
-        asked["model"] = given["model"]
-    base = TrainConfig(**layered(*layers, asked))
+        settings["model"] = given["model"]
+    # the flags' defaults: what the settings are without them
+    base = TrainConfig(**layered(*layers, settings))
     with as_flags(*field_names(TrainConfig)):
         config = tyro.cli(
             TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
         )
-    said = {name: getattr(config, name) for name in field_names(TrainConfig)}
-    asked |= {name: value for name, value in said.items() if value != getattr(base, name)}
-    late = [name for name in given if name in asked and asked[name] != given[name]]
-    if late:
-        flag, value = FIRST[late[0]][0], asked[late[0]]
-        raise SettingError(f"{flag} decides what other flags change; write it as {flag} {value}")
-    return TrainConfig(**layered(*layers, asked))
+    for name in field_names(TrainConfig):
+        value = getattr(config, name)
+        if value != getattr(base, name):
+            settings[name] = value
+    # a base flag in a spelling that only tyro understands came too late to decide
+    for name, flags_of_name in BASE_FLAGS.items():
+        if name in settings and settings[name] != given[name]:
+            flag = flags_of_name[0]
+            raise SettingError(
+                f"{flag} decides what other flags change; write it as {flag} {settings[name]}"
+            )
+    return TrainConfig(**layered(*layers, settings))
 
 
 def _begin(config: TrainConfig, *, prove: bool) -> None:
-    """Train, climb, or prove."""
+    """Prove that runs resume exactly, search candidates, or train."""
     if prove and config.auto:
         raise SettingError("--prove-resume is about one run; leave --auto out")
     if prove and config.devices > 1:
@@ -94,21 +106,21 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
     if prove:
         proof = prove_resume(config)
         sys.stdout.write(f"{proof}\n")
-        if not proof.capabilities:
+        if not proof.is_exact:
             raise VitkitError("a resumed run does not end with the same bits; please report it")
     elif config.auto:
-        auto.climb(config)
+        auto.run_search(config)
     else:
         train.train(config)
 
 
 def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:
-    """The last value of a flag by any of its names, before the others are read."""
-    found = None
-    for argument, after in zip(arguments, [*arguments[1:], None], strict=True):
+    """Return the last value of a flag by any of its names, before the others are parsed."""
+    last = None
+    for argument, next_argument in zip(arguments, [*arguments[1:], None], strict=True):
         name, equals, value = argument.partition("=")
         if name.replace("_", "-") in flags:
-            found = value if equals else after
+            last = value if equals else next_argument
         elif argument[:2] in flags:  # -cNAME
-            found = argument[2:]
-    return found
+            last = argument[2:]
+    return last

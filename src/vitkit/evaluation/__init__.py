@@ -1,1 +1,1 @@
-"""Metrics, intervals, calibration, comparison and feature classifiers, without training."""
+"""Evaluation without training: metrics, intervals, calibration, comparison, feature classifiers."""

@@ -1,21 +1,28 @@
-"""Whether one model is better than another on the same images, or only luckier."""
+"""Compare models on the same images by McNemar's exact test."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitkit.errors import DataError, plural
-from vitkit.evaluation.evaluate import Evaluation
+from vitkit.errors import DataError, SettingError
+from vitkit.evaluation.evaluate import CLASSES_SHOWN, evaluate
+from vitkit.evaluation.result import Evaluation
+from vitkit.messages import plural
+from vitkit.weights.load import load
 
-LEVEL = 0.05
-"""A p-value below this is taken for a difference."""
-TRIED = frozenset({"amp", "attention_kernel", "compile"})
-"""Settings that a trial may decide, and with the next seed otherwise: times are noisy."""
+SIGNIFICANCE_LEVEL = 0.05
+"""A p-value below this counts as a difference."""
+TUNED_SETTINGS = frozenset({"amp", "attention_kernel", "compile"})
+"""StoredSettings that a timing before the first step may choose, differently for the next seed."""
+StoredSettings = Mapping[str, Any]
+"""Training settings as a checkpoint stores them."""
 
 
 @dataclass(frozen=True)
@@ -23,14 +30,14 @@ class Pair:
     """Two models on the same images.
 
     Attributes:
-        first: name of the one.
-        second: name of the other.
-        both: images that both are right about.
-        only_first: that the first alone is right about.
-        only_second: that the second alone is right about.
-        neither: that neither is right about.
-        p: of McNemar's exact test: how likely the two numbers between are to differ by so much, or
-            more, if both models are equally good.
+        first: name of the first model.
+        second: name of the second model.
+        both: images that both classify correctly.
+        only_first: images that only the first classifies correctly.
+        only_second: images that only the second classifies correctly.
+        neither: images that neither classifies correctly.
+        p: of McNemar's exact test: the probability of a difference of the two middle numbers that
+            is as large or larger, if both models are equally good.
     """
 
     first: str
@@ -43,18 +50,19 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """One line that says which is better, or that it cannot be told."""
-        counts = (
-            f"{plural(self.only_second, 'image')} only it has right, {self.only_first} only the "
-            f"other"
+        """One line: which model is better, or that no difference is significant."""
+        test = f"McNemar's exact p = {self.p:.2g}"
+        images = plural(self.only_second, "image")
+        if self.p >= SIGNIFICANCE_LEVEL:
+            return (
+                f"no significant difference between {self.second} and {self.first}: {images} "
+                f"against {self.only_first}, {test}"
+            )
+        better = "better" if self.only_second > self.only_first else "worse"
+        return (
+            f"{self.second} is {better} than {self.first}: {images} only it has right, "
+            f"{self.only_first} only the other, {test}"
         )
-        if self.p >= LEVEL:
-            said = f"no difference to be told between {self.second} and {self.first}"
-            counts = f"{plural(self.only_second, 'image')} against {self.only_first}"
-        else:
-            better = "better" if self.only_second > self.only_first else "worse"
-            said = f"{self.second} is {better} than {self.first}"
-        return f"{said}: {counts}, McNemar's exact p = {self.p:.2g}"
 
 
 @dataclass(frozen=True)
@@ -91,84 +99,158 @@ class Comparison:
     repeats: tuple[Repeats, ...] = ()
 
 
-def mcnemar(only_first: int, only_second: int) -> float:
-    """The two-sided p-value of McNemar's test in its exact form.
+def compare_checkpoints(
+    *checkpoints: str | Path,
+    data: str | Path | None = None,
+    data_root: str | Path | None = None,
+    kind_of_run: Callable[[StoredSettings], StoredSettings | None],
+    **evaluation: Any,
+) -> Comparison:
+    """Evaluate checkpoints on the same images and compare the first with each of the others.
 
-    Of n images that one model alone is right about, Binomial(n, 1/2) fall to either if both are
-    equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the smaller
-    number)).
+    Args:
+        *checkpoints: two or more run folders (their best weights) or checkpoints.
+        data: as for `evaluate`; default the training data, if it is the same for all.
+        data_root: as for `evaluate`; default that of the first one's training.
+        kind_of_run: reduces stored settings to those that make runs repeats of each other if they
+            are equal; None for settings like no others.
+        **evaluation: further arguments of `evaluate`.
+
+    Raises:
+        DataError: other classes, other images, or data that changed where vitkit made the test
+            split itself.
+        SettingError: fewer than two, one of them twice, or no data named and not the same in all.
+        CheckpointError, DeviceError: the message names the wrong value.
     """
-    n, fewer = only_first + only_second, min(only_first, only_second)
-    logarithms = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-        for i in range(fewer + 1)
+    names = [str(path) for path in checkpoints]
+    # a checkpoint compared with itself under another name would look like a tie
+    paths = {os.path.realpath(name) for name in names}
+    if len(paths) != len(names) or len(names) < 2:
+        raise SettingError(f"compare two or more different checkpoints, not {' and '.join(names)}")
+    loaded = [load(name) for name in names]
+    settings = [checkpoint.metadata.get("recipe") or {} for checkpoint in loaded]
+    if data is None:
+        data = _shared_data(settings)
+        data_root = data_root or settings[0].get("data_root")
+    scores = {}
+    for name, checkpoint in zip(names, loaded, strict=True):
+        scores[name] = evaluate(checkpoint, data, data_root=data_root, **evaluation)
+    return compare_evaluations(
+        scores, list(map(kind_of_run, settings)), [values.get("seed") for values in settings]
     )
-    return min(1.0, 2 * math.fsum(map(math.exp, logarithms)))
 
 
-def compare(
+def _shared_data(settings: Sequence[StoredSettings]) -> str:
+    """Return the data that all runs were trained on."""
+    trained_on = {values.get("data") for values in settings}
+    if len(trained_on) > 1 or None in trained_on:
+        raise SettingError("these were not all trained on one data set; name one with --data")
+    return str(trained_on.pop())
+
+
+def compare_evaluations(
     scores: Mapping[str, Evaluation],
-    settings: Sequence[Mapping[str, Any] | None] | None = None,
+    settings: Sequence[StoredSettings | None] | None = None,
     seeds: Sequence[int | None] | None = None,
 ) -> Comparison:
     """Compare the first evaluation with each of the others.
 
     Args:
         scores: name -> evaluation, two or more.
-        settings: of each, what it was trained with apart from the seed; those that are equal but
-            for `TRIED` are repeats, and None is like no other.
-        seeds: of each; of one seed there is one run, so of several the first is taken.
+        settings: training settings of each, without the seed; runs with equal settings, apart from
+            `TUNED_SETTINGS`, are repeats, and None is like no other.
+        seeds: of each; of several runs with one seed, the first counts.
 
     Raises:
         DataError: they were not evaluated on the same images with the same classes.
     """
-    (first, one), *others = scores.items()
-    for name, other in others:
-        _check_same(first, one, name, other)
-    pairs = tuple(_pair(first, one, name, other) for name, other in others)
+    (first, reference), *others = scores.items()
+    # all are checked before the first is compared
+    for name, evaluation in others:
+        _check_same(first, reference, name, evaluation)
+    pairs = []
+    for name, evaluation in others:
+        pairs.append(_pair(first, reference, name, evaluation))
     unknown = [None] * len(scores)
     repeats = _repeats(scores, settings or unknown, seeds or unknown)
-    return Comparison(dict(scores), pairs, repeats)
+    return Comparison(dict(scores), tuple(pairs), repeats)
 
 
-def _check_same(first: str, one: Evaluation, second: str, other: Evaluation) -> None:
-    if odd := sorted(set(one.classes) ^ set(other.classes)):
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the two-sided p-value of McNemar's test in its exact form.
+
+    Of n images that only one model classifies correctly, Binomial(n, 1/2) fall to either if both
+    are equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the
+    smaller number)).
+    """
+    n = only_first + only_second
+    # logarithms, as binomial coefficients of thousands of images overflow
+    logarithms = (
+        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
+        for i in range(min(only_first, only_second) + 1)
+    )
+    return min(1.0, 2 * math.fsum(map(math.exp, logarithms)))
+
+
+def _check_same(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> None:
+    """Refuse two evaluations with different classes or images."""
+    if different := sorted(set(reference.classes) ^ set(evaluation.classes)):
         raise DataError(
             f"{first} and {second} know different classes: only one of them has "
-            f"{', '.join(odd[:5])}; compare models of the same classes"
+            f"{', '.join(different[:CLASSES_SHOWN])}; compare models of the same classes"
         )
-    ours, theirs = ([row[:2] for row in each.rows()] for each in (one, other))
-    if ours != theirs:
+    first_images = _names_and_labels(reference)
+    second_images = _names_and_labels(evaluation)
+    if first_images != second_images:
         raise DataError(
-            f"{first} and {second} do not see the same images in this split: {len(ours):,} and "
-            f"{len(theirs):,}, cut or cleaned as each was trained; choose another --split"
+            f"{first} and {second} do not see the same images in this split: "
+            f"{len(first_images):,} and {len(second_images):,}, cut or cleaned as each was "
+            f"trained; choose another --split"
         )
 
 
-def _pair(first: str, one: Evaluation, second: str, other: Evaluation) -> Pair:
-    (neither, only_second), (only_first, both) = (
-        [int((mine & its).sum()) for its in (~other.right, other.right)]
-        for mine in (~one.right, one.right)
+def _names_and_labels(evaluation: Evaluation) -> list[tuple[str, str]]:
+    return [row[:2] for row in evaluation.rows()]
+
+
+def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> Pair:
+    only_first = int((reference.right & ~evaluation.right).sum())
+    only_second = int((evaluation.right & ~reference.right).sum())
+    return Pair(
+        first,
+        second,
+        both=int((reference.right & evaluation.right).sum()),
+        only_first=only_first,
+        only_second=only_second,
+        neither=int((~reference.right & ~evaluation.right).sum()),
+        p=mcnemar(only_first, only_second),
     )
-    p = mcnemar(only_first, only_second)
-    return Pair(first, second, both, only_first, only_second, neither, p)
 
 
 def _repeats(
     scores: Mapping[str, Evaluation],
-    settings: Sequence[Mapping[str, Any] | None],
+    settings: Sequence[StoredSettings | None],
     seeds: Sequence[int | None],
 ) -> tuple[Repeats, ...]:
+    """Group runs by their settings; groups of one seed are left out."""
     groups: dict[str, dict[int, str]] = {}
-    for name, given, seed in zip(scores, settings, seeds, strict=True):
-        if given is not None and seed is not None:
-            key = {setting: value for setting, value in given.items() if setting not in TRIED}
+    for name, values, seed in zip(scores, settings, seeds, strict=True):
+        if values is not None and seed is not None:
+            key = {field: value for field, value in values.items() if field not in TUNED_SETTINGS}
             groups.setdefault(repr(key), {}).setdefault(seed, name)
-    found = []
-    for names in map(list, map(dict.values, groups.values())):
+    repeats = []
+    for by_seed in groups.values():
+        if len(by_seed) < 2:
+            continue
+        names = tuple(by_seed.values())
         top1 = np.array([scores[name]["top1"] for name in names])
-        if len(names) > 1:
-            spread = float(top1.std(ddof=1))
-            low, high = float(top1.min()), float(top1.max())
-            found.append(Repeats(tuple(names), float(top1.mean()), spread, low, high))
-    return tuple(found)
+        repeats.append(
+            Repeats(
+                names,
+                mean=float(top1.mean()),
+                spread=float(top1.std(ddof=1)),
+                low=float(top1.min()),
+                high=float(top1.max()),
+            )
+        )
+    return tuple(repeats)

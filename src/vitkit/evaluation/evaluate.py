@@ -1,209 +1,170 @@
-"""How good a model is on a split: the loop over its batches, every image counted once."""
+"""Evaluate a checkpoint on data that is opened, cleaned and split as for its training."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import warnings
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import torch
-from ignite.engine import Engine
-from jaxtyping import Float64, Int64
-from torch import Tensor
 
-from vitkit.data.loading.loader import Batch, EvaluationBatches, batches
-from vitkit.data.sources.open import Split
-from vitkit.distributed import World
-from vitkit.errors import DataError
-from vitkit.evaluation.metrics import Metrics, PredictionCounts, wilson
-from vitkit.spec import Preprocess
+from vitkit.data.checks.check import drop_or_refuse_unreadable
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import with_validation_of
+from vitkit.data.sources.open import open_dataset, refuse_objects
+from vitkit.devices import on_device, resolve_device
+from vitkit.errors import DataError, SettingError
+from vitkit.evaluation.predict import evaluate_outputs, predict_batches
+from vitkit.evaluation.result import Evaluation
+from vitkit.weights.checkpoint import Checkpoint, names_for_data
+from vitkit.weights.load import as_checkpoint
 
-Forward = Callable[[Tensor], Tensor]
-Output = tuple[Tensor, Tensor]
-"""Of a batch: logits (B, K) float32 on the device, class numbers (B,)."""
-
-
-def outputs(
-    forward: Forward,
-    split: Split,
-    preprocess: Preprocess,
-    *,
-    batch_size: int = 256,
-    device: torch.device | None = None,
-    workers: int = 0,
-    world: World | None = None,
-    collective: bool = False,
-    tell_failed: Callable[[Sequence[str]], object] = len,
-) -> Iterator[Output]:
-    """What a callable from images (B, C, H, W) to logits (B, K) makes of a split, in its order.
-
-    Several processes take every n-th image each, and nobody takes one twice to have as many as
-    the others: whoever adds up must add up counts and sums, not means. `tell_failed` is told of
-    images that could not be read and had others in their places, a line each.
-
-    With `collective`, as a model that lies in parts on the processes needs it, each of them calls
-    equally often: one that has no more images calls with zeros, and drops what comes of it.
-
-    Raises:
-        DataError: an empty split.
-    """
-    if len(split) == 0:
-        raise DataError("the split is empty; there is nothing to evaluate")
-    device, world = device or torch.device("cpu"), world or World()
-    source = EvaluationBatches(
-        split, preprocess, batch_size=batch_size, rank=world.rank, world_size=world.size
-    )
-    # What FSDP2 gathers in inference mode could not be trained with afterwards.
-    no_gradients = torch.no_grad if collective else torch.inference_mode
-    for batch in batches(source, range(len(source)), workers=workers):
-        tell_failed(batch.failed)
-        with no_gradients():
-            logits = forward(batch.images(preprocess, device)).float()
-        yield logits, batch.labels
-    if collective:
-        most = -(-len(split) // world.size)  # images of the first process
-        zeros = torch.zeros(1, len(preprocess.mean), *preprocess.image_size, device=device)
-        for _ in range(len(source), -(-most // batch_size)):
-            with no_gradients():
-                forward(zeros)
+CLASSES_SHOWN = 5
+"""Class names that a message lists."""
 
 
 def evaluate(
-    forward: Forward,
-    split: Split,
-    preprocess: Preprocess,
+    checkpoint: Checkpoint | str | Path,
+    data: str | Path,
     *,
-    num_classes: int,
+    split: str | None = None,
+    data_root: str | Path | None = None,
+    cache: str | Path | None = None,
+    device: str = "auto",
     batch_size: int = 256,
-    device: torch.device | None = None,
     workers: int = 0,
-    world: World | None = None,
-) -> Metrics:
-    """The scores of a callable from images (B, C, H, W) to logits (B, K): `Counts.scores`.
+) -> Evaluation:
+    """Evaluate a checkpoint on a split of a dataset.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        data: as for `train`. Classes are matched by name; how the images were chosen and split for
+            training (`bad_images`, `val_fraction` and the like) is read from the checkpoint.
+        split: `train`, `val` or `test`; default `test`, else `val`.
+        data_root: the folder of named datasets.
+        cache: folder of decoded images, as for `train`; `auto` is the user's own. One that does
+            not exist is created, of all splits.
+        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
+        batch_size: images run at once.
+        workers: loader processes.
+
+    Returns:
+        A dict of floats: `top1`, `top{k}` with k = min(5, K), `loss` in nats, `balanced_accuracy`,
+        `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and
+        the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
+        `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
+        it gives. Beside them `.per_class`, `.without_images`, `.confusion` (K, K) and
+        `.rows()`, a row an image.
 
     Raises:
-        DataError: an empty split.
+        CheckpointError, DataError, DeviceError, SettingError: the message names the wrong value.
     """
-    made = outputs(forward, split, preprocess, batch_size=batch_size, device=device,
-                   workers=workers, world=world)  # fmt: skip
-    return count_predictions(made, num_classes).counts(world).scores()
+    checkpoint = as_checkpoint(checkpoint)
+    refuse_objects(data)
+    if batch_size < 1:
+        raise SettingError.about("batch_size", batch_size, "must be 1 or more")
+    if workers < 0:
+        raise SettingError.about("workers", workers, "must be 0 or more")
+    dataset = _open_as_in_training(checkpoint, data, data_root, cache)
+    images = _with_labels_of(checkpoint, dataset, _choose_split(dataset, split))
+    model_device = resolve_device(device)
+    predictions = predict_batches(
+        on_device(checkpoint.model, model_device),
+        images,
+        checkpoint.preprocess,
+        batch_size=batch_size,
+        device=model_device,
+        workers=workers,
+    )
+    num_classes = checkpoint.model.spec.num_classes
+    scores, counts = evaluate_outputs(predictions, num_classes, checkpoint.temperature)
+    names = names_for_data(checkpoint, dataset.classes) or dataset.classes
+    return Evaluation(scores, counts, images, names)
 
 
-def count_predictions(made: Iterable[Output], num_classes: int) -> PredictionCounts:
-    """What this process counts of its batches."""
-    tally = PredictionCounts(num_classes)
-    for logits, labels in made:
-        tally.add(logits, labels)
-    return tally
+def _choose_split(dataset: Dataset, split: str | None) -> str:
+    if split is None:
+        split = "test" if "test" in dataset.splits else "val"
+    if split not in dataset.splits:
+        raise DataError(
+            f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}"
+        )
+    return split
 
 
-def examine(
-    made: Iterable[Output], num_classes: int, temperature: float = 1.0, world: World | None = None
-) -> tuple[Metrics, PredictionCounts]:
-    """Scores with their intervals, and what was counted at the temperature.
-
-    Where the temperature is not 1, the scores have it, and the `calibrated_loss`,
-    `calibrated_brier` and `calibrated_ece` that it gives.
-    """
-    plain, calibrated = PredictionCounts(num_classes), PredictionCounts(num_classes)
-    for logits, labels in made:
-        plain.add(logits, labels)
-        calibrated.add(logits / temperature, labels)
-    counts, after = plain.counts(world), calibrated.counts(world).scores()
-    scores = counts.scores() | counts.intervals()
-    if temperature != 1.0:
-        scores |= {f"calibrated_{name}": after[name] for name in ("loss", "brier", "ece")}
-        scores["temperature"] = temperature
-    return scores, calibrated
-
-
-@dataclass(frozen=True)
-class ClassScore:
-    """How a model does on the images of one class.
-
-    Attributes:
-        name: of the class.
-        images: how many there were; a class without any is not scored.
-        right: how many of them are right.
-        low: of the 95 % interval (Wilson) of their share.
-        high: of the same.
-    """
-
-    name: str
-    images: int
-    right: int
-    low: float
-    high: float
-
-    @property
-    def accuracy(self) -> float:
-        """The share that is right: the recall of the class."""
-        return self.right / self.images
+def _open_as_in_training(
+    checkpoint: Checkpoint,
+    data: str | Path,
+    data_root: str | Path | None,
+    cache: str | Path | None,
+) -> Dataset:
+    """Open a dataset; clean and split it as the checkpoint's stored settings say."""
+    settings = _stored(checkpoint, "recipe")
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=settings.get("ignore_extra_classes") is True,
+        follow_links=settings.get("follow_links") is True,
+    )
+    trained_on = _stored(checkpoint, "data").get("fingerprint")
+    # checkpoints of an earlier version were trained on another split of the same data
+    if dataset.as_before is not None and dataset.as_before.fingerprint == trained_on:
+        dataset = dataset.as_before
+    if cache is not None:
+        dataset = cached(dataset, None if cache == "auto" else cache)
+        logging.getLogger("vitkit").info("%s", dataset.notes[-1])
+    fraction = settings.get("val_fraction")
+    # the recipe is a stranger's JSON: a value of another type counts as missing
+    if trained_on is not None and isinstance(fraction, float) and fraction > 0:
+        dataset = with_validation_of(dataset, trained_on, fraction)
+    _refuse_changed_split(trained_on, dataset)
+    if settings.get("bad_images") == "skip":
+        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
+    return dataset
 
 
-class Evaluation(Metrics):
-    """The scores of a checkpoint on a split, a dict of floats, with what they were counted from.
-
-    Attributes:
-        classes: the K names; numbers where the checkpoint and the data have none.
-        without_images: those of them that the split has no images of. They can only be wrong
-            answers: `balanced_accuracy` and `per_class` leave them out.
-        split: the images, N of them.
-        labels: their true classes (N,), numbered as the checkpoint numbers them.
-        predicted: the most probable class of each (N,).
-        probability: its probability (N,), with the stored temperature.
-        confusion: (K, K), at [i, j] the images of class i that were taken for class j.
-    """
-
-    def __init__(
-        self, scores: Metrics, tally: PredictionCounts, split: Split, classes: tuple[str, ...]
-    ) -> None:
-        super().__init__(scores)
-        self.split = split
-        self.classes = classes or tuple(map(str, range(tally.num_classes)))
-        self.labels: Int64[np.ndarray, " N"] = tally.labels
-        self.predicted: Int64[np.ndarray, " N"] = tally.predicted
-        self.probability: Float64[np.ndarray, " N"] = tally.confidence
-        self._tally = tally
-
-    @property
-    def without_images(self) -> list[str]:
-        """In the classes' order."""
-        there = set(self.labels.tolist())
-        return [name for number, name in enumerate(self.classes) if number not in there]
-
-    @property
-    def confusion(self) -> Int64[np.ndarray, "K K"]:
-        """Made when asked for: with many classes it is large."""
-        return self._tally.confusion()
-
-    @property
-    def per_class(self) -> list[ClassScore]:
-        """One for each class that has images, in the classes' order."""
-        images = np.bincount(self.labels, minlength=len(self.classes)).tolist()
-        right = np.bincount(self.labels[self.right], minlength=len(self.classes)).tolist()
-        return [
-            ClassScore(name, n, hits, *wilson(hits, n))
-            for name, n, hits in zip(self.classes, images, right, strict=True)
-            if n
-        ]
-
-    @property
-    def right(self) -> np.ndarray:
-        """Whether each image's class is the predicted one (N,)."""
-        return self.labels == self.predicted
-
-    def rows(self) -> Iterator[tuple[str, str, str, float]]:
-        """Of each image: its name, its class, the predicted class, the probability of that."""
-        for place, (label, said, probability) in enumerate(
-            zip(self.labels, self.predicted, self.probability.tolist(), strict=True)
-        ):
-            yield self.split.name(place), self.classes[label], self.classes[said], probability
+def _stored(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return an object of a checkpoint's metadata; an empty one if there is none."""
+    value = checkpoint.metadata.get(name)
+    return value if isinstance(value, dict) else {}
 
 
-def quiet_engine(process: Callable[[Engine, Batch], object]) -> Engine:
-    """An Ignite engine that leaves error messages to whoever catches the error."""
-    engine = Engine(process)
-    engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
-    return engine
+def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
+    """Refuse a split that vitkit made itself, from other images than those of the training."""
+    if dataset.cut and trained_on not in (None, dataset.fingerprint):
+        raise DataError(
+            f"{dataset.name} has no test folder of its own and its images are not those the "
+            f"checkpoint was trained on, so a fresh cut would test on training images; "
+            f"put the images to test on in {dataset.name}/test/<class>/"
+        )
+
+
+def _with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
+    """Return a split with its labels numbered as the checkpoint's classes, matched by name."""
+    images = dataset.splits[split]
+    classes = names_for_data(checkpoint, dataset.classes)
+    if not classes:
+        if len(dataset.classes) != checkpoint.model.spec.num_classes:
+            raise DataError(
+                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint's head "
+                f"{checkpoint.model.spec.num_classes}, and the checkpoint names none"
+            )
+        # the warning points to the caller of `evaluate`
+        warnings.warn(
+            "the checkpoint names no classes; taking the data's in natural order", stacklevel=3
+        )
+        return images
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = [name for name in dataset.classes if name not in numbers]
+    if unknown:
+        more = " ..." if len(classes) > CLASSES_SHOWN else ""
+        raise DataError(
+            f"{dataset.name} has classes the checkpoint does not know: "
+            f"{', '.join(unknown[:CLASSES_SHOWN])}; "
+            f"it knows {', '.join(classes[:CLASSES_SHOWN])}{more}"
+        )
+    new_numbers = np.array([numbers[name] for name in dataset.classes], dtype=np.int64)
+    return images.relabelled(new_numbers[images.labels])

@@ -1,4 +1,4 @@
-"""Where the readout looks: attention of the class token, or of the mean query, to patches."""
+"""Attention of the readout to the patches: of the class token, or of the mean query."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from vitkit.shapes import Images
 def attention_grid(
     model: ViT, images: Images, *, layer: int = -1, head: int | None = None
 ) -> Float[Tensor, "B gh gw"]:
-    """How much of its attention the readout's query gives to each patch, in one layer.
+    """Return the attention of the readout's query to each patch, in one layer.
 
-    The query is the class token where the model reads the class token, and the mean over the patch
-    queries where it reads their mean; with a MAP head, whose own query has no layer, the last layer
+    The query is the class token where the model pools the class token, and the mean over the patch
+    queries where it pools their mean; with a MAP head, whose own query has no layer, the last layer
     means that query and other layers the mean. Attention to prefix tokens is left out, and the rest
     sums to 1 over the patches ("An Image is Worth 16x16 Words", Fig. 6, one layer of it).
 
     Args:
-        model: in any mode; it is run in eval mode and without gradients.
+        model: in any mode; it runs in eval mode and without gradients, and keeps its mode.
         images: (B, C, H, W) normalised, on the model's device.
         layer: block number, from 0; negative ones count from the end.
         head: one head; default the mean over heads.
@@ -35,20 +35,20 @@ def attention_grid(
         SettingError: a layer or a head that the model does not have.
         ShapeError: images that do not fit the model.
     """
-    for name, number in (("layer", layer), ("head", 0 if head is None else head)):
-        if not isinstance(number, int):
-            raise SettingError(
-                f"{name} {number!r} is no whole number; one {name} is shown at a time, and "
-                f"vitkit.Record keeps the maps of several"
-            )
+    _check_number("layer", layer)
+    heads = None
+    if head is not None:
+        _check_number("head", head)
+        heads = [head]
     by_class_token = model.spec.pooling in ("cls", "cls_mean")
     by_map_head = model.spec.pooling == "map" and layer in (-1, model.spec.depth - 1)
     record = Record(
         attention=[layer],
         pooling=by_map_head,
-        heads=None if head is None else [head],
-        queries=[0] if by_class_token else None,
+        heads=heads,
+        queries=[0] if by_class_token else None,  # the class token alone, or all
     )
+    # module by module: a frozen part of a model may be in another mode
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -63,7 +63,16 @@ def attention_grid(
         return record.pooling[0].mean(dim=(1, 2)).unflatten(1, features.grid)  # B k 1 N
     (maps,) = record.attention.values()  # B k Q T
     prefix = model.spec.num_prefix_tokens
-    rows = maps if by_class_token else maps[:, :, prefix:]
-    patches = rows.mean(dim=(1, 2))[:, prefix:]  # B N
+    if not by_class_token:
+        maps = maps[:, :, prefix:]  # queries of patches
+    patches = maps.mean(dim=(1, 2))[:, prefix:]  # B N
     patches = patches / patches.sum(dim=1, keepdim=True)
     return patches.unflatten(1, features.grid)
+
+
+def _check_number(name: str, number: object) -> None:
+    if not isinstance(number, int):
+        raise SettingError(
+            f"{name} {number!r} is no whole number; one {name} is shown at a time, and "
+            f"vitkit.Record keeps the maps of several"
+        )

@@ -1,4 +1,4 @@
-"""A heat map laid over its image."""
+"""An explanation of one image: its heat map, drawn over it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from vitkit.io.atomic import replacing
 
 SMALLEST_SIDE = 224
 LARGEST_SIDE = 2048
-"""Overlays are enlarged or brought down to between these, in pixels, so that a person sees them."""
+"""Pixels: overlays are scaled to sides between these, so that they are visible on a screen."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model looked at in one image.
+    """A heat map of one image, with the model's prediction.
 
     Attributes:
         image: (H, W, 3) uint8 RGB, the whole image.
-        heatmap: (H, W) float32 in [0, 1], 1 where the model looked most; 0 outside its view.
-        label: the class the model predicted, or an empty string.
+        heatmap: (H, W) float32 in [0, 1], 1 for the most important pixels; 0 outside the part of
+            the image that the model sees.
+        label: the predicted class, or an empty string.
         probability: of that class, in [0, 1].
-        method: how the map was made.
+        method: the method of the map.
     """
 
     image: UInt8[np.ndarray, "H W 3"]
@@ -38,24 +39,25 @@ class Explanation:
     method: str = "attention"
 
     def overlay(self, strength: float = 0.6) -> Image.Image:
-        """The image under the heat map, as an RGB PIL image of a size fit for a screen.
+        """Draw the heat map over the image, as an RGB PIL image of a size fit for a screen.
 
         Args:
             strength: opacity of the map where it is 1; it fades with the map.
         """
         from matplotlib import colormaps
 
-        image = _for_people(Image.fromarray(self.image))
+        image = _scale_for_screen(Image.fromarray(self.image))
         smooth = Image.fromarray(np.rint(self.heatmap * 255).astype(np.uint8))
         heat = np.asarray(smooth.resize(image.size, Image.Resampling.BICUBIC))
         colours = Image.fromarray(colormaps["inferno"](heat, bytes=True)[..., :3])
-        # A floor keeps cold regions readable: they darken a little, but stay the image's.
+        # At least a quarter everywhere: unimportant regions darken a little, but stay visible.
         alpha = strength * (0.25 + 0.75 * heat.astype(np.float32) / 255)
         return Image.composite(colours, image, Image.fromarray((alpha * 255).astype(np.uint8)))
 
     def side_by_side(self) -> Image.Image:
-        """The image and its overlay, left and right."""
-        left, right = _for_people(Image.fromarray(self.image)), self.overlay()
+        """Draw the image and its overlay side by side."""
+        left = _scale_for_screen(Image.fromarray(self.image))
+        right = self.overlay()
         sheet = Image.new("RGB", (left.width + right.width + 8, left.height), "white")
         sheet.paste(left, (0, 0))
         sheet.paste(right, (left.width + 8, 0))
@@ -65,7 +67,7 @@ class Explanation:
         """Write the image beside its overlay as a PNG.
 
         Raises:
-            OutputError: another ending than .png, or a place that cannot be written.
+            OutputError: another ending than .png, or a path that cannot be written.
         """
         path = Path(path)
         if path.suffix.lower() != ".png":
@@ -80,30 +82,34 @@ def heatmap_over(
     size: tuple[int, int],
     viewport: tuple[float, float, float, float],
 ) -> Float[np.ndarray, "H W"]:
-    """Enlarge a grid of patches to the part of the image the model saw, scaled to [0, 1].
+    """Enlarge a grid of patches to the part of the image that the model sees, scaled to [0, 1].
 
     Args:
-        grid: one value a patch, (gh, gw).
+        grid: a value for each patch, (gh, gw).
         size: (H, W) of the whole image, in pixels.
-        viewport: (top, left, height, width) of what the model saw, in pixels of the image.
+        viewport: (top, left, height, width) of the part that the model sees, in the image's pixels.
 
     Returns:
         (H, W) float32: bilinear inside the viewport, least 0 and most 1; 0 outside. A grid whose
         values are all equal gives 0 everywhere.
     """
-    top, left = round(viewport[0]), round(viewport[1])
-    height, width = max(1, round(viewport[2])), max(1, round(viewport[3]))
+    top, left, height, width = map(round, viewport)
+    height = max(1, height)
+    width = max(1, width)
     view = F.interpolate(grid.float()[None, None], size=(height, width), mode="bilinear")
-    span = view.max() - view.min()
-    view = (view - view.min()) / span if span > 0 else torch.zeros_like(view)
+    low = view.min()
+    span = view.max() - low
+    # a constant map, or one with NaN, is 0 everywhere
+    view = (view - low) / span if span > 0 else torch.zeros_like(view)
     heat = np.zeros(size, dtype=np.float32)
+    # the viewport may reach over the image's border by rounding
     part = heat[top : top + height, left : left + width]
     part[:] = view[0, 0].cpu().numpy()[: part.shape[0], : part.shape[1]]
     return heat
 
 
-def _for_people(image: Image.Image) -> Image.Image:
-    """Small images enlarged by a whole factor, large ones brought down to a screen's size."""
+def _scale_for_screen(image: Image.Image) -> Image.Image:
+    """Enlarge small images by a whole factor, and reduce large ones to a screen's size."""
     factor = min(-(-SMALLEST_SIDE // min(image.size)), LARGEST_SIDE // max(image.size))
     if factor > 1:
         return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)

@@ -1,4 +1,8 @@
-"""Writing files so that nobody ever meets half of one."""
+"""Write files atomically, so that a reader never sees a half-written one.
+
+`replacing` is for results: the content is on the disk when it returns. `replacing_in_cache` is for
+what can be computed again: faster, safe between processes and threads, not against a power cut.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,12 @@ import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from vitkit.errors import OutputError
 
@@ -31,17 +37,25 @@ _ADVICE = {
     errno.EPERM: "choose a place that you may write to",
 }
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
-"""Names of the files that `replacing` yields."""
+"""Names of the temporary files of `replacing`."""
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
+"""Errors of file systems on which folders cannot be synchronised."""
 
 
 def output_error(path: Path, error: OSError, needed: int | None = None) -> OutputError:
-    """`error` in one line: the path, the reason, the bytes needed and free, what to do."""
+    """Return an `OutputError` for a system error, with the reason and advice.
+
+    Args:
+        path: the file or folder that was written.
+        error: the system's error.
+        needed: bytes to write, shown beside the free bytes.
+    """
     reason = _REASONS.get(error.errno or 0, error.strerror or str(error))
     advice = _ADVICE.get(error.errno or 0, "choose another place")
     sizes = ""
     if needed is not None:
-        place = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
-        free = shutil.disk_usage(place).free
+        existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        free = shutil.disk_usage(existing).free
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
         f"cannot write {path}: {reason}{sizes}; what was there before is untouched; {advice}"
@@ -49,12 +63,12 @@ def output_error(path: Path, error: OSError, needed: int | None = None) -> Outpu
 
 
 def _temporary_for(path: Path) -> Path:
-    """Name the file in which this process writes the next content of `path`."""
+    """Name the temporary file in which this process writes the content of `path`."""
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a file's name is one that `replacing` gives to half-written files.
+    """Return True for the name of a temporary file of `replacing`.
 
     >>> is_temporary(".best.safetensors.4711.tmp"), is_temporary("notes.tmp")
     (True, False)
@@ -63,22 +77,26 @@ def is_temporary(name: str) -> bool:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Delete the half-written files of killed processes; nobody else may be writing there."""
-    for left in folder.glob(".*.tmp"):
-        if is_temporary(left.name):
-            left.unlink(missing_ok=True)
+    """Delete the temporary files of killed processes; no process may be writing in `folder`."""
+    for path in folder.glob(".*.tmp"):
+        if is_temporary(path.name):
+            path.unlink(missing_ok=True)
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise `OutputError` before the work is done whose result goes to `path`.
+    """Check that `path` can be written, before the work whose result it takes.
 
-    Its folder is made; what is at `path` stays.
+    Its folder is created; a file at `path` stays as it is.
+
+    Raises:
+        OutputError: `path` is a folder or cannot be written.
     """
     temporary = _temporary_for(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file")
+        # permissions alone do not tell: the file system may be read-only
         temporary.touch()
         temporary.unlink()
     except OSError as error:
@@ -87,9 +105,9 @@ def refuse_unwritable(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well, it takes `path`'s place.
+    """Yield a temporary path beside `path`; rename it to `path` when the block succeeds.
 
-    The bytes are on the disk before the rename, and the rename is before the return, so after a
+    The bytes are on the disk before the rename, and the rename before the return, so after a
     crash at any moment `path` holds either all of the old file or all of the new one.
 
     Args:
@@ -109,73 +127,117 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
     except OSError as error:
         raise output_error(path, error, needed) from error
     finally:
-        temporary.unlink(missing_ok=True) if path.parent.is_dir() else None
+        # below a path that is no folder, even a missing file raises
+        if path.parent.is_dir():
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
+    """Yield an open temporary file; rename it to `path` when the block succeeds.
+
+    Several threads and processes may write the same path: each has a file of its own, and the last
+    one remains. The disk is not waited for, so the content needs a checksum if damage matters.
+
+    Raises:
+        OSError: it cannot be written; `path` is untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "wb") as file:  # closed before the rename
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def replacing_folder(path: Path, temporary: Path) -> Iterator[Path]:
+    """Yield a new, empty folder; rename it to `path` when the block succeeds.
+
+    What is at `path` is deleted first, so the caller must hold a lock.
+
+    Args:
+        path: the folder to write.
+        temporary: its name until then; a folder that a killed process left there is deleted.
+    """
+    shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        temporary.mkdir()
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by `content`, all or nothing. Raises `OutputError`."""
+    """Replace the file at `path` atomically. Raises `OutputError`."""
     with replacing(path, needed=len(content)) as temporary:
         temporary.write_bytes(content)
 
 
 @dataclass(frozen=True)
 class FileWriter:
-    """What a file will hold, written when its place is known, so that no copy of it is in memory.
+    """A file's content, produced only when it is written, so that memory holds no copy of it.
 
     Attributes:
-        size: in bytes, nearly.
-        write: puts it at a path.
+        size: in bytes, approximately.
+        write: writes the content to a path.
     """
 
     size: int
     write: Callable[[Path], object]
 
     @classmethod
-    def of(cls, text: bytes) -> FileWriter:
-        """Bytes that are there already."""
-        return cls(len(text), lambda path: path.write_bytes(text))
+    def of(cls, content: bytes) -> FileWriter:
+        """Return a writer of bytes that exist already."""
+        return cls(len(content), lambda path: path.write_bytes(content))
 
 
 def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, ...]:
-    """Write files that were not there, all of them or none.
+    """Write files that do not exist yet: all of them or none.
 
     Args:
-        folder: made if it is not there.
-        contents: name in the folder -> what the file will hold.
+        folder: created if it does not exist.
+        contents: file name in the folder -> its content.
 
     Raises:
-        OutputError: one is there already, or cannot be written; nothing new is left behind.
+        OutputError: a file exists already or cannot be written; no new file is left behind.
     """
     files = tuple(folder / name for name in contents)
     for file in files:
         if file.exists():
             raise OutputError(f"{file} exists already; choose another place, or move it away")
-    done: list[Path] = []
+    written: list[Path] = []
     try:
         for file, content in zip(files, contents.values(), strict=True):
             with replacing(file, needed=content.size) as temporary:
                 content.write(temporary)
-            done.append(file)
-    except BaseException:
-        for file in done:
+            written.append(file)
+    except BaseException:  # also Ctrl-C must leave nothing behind
+        for file in written:
             file.unlink(missing_ok=True)
         raise
     return files
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until a folder's entries are on the disk, where its file system can say so."""
+    """Wait until a folder's entries are on the disk, if its file system supports that."""
     try:
         sync(path)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF):
+        if error.errno not in _CANNOT_SYNC:
             raise
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's or a folder's content is on the disk."""
-    handle = os.open(path, os.O_RDONLY)
+    """Wait until the content of a file or a folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        os.fsync(descriptor)
     finally:
-        os.close(handle)
+        os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Where vitkit keeps what it can find out or fetch again: one folder of the user's."""
+"""The user's cache folder: everything in it can be computed or fetched again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """`$VITKIT_CACHE`, else `$XDG_CACHE_HOME/vitkit`, else `~/.cache/vitkit`, as it is now."""
-    if given := os.environ.get("VITKIT_CACHE"):
-        return Path(given).expanduser()
+    """Return `$VITKIT_CACHE`, else `$XDG_CACHE_HOME/vitkit`, else `~/.cache/vitkit`.
+
+    The environment is read at each call.
+    """
+    if own := os.environ.get("VITKIT_CACHE"):
+        return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"

@@ -1,53 +1,52 @@
-"""Files from the web into a cache: continued where they broke off, and checked before they count.
+"""Download files into the cache: resumed after a break, and checked before they are used.
 
-A file lies in the cache under its own name, in a folder named after host and address, and is there
-only once it is whole and its digest is right. Until then `.part` holds what has come, and `.state`
-which version of the file it is of. A cached file is not hashed again on every load: a ViT-H would
-cost seconds each time, and nothing but a whole, checked file ever gets that name.
+A file lies in the cache under its own name, in a folder named after host and address, and only once
+it is complete and its digest is right. Until then `.part` holds the received bytes, and `.state`
+the version of the file that they belong to. A cached file is not hashed again on every load: only a
+complete, checked file ever gets that name, and hashing a ViT-H takes seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import sync, sync_folder
 from vitkit.io.cache_folder import cache_folder
+from vitkit.io.digests import file_sha256
 from vitkit.io.http import (
     WebError,
-    allowed,
-    discard,
-    keep,
+    discard_part,
+    finish_part,
     offline,
+    parse_address,
+    part_size,
+    part_state,
     request,
-    size_of,
-    state_of,
-    writing,
+    writing_to_cache,
 )
 
-MEND = (
+CACHE_ADVICE = (
     "free some space or set VITKIT_CACHE to a folder elsewhere; what was fetched stays and is "
     "continued"
 )
-ATTEMPTS = 4
-"""How often one call takes a broken download up again."""
+MAX_REQUESTS = 4
+"""Requests for one file in one call, as long as each of them brings new bytes."""
 
 
 def cached_path(address: str) -> Path:
-    """Where the file of this address lies, or will lie. A `.tar` after `.pth` is left out.
+    """Return the path of an address in the cache, fetched or not. `.tar` after `.pth` is dropped.
 
     Raises:
-        CheckpointError: no address that is fetched.
+        CheckpointError: not an address that may be fetched.
     """
-    with _fetching():
-        parts = allowed(address)
+    with _web_errors():
+        parts = parse_address(address)
     name = unquote(parts.path).rpartition("/")[2].removesuffix(".tar")
     if not re.fullmatch(r"[\w+-][\w.+ -]*", name):
         raise CheckpointError(f"{address}: names no file")
@@ -56,7 +55,7 @@ def cached_path(address: str) -> Path:
 
 
 def download(address: str, *, sha256: str = "") -> Path:
-    """The file at a web address, from the cache or fetched into it.
+    """Return the file at a web address, from the cache or fetched into it.
 
     Args:
         address: `https://...`; `http://` for this machine alone.
@@ -66,32 +65,26 @@ def download(address: str, *, sha256: str = "") -> Path:
         CheckpointError: not there, not reachable, not whole, or not the file expected.
         OutputError: the cache cannot be written.
     """
-    place = cached_path(address)
-    if place.is_file():
-        return place
+    path = cached_path(address)
+    if path.is_file():
+        return path
     if offline():
         raise CheckpointError(f"{address}: not in the cache, and HF_HUB_OFFLINE forbids to fetch")
-    part = place.with_name(f"{place.name}.part")
-    with writing(part, MEND), _alone(place):
-        if not place.is_file():  # another process may have fetched it meanwhile
-            with _fetching():
+    part = path.with_name(f"{path.name}.part")
+    with writing_to_cache(part, CACHE_ADVICE), _locked(path):
+        if not path.is_file():  # another process may have fetched it meanwhile
+            with _web_errors():
                 _complete(address, part)
             _check(address, part, sha256)
             sync(part)
-            keep(part, place)
-            sync_folder(place.parent)
-    return place
-
-
-def file_sha256(path: Path) -> str:
-    """The SHA-256 of a file, in 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+            finish_part(part, path)
+            sync_folder(path.parent)
+    return path
 
 
 @contextmanager
-def _fetching() -> Iterator[None]:
-    """Every trouble with the web as an error of ours."""
+def _web_errors() -> Iterator[None]:
+    """Raise a `WebError` of the block as a `CheckpointError`."""
     try:
         yield
     except WebError as error:
@@ -99,32 +92,36 @@ def _fetching() -> Iterator[None]:
 
 
 def _complete(address: str, part: Path) -> None:
-    """Bring `part` to its full length, in as many requests as that takes."""
-    for attempt in range(1, ATTEMPTS + 1):
-        before = size_of(part)
+    """Send requests until `part` is complete."""
+    for attempt in range(1, MAX_REQUESTS + 1):
+        before = part_size(part)
         try:
-            request(address, part, _bar)
+            request(address, part, show_progress=True)
             return
-        except WebError as broken:
-            if not broken.broken:
+        except WebError as error:
+            if not error.broken:
                 raise
-            came = size_of(part)
-            if attempt == ATTEMPTS or came <= before:
-                total = state_of(part).get("length")
-                known = f" of {total}" if total else ""
+            received = part_size(part)
+            if attempt == MAX_REQUESTS or received <= before:
+                total = part_state(part).get("length")
+                of_total = f" of {total}" if total else ""
                 raise CheckpointError(
-                    f"{address}: broke off after {came}{known} bytes: {broken}; run it again"
+                    f"{address}: broke off after {received}{of_total} bytes: {error}; run it again"
                 ) from None
 
 
 def _check(address: str, part: Path, sha256: str) -> None:
-    """Hold the whole file against its length and digest; one that is wrong is deleted."""
-    length, found = state_of(part).get("length"), size_of(part)
-    if length is not None and found != length:
-        discard(part)
-        raise CheckpointError(f"{address}: expected {length} bytes, got {found}; run it again")
-    if sha256 and not (digest := file_sha256(part)).startswith(sha256.lower()):
-        discard(part)
+    """Compare length and digest of a complete file; delete a wrong one."""
+    length = part_state(part).get("length")
+    received = part_size(part)
+    if length is not None and received != length:
+        discard_part(part)
+        raise CheckpointError(f"{address}: expected {length} bytes, got {received}; run it again")
+    if not sha256:
+        return
+    digest = file_sha256(part)
+    if not digest.startswith(sha256.lower()):
+        discard_part(part)
         raise CheckpointError(
             f"{address}: expected SHA-256 {sha256}, got {digest[: max(len(sha256), 16)]}; "
             f"the file is deleted"
@@ -132,24 +129,9 @@ def _check(address: str, part: Path, sha256: str) -> None:
 
 
 @contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """One process at a time; the others wait, and then find the file."""
+def _locked(path: Path) -> Iterator[None]:
+    """Hold a lock on `path` over all processes; the others wait, and then find the file."""
     from filelock import FileLock
 
-    with FileLock(place.with_name(f"{place.name}.lock")):
+    with FileLock(path.with_name(f"{path.name}.lock")):
         yield
-
-
-@contextmanager
-def _bar(name: str, start: int, length: int | None) -> Iterator[Callable[[int], Any]]:
-    """A bar on stderr where that is a terminal; takes the bytes that have come since."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(name, total=length, completed=start)
-        yield lambda count: bars.advance(task, count)

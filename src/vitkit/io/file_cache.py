@@ -1,9 +1,9 @@
-"""What was found out about each of many files, kept so that unchanged files are not read again.
+"""Persistent results about many files, so that unchanged files are not read again.
 
-A `FileCache` is rows of one size, each under a 64-bit key. The key of a file is made of its inode,
-size, and times of change, so a row is found as long as its file is the same and never after. All
-rows lie in one file of the user's cache. A memory that is missing, damaged or of an older make is
-an empty one, and a cache that cannot be written only costs time.
+A `FileCache` holds rows of one size, each under a 64-bit key. The key of a file is a hash of its
+inode, size, mtime and ctime, so a row is found while its file is unchanged and never after. All
+rows lie in one file of the user's cache. A file that is missing, damaged or of another version
+counts as empty, and a cache that cannot be written only costs time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -20,162 +19,172 @@ from typing import BinaryIO
 import numpy as np
 from jaxtyping import Bool, UInt64
 
+from vitkit.io.atomic import replacing_in_cache
 from vitkit.io.cache_folder import cache_folder
 from vitkit.randomness import hash64
 
-VERSION = 2
+ROWS_VERSION = 2
 CHECKSUM_SIZE = 16
-AT_ONCE = 1 << 12
+BLOCK_ROWS = 1 << 12
 """Rows that are read or written at once."""
 UNKNOWN = np.uint64(0)
-"""The key of what cannot be told from its earlier self; never kept."""
+"""The key of a file whose changes cannot be detected; its row is never stored."""
 
 
 def file_keys(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, " N"]:
-    """A key for each file; `UNKNOWN` for what is no file, cannot be seen, or has no inode."""
-    facts = np.fromiter(map(_facts, paths), np.dtype((np.int64, 4)))
-    return np.where(facts[:, 0] == 0, UNKNOWN, hash64(*facts.T))
+    """Return a key for each file (N,).
+
+    `UNKNOWN` for a path that is not a file, cannot be read, or has no inode.
+    """
+    status = np.fromiter(map(_status, paths), np.dtype((np.int64, 4)))
+    return np.where(status[:, 0] == 0, UNKNOWN, hash64(*status.T))
 
 
-def _facts(path: str | os.PathLike[str]) -> tuple[int, int, int, int]:
-    """Inode, size in bytes, and times of change in nanoseconds; zeros for what is no file."""
+def _status(path: str | os.PathLike[str]) -> tuple[int, int, int, int]:
+    """Return inode, size in bytes, mtime and ctime in nanoseconds; zeros if it is not a file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return 0, 0, 0, 0
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         return 0, 0, 0, 0
-    # the file system's number may have all 64 bits
-    inode = found.st_ino if found.st_ino < 1 << 63 else found.st_ino - (1 << 64)
-    return inode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    inode = status.st_ino
+    if inode >= 1 << 63:  # an unsigned number of 64 bits, shifted into the range of int64
+        inode -= 1 << 64
+    return inode, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 class FileCache:
-    """Rows kept from one run to the next.
+    """Rows of results that persist from one run to the next.
 
     Args:
-        kind: what the rows tell; another kind is another file.
-        about: the folder or the data set that the rows are about.
-        row: the type of one row, of a fixed size.
+        kind: the kind of results; each kind has a file of its own.
+        subject: the folder or the dataset that the rows are about.
+        row: the dtype of one row, of a fixed size.
     """
 
-    def __init__(self, kind: str, about: str, row: np.dtype[np.void]) -> None:
-        name = about.encode("utf-8", "surrogateescape")
-        self.place = cache_folder() / kind / f"{hashlib.sha256(name).hexdigest()[:32]}.rows"
-        self._type = np.dtype([("key", np.uint64), ("row", row)])
-        self._head = f"vitkit {kind} {VERSION} {self._type}\n".encode()
-        self._asked: list[_Asked] = []
+    def __init__(self, kind: str, subject: str, row: np.dtype[np.void]) -> None:
+        name = subject.encode("utf-8", "surrogateescape")
+        self.path = cache_folder() / kind / f"{hashlib.sha256(name).hexdigest()[:32]}.rows"
+        self._dtype = np.dtype([("key", np.uint64), ("row", row)])
+        self._header = f"vitkit {kind} {ROWS_VERSION} {self._dtype}\n".encode()
+        self._lookups: list[_Lookup] = []
         self._stored = 0
-        """How many of the rows asked for the file holds."""
+        """Rows of the lookups that the file holds."""
 
     def get_many(self, keys: UInt64[np.ndarray, " N"]) -> tuple[np.ndarray, Bool[np.ndarray, " N"]]:
-        """The rows of these keys (N,), and which of them are known (N,); the others are zeros.
+        """Look up the rows of these keys.
 
-        Both arrays are shared: who finds out a row fills it in and marks it as known, and `save`
-        writes it. So there is no second copy of the rows.
+        Returns:
+            Rows (N,), zeros where unknown, and which of them are known (N,). Both arrays are
+            shared with the cache: the caller fills in a missing row and marks it as known, and
+            `save` stores it. So there is no second copy of the rows.
         """
-        rows, known = np.zeros(len(keys), self._type["row"]), np.zeros(len(keys), bool)
+        rows = np.zeros(len(keys), self._dtype["row"])
+        known = np.zeros(len(keys), bool)
         order = np.argsort(keys)
+        # block by block, so that memory holds only the rows that are looked up
         for block in self._read():
+            # the keys that can be in this block, which is sorted too
             low = np.searchsorted(keys, block["key"][0], "left", sorter=order)
             high = np.searchsorted(keys, block["key"][-1], "right", sorter=order)
-            some = order[low:high]
-            places = np.searchsorted(block["key"], keys[some])
-            found = block["key"][places] == keys[some]
-            rows[some[found]] = block["row"][places[found]]
-            known[some[found]] = True
-        self._asked.append(_Asked(keys, rows, known))
+            candidates = order[low:high]
+            positions = np.searchsorted(block["key"], keys[candidates])
+            match = block["key"][positions] == keys[candidates]
+            rows[candidates[match]] = block["row"][positions[match]]
+            known[candidates[match]] = True
+        self._lookups.append(_Lookup(keys, rows, known))
         self._stored += int(known.sum())
         return rows, known
 
     def save(self, *, finished: bool = True) -> None:
-        """Write all rows, whole or not at all.
+        """Write all rows atomically.
 
-        Rows that nobody has asked for, once all is asked for, belong to files that are gone or to
-        another selection of them; they stay while they are the smaller part.
+        Once every lookup is made, stored rows without a lookup belong to files that are gone, or to
+        another selection of files; they are kept while they are fewer than the rows in use.
 
         Args:
-            finished: whether all is asked for.
+            finished: True if no further lookup will follow.
         """
-        keys = np.concatenate([np.zeros(0, np.uint64), *(asked.told() for asked in self._asked)])
-        told = int((keys != UNKNOWN).sum())
+        keys = np.concatenate(
+            [np.zeros(0, np.uint64), *(lookup.known_keys() for lookup in self._lookups)]
+        )
+        known_count = int((keys != UNKNOWN).sum())
         keys.sort()
-        used, idle = 0, []
+        used = 0
+        unused_blocks = []
         for block in self._read():
-            places = np.searchsorted(keys, block["key"], "left")
-            among = places < np.searchsorted(keys, block["key"], "right")
-            used += int(among.sum())
-            idle.append(block[~among])
-        rest = np.concatenate([np.zeros(0, self._type), *idle])
-        if finished and len(rest) > used:
-            rest = rest[:0]
-        elif told == self._stored:
-            return
-        self._write([*self._asked, _Asked(rest["key"], rest["row"], np.ones(len(rest), bool))])
-        self._stored = told
+            positions = np.searchsorted(keys, block["key"], "left")
+            in_use = positions < np.searchsorted(keys, block["key"], "right")
+            used += int(in_use.sum())
+            unused_blocks.append(block[~in_use])
+        unused = np.concatenate([np.zeros(0, self._dtype), *unused_blocks])
+        if finished and len(unused) > used:
+            unused = unused[:0]
+        elif known_count == self._stored:
+            return  # the file holds exactly these rows already
+        rest = _Lookup(unused["key"], unused["row"], np.ones(len(unused), bool))
+        with contextlib.suppress(OSError):
+            self._write([*self._lookups, rest])
+        self._stored = known_count
 
     def _read(self) -> Iterator[np.ndarray]:
-        """What the file holds, in blocks, by ascending keys; nothing where it is damaged."""
-        with contextlib.suppress(OSError), self.place.open("rb") as file:
+        """Yield the stored rows in blocks, by ascending keys; nothing if the file is damaged."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
             if not self._is_whole(file):
                 return
-            file.seek(len(self._head) + CHECKSUM_SIZE)
-            while content := file.read(AT_ONCE * self._type.itemsize):
-                yield np.frombuffer(content, self._type)
+            file.seek(len(self._header) + CHECKSUM_SIZE)
+            while content := file.read(BLOCK_ROWS * self._dtype.itemsize):
+                yield np.frombuffer(content, self._dtype)
 
     def _is_whole(self, file: BinaryIO) -> bool:
-        if file.read(len(self._head)) != self._head:
+        if file.read(len(self._header)) != self._header:
             return False
-        stored, checksum, size = file.read(CHECKSUM_SIZE), _checksum(), 0
-        while content := file.read(AT_ONCE * self._type.itemsize):
+        stored = file.read(CHECKSUM_SIZE)
+        checksum = _checksum()
+        size = 0
+        while content := file.read(BLOCK_ROWS * self._dtype.itemsize):
             checksum.update(content)
             size += len(content)
-        return stored == checksum.digest() and size % self._type.itemsize == 0
+        return stored == checksum.digest() and size % self._dtype.itemsize == 0
 
-    def _blocks(self, parts: Sequence[_Asked]) -> Iterator[bytes]:
-        """All rows that are told, by ascending keys."""
-        keys = np.concatenate([part.told() for part in parts])
+    def _blocks(self, lookups: Sequence[_Lookup]) -> Iterator[bytes]:
+        """Yield all known rows by ascending keys."""
+        keys = np.concatenate([lookup.known_keys() for lookup in lookups])
         order = np.argsort(keys)
-        for start in range(int((keys == UNKNOWN).sum()), len(keys), AT_ONCE):
-            some = order[start : start + AT_ONCE]
-            block = np.empty(len(some), self._type)
-            block["key"] = keys[some]
+        # UNKNOWN is 0, so rows that are not known come first and are skipped
+        for start in range(int((keys == UNKNOWN).sum()), len(keys), BLOCK_ROWS):
+            chosen = order[start : start + BLOCK_ROWS]
+            block = np.empty(len(chosen), self._dtype)
+            block["key"] = keys[chosen]
             first = 0
-            for part in parts:
-                here = (some >= first) & (some < first + len(part.rows))
-                block["row"][here] = part.rows[some[here] - first]
-                first += len(part.rows)
+            for lookup in lookups:
+                own = (chosen >= first) & (chosen < first + len(lookup.rows))
+                block["row"][own] = lookup.rows[chosen[own] - first]
+                first += len(lookup.rows)
             yield block.tobytes()
 
-    def _write(self, parts: Sequence[_Asked]) -> None:
-        with contextlib.suppress(OSError):
-            self.place.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, name = tempfile.mkstemp(dir=self.place.parent, suffix=".tmp")
-            try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(self._head + bytes(CHECKSUM_SIZE))
-                    checksum = _checksum()
-                    for content in self._blocks(parts):
-                        checksum.update(content)
-                        file.write(content)
-                    file.seek(len(self._head))
-                    file.write(checksum.digest())
-                os.replace(name, self.place)
-            except BaseException:
-                os.unlink(name)
-                raise
+    def _write(self, lookups: Sequence[_Lookup]) -> None:
+        with replacing_in_cache(self.path) as file:
+            file.write(self._header + bytes(CHECKSUM_SIZE))  # filled in at the end
+            checksum = _checksum()
+            for content in self._blocks(lookups):
+                checksum.update(content)
+                file.write(content)
+            file.seek(len(self._header))
+            file.write(checksum.digest())
 
 
 @dataclass(frozen=True, eq=False)
-class _Asked:
-    """What was asked for, and what is known of it by now."""
+class _Lookup:
+    """Keys that were looked up, with the rows that are known by now."""
 
     keys: UInt64[np.ndarray, " N"]
     rows: np.ndarray
     known: Bool[np.ndarray, " N"]
 
-    def told(self) -> UInt64[np.ndarray, " N"]:
-        """The keys (N,), `UNKNOWN` where there is nothing to keep."""
+    def known_keys(self) -> UInt64[np.ndarray, " N"]:
+        """Return the keys (N,), `UNKNOWN` where the row is not known."""
         return np.where(self.known, self.keys, UNKNOWN)
 
 

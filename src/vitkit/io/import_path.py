@@ -1,4 +1,4 @@
-"""A user's own function, by `package.module:function`."""
+"""Import a user's own function by `package.module:function`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 def import_by_name(name: str) -> Any:
-    """What the name means; a module may lie in the current folder, behind all that is installed.
+    """Return the object of this name; its module may lie in the current folder.
 
     Raises:
-        ImportError, AttributeError, ValueError: there is no such module, no such name in it, or it
-            is no name; whatever else the module raises.
+        ImportError, AttributeError, ValueError: no such module, no such name in it, or not a name;
+            also whatever the module itself raises.
     """
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.append(folder)  # last, so that installed modules take precedence
     return resolve_name(name)

@@ -1,19 +1,17 @@
-"""What was found out about a large file, kept so that it is found out once.
+"""Persistent indexes of large files, so that a file is parsed once.
 
 An index is arrays and lists of text about one file. It is kept in the user's cache under the file's
-place or address; that of a local file is used while the file has the same size and time of change.
-An index that is missing, damaged or of an older make is built again; a cache that cannot be written
-only costs time.
+path or address; that of a local file is valid while the file has the same size and time of change.
+An index that is missing, damaged or of another version is built again; a cache that cannot be
+written only costs time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,88 +20,90 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.io.atomic import replacing_in_cache
 from vitkit.io.cache_folder import cache_folder
 
-VERSION = 2
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-TEXT, STAMP = "text:", "stamp"
-UNSTAMPED = (0, 0)
-"""The stamp of what is no file here."""
+INDEX_VERSION = 2
+DAMAGE_ERRORS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+"""Errors that reading a missing or damaged .npz file raises."""
+TEXT_PREFIX = "text:"
+STAMP_KEY = "stamp"
+NO_STAMP = (0, 0)
+"""The stamp of what is not a local file."""
 
 
 @dataclass(frozen=True)
 class Index:
-    """Columns about one file."""
+    """Columns about one file: numbers and texts, by name."""
 
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     texts: dict[str, list[str]] = field(default_factory=dict)
 
 
-def stamp(file: Path | int) -> tuple[int, int]:
-    """(size in bytes, time of change in nanoseconds) of a file, or of an open one."""
-    found = os.stat(file)
-    return found.st_size, found.st_mtime_ns
+def file_stamp(file: Path | int) -> tuple[int, int]:
+    """Return (size in bytes, time of change in nanoseconds) of a path or an open file."""
+    status = os.stat(file)
+    return status.st_size, status.st_mtime_ns
 
 
 def cached_index(path: Path, kind: str, build: Callable[[Path], Index]) -> Index:
-    """The index of a file, from the cache or built now.
+    """Return the index of a file, from the cache or built now.
 
     Args:
         path: the file.
-        kind: what sort of index; one file may have several.
-        build: makes it; what it raises is passed on.
+        kind: the index's kind; one file may have indexes of several kinds.
+        build: makes it; its errors are passed on.
     """
-    now, about = stamp(path), str(path.resolve())
-    kept = kept_index(about, kind, now)
-    if kept is None:
-        kept = build(path)
-        if stamp(path) == now:
-            keep_index(about, kind, kept, now)
-    return kept
+    stamp = file_stamp(path)
+    subject = str(path.resolve())
+    index = kept_index(subject, kind, stamp)
+    if index is None:
+        index = build(path)
+        # a file that changed meanwhile is indexed again next time
+        if file_stamp(path) == stamp:
+            keep_index(subject, kind, index, stamp)
+    return index
 
 
-def kept_index(about: str, kind: str, now: tuple[int, int] = UNSTAMPED) -> Index | None:
-    """What is kept about a file of this stamp; None where there is nothing, or of another one."""
-    place = _place(about, kind)
+def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> Index | None:
+    """Return the stored index of a file of this stamp, or None.
+
+    Args:
+        subject: the file's resolved path or its address.
+        kind: as for `cached_index`.
+        stamp: as `file_stamp` returns it.
+    """
     try:
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            if tuple(stored[STAMP].tolist()) != now:
+        with _path(subject, kind).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            if tuple(stored[STAMP_KEY].tolist()) != stamp:
                 return None
-            arrays = {name: stored[name] for name in stored.files if name != STAMP}
-        texts = {
-            name.removeprefix(TEXT): json.loads(arrays.pop(name).tobytes())
-            for name in [*arrays]
-            if name.startswith(TEXT)
-        }
-    except DAMAGE:
+            index = Index()
+            for name in stored.files:
+                if name.startswith(TEXT_PREFIX):
+                    text = json.loads(stored[name].tobytes())
+                    index.texts[name.removeprefix(TEXT_PREFIX)] = text
+                elif name != STAMP_KEY:
+                    index.arrays[name] = stored[name]
+    except DAMAGE_ERRORS:
         return None
-    return Index(arrays, texts)
+    return index
 
 
-def keep_index(about: str, kind: str, index: Index, now: tuple[int, int] = UNSTAMPED) -> None:
-    """Keep what was found out about a file of this stamp."""
-    place = _place(about, kind)
-    columns: dict[str, Any] = {STAMP: np.array(now, np.int64), **index.arrays}
+def keep_index(subject: str, kind: str, index: Index, stamp: tuple[int, int] = NO_STAMP) -> None:
+    """Store the index of a file of this stamp; do nothing where the cache cannot be written."""
+    columns: dict[str, Any] = {STAMP_KEY: np.array(stamp, np.int64), **index.arrays}
     for name, lines in index.texts.items():
-        columns[TEXT + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
-    stream = io.BytesIO()
-    np.savez(stream, **columns)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(stream.getbuffer())
-        os.replace(name, place)
-    except OSError:
-        pass  # the next run finds it out again
+        columns[TEXT_PREFIX + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
+    with contextlib.suppress(OSError), replacing_in_cache(_path(subject, kind)) as file:
+        np.savez(file, **columns)
 
 
-def forget_index(about: str, kind: str) -> None:
-    """Have it found out again."""
+def forget_index(subject: str, kind: str) -> None:
+    """Delete a stored index, so that it is built again."""
     with contextlib.suppress(OSError):
-        _place(about, kind).unlink()
+        _path(subject, kind).unlink()
 
 
-def _place(about: str, kind: str) -> Path:
-    key = hashlib.sha256(f"{VERSION} {kind} {about}".encode("utf-8", "surrogateescape"))
-    return cache_folder() / "indexes" / f"{key.hexdigest()[:32]}.npz"
+def _path(subject: str, kind: str) -> Path:
+    name = f"{INDEX_VERSION} {kind} {subject}".encode("utf-8", "surrogateescape")
+    return cache_folder() / "indexes" / f"{hashlib.sha256(name).hexdigest()[:32]}.npz"

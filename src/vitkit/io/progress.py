@@ -1,4 +1,4 @@
-"""A progress bar on standard error, and what to do when nobody reads standard output."""
+"""Progress bars on standard error, and a standard output that can no longer be written."""
 
 from __future__ import annotations
 
@@ -9,23 +9,47 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar(total: int) -> Iterator[Callable[[int], object]]:
-    """Show a bar on stderr where that is a terminal; yields what is told how many more are done."""
+def progress_bar(
+    total: int | None, description: str = "", *, done: int = 0, in_bytes: bool = False
+) -> Iterator[Callable[[int], object]]:
+    """Show a bar on stderr while the block runs; nothing where stderr is not a terminal.
+
+    Args:
+        total: how many there are; None if unknown.
+        description: text before the bar.
+        done: how many are done before the block begins.
+        in_bytes: show amounts as kB, MB and GB instead of a plain count.
+
+    Yields:
+        A function that advances the bar by the number it is given.
+    """
     if not sys.stderr.isatty():
         yield lambda count: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TimeRemainingColumn,
+    )
 
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    amount = DownloadColumn() if in_bytes else MofNCompleteColumn()
+    columns = ("{task.description}", BarColumn(), amount, TimeRemainingColumn())
     console = Console(stderr=True)
     # Lines for a file or a pipe must not be sent to the terminal.
     redirect = sys.stdout.isatty()
-    with Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as bars:
-        task = bars.add_task("", total=total)
-        yield lambda count: bars.advance(task, count)
+    with Progress(
+        *columns[0 if description else 1 :],
+        console=console,
+        transient=True,
+        redirect_stdout=redirect,
+    ) as progress:
+        task = progress.add_task(description, total=total, completed=done)
+        yield lambda count: progress.advance(task, count)
 
 
-def let_stdout_go() -> None:
-    """Send what is printed from now on to nowhere, as its reader has left or its disk is full."""
+def discard_stdout() -> None:
+    """Send further output to the null device, since its reader has left or its disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

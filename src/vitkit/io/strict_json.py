@@ -1,4 +1,4 @@
-"""JSON that strangers wrote: strictly as its standard has it, and not much of it."""
+"""Strict, size-limited parsing of untrusted JSON."""
 
 from __future__ import annotations
 
@@ -10,48 +10,57 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 
-LARGEST = 8_000_000
+MAX_BYTES = 8_000_000
 """Bytes of a JSON file; parsed, the worst of them takes thirty times as much memory."""
-
-VALUES = 1_000_000
+MAX_VALUES = 1_000_000
 """Values of a JSON text; the header of 50,000 tensors has half of it."""
-BESIDE = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
-"""JSON that lies beside weights, by the name it has in `Documents`."""
+DOCUMENT_FILES = {"config": "config.json", "preprocessor": "preprocessor_config.json"}
+"""JSON files beside weights, by their names in `Documents`."""
 
 
 class Documents(Mapping[str, dict[str, Any]]):
-    """The JSON files beside weights, each read when a format asks for it.
+    """The JSON files beside weights, each read when a format needs it.
 
-    So one that is nobody's business, or broken, is in nobody's way. Reading one raises
-    `CheckpointError` as `read_json` does.
+    So a broken file does no harm where no format needs it. Reading one raises `CheckpointError` as
+    `read_json` does.
+
+    Args:
+        folder: the folder that holds the weights.
     """
 
     def __init__(self, folder: Path) -> None:
-        found = {name: folder / file for name, file in BESIDE.items()}
-        self._places = {name: place for name, place in found.items() if place.is_file()}
-        self._read: dict[str, dict[str, Any]] = {}
+        self._paths: dict[str, Path] = {}
+        for name, file in DOCUMENT_FILES.items():
+            if (folder / file).is_file():
+                self._paths[name] = folder / file
+        self._contents: dict[str, dict[str, Any]] = {}
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        if name not in self._read:
-            self._read[name] = read_json(self._places[name])
-        return self._read[name]
+        if name not in self._contents:
+            self._contents[name] = read_json(self._paths[name])
+        return self._contents[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places  # a mapping's own would read the file to know
+        return name in self._paths  # the inherited method would read the file
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._paths)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._paths)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object. Raises `CheckpointError` for anything else, or more than 8 MB of it."""
+    """Read a file that holds one JSON object.
+
+    Raises:
+        CheckpointError: anything else, or more than 8 MB.
+    """
     try:
-        if (size := path.stat().st_size) > LARGEST:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
             raise CheckpointError(f"{path}: {size} bytes are too many for a description")
-        document = parse(path.read_text(encoding="utf-8"))
+        document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -61,34 +70,38 @@ def read_json(path: Path) -> dict[str, Any]:
     return document
 
 
-def parse(text: str | bytes) -> Any:
-    """A JSON value. Raises `ValueError` also for NaN, infinities, keys given twice, depth, and
-    more values than any description has, each of which would take a hundred bytes.
+def parse_json(text: str | bytes) -> Any:
+    """Parse a JSON value.
 
-    >>> parse('{"a": [1, 2.5]}')
+    Raises:
+        ValueError: not JSON; also NaN, infinities, duplicate keys, deep nesting, and more values
+            than a description has, each of which would take a hundred bytes.
+
+    >>> parse_json('{"a": [1, 2.5]}')
     {'a': [1, 2.5]}
-    >>> parse('{"a": 1, "a": 2}')
+    >>> parse_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
     ValueError: the key 'a' is there twice
     """
-    marks = [text.count(mark) if isinstance(text, str) else text.count(mark.encode())
-             for mark in "{[,"]  # fmt: skip
-    if sum(marks) > VALUES:
-        raise ValueError(f"{sum(marks)} objects, lists and values are too many")
+    # counted before parsing: each of these characters begins at most one value
+    values = 0
+    for mark in "{[,":
+        values += text.count(mark) if isinstance(text, str) else text.count(mark.encode())
+    if values > MAX_VALUES:
+        raise ValueError(f"{values} objects, lists and values are too many")
     try:
-        return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
+        return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        counts = Counter(key for key, _ in pairs)
-        key = next(key for key, count in counts.items() if count > 1)
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
         raise ValueError(f"the key {key!r} is there twice")
-    return made
+    return document
 
 
-def _refuse(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no number of JSON's")

@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     mask: Mask | None = None,
     return_weights: bool = False,
 ) -> Float[Tensor, "*batch N e"] | tuple[Float[Tensor, "*batch N e"], Float[Tensor, "*batch N M"]]:
-    """softmax(q k^T / sqrt(d)) v for N queries, M keys and values of any width e.
+    """Return softmax(q k^T / sqrt(d)) v for N queries, M keys and values of any width e.
 
     Args:
         q: queries (..., N, d).
@@ -71,7 +71,7 @@ def scaled_dot_product_attention(
 def attention_weights(
     q: Float[Tensor, "*batch N d"], k: Float[Tensor, "*batch M d"], mask: Mask | None = None
 ) -> Float[Tensor, "*batch N M"]:
-    """softmax(q k^T / sqrt(d)): how much each of N queries takes from each of M keys.
+    """Return softmax(q k^T / sqrt(d)), the weights of N queries over M keys.
 
     A query that may look at no key gets weights of zero, as in torch's fused kernel.
     """
@@ -84,7 +84,7 @@ def attention_weights(
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension, through float32 for short rows of bfloat16 on a processor.
+    """Take the softmax over the last dimension, in float32 for short bfloat16 rows on a CPU.
 
     torch's own kernel for those takes 3 to 5 times as long below `SHORT_ROW` values, and rounds no
     better (measured on an AMD EPYC with torch 2.13).
@@ -97,14 +97,14 @@ def _softmax(scores: Tensor) -> Tensor:
 def fused_attention(
     q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
 ) -> Heads:
-    """(B, k, N, h) by torch's fused kernel, which keeps no (N, M) matrix; `dropout` is a rate."""
+    """Return (B, k, N, h) by torch's fused kernel, with no (N, M) matrix; `dropout` is a rate."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
 
 
 def plain_attention(
     q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
 ) -> Heads:
-    """The same by two products with the (N, M) weights between them, which are kept for gradients.
+    """Return the same by two products; the (N, M) weights between them are kept for gradients.
 
     More memory; on a processor, and in bfloat16 above all, a training step may be much faster.
     """
@@ -118,7 +118,7 @@ KERNELS: dict[AttentionKernel, Attend] = {"fused": fused_attention, "plain": pla
 
 
 class Context(NamedTuple):
-    """What attention is told besides its tokens."""
+    """The inputs of attention besides its tokens."""
 
     rotation: Rotation | None = None
     """What rotary positions turn queries and keys by."""
@@ -132,7 +132,7 @@ PLAIN = Context()
 
 
 class MultiHeadAttention(nn.Module):
-    """What attention in heads shares: k heads of width h, and the matrix that mixes them.
+    """The base of multi-head attention: k heads of width h, and the matrix that mixes them.
 
     `head_width` is width / num_heads if not given, or a `SpecError` where that is no whole number;
     `attention_dropout` is the rate on the attention weights while training.
@@ -154,12 +154,12 @@ class MultiHeadAttention(nn.Module):
         self.attend: Attend = fused_attention
 
     def make_output(self, width: int, dropout: float) -> None:
-        """U_msa and the dropout after it; made last, so that modules stand in the data's order."""
+        """Create U_msa and its dropout; called last, so that modules are in the data's order."""
         self.proj = nn.Linear(self.inner, width)
         self.proj_drop = nn.Dropout(dropout)
 
     def split(self, fused: Float[Tensor, "B _ E"], parts: int) -> tuple[Heads, ...]:
-        """`parts` projections side by side, each head-major: B T (p k h) -> p times B k T h."""
+        """Split `parts` adjacent projections, each head-major: B T (p k h) -> p times B k T h."""
         split = fused.unflatten(-1, (parts, self.num_heads, self.head_width))
         return split.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -209,12 +209,12 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         self.make_output(width, projection_dropout)
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
-        """MSA(z), Eq. 8 of the paper's appendix."""
+        """Return MSA(z), Eq. 8 of the paper's appendix."""
         q, k, v = self.heads(tokens, context.rotation)
         return self.mix(q, k, v, context)
 
     def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
-        """Queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
+        """Return queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
         q, k, v = self.split(self.qkv(tokens), 3)
         q, k = self.q_norm(q), self.k_norm(k)
         return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
@@ -240,7 +240,7 @@ class CrossAttention(MultiHeadAttention):
         memory: Float[Tensor, "B M D"],
         context: Context = PLAIN,
     ) -> Float[Tensor, "B N D"]:
-        """What `tokens` take from `memory`; the mask is (..., N, M)."""
+        """Return the attention of `tokens` to `memory`, (B, N, D); the mask is (..., N, M)."""
         (q,), (k, v) = self.split(self.q(tokens), 1), self.split(self.kv(memory), 2)
         return self.mix(q, k, v, context)
 
@@ -254,7 +254,7 @@ class KeylessBiasLinear(nn.Linear):
         self.v_bias = nn.Parameter(torch.zeros(inner))
 
     def forward(self, input: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
-        """(..., D) -> (..., 3 k h)."""
+        """Project (..., D) -> (..., 3 k h)."""
         bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
         return F.linear(input, self.weight, bias)
 

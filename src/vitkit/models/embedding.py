@@ -60,17 +60,17 @@ class PatchEmbedding(nn.Module):
         self.make_projection(width, bias)
 
     def make_projection(self, width: int, bias: bool) -> None:
-        """E, as a kernel."""
+        """Create E, as a kernel."""
         patch = self.patch_size
         self.proj = nn.Conv2d(self.in_channels, width, patch, patch, bias=bias)
 
     def forward(self, images: Images) -> Tokens:
-        """x_p E by a convolution with stride P."""
+        """Return x_p E by a convolution with stride P."""
         self.grid(images)
         return self.proj(images).flatten(2).transpose(1, 2)  # B D gh gw -> B N D
 
     def grid(self, images: Images) -> Grid:
-        """(gh, gw), how many patches the images give down and across."""
+        """Return (gh, gw), the numbers of patches down and across."""
         if images.ndim != 4 or not images.is_floating_point():
             raise ShapeError(f"{tuple(images.shape)} {images.dtype}: expected floats (B, C, H, W)")
         _, channels, height, width = images.shape
@@ -87,7 +87,7 @@ class LinearPatchEmbedding(PatchEmbedding):
     """The same map with the same weights as patchify, then one matrix; its result is contiguous."""
 
     def forward(self, images: Images) -> Tokens:
-        """x_p E as the paper writes it: patches (B, N, C * P * P) times E."""
+        """Return x_p E as the paper writes it: patches (B, N, C * P * P) times E."""
         self.grid(images)
         patches = patchify(images, self.patch_size)
         return F.linear(patches, self.proj.weight.flatten(1), self.proj.bias)
@@ -97,14 +97,14 @@ class NormedPatchEmbedding(PatchEmbedding):
     """Patchify, LayerNorm, matrix, LayerNorm (arXiv 2302.01327; lucidrains'), at torch's eps."""
 
     def make_projection(self, width: int, bias: bool) -> None:
-        """The matrix between its two norms."""
+        """Create the matrix between its two norms."""
         values = self.in_channels * self.patch_size[0] * self.patch_size[1]
         self.norm_patches = nn.LayerNorm(values)
         self.proj = nn.Linear(values, width, bias=bias)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(width)
 
     def forward(self, images: Images) -> Tokens:
-        """LN(E LN(x_p)) of patches whose values stand as in `patchify`."""
+        """Return LN(E LN(x_p)) of patches whose values are ordered as in `patchify`."""
         self.grid(images)
         return self.norm(self.proj(self.norm_patches(patchify(images, self.patch_size))))
 
@@ -133,7 +133,7 @@ class HybridEmbedding(PatchEmbedding):
         self.proj = nn.Conv2d(channels, patches["width"], cells, cells, bias=patches["bias"])
 
     def forward(self, images: Images) -> Tokens:
-        """x_p E with x_p from the feature map."""
+        """Return x_p E with x_p from the feature map."""
         rows, columns = self.grid(images)
         cells = self.proj(self.backbone(images))
         if cells.shape[2:] != (rows, columns):
@@ -149,7 +149,7 @@ STEMS["normed_linear"] = NormedPatchEmbedding
 
 
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
-    """The stem of a spec; `SpecError` where it and a backbone do not fit each other."""
+    """Create the stem of a spec; `SpecError` where it and a backbone do not fit each other."""
     if (spec.stem == "backbone") != (backbone is not None):
         wrong = "needs ViT's backbone=" if backbone is None else "takes none; set it to 'backbone'"
         raise SpecError(f"a backbone: stem {spec.stem!r} {wrong}")
@@ -165,7 +165,7 @@ def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
 
 
 def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
-    """Channels and stride of a backbone's map, by running it once on a black image."""
+    """Measure channels and stride of a backbone's map, by one run on a black image."""
     some = next(backbone.parameters(), torch.empty(0))
     modes = [(module, module.training) for module in backbone.modules()]
     with torch.no_grad():
@@ -207,7 +207,7 @@ class Embedding(nn.Module):
         prefix: Float[Tensor, "1 R D"],
         pos_embed: Float[Tensor, "1 T0 D"] | None,
     ) -> Tokens:
-        """[x_class; x_p E] + E_pos, where a table without rows for the prefix adds 0 to it."""
+        """Return [x_class; x_p E] + E_pos; a table without rows for the prefix adds 0 to it."""
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
         table = self.positions(pos_embed, grid, tokens)
         missing = tokens.shape[1] - table.shape[1]
@@ -215,7 +215,7 @@ class Embedding(nn.Module):
 
 
 class PatchDropout(nn.Module):
-    """Drops patch tokens of each image in training: "PatchDropout" (arXiv 2208.07220).
+    """Dropout of whole patch tokens of each image in training: "PatchDropout" (arXiv 2208.07220).
 
     A part `rate` of the patches goes, but one; the `prefix` tokens before them stay.
     """
@@ -227,7 +227,7 @@ class PatchDropout(nn.Module):
     def forward(
         self, tokens: Tokens, rotation: Rotation | None
     ) -> tuple[Float[Tensor, "B _ D"], Rotation | None]:
-        """The tokens kept, in their order, and what rotary positions turn them by."""
+        """Return the kept tokens, in their order, and their rotary angles."""
         if self.rate == 0.0 or not self.training:
             return tokens, rotation
         batch, count, width = tokens.shape

@@ -18,7 +18,7 @@ from vitkit.spec import Block, QKVBias
 
 
 class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): in training, drops the branch of whole images.
+    """Stochastic depth (arXiv 1603.09382): in training, the branch of whole images is dropped.
 
     Those it keeps are scaled up by 1 / (1 - rate).
     """
@@ -28,7 +28,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, branch: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
-        """Zero for an image with probability `rate`, else branch / (1 - rate)."""
+        """Return 0 for an image with probability `rate`, else branch / (1 - rate)."""
         if self.rate == 0.0 or not self.training:
             return branch
         kept = 1.0 - self.rate
@@ -93,7 +93,7 @@ class EncoderBlock(nn.Module):
         self.drop_path2 = DropPath(drop_path)
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
-        """Eq. 2, then Eq. 3."""
+        """Apply Eq. 2, then Eq. 3."""
         mixed = self.attn(self.norm1(tokens), context)
         tokens = tokens + self.drop_path1(self.ls1(mixed))
         return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
@@ -103,7 +103,7 @@ class PostNormBlock(EncoderBlock):
     """LN(z + MSA(z)), then LN(z + MLP(z)): "Attention Is All You Need", Sec. 3.1."""
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
-        """The norm stands on the sum."""
+        """Normalise the sum."""
         mixed = self.attn(tokens, context)
         tokens = self.norm1(tokens + self.drop_path1(self.ls1(mixed)))
         return self.norm2(tokens + self.drop_path2(self.ls2(self.mlp(tokens))))
@@ -113,7 +113,7 @@ class ResPostNormBlock(EncoderBlock):
     """z + LN(MSA(z)), then z + LN(MLP(z)): Swin V2 (arXiv 2111.09883), Fig. 1."""
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
-        """The norm stands on the branch."""
+        """Normalise the branch."""
         mixed = self.attn(tokens, context)
         tokens = tokens + self.drop_path1(self.ls1(self.norm1(mixed)))
         return tokens + self.drop_path2(self.ls2(self.norm2(self.mlp(tokens))))
@@ -158,7 +158,7 @@ class Encoder(nn.Module):
     def forward(
         self, tokens: Tokens, record: Record | None = None, context: Context = PLAIN
     ) -> Tokens:
-        """LN(z_L)."""
+        """Return LN(z_L)."""
         return self.norm(run_blocks(self.blocks, tokens, record, context))
 
 
@@ -170,7 +170,7 @@ def stack_blocks(
     drop_path_schedule: str = "linear",
     **settings: Any,
 ) -> nn.ModuleList:
-    """`depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant.
+    """Create `depth` blocks; stochastic depth rises linearly from 0 to `drop_path`, or is constant.
 
     A single block is the last one and has `drop_path`.
     """
@@ -182,7 +182,7 @@ def stack_blocks(
 
 
 def call_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    """How a block runs; gradient checkpointing puts another way in its place."""
+    """Run a block; gradient checkpointing replaces this function."""
     return block(tokens, context)
 
 
@@ -196,18 +196,17 @@ def run_blocks(
     context: Context = PLAIN,
     run: RunBlock = call_block,
 ) -> Tokens:
-    """z_0 -> z_L; what `record` asks for is kept on the way, outside a compiled graph."""
+    """Run the blocks, z_0 -> z_L; layers that `record` requests run outside a compiled graph."""
     if record is not None:
         record.begin(len(blocks))
     for layer, block in enumerate(blocks):
         if record is not None and record.wants(layer):
-            tokens = _run_recorded(block, layer, record, tokens, context)
+            tokens = record.outside_graph(_run_recorded, block, layer, record, tokens, context)
         else:
             tokens = run(block, tokens, context)
     return tokens
 
 
-@torch.compiler.disable(reason="a Record keeps what a block does")  # type: ignore[untyped-decorator]
 def _run_recorded(
     block: nn.Module, layer: int, record: Record, tokens: Tokens, context: Context
 ) -> Tokens:

@@ -22,8 +22,8 @@ Layers: TypeAlias = tuple[int, ...]
 GROUPS, ROOT_WIDTH, STAGE_WIDTHS = 32, 64, (256, 512, 1024, 2048)
 
 
-class Numbers(NamedTuple):
-    """What the published stem and its two rewritings in PyTorch do differently.
+class StemVariant(NamedTuple):
+    """The differences between the published stem and its two rewritings in PyTorch.
 
     A kernel is divided by sqrt(var + weight_eps) if `inside_root`, else by std + weight_eps.
     Padding is TensorFlow's SAME, or else k // 2 on each side and none for the max pool. The norm
@@ -39,28 +39,32 @@ class Numbers(NamedTuple):
 
 
 VARIANTS = {
-    "published": Numbers(1e-5, False, 1e-6, True, 1e-6, GROUPS),
-    "timm": Numbers(1e-8, True, 1e-5, True, 1e-5, GROUPS),
-    "jeonsworld": Numbers(1e-5, True, 1e-6, False, 1e-5, None),
+    "published": StemVariant(1e-5, False, 1e-6, True, 1e-6, GROUPS),
+    "timm": StemVariant(1e-8, True, 1e-5, True, 1e-5, GROUPS),
+    "jeonsworld": StemVariant(1e-5, True, 1e-6, False, 1e-5, None),
 }
 """published: google-research/vision_transformer, vit_jax/models_{resnet,vit}.py; flax's GroupNorm.
 timm: models/vision_transformer_hybrid.py (`_resnetv2`), layers/norm_act.py (`GroupNormAct`).
 jeonsworld: ViT-pytorch, models/modeling_resnet.py; the 1e-5 of its shortcut is torch's default."""
 
 
-def standardise(kernel: Float[Tensor, "F C P Q"], n: Numbers) -> Float[Tensor, "F C P Q"]:
-    """Each filter with mean 0 and standard deviation 1 (Weight Standardization, arXiv 1903.10520).
+def standardise(kernel: Float[Tensor, "F C P Q"], variant: StemVariant) -> Float[Tensor, "F C P Q"]:
+    """Scale each filter to mean 0 and deviation 1 (Weight Standardization, arXiv 1903.10520).
 
     >>> standardise(torch.tensor([1.0, 3.0]).view(1, 2, 1, 1), VARIANTS["timm"]).flatten().tolist()
     [-1.0, 1.0]
     """
     std, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
-    scale = (std.square() + n.weight_eps).sqrt() if n.inside_root else std + n.weight_eps
+    scale = (
+        (std.square() + variant.weight_eps).sqrt()
+        if variant.inside_root
+        else std + variant.weight_eps
+    )
     return (kernel - mean) / scale
 
 
 def pad_same(images: Images, kernel: int, stride: int) -> Float[Tensor, "B C h w"]:
-    """Zeros as TensorFlow's SAME, the odd one right and below; kernel >= stride."""
+    """Pad with zeros as TensorFlow's SAME, the odd one right and below; kernel >= stride."""
     down, across = (kernel - stride + -side % stride for side in images.shape[-2:])
     return F.pad(images, (across // 2, across - across // 2, down // 2, down - down // 2))
 
@@ -68,15 +72,18 @@ def pad_same(images: Images, kernel: int, stride: int) -> Float[Tensor, "B C h w
 class StdConv2d(nn.Conv2d):
     """A convolution without bias by the standardised kernel: (B, C, H, W) -> (B, F, H/s, W/s)."""
 
-    def __init__(self, channels: int, width: int, kernel: int, stride: int, n: Numbers) -> None:
+    def __init__(
+        self, channels: int, width: int, kernel: int, stride: int, variant: StemVariant
+    ) -> None:
         # At stride 1 SAME is symmetric, and a 1 x 1 kernel needs no zeros.
-        pads = n.same_padding and stride > 1 and kernel > 1
+        pads = variant.same_padding and stride > 1 and kernel > 1
         super().__init__(channels, width, kernel, stride, 0 if pads else kernel // 2, bias=False)
-        self.pads, self.numbers = pads, n
+        self.pads = pads
+        self.variant = variant
 
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
         images = pad_same(images, self.kernel_size[0], self.stride[0]) if self.pads else images
-        kernel = standardise(self.weight, self.numbers)
+        kernel = standardise(self.weight, self.variant)
         return F.conv2d(images, kernel, None, self.stride, self.padding)
 
 
@@ -85,14 +92,14 @@ class Root(nn.Module):
 
     out_channels, stride = ROOT_WIDTH, 4
 
-    def __init__(self, in_channels: int, n: Numbers) -> None:
+    def __init__(self, in_channels: int, variant: StemVariant) -> None:
         super().__init__()
-        self.conv = StdConv2d(in_channels, ROOT_WIDTH, 7, 2, n)
-        self.norm = nn.GroupNorm(GROUPS, ROOT_WIDTH, eps=n.norm_eps)
-        self.pads = n.same_padding
+        self.conv = StdConv2d(in_channels, ROOT_WIDTH, 7, 2, variant)
+        self.norm = nn.GroupNorm(GROUPS, ROOT_WIDTH, eps=variant.norm_eps)
+        self.pads = variant.same_padding
 
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
-        """Without SAME padding the sides come out as H/4 - 1 and W/4 - 1."""
+        """Return (B, 64, H/4, W/4); without SAME padding the sides are H/4 - 1 and W/4 - 1."""
         features = F.relu(self.norm(self.conv(images)))
         # After a ReLU no zero wins over a pixel, so zeros pad the pool as well.
         return F.max_pool2d(pad_same(features, 3, 2) if self.pads else features, 3, 2)
@@ -101,24 +108,26 @@ class Root(nn.Module):
 class Bottleneck(nn.Module):
     """relu(shortcut + 1x1, 3x3 with stride s, 1x1): (B, C, H, W) -> (B, F, H/s, W/s)."""
 
-    def __init__(self, channels: int, width: int, stride: int, n: Numbers) -> None:
+    def __init__(self, channels: int, width: int, stride: int, variant: StemVariant) -> None:
         super().__init__()
         inner = width // 4
         self.downsample = nn.Sequential()
         if channels != width:
-            groups = n.shortcut_groups or width
-            self.downsample.add_module("conv", StdConv2d(channels, width, 1, stride, n))
-            self.downsample.add_module("norm", nn.GroupNorm(groups, width, eps=n.shortcut_eps))
-        self.conv1 = StdConv2d(channels, inner, 1, 1, n)
-        self.norm1 = nn.GroupNorm(GROUPS, inner, eps=n.norm_eps)
-        self.conv2 = StdConv2d(inner, inner, 3, stride, n)
-        self.norm2 = nn.GroupNorm(GROUPS, inner, eps=n.norm_eps)
-        self.conv3 = StdConv2d(inner, width, 1, 1, n)
-        self.norm3 = nn.GroupNorm(GROUPS, width, eps=n.norm_eps)
+            groups = variant.shortcut_groups or width
+            self.downsample.add_module("conv", StdConv2d(channels, width, 1, stride, variant))
+            self.downsample.add_module(
+                "norm", nn.GroupNorm(groups, width, eps=variant.shortcut_eps)
+            )
+        self.conv1 = StdConv2d(channels, inner, 1, 1, variant)
+        self.norm1 = nn.GroupNorm(GROUPS, inner, eps=variant.norm_eps)
+        self.conv2 = StdConv2d(inner, inner, 3, stride, variant)
+        self.norm2 = nn.GroupNorm(GROUPS, inner, eps=variant.norm_eps)
+        self.conv3 = StdConv2d(inner, width, 1, 1, variant)
+        self.norm3 = nn.GroupNorm(GROUPS, width, eps=variant.norm_eps)
         nn.init.zeros_(self.norm3.weight)  # as published: a fresh block is its shortcut
 
     def forward(self, x: Images) -> Float[Tensor, "B F h w"]:
-        """A norm after every convolution, a ReLU after the first two norms and after the sum."""
+        """Apply a norm after each convolution, a ReLU after the first two norms and the sum."""
         branch = F.relu(self.norm1(self.conv1(x)))
         branch = F.relu(self.norm2(self.conv2(branch)))
         return F.relu(self.downsample(x) + self.norm3(self.conv3(branch)))
@@ -136,13 +145,13 @@ class ResNetV2(nn.Module):
 
     def __init__(self, in_channels: int, layers: Layers, variant: str = "published") -> None:
         super().__init__()
-        n = _resolve(layers, variant)
-        self.stem, self.stages = Root(in_channels, n), nn.Sequential()
+        details = _resolve(layers, variant)
+        self.stem, self.stages = Root(in_channels, details), nn.Sequential()
         self.out_channels, self.stride = Root.out_channels, Root.stride
         for index, (depth, width) in enumerate(zip(layers, STAGE_WIDTHS, strict=False)):
             step = 2 if index else 1
-            blocks = [Bottleneck(self.out_channels, width, step, n)]
-            blocks += [Bottleneck(width, width, 1, n) for _ in range(depth - 1)]
+            blocks = [Bottleneck(self.out_channels, width, step, details)]
+            blocks += [Bottleneck(width, width, 1, details) for _ in range(depth - 1)]
             self.stages.append(nn.Sequential())
             self.stages[-1].add_module("blocks", nn.Sequential(*blocks))
             self.out_channels, self.stride = width, self.stride * step
@@ -152,14 +161,14 @@ class ResNetV2(nn.Module):
 
 
 def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root | ResNetV2:
-    """`ResNetV2`, or where `layers` is empty its root alone, as timm names it (`conv.weight`)."""
+    """Create a `ResNetV2`, or without `layers` its root alone, as timm names it (`conv.weight`)."""
     whole = ResNetV2(in_channels, layers, variant)
     return whole if layers else whole.stem
 
 
-def _resolve(layers: Layers, variant: str) -> Numbers:
-    numbers: Numbers = by_name("hybrid variant", variant, VARIANTS)
-    fewest, most = 0 if numbers.same_padding else 2, len(STAGE_WIDTHS)
+def _resolve(layers: Layers, variant: str) -> StemVariant:
+    details: StemVariant = by_name("hybrid variant", variant, VARIANTS)
+    fewest, most = 0 if details.same_padding else 2, len(STAGE_WIDTHS)
     if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
         raise SpecError(f"layers {layers}: {variant} has {fewest} to {most} stages of 1 block on")
-    return numbers
+    return details

@@ -1,4 +1,4 @@
-"""Initial weights by name: whose code they come from decides what a model starts as."""
+"""Initial weights by name: each scheme is that of a published implementation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _xavier_patch(kernel: Tensor) -> Tensor:
 
 
 class Scheme(NamedTuple):
-    """How parameters start; norms and LayerScale start as they are made.
+    """The initial values of parameters; norms and LayerScale keep those of their constructors.
 
     `kernel` fills convolutions (None: as torch does), `matrix` linear layers (q, k and v apart);
     `bias` (of layers named fc; others 0), `tokens` and `positions` are standard deviations.
@@ -52,7 +52,7 @@ SCHEMES = {
     "timm": Scheme(None, partial(init.trunc_normal_, std=0.02), 0.0, 1e-6, 0.02, False),
     "xavier_normal": Scheme(_xavier_patch, init.xavier_normal_, 0.0, 0.02, 0.02, False),
     "xavier_uniform": Scheme(None, init.xavier_uniform_, 1e-6, 0.0, 0.0, False),  # jeonsworld's MLP
-    "mimetic": JAX,  # and then `mimic`
+    "mimetic": JAX,  # and then `mimetic_init`
 }
 assert set(SCHEMES) == set(get_args(Initialisation)), "spec.Initialisation lists these"
 
@@ -82,7 +82,7 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
         elif name == "attn_pool.latent":
             init.xavier_uniform_(parameter)
     if spec.initialisation == "mimetic":
-        mimic(model, spec)
+        mimetic_init(model, spec)
 
 
 def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme) -> None:
@@ -100,8 +100,8 @@ def _own(model: nn.Module, spec: ViTSpec) -> Iterator[tuple[str, nn.Module]]:
     return ((n, m) for n, m in model.named_modules() if not f"{n}.".startswith(theirs))
 
 
-def mimic(model: nn.Module, spec: ViTSpec) -> None:
-    """Attention that looks as if it had been trained: mimetic initialisation (arXiv 2305.09828).
+def mimetic_init(model: nn.Module, spec: ViTSpec) -> None:
+    """Initialise attention as if it had been trained: mimetic initialisation (arXiv 2305.09828).
 
     In each head W_q W_k^T is near 0.7 (Z + I), and over all heads W_v W_proj near 0.4 (Z - I), with
     Z of N(0, 1 / D), by factors from an SVD; learned positions start as sines and cosines.
@@ -122,7 +122,7 @@ def mimic(model: nn.Module, spec: ViTSpec) -> None:
 
 
 def _factors(target: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """A and B, each (rank, D), with A^T B near `target`: its SVD, the roots on both sides."""
+    """Return A and B, each (rank, D), with A^T B near `target`: its SVD, roots on both sides."""
     u, s, v = torch.linalg.svd(target)
     root, pad = s[:rank].sqrt(), (0, 0, 0, max(rank - len(s), 0))
     left, right = (u[:, :rank] * root).T, root[:, None] * v[:rank]

@@ -12,7 +12,8 @@ from typing import Any, get_args
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SpecError, did_you_mean
+from vitkit.errors import SpecError
+from vitkit.messages import did_you_mean
 from vitkit.spec import Activation, MLPKind
 
 
@@ -62,11 +63,11 @@ class MLP(nn.Module):
         self.fc1 = nn.Linear(width, mlp_width)
 
     def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
-        """What `fc2` reads."""
+        """Return the input of `fc2`."""
         return self.act(self.fc1(x))
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch D"]:
-        """MLP(x) of Eq. 3."""
+        """Return MLP(x) of Eq. 3."""
         return self.drop2(self.fc2(self.drop1(self.hidden(x))))
 
 
@@ -102,7 +103,7 @@ assert set(MLPS) == set(get_args(MLPKind)), "spec.MLPKind lists what mlp.py buil
 
 
 def by_name(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    """What bears this name; `SpecError` with the nearest name where nothing does."""
+    """Return the value of this name; raise `SpecError` with the nearest name if there is none."""
     if name not in known:
         near = did_you_mean(name, known)
         raise SpecError(f"{what} {name!r} is none of {', '.join(known)}{near}")

@@ -16,7 +16,7 @@ assert set(NORMS) == set(get_args(Norm)), "spec.Norm lists what norm.py builds"
 
 
 def make_norm(name: str, width: int, eps: float, wanted: bool = True) -> nn.Module:
-    """LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467) over the last axis, if wanted."""
+    """Create LayerNorm (arXiv 1607.06450) or RMSNorm (arXiv 1910.07467) over the last axis."""
     return by_name("norm", name, NORMS)(width, eps=eps) if wanted else nn.Identity()
 
 

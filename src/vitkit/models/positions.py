@@ -1,4 +1,4 @@
-"""How tokens know their place: learned and fixed tables, rotations, and tables for another grid.
+"""Position embeddings: learned and fixed tables, rotations, and tables for another grid.
 
 A table is (1, T, D) and is added to the tokens (Eq. 1); its prefix rows may be zero. Learned ones
 are resampled for images of another size (Sec. 3.2), fixed ones computed for the grid at hand.
@@ -23,7 +23,7 @@ from vitkit.spec import Resampling
 
 
 def _bicubic_offset(table: Tensor, new: Grid) -> Tensor:
-    """DINO's way: the kernel uses the scale (new + 0.1) / old, against a rounding error of old."""
+    """Resize by DINO's scale (new + 0.1) / old, which avoids a rounding error of old."""
     scale = [(side + 0.1) / before for side, before in zip(new, table.shape[-2:], strict=True)]
     return F.interpolate(table, scale_factor=scale, mode="bicubic", recompute_scale_factor=False)
 
@@ -50,7 +50,7 @@ assert set(RESAMPLINGS) == set(get_args(Resampling)), "spec.Resampling lists the
 def resample_positions(
     pos_embed: Float[Tensor, "1 T0 D"], old: Grid, new: Grid, how: str = "bicubic_antialias"
 ) -> Float[Tensor, "1 T D"]:
-    """Bring a position table from the grid `old` to the grid `new`; prefix rows stay as they are.
+    """Resample a position table from the grid `old` to the grid `new`; prefix rows do not change.
 
     `how` is a name of `RESAMPLINGS`; computed in float32. Grids are (gh, gw) and compared by both
     sides, so 14 x 14 to 7 x 28 is resampled although the counts agree.
@@ -65,9 +65,9 @@ def resample_positions(
 
 
 def sincos_1d(count: int, width: int) -> Float[Tensor, "N D"]:
-    """Sines at even and cosines at odd places, frequencies 10000^(-2 i / D), over the token number.
+    """Return sines at even and cosines at odd indices, with frequencies 10000^(-2 i / D).
 
-    "Attention Is All You Need" (arXiv 1706.03762), Sec. 3.5.
+    "Attention Is All You Need" (arXiv 1706.03762), Sec. 3.5; the position is the token number.
     """
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
@@ -75,7 +75,7 @@ def sincos_1d(count: int, width: int) -> Float[Tensor, "N D"]:
 
 
 def sincos_2d(grid: Grid, width: int, kind: str = "sincos_2d") -> Float[Tensor, "N D"]:
-    """[sin a, cos a, sin b, cos b] of two coordinates a and b, D / 4 frequencies each.
+    """Return [sin a, cos a, sin b, cos b] of two coordinates a and b, D / 4 frequencies each.
 
     Args:
         grid: (gh, gw), numbered row by row.
@@ -96,20 +96,20 @@ def sincos_2d(grid: Grid, width: int, kind: str = "sincos_2d") -> Float[Tensor, 
 
 
 class LearnedPositions(nn.Module):
-    """The model's own table, resampled for another grid than `base_grid` (gh, gw)."""
+    """The model's learned table, resampled for another grid than `base_grid` (gh, gw)."""
 
     def __init__(self, base_grid: Grid, resampling: str = "bicubic_antialias") -> None:
         super().__init__()
         self.base_grid, self.resampling = base_grid, resampling
 
     def forward(self, pos_embed: Tensor | None, grid: Grid, tokens: Tokens) -> Tensor:
-        """(1, T, D), or (1, N, D) of a table without prefix rows, for `tokens` of this grid."""
+        """Return (1, T, D), or (1, N, D) of a table without prefix rows, for this grid."""
         assert pos_embed is not None
         return resample_positions(pos_embed, self.base_grid, grid, self.resampling)
 
 
 class FixedPositions(nn.Module):
-    """Sines and cosines of a kind, computed for whatever grid comes; or nothing.
+    """Sines and cosines of a kind, computed for any grid; or nothing.
 
     Args:
         kind: `sincos_1d`, which numbers prefix tokens too; `sincos_2d`, `sincos_2d_moco` or
@@ -121,7 +121,7 @@ class FixedPositions(nn.Module):
         self.kind = kind
 
     def forward(self, pos_embed: Tensor | None, grid: Grid, tokens: Tokens) -> Tensor:
-        """(1, T, D), (1, N, D) or (1, 0, D) like the tokens."""
+        """Return (1, T, D), (1, N, D) or (1, 0, D) like the tokens."""
         _, count, width = tokens.shape
         if self.kind in ("none", "rope"):
             return tokens.new_zeros(1, 0, width)
@@ -146,7 +146,7 @@ class RotaryPositions(nn.Module):
         self.head_width, self.temperature = head_width, temperature
 
     def forward(self, grid: Grid, tokens: Tokens) -> Rotation:
-        """Sine and cosine (T, h) for tokens of this grid, in float32 at least."""
+        """Return sine and cosine (T, h) for tokens of this grid, in float32 at least."""
         like = tokens.new_empty(0, dtype=torch.promote_types(tokens.dtype, torch.float32))
         exponents = 4 * torch.arange(self.head_width // 4).to(like) / self.head_width
         periods = self.temperature**exponents

@@ -9,23 +9,26 @@ import functools
 import tomllib
 from fnmatch import fnmatchcase
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vitkit.errors import SettingError, did_you_mean
-from vitkit.models.vit import ViT
+from vitkit.errors import SettingError
+from vitkit.messages import did_you_mean
 from vitkit.spec import ViTSpec
+
+if TYPE_CHECKING:
+    from vitkit.models.vit import ViT
 
 SIZE_FIELDS = ("width", "depth", "num_heads", "mlp_width")
 
 
-class Entry(NamedTuple):
-    """One line of the table.
+class PresetEntry(NamedTuple):
+    """A line of the table.
 
     Attributes:
-        fields: those of `ViTSpec` that differ from its defaults, and all of its sizes.
-        parameters: how many numbers the model holds.
-        family: the heading that it stands under.
-        source: the paper or repository that it is from.
+        fields: fields of `ViTSpec` that differ from its defaults, and all of its sizes.
+        parameters: number of the model's parameters.
+        family: the heading of its section.
+        source: the paper or repository of the model.
     """
 
     fields: dict[str, Any]
@@ -35,11 +38,11 @@ class Entry(NamedTuple):
 
 
 @functools.cache
-def table() -> dict[str, Entry]:
-    """Every named model, in the order of the file, which is read at the first call."""
+def table() -> dict[str, PresetEntry]:
+    """Return every named model, in the order of the file, which is read at the first call."""
     text = resources.files("vitkit.models").joinpath("presets.toml").read_text(encoding="utf-8")
     data = tomllib.loads(text)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, PresetEntry] = {}
     for family in data["families"].values():
         for name, (size, patch, pixels, parameters, *further) in family["models"].items():
             assert name not in entries, f"presets.toml has {name} twice"
@@ -47,12 +50,12 @@ def table() -> dict[str, Entry]:
             fields |= {"patch_size": patch, "image_size": pixels} | family.get("spec", {})
             for more in further:
                 fields |= more
-            entries[name] = Entry(fields, parameters, family["title"], family["source"])
+            entries[name] = PresetEntry(fields, parameters, family["title"], family["source"])
     return entries
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """The names of the models that `create_model` knows, sorted.
+    """Return the names of the models that `create_model` knows, sorted.
 
     Args:
         pattern: shell-style, such as `"vit_base*"`.
@@ -64,7 +67,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def preset(name: str, **overrides: Any) -> ViTSpec:
-    """The spec of a named model, with any `ViTSpec` field overridden.
+    """Return the spec of a named model, with any `ViTSpec` field overridden.
 
     Raises:
         SettingError: no model of that name; the nearest three are named.
@@ -78,5 +81,7 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
 
 
 def build(name: str, **overrides: Any) -> ViT:
-    """A freshly initialised model by name; errors as for `preset`."""
+    """Create a freshly initialised model by name; errors as for `preset`."""
+    from vitkit.models.vit import ViT  # here, so that listing models does not wait for torch
+
     return ViT(preset(name, **overrides))

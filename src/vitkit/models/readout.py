@@ -21,7 +21,7 @@ from vitkit.spec import Pooling, ViTSpec
 
 @dataclass(frozen=True)
 class Features:
-    """What the encoder says of a batch, after the last norm (where it stands before pooling).
+    """The tokens of a batch after the encoder and its last norm (if that precedes pooling).
 
     Attributes:
         cls: the class token (B, D), or `None` where the model has none.
@@ -50,7 +50,7 @@ class Features:
         )
 
     def all_tokens(self) -> Tokens:
-        """The tokens (B, T, D) as they were before `split`."""
+        """Return the tokens (B, T, D) as they were before `split`."""
         single = [
             token.unsqueeze(1) for token in (self.cls, self.distillation) if token is not None
         ]
@@ -81,7 +81,10 @@ class Readout(nn.Module):
         self.pooling = pooling
 
     def forward(self, features: Features, record: Record | None = None) -> Float[Tensor, "B E"]:
-        """y (B, D), or (B, 2 D) for `cls_mean`. `SettingError` for a record of a MAP head's map."""
+        """Return y (B, D), or (B, 2 D) for `cls_mean`.
+
+        Raises `SettingError` for a record of a MAP head's map.
+        """
         if record is not None and record.attend_pool() and self.pooling != "distillation":
             raise SettingError(
                 f"pooling was asked for; this model's is {self.pooling!r}, and only a MAP head "
@@ -107,7 +110,7 @@ class AttentionPool(CrossAttention):
     def forward(  # type: ignore[override]
         self, features: Features, record: Record | None = None
     ) -> Pooled:
-        """y (B, D)."""
+        """Return y (B, D)."""
         query = self.latent.expand(features.patches.shape[0], -1, -1)
         context = PLAIN if record is None else Context(attend=record.attend_pool())
         pooled = super().forward(query, features.patches, context)[:, 0]
@@ -122,5 +125,5 @@ class Representation(nn.Module):
         self.fc = nn.Linear(inputs, width)
 
     def forward(self, y: Float[Tensor, "B E"]) -> Float[Tensor, "B F"]:
-        """(B, E) -> (B, F) in (-1, 1)."""
+        """Map (B, E) -> (B, F) in (-1, 1)."""
         return torch.tanh(self.fc(y))

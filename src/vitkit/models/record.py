@@ -1,9 +1,11 @@
-"""`Record`: what to keep of a forward pass. Attention is asked for, not switched on."""
+"""`Record`: a request to keep attention maps and tokens of a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -56,6 +58,10 @@ class Record:
     ) -> None:
         if gradients and (heads is not None or queries is not None):
             raise SettingError("gradients=True keeps whole maps: leave heads and queries out")
+        # Here, as torch's compiler is imported by it: half of the time that vitkit takes to import.
+        self.outside_graph: Callable[..., Any] = torch.compiler.disable(
+            _call, reason="a Record keeps tensors of its own"
+        )
         self._asked = (tuple(attention), tuple(cross_attention), tuple(tokens))
         self._layers: tuple[frozenset[int], ...] = (frozenset(), frozenset(), frozenset())
         self.heads, self.queries, self.gradients = heads, queries, gradients
@@ -66,9 +72,11 @@ class Record:
         self.tokens: dict[int, Float[Tensor, "B T D"]] = {}
 
     def begin(self, depth: int, *, cross: bool = False) -> None:
-        """Forget the last pass and number the layers; `SettingError` for what is not there.
+        """Discard the last pass and number the layers; `SettingError` for layers that do not exist.
 
-        `cross` says whether the layers attend to a memory too.
+        Args:
+            depth: number of layers.
+            cross: True if the layers attend to a memory too.
         """
         if self._asked[1] and not cross:
             raise SettingError("cross_attention was asked for; only a Transformer's decoder has it")
@@ -76,24 +84,24 @@ class Record:
         self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
 
     def wants(self, layer: int) -> bool:
-        """Whether anything of this layer was asked for."""
+        """Return True if anything of this layer was requested."""
         return any(layer in layers for layers in self._layers)
 
     def attend(self, layer: int) -> Attend | None:
-        """How this layer's self-attention runs, where its maps were asked for."""
+        """Return an attention function that keeps this layer's maps, if they were requested."""
         return self._listen(layer, self.attention) if layer in self._layers[0] else None
 
     def attend_across(self, layer: int) -> Attend | None:
-        """The same for the layer's attention to the memory."""
+        """Return the same for the layer's attention to the memory."""
         wanted = layer in self._layers[1]
         return self._listen(layer, self.cross_attention) if wanted else None
 
     def attend_pool(self) -> Attend | None:
-        """The same for the query of a MAP head."""
+        """Return the same for the query of a MAP head."""
         return self._listen(0, self.pooling) if self._asked_pooling else None
 
     def keep(self, layer: int, tokens: Float[Tensor, "B T D"]) -> None:
-        """Keep the layer's output tokens if they were asked for."""
+        """Keep the layer's output tokens if they were requested."""
         if layer in self._layers[2]:
             self.tokens[layer] = tokens
 
@@ -112,7 +120,7 @@ class Record:
         return attend
 
     def _narrowed(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "B _ Q M"]:
-        """Eq. 6 for the heads and query rows asked for, before dropout."""
+        """Compute Eq. 6 for the requested heads and query rows, before dropout."""
         if mask is not None:
             mask = mask.expand(q.shape[:-1] + k.shape[-2:-1])
         if self.heads is not None:
@@ -124,6 +132,10 @@ class Record:
             q = q[:, :, list(self.queries)]
             mask = None if mask is None else mask[:, :, list(self.queries)]
         return attention_weights(q, k, mask)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _check(numbers: Sequence[int], count: int, what: str) -> None:

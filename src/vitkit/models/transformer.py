@@ -107,7 +107,7 @@ class Transformer(nn.Module):
         target_mask: Tensor | None = None, source_record: Record | None = None,
         target_record: Record | None = None,
     ) -> Float[Tensor, "B T _"]:  # fmt: skip
-        """What follows each target token, before any softmax; it depends on no later token.
+        """Predict the successor of each target token, before any softmax, from no later token.
 
         Masks are bool, (B, S) and (B, T), True at a real token: torch.nn.Transformer's mean the
         opposite. Padding may hold anything: it is read as zeros (id 0), and looked at by itself
@@ -123,7 +123,7 @@ class Transformer(nn.Module):
     def encode(
         self, source: Tensor, source_mask: Tensor | None = None, source_record: Record | None = None
     ) -> Memory:
-        """The memory (B, S, D); arguments and errors as for `forward`."""
+        """Return the memory (B, S, D); arguments and errors as for `forward`."""
         z, looks = self._read("source", source, source_mask)
         return self.encoder(z, source_record, Context(mask=looks))
 
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
         self, target: Tensor, memory: Tensor, target_mask: Tensor | None = None,
         source_mask: Tensor | None = None, target_record: Record | None = None,
     ) -> Float[Tensor, "B T _"]:  # fmt: skip
-        """What `forward` gives, from a memory (B, S, D) at hand."""
+        """Return the output of `forward`, from an existing memory (B, S, D)."""
         z, looks = self._read("target", target, target_mask)
         length, across, record = z.shape[1], Context(), target_record or Record()
         if memory.shape != (expected := (z.shape[0], memory.shape[1], self.width)):
@@ -154,7 +154,7 @@ class Transformer(nn.Module):
         self, source: Tensor, start: int, end: int, *, max_length: int | None = None,
         source_mask: Tensor | None = None,
     ) -> Int[Tensor, "B _"]:  # fmt: skip
-        """Greedy decoding: ids (B, n) after `start`; eval mode, no gradients, errors as `forward`.
+        """Decode greedily: ids (B, n) after `start`; eval mode, no gradients, errors as `forward`.
 
         Ends when all rows have, filled up with `end` (-1: never), or at `max_length` (S + 50).
         """
@@ -179,7 +179,7 @@ class Transformer(nn.Module):
         return ids[:, 1:]
 
     def _read(self, name: str, given: Tensor, real: Tensor | None) -> tuple[Tokens, Tensor | None]:
-        """Tokens (B, T, D), and which of them may look at which: at itself and at real ones."""
+        """Return tokens (B, T, D), and their mask: each attends to itself and to real ones."""
         count, looks = self.vocabularies[name], None
         expected = f"ids (B, T) in 0..{count - 1}" if count else f"floats (B, T, {self.width})"
         fits = given.ndim == 2 if count else given.shape[2:] == (self.width,)

@@ -29,9 +29,9 @@ BLOCK_FIELDS = (
 class ViT(nn.Module):
     """A plain Vision Transformer: images (B, C, H, W) -> logits (B, K).
 
-    H and W may be any multiples of the patch; positions are brought to their grid. Parameter names
-    are timm's: `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.3.attn.qkv`, `norm`, `head`.
-    Every variation is a module chosen here; `forward` is the same for all.
+    H and W may be any multiples of the patch; positions are resampled to their grid. Parameters
+    have timm's names: `patch_embed.proj`, `cls_token`, `pos_embed`, `blocks.3.attn.qkv`, `norm`,
+    `head`. Every variation is a module chosen here; `forward` is the same for all.
 
     Args:
         spec: the architecture. Initial weights come from torch's global generator.
@@ -101,7 +101,7 @@ class ViT(nn.Module):
         self._merge = _average if averaged else _first
 
     def forward(self, images: Images, record: Record | None = None) -> Logits:
-        """Logits (B, K); with `num_classes=0`, what the head would read (B, E).
+        """Return logits (B, K); with `num_classes=0`, the input of the head (B, E).
 
         Args:
             images: (B, C, H, W) float, normalised.
@@ -114,7 +114,7 @@ class ViT(nn.Module):
         return self.forward_head(self.forward_features(images, record), record)
 
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
-        """Every token after the last norm, taken apart; arguments and errors as for `forward`."""
+        """Return all tokens after the last norm, by kind; arguments and errors as `forward`."""
         grid = self.patch_embed.grid(images)
         patches = self.patch_embed(images)
         tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)
@@ -125,17 +125,17 @@ class ViT(nn.Module):
         return Features.split(self.norm(tokens), grid, self.spec)
 
     def prefix_tokens(self, like: Tokens) -> Tensor:
-        """Class, distillation and register tokens (1, R, D), in this order; R may be 0."""
+        """Return class, distillation and register tokens (1, R, D), in this order; R may be 0."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
         there: list[Tensor] = [token for token in tokens if token is not None]
         return torch.cat(there, dim=1) if there else like[:1, :0]
 
     def forward_head(self, features: Features, record: Record | None = None) -> Logits:
-        """The same logits as `forward`, from features already at hand."""
+        """Return the same logits as `forward`, from its features."""
         return self._merge(self._logits(features, record))
 
     def forward_heads(self, features: Features) -> tuple[Logits, Logits]:
-        """Logits of the class head and of the distillation head, each (B, K).
+        """Return logits of the class head and of the distillation head, each (B, K).
 
         Raises:
             SettingError: the model has no distillation token.
@@ -146,7 +146,7 @@ class ViT(nn.Module):
         return cls, distillation
 
     def pooled(self, features: Features) -> Float[Tensor, "B E"]:
-        """What the head reads of an image: Eq. 4, and the representation where there is one."""
+        """Return the input of the head: Eq. 4, and the representation layer if there is one."""
         return self._merge(self._readouts(features))
 
     def _readouts(self, features: Features, record: Record | None = None) -> list[Tensor]:

@@ -19,7 +19,7 @@ from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.objective import DistillingObjective
-from vitkit.training.distillation.teacher_targets import Taught, TeacherTargets
+from vitkit.training.distillation.teacher_targets import TeacherInputs, TeacherTargets
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.failed_images import FailedImages
 from vitkit.training.monitoring.run_log import RunLog
@@ -167,9 +167,21 @@ def make_run(
     if training_step.scale is not None:
         registry.register("loss_scale", training_step.scale)
     return Run(
-        plan, folder, log, world, stop, model, precision, optimizer, progress, registry,
-        training_step, FailedImages(log.say), ema, targets,
-    )  # fmt: skip
+        plan,
+        folder,
+        log,
+        world,
+        stop,
+        model,
+        precision,
+        optimizer,
+        progress,
+        registry,
+        training_step,
+        FailedImages(log.say),
+        ema,
+        targets,
+    )
 
 
 def make_transform(plan: Plan) -> BatchTransform:
@@ -203,7 +215,7 @@ def make_teacher_targets(
         alpha=config.distill_alpha,
         hard=config.distill == "hard",
     )
-    taught = Taught(
+    inputs = TeacherInputs(
         plan.steps,
         plan.preprocess,
         plan.spec.num_classes,
@@ -214,7 +226,7 @@ def make_teacher_targets(
         source=str(config.teacher),
     )
     return TeacherTargets(
-        plan.teacher, distillation, taught, make_transform(plan), run.teacher, world, stop
+        plan.teacher, distillation, inputs, make_transform(plan), run.teacher, world, stop
     )
 
 

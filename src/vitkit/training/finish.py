@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vitkit.errors import plural
 from vitkit.evaluation.calibration import calibrate
-from vitkit.evaluation.confusion_plot import LARGEST, confusion_matrix, png
-from vitkit.evaluation.evaluate import Output, count_predictions, examine
+from vitkit.evaluation.confusion_plot import MAX_CLASSES, confusion_matrix, png
 from vitkit.evaluation.metrics import Metrics, headline
+from vitkit.evaluation.predict import LabelledLogits, count_predictions, evaluate_outputs
 from vitkit.io.atomic import write_bytes
+from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.build import Run
 from vitkit.training.callbacks.evaluate import evaluate_split
 from vitkit.training.monitoring.metric_files import tested_at
-from vitkit.training.parallel.fsdp import placed_as, unsharded_model
+from vitkit.training.parallel.fsdp import place_like, unsharded_model
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
 
@@ -45,7 +45,7 @@ def finish(run: Run, stopped: str) -> dict[str, Metrics]:
     best = load(folder.best)
     metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
     splits = plan.dataset.splits
-    model = placed_as(best.model, run.model, world, plan.device)
+    model = place_like(best.model, run.model, world, plan.device)
     temperature = _calibrate(run, model) if "val" in splits else None
     if "test" in splits and plan.config.test:
         metrics["test"] = _test(run, model, metrics.get("test"), temperature)
@@ -70,7 +70,7 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
     else:
         classes = run.plan.spec.num_classes
         outputs = evaluate_split(run, "test", model)
-        test, _ = examine(outputs, classes, temperature or 1.0, run.world)
+        test, _ = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
         how = f"read again (with other weights after step {tested[-1]})" if tested else "read once"
     shown = "  ".join(headline(test))
     run.log.say(f"test, {plural(int(test['images']), 'image')}, {how}, best weights: {shown}")
@@ -83,9 +83,9 @@ def _calibrate(run: Run, model: ViT) -> float | None:
     plan, world, log = run.plan, run.world, run.log
     classes = plan.spec.num_classes
     every = -(-len(plan.dataset.splits["val"]) * classes // MOST_LOGITS)
-    sample: list[Output] = []
+    sample: list[LabelledLogits] = []
 
-    def sampled() -> Iterator[Output]:
+    def sampled() -> Iterator[LabelledLogits]:
         for number, (logits, labels) in enumerate(evaluate_split(run, "val", model)):
             if number % every == 0:
                 sample.append((logits.cpu(), labels))
@@ -93,8 +93,8 @@ def _calibrate(run: Run, model: ViT) -> float | None:
 
     counts = count_predictions(sampled(), classes)
     calibration = calibrate(sample, world)
-    log.say(f"best weights: {calibration.said}")
-    if classes <= LARGEST:
+    log.say(f"best weights: {calibration.message}")
+    if classes <= MAX_CLASSES:
         drawn = confusion_matrix(counts.confusion(world), plan.dataset.classes, "validation")
         world.decided(lambda: write_bytes(run.folder.confusion, png(drawn)))
         if plan.config.log_examples:

@@ -1,7 +1,7 @@
-"""What a run begins with where that is not noise: trained weights, and which of them stay frozen.
+"""Initial weights of a run: loaded and adapted checkpoints, and which parts stay frozen.
 
 Sizes, positions, channels and normalisation are adapted where a setting names others, the head is
-kept where the class names are the same, and each step is said. What came of it is written to
+kept where the class names are the same, and each step is logged. The result is written to
 config.yaml, so that a resumed run needs the file no more.
 """
 
@@ -15,13 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitkit.data.datasets.class_names import match_classes
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.io.digests import fingerprint
+from vitkit.io.digests import weights_fingerprint
 from vitkit.models.initialisation import HEADS
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.training.config.train_config import DEFAULT_MODEL, Settings, TrainConfig
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.parameter_groups import EMBEDDING, freeze
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
@@ -29,7 +32,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.resize import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
-from vitkit.weights.pretrained import as_published, brought
+from vitkit.weights.pretrained import adapt_to_spec, as_published
 
 CATALOGUE = "auto"
 """`pretrained` without a value: what the catalogue has for the model."""
@@ -41,7 +44,7 @@ SAID = ("place", "format", "sha256", "licence")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins.
+    """The spec, preprocessing and weights that a run starts from.
 
     Attributes:
         spec: of the model, its head as wide as there are classes.
@@ -60,7 +63,7 @@ class Start:
 
 
 def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
-    """The checkpoint that `config.pretrained` means, brought to what the settings ask for.
+    """Load the checkpoint of `config.pretrained` and adapt it to the settings.
 
     Args:
         config: `pretrained`, `model`, `trust_pickle`, and how images are treated.
@@ -74,17 +77,19 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
         CheckpointError: it cannot be read, is of another model than `config.model`, or is not what
             `config.start` says the run began with.
         SettingError: no weights are published for the model.
-        SpecError: sizes, channels or normalisation that it cannot be brought to.
+        SpecError: sizes, channels or normalisation that it cannot be adapted to.
     """
     entry = find(config.model or DEFAULT_MODEL) if config.pretrained == CATALOGUE else None
     place = entry.name if entry else str(config.pretrained)
     named = config.model and (entry.preset if entry else config.model.partition(".")[0])
     wanted = preset(named, **asked) if named else None
     stored = load_with(
-        place, Hints(asked, wanted), trust_pickle=config.trust_pickle,
+        place,
+        Hints(asked, wanted),
+        trust_pickle=config.trust_pickle,
         strict=not config.allow_partial,
-    )  # fmt: skip
-    sha256 = fingerprint(stored.model.state_dict())
+    )
+    sha256 = weights_fingerprint(stored.model.state_dict())
     if config.start is not None and config.start.get("sha256") != sha256:
         raise CheckpointError(
             f"{place}: its weights have the sha256 {sha256[:16]}, those that `start` in the "
@@ -95,7 +100,7 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
     if entry and named:
         wanted = as_published(wanted, spec, asked)
     try:
-        stored = brought(stored, wanted, asked, place)
+        stored = adapt_to_spec(stored, wanted, asked, place)
     except CheckpointError as error:
         mend = (
             "leave --model out to take the file's" if config.model else "leave these settings out"
@@ -108,14 +113,18 @@ def opened(config: TrainConfig, asked: Mapping[str, Any]) -> Checkpoint:
 
 
 def begin(stored: Checkpoint, classes: Sequence[str]) -> Start:
-    """The start from an opened checkpoint, for data with these classes.
+    """Return the start from a loaded checkpoint, for data with these classes.
 
-    A probe has no use for a head, or fits one of its own: of that one nothing is said.
+    A probe has no use for a head, or fits one of its own, so nothing is noted of it.
     """
     kept, note = _with_head(stored, tuple(classes))
     model, about = kept.model, kept.metadata
-    found = {"place": about["place"], "format": stored.format, "sha256": about["sha256"],
-             "licence": about.get("licence", "")}  # fmt: skip
+    found = {
+        "place": about["place"],
+        "format": stored.format,
+        "sha256": about["sha256"],
+        "licence": about.get("licence", ""),
+    }
     facts = found | {"spec": model.spec.to_json(), "preprocess": kept.preprocess.to_json()}
     first = f"weights: {about['place']} ({stored.format}, sha256 {about['sha256'][:16]})"
     said = [f"weights: {line}" for line in kept.warnings]
@@ -124,13 +133,13 @@ def begin(stored: Checkpoint, classes: Sequence[str]) -> Start:
 
 
 def begun(facts: Mapping[str, Any]) -> Start:
-    """The start of a run that goes on, from what its config.yaml says. Raises `SpecError`."""
+    """Return the start of a resumed run from its config.yaml. Raises `SpecError`."""
     spec, preprocess = ViTSpec.from_json(facts["spec"]), Preprocess.from_json(facts["preprocess"])
     return Start(spec, preprocess, None, dict(facts))
 
 
 def started_from(config: TrainConfig) -> Settings:
-    """What a checkpoint of the run says of its start: nothing for a run from noise."""
+    """Return the metadata on the initial weights; empty for random weights."""
     if config.start is None:
         return {}
     return {"started_from": {name: config.start[name] for name in SAID if config.start.get(name)}}
@@ -139,7 +148,7 @@ def started_from(config: TrainConfig) -> Settings:
 def make_model(
     spec: ViTSpec, weights: Mapping[str, Tensor] | None, config: TrainConfig, device: torch.device
 ) -> ViT:
-    """The model a run begins with, on its device, with `config`'s parts of it frozen.
+    """Build the model of a run on its device, and freeze the parts that `config` names.
 
     Initial weights that are not given come from torch's global generator.
     """
@@ -151,7 +160,7 @@ def make_model(
 
 
 def freeze_parts(model: ViT, config: TrainConfig) -> list[str]:
-    """Stop from training what `config.freeze` and `config.freeze_blocks` name.
+    """Freeze the parameters that `config.freeze` and `config.freeze_blocks` name.
 
     Returns:
         The names of the frozen parameters.
@@ -168,11 +177,13 @@ def freeze_parts(model: ViT, config: TrainConfig) -> list[str]:
             f"everything is frozen: freeze {' '.join(config.freeze)}, freeze_blocks "
             f"{config.freeze_blocks}; leave something to train, such as the head: --freeze backbone"
         )
-    if config.opt == "muon" and not any(n.startswith("blocks.") and p.ndim == 2
-                                        for n, p in left.items()):  # fmt: skip
+    if config.opt == "muon" and not any(
+        n.startswith("blocks.") and p.ndim == 2 for n, p in left.items()
+    ):
         raise SettingError("opt muon is for the matrices of blocks, and all are frozen; pass adamw")
-    if config.opt == "muon" and all(n.startswith("blocks.") and p.ndim == 2
-                                    for n, p in left.items()):  # fmt: skip
+    if config.opt == "muon" and all(
+        n.startswith("blocks.") and p.ndim == 2 for n, p in left.items()
+    ):
         raise SettingError(
             "opt muon has AdamW for what is no matrix of a block, and all of that is frozen; leave "
             "the head or the norms to train"
@@ -181,7 +192,7 @@ def freeze_parts(model: ViT, config: TrainConfig) -> list[str]:
 
 
 def train_mode(model: nn.Module) -> None:
-    """Training mode, but for what is frozen: no dropout and no dropped paths in there."""
+    """Set training mode, and eval mode for frozen parts: no dropout and no drop path in these."""
     model.train()
     for module in model.modules():
         own = list(module.parameters())
@@ -194,7 +205,7 @@ def train_mode(model: nn.Module) -> None:
 
 
 def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
-    """The checkpoint with a head of `count` classes that starts at zero.
+    """Return the checkpoint with a head of zeros for `count` classes.
 
     As the ViT paper fine-tunes (arXiv 2010.11929, Sec. 3.2): the whole head of pre-training goes,
     its tanh layer too, and the new one is a D x K matrix of zeros.
@@ -202,8 +213,11 @@ def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
     model = stored.model
     if model.spec.representation_width is not None:
         spec = model.spec.replace(representation_width=None, num_classes=0)
-        state = {name: tensor for name, tensor in model.state_dict().items()
-                 if not name.startswith("pre_logits.") and not _of_head(name)}  # fmt: skip
+        state = {
+            name: tensor
+            for name, tensor in model.state_dict().items()
+            if not name.startswith("pre_logits.") and not _of_head(name)
+        }
         stored = replace(stored, model=rebuilt(model, spec, state), classes=())
     made = replace(adapt(stored, num_classes=0), classes=())
     made = adapt(made, num_classes=count)
@@ -214,21 +228,25 @@ def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
 
 
 def _with_head(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Checkpoint, str]:
-    """The checkpoint with a head for these classes, and what was done for it."""
+    """Return the checkpoint with a head for these classes, and notes on the changes."""
     old, count = stored.model.spec.num_classes, len(classes)
     if stored.classes == classes:
         return stored, f"the head is kept: its {count} classes are those of the data"
-    if sorted(stored.classes) == sorted(classes):
+    match = match_classes(classes, stored.classes)
+    if len(stored.classes) == count and not match.unknown:
         kept = replace(adapt(stored, classes=classes), metadata=stored.metadata)
-        return kept, f"the head is kept: its {count} classes are brought to the data's order"
-    gone = f"the head of {old} classes is replaced by one of {count}" if old else (
-        f"there was no head; the new one has {count} classes")  # fmt: skip
+        return kept, f"the head is kept: its {count} classes are put into the data's order"
+    gone = (
+        f"the head of {old} classes is replaced by one of {count}"
+        if old
+        else (f"there was no head; the new one has {count} classes")
+    )
     tanh = ", without the tanh layer" if stored.model.spec.representation_width else ""
     return with_fresh_head(stored, count), f"{gone}{tanh}; it starts at zero"
 
 
 def _with_images(stored: Checkpoint, config: TrainConfig) -> Checkpoint:
-    """Another mean and std go into the patch projection; the rest is only said."""
+    """Fold another mean and std into the patch projection; other changes are only noted."""
     old = stored.preprocess
     mean, std = config.mean or old.mean, config.std or old.std
     if len(mean) != old.channels or len(std) != old.channels:
@@ -244,7 +262,7 @@ def _with_images(stored: Checkpoint, config: TrainConfig) -> Checkpoint:
 
 
 def _lasting(place: str) -> str:
-    """The path of a file from anywhere; addresses and names as they are."""
+    """Return the absolute path of a file; addresses and names stay as they are."""
     return str(Path(place).resolve()) if Path(place).exists() else place
 
 

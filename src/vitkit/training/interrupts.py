@@ -1,7 +1,7 @@
-"""Signals that ask a run to stop raise a flag; the loop looks at it between two steps.
+"""Signals that stop a run: a flag that the loop checks between two steps, or an exception.
 
-What has no steps and nothing half done is left at once, by an exception. Whoever asks twice gets
-what he asks for: the process ends at once, and says which state is left.
+Phases without intermediate state are interrupted immediately by `Interrupted`. A second signal ends
+the process at once, with a line on the newest state.
 """
 
 from __future__ import annotations
@@ -18,38 +18,44 @@ from typing import NoReturn
 
 from vitkit.errors import Interrupted
 
-CAUGHT = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-    if hasattr(signal, name)
-)
-"""Ctrl-C; what ends a job; the terminal or the connection is closed; Slurm's warning."""
+# SIGINT: Ctrl-C; SIGTERM: the end of a job; SIGHUP: the terminal or the connection is closed;
+# SIGUSR1: the warning of Slurm before a time limit. Some systems do not have all of them.
+SIGNAL_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+CAUGHT = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal, name))
+"""Signals that stop a run."""
 
 STDERR = 2
 
 
 @dataclass
 class StopFlag:
-    """Attributes: signum: the signal that arrived, or `None`."""
+    """A request to stop.
+
+    Attributes:
+        signum: the signal that arrived, or `None`.
+    """
 
     signum: int | None = None
 
 
-def _caught() -> list[int]:
-    """The signals to catch; a hang-up that is ignored already, as `nohup` does, stays ignored."""
-    ignored = {s for s in CAUGHT if s.name == "SIGHUP" and signal.getsignal(s) is signal.SIG_IGN}
-    return [signum for signum in CAUGHT if signum not in ignored]
+def _signals_to_catch() -> list[int]:
+    """List the signals; a hang-up that is ignored already, as by `nohup`, stays ignored."""
+    signals = list[int]()
+    for signum in CAUGHT:
+        if signum.name != "SIGHUP" or signal.getsignal(signum) is not signal.SIG_IGN:
+            signals.append(signum)
+    return signals
 
 
 @contextmanager
-def stop_on_signal(left: Callable[[], str] | None = None) -> Iterator[StopFlag]:
+def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
     """Catch signals while the block runs; a second one ends the process at once.
 
-    Outside the main thread nothing is caught, as Python allows it nowhere else. A signal that the
-    block did nothing about is handed on to who would have had it.
+    Outside the main thread nothing is caught, because Python does not allow it there. A signal that
+    the block did not handle is passed to the handler that was installed before.
 
     Args:
-        left: a line on what is left, printed when a second signal ends the process.
+        hint: returns a line on what can be resumed, printed when a second signal ends the process.
     """
     flag = StopFlag()
     if threading.current_thread() is not threading.main_thread():
@@ -59,43 +65,46 @@ def stop_on_signal(left: Callable[[], str] | None = None) -> Iterator[StopFlag]:
     process = os.getpid()
 
     def handle(signum: int, frame: FrameType | None) -> None:
+        # A new fork has this handler until it installs its own; its parent ends it.
         if os.getpid() != process:
-            return  # a fork of ours that has no handlers of its own yet: whoever made it ends it
+            return
         if flag.signum is not None:
-            _leave_at_once(signum, left)
+            _end_at_once(signum, hint)
         flag.signum = signum
 
-    before = {signum: signal.signal(signum, handle) for signum in _caught()}
+    before = {signum: signal.signal(signum, handle) for signum in _signals_to_catch()}
     try:
         yield flag
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+    # The block ended without an error: the signal came too late for it, or it has no steps.
     if flag.signum is not None:
         outer = before[signal.Signals(flag.signum)]
         if callable(outer) and outer is not signal.default_int_handler:
             outer(flag.signum, None)
 
 
-def _leave_at_once(signum: int, left: Callable[[], str] | None) -> NoReturn:
-    """End the process; its children first, as they would complain that it is gone."""
+def _end_at_once(signum: int, hint: Callable[[], str] | None) -> NoReturn:
+    """End the process and its child processes, which would report that it is gone."""
     try:
-        if left is not None:
+        if hint is not None:
             name = signal.Signals(signum).name
-            os.write(
-                STDERR, f"vitkit: left at once by a second signal, {name}; {left()}\n".encode()
-            )
+            line = f"vitkit: left at once by a second signal, {name}; {hint()}\n"
+            # Not print(): the signal may have interrupted a write to the same stream.
+            os.write(STDERR, line.encode())
     finally:
         end_process(128 + signum)
 
 
 def end_process(code: int) -> NoReturn:
-    """Leave with an exit code, without the interpreter's own clearing up, which a signal may break.
+    """End this process with an exit code, without the cleanup of the interpreter.
 
-    Child processes of `multiprocessing` are killed.
+    A signal may interrupt that cleanup and make it fail. Child processes of `multiprocessing` are
+    killed.
     """
     try:
-        if hasattr(signal, "SIGCHLD"):  # torch would take their end for a fault, and raise
+        if hasattr(signal, "SIGCHLD"):  # torch would take their end for an error, and raise it
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for child in multiprocessing.active_children():
             child.kill()
@@ -104,21 +113,21 @@ def end_process(code: int) -> NoReturn:
 
 
 @contextmanager
-def raise_on_signal(left: Callable[[], str] | None = None) -> Iterator[None]:
-    """Signals raise `Interrupted` in the block, but where a `stop_on_signal` catches them.
+def raise_on_signal(hint: Callable[[], str] | None = None) -> Iterator[None]:
+    """Raise `Interrupted` on a signal in the block, except inside a `stop_on_signal`.
 
     Args:
-        left: a line on what is left, for the error.
+        hint: returns a line on what can be resumed, for the error.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        what = "" if left is None else f"; {left()}"
-        raise Interrupted(signum, f"stopped by {signal.Signals(signum).name}{what}")
+        end = "" if hint is None else f"; {hint()}"
+        raise Interrupted(signum, f"stopped by {signal.Signals(signum).name}{end}")
 
-    before = {signum: signal.signal(signum, handle) for signum in _caught()}
+    before = {signum: signal.signal(signum, handle) for signum in _signals_to_catch()}
     try:
         yield
     finally:

@@ -1,34 +1,21 @@
-"""Runs that train no backbone: a linear head on features, or a look at the nearest neighbours."""
+"""Linear and k-NN probes on the features of a frozen model."""
 
 from __future__ import annotations
 
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.evaluation.evaluate import count_predictions
-from vitkit.evaluation.features import NEIGHBOURS, features, fit_linear, knn
+from vitkit.evaluation.features import extract_features
+from vitkit.evaluation.knn import NEIGHBOURS, knn
+from vitkit.evaluation.linear_classifier import fit_linear
 from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.predict import count_predictions
 from vitkit.training.build import Run
-from vitkit.training.config.train_config import TrainConfig
 
 NO_VOTES = 1e-9
 """The probability of a class that no neighbour is of."""
-OF_STEPS = (
-    "epochs", "lr", "min_lr", "sched", "warmup_epochs", "batch_size", "grad_accum_steps", "opt",
-    "momentum", "beta1", "beta2", "weight_decay", "clip_grad", "loss", "bce_threshold",
-    "label_smoothing", "flip", "shift", "crop_scale",
-)  # fmt: skip
-"""Settings that mean nothing to a probe, which takes no steps and changes no image."""
 OF_VOTES = ("top1", "balanced_accuracy", "images")
 """Scores that votes have; they are no calibrated probabilities."""
-
-
-def without_effect(config: TrainConfig) -> str | None:
-    """A line that names the settings somebody made of steps that a probe does not take."""
-    given, usual = config.to_json(), TrainConfig(data=config.data).to_json()
-    idle = [name for name in OF_STEPS if given[name] != usual[name]]
-    idle += ["amp"] * (config.amp not in ("auto", "off"))
-    return f"a probe takes no steps: {', '.join(idle)} without effect" if idle else None
 
 
 def linear_probe(run: Run) -> dict[str, Metrics]:
@@ -78,14 +65,14 @@ def nearest_neighbours(run: Run) -> dict[str, Metrics]:
 
 def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
     plan = run.plan
-    return features(
+    return extract_features(
         run.model.eval(),
         plan.dataset,
         split,
         plan.preprocess,
         device=plan.device,
         workers=plan.workers,
-        say=run.log.say,
+        log=run.log.say,
     )
 
 
@@ -94,7 +81,7 @@ def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
 
 
 def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
-    """Top-k, k = min(5, K), of classes that some neighbour voted for: most have no vote at all."""
+    """Return top-k, k = min(5, K), among classes with a vote; most classes have none."""
     k = min(5, votes.shape[1])
     said, first = votes.topk(k)
     hits = (first == labels[:, None]) & (said > 0)

@@ -1,4 +1,4 @@
-"""How a stopped run goes on: with which settings, from which state, and what has changed."""
+"""Resuming of a stopped run: its newest state, its settings, and which of them may change."""
 
 from __future__ import annotations
 
@@ -8,37 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import SettingError
-from vitkit.frozen import field_names
-from vitkit.frozen import replace as replaced
-from vitkit.training.config.train_config import TrainConfig, read_yaml
+from vitkit.frozen import field_names, replace
+from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup import resolve_defaults
-from vitkit.training.state.manifest import manifest_of
-from vitkit.training.state.save import newest_state, step_of
-
-FIXED = ("model", "spec", "pretrained", "freeze", "freeze_blocks", "probe", "img_size",
-         "progressive", "balance", "drop_path", "batch_size", "grad_accum_steps", "seed", "amp",
-         "attention_kernel", "threads", "opt", "momentum", "layer_decay", "loss", "bce_threshold",
-         "compile", "model_ema", "model_ema_decay", "weight_decay", "beta1", "beta2",
-         "val_fraction", "ignore_extra_classes", "mean", "std", "fit",
-         "interpolation", "crop_ratio", "distill", "distill_alpha", "distill_temperature",
-         "distill_views", "aa", "color_jitter", "reprob", "repeated_aug", "mixup", "cutmix",
-         "mixup_prob", "mixup_switch_prob", "mixup_off_epoch", "flip", "shift", "crop_scale",
-         "label_smoothing")  # fmt: skip
-"""Settings that a resumed run cannot change without being another run."""
-WHEREABOUTS = ("data", "data_root", "cache", "follow_links", "recipe", "output", "overwrite",
-               "teacher", "resume", "device", "timeout", "workers", "quiet", "test")  # fmt: skip
-"""Settings that say where things are, not what the run is."""
+from vitkit.training.state.manifest import manifest_of, step_of
+from vitkit.training.state.save import newest_state
 
 
 @dataclass(frozen=True)
 class StoppedRun:
-    """A run that goes on.
+    """A run that is resumed.
 
     Attributes:
         root: its folder.
-        state: the newest whole one.
-        unvalidated: whether the epoch that ends there is still to be validated.
+        state: its newest undamaged state.
+        unvalidated: true if the epoch that ends there is still to be validated.
         notes: lines to print.
         changes: settings that differ from those that the state was saved with.
     """
@@ -51,11 +38,11 @@ class StoppedRun:
 
     @property
     def step(self) -> int:
-        """The last step that it made."""
+        """The number of steps done in the saved state."""
         return step_of(self.state)
 
-    def says_changes(self, *, finished: bool) -> list[str]:
-        """Lines on the changed settings; a run that is finished already does nothing with them."""
+    def describe_changes(self, *, finished: bool) -> list[str]:
+        """Return lines on the changed settings, which have no effect on a finished run."""
         if not finished:
             return [f"changed since the start: {change}" for change in self.changes]
         without = [f"without effect: {change}" for change in self.changes]
@@ -66,64 +53,84 @@ class StoppedRun:
         ]
 
 
-def stopped_run(run: RunFolder) -> dict[str, Any]:
-    """Describe the run to go on with, as JSON values.
+def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
+    """Return JSON values that describe the run to resume, for all processes.
 
     Raises:
         SettingError: its settings cannot be read.
-        CheckpointError: no state of it is whole.
+        CheckpointError: all of its states are damaged.
     """
     state, passed_over = newest_state(run.state)
-    manifest, written = manifest_of(state), TrainConfig(**read_yaml(run.config))
-    known, sealed = field_names(TrainConfig), manifest["settings"] or {}
-    before = written.to_json() | {name: v for name, v in sealed.items() if name in known}
+    manifest = manifest_of(state)
+    before = TrainConfig(**read_yaml(run.config)).to_json()
+    # the state's own settings count, should config.yaml have been edited
+    known = field_names(TrainConfig)
+    for name, value in (manifest["settings"] or {}).items():
+        if name in known:
+            before[name] = value
     progress = manifest["values"].get("progress", {})
-    notes = [*passed_over, *_other_versions(manifest["versions"])]
-    return {"root": str(run.root), "state": str(state), "notes": notes, "before": before,
-            "unvalidated": progress.get("unvalidated", False)}  # fmt: skip
+    return {
+        "root": str(run.root),
+        "state": str(state),
+        "notes": [*passed_over, *_other_versions(manifest["versions"])],
+        "before": before,
+        "unvalidated": progress.get("unvalidated", False),
+    }
 
 
 def _other_versions(versions: dict[str, str]) -> list[str]:
-    """A line for every package that is another one than the state was saved with."""
-    here = {name: version(name) for name in versions}
-    return [
-        f"{name} was {versions[name]} when the state was saved and is {here[name]} now: the run "
-        f"goes on, perhaps not with the same bits"
-        for name in versions
-        if versions[name] != here[name]
-    ]
+    """Return a line for each package whose version differs from the one that saved the state."""
+    lines = []
+    for name, saved_with in versions.items():
+        installed = version(name)
+        if saved_with != installed:
+            lines.append(
+                f"{name} was {saved_with} when the state was saved and is {installed} now: the run "
+                f"goes on, perhaps not with the same bits"
+            )
+    return lines
 
 
-def going_on(asked: TrainConfig, found: dict[str, Any]) -> tuple[TrainConfig, StoppedRun]:
-    """The settings with what the run found out when it began, and the run that goes on.
+def settings_to_resume(
+    requested: TrainConfig, description: dict[str, Any]
+) -> tuple[TrainConfig, StoppedRun]:
+    """Merge the settings given now with those that the run decided when it began.
 
     Args:
-        asked: settings of now.
-        found: what `stopped_run` gave.
+        requested: settings given now.
+        description: what `describe_stopped_run` returned.
+
+    Returns:
+        The settings to resume with, and the run.
 
     Raises:
-        SettingError: something that would make it another run, or another folder.
+        SettingError: a setting that would make it another run, or another folder.
     """
-    before, root = TrainConfig(**found["before"]), Path(found["root"])
-    config = _as_decided(resolve_defaults(asked)[0], before)
-    config = replaced(config, start=before.start, model=config.model or before.model)
-    changes, notes = _changes(root, before, config), list(found["notes"])
-    if asked.compile and not config.compile:
-        notes.append("compile: the run began without it, and goes on so")
+    before = TrainConfig(**description["before"])
+    root = Path(description["root"])
+    # what is left open now must not be decided in another way than before
+    config = _with_decisions(resolve_defaults(requested)[0], before)
+    # the state has the weights; those it started from are not looked up again
+    config = replace(config, start=before.start, model=config.model or before.model)
+    changes = _changes(root, before, config)
+    notes = list(description["notes"])
+    if requested.compile and not config.compile:
+        notes.append("compile: the run began without it, and continues without it")
     for flag, name in (("find_lr", "lr"), ("find_batch_size", "batch_size")):
-        if getattr(asked, flag) and not getattr(before, flag):
+        if getattr(requested, flag) and not getattr(before, flag):
             notes.append(f"{flag}: the run began with {name} {getattr(config, name)}, and keeps it")
     stopped = StoppedRun(
-        root, Path(found["state"]), found["unvalidated"], tuple(notes), tuple(changes)
+        root, Path(description["state"]), description["unvalidated"], tuple(notes), tuple(changes)
     )
     return config, stopped
 
 
-def decided_before(config: TrainConfig) -> TrainConfig:
-    """Take over what a run decided that ended before its first state, where `auto` starts it again.
+def keep_earlier_decisions(config: TrainConfig) -> TrainConfig:
+    """Return the settings with the decisions of a run that ended before its first state.
 
-    So it ends with the bits that the first attempt would have had. Nothing is taken over from a run
-    with other settings, or one whose settings cannot be read.
+    With `resume: auto` such a run starts again, and so it ends with the bits that the first attempt
+    would have had. Nothing is taken over from a run with other settings, or with a config.yaml that
+    cannot be read.
     """
     if config.resume != "auto" or config.output is None:
         return config
@@ -131,19 +138,29 @@ def decided_before(config: TrainConfig) -> TrainConfig:
         before = TrainConfig(**read_yaml(RunFolder(Path(config.output)).config))
     except SettingError:
         return config
-    taken = _as_decided(config, before)
-    now, then = resolve_defaults(taken)[0].to_json(), before.to_json()
-    return taken if all(now[name] == then[name] for name in FIXED) else config
+    merged = _with_decisions(config, before)
+    # config.yaml has the settings after their defaults were resolved
+    now = resolve_defaults(merged)[0].to_json()
+    then = before.to_json()
+    for name in fields_where(TrainConfig, resume="fixed"):
+        if now[name] != then[name]:
+            return config
+    return merged
 
 
-def _as_decided(config: TrainConfig, before: TrainConfig) -> TrainConfig:
-    """The settings, with what they leave open as an earlier attempt decided it."""
+def _with_decisions(config: TrainConfig, before: TrainConfig) -> TrainConfig:
+    """Return the settings; what they leave open is as an earlier attempt decided it."""
     names = [name for name in ("amp", "attention_kernel") if getattr(config, name) == "auto"]
-    names += ["lr", "min_lr"] * config.find_lr + ["batch_size"] * config.find_batch_size
-    names += ["threads"] * (config.threads is None)
-    return replaced(
+    if config.find_lr:
+        names += ["lr", "min_lr"]
+    if config.find_batch_size:
+        names.append("batch_size")
+    if config.threads is None:
+        names.append("threads")
+    return replace(
         config,
         **{name: getattr(before, name) for name in names},
+        # a run that had no compiler at its start goes on without one
         compile=config.compile and before.compile,
         find_lr=False,
         find_batch_size=False,
@@ -151,22 +168,31 @@ def _as_decided(config: TrainConfig, before: TrainConfig) -> TrainConfig:
 
 
 def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[str]:
-    """What differs from the run that goes on.
+    """Return a few words on each setting that may change, and differs from the run's.
 
     Raises:
-        SettingError: something that would make it another run, or another folder.
+        SettingError: a setting that would make it another run, or another folder.
     """
-    before, now = earlier.to_json(), config.to_json()
+    # another folder would leave the run without its states
     if config.output is not None and Path(config.output).resolve() != root.resolve():
         raise SettingError(
             f"--resume {root} goes on in that folder; leave out --output {config.output}"
         )
-    free = [key for key in now if key not in (*FIXED, *WHEREABOUTS) and before[key] != now[key]]
-    changed = [f"{key}: {before[key]} -> {now[key]}" for key in FIXED if before[key] != now[key]]
-    if changed:
+    before = earlier.to_json()
+    now = config.to_json()
+    different = []
+    for name in fields_where(TrainConfig, resume="fixed"):
+        if before[name] != now[name]:
+            different.append(f"{name}: {before[name]} -> {now[name]}")
+    if different:
         raise SettingError(
-            f"--resume {root}: these settings differ from the run's: {'; '.join(changed)}; "
+            f"--resume {root}: these settings differ from the run's: {'; '.join(different)}; "
             f"leave them out (or undo them in {root / 'config.yaml'}), or start afresh with "
             f"another --output"
         )
-    return [f"{key} {before[key]} -> {now[key]}" for key in free]
+    # the rest is not compared: paths, and what is about this machine
+    changed = []
+    for name in fields_where(TrainConfig, resume="may change"):
+        if before[name] != now[name]:
+            changed.append(f"{name} {before[name]} -> {now[name]}")
+    return changed

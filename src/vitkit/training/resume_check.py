@@ -1,4 +1,4 @@
-"""A proof on the user's own data that a killed run goes on with the same bits.
+"""`--prove-resume`: a killed and resumed run ends with the bits of a straight one.
 
 Two short runs with the same settings, each a process of its own: one straight, one that SIGKILLs
 itself in the middle and is resumed. What decides the next step is hashed at the end of both.
@@ -18,7 +18,9 @@ from pathlib import Path
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training import train
-from vitkit.training.config.train_config import TrainConfig, layered, read_yaml
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.setup import make_plan, resolve_defaults
 from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Callback, Trainer
@@ -31,7 +33,7 @@ DECIDED = ("amp", "attention_kernel", "threads", "compile")
 
 @dataclass(frozen=True)
 class Proof:
-    """Two runs' hashes over model, optimizer, averages and counters.
+    """The hashes of two runs over model, optimizer, averages and counters.
 
     Attributes:
         straight: of the run that nothing happened to.
@@ -46,12 +48,12 @@ class Proof:
     killed_at: int
 
     @property
-    def capabilities(self) -> bool:
-        """Whether they are the same."""
+    def is_exact(self) -> bool:
+        """True if both hashes are the same."""
         return self.straight == self.resumed
 
     def __str__(self) -> str:
-        verdict = "the same bits" if self.capabilities else "NOT the same bits"
+        verdict = "the same bits" if self.is_exact else "NOT the same bits"
         return (
             f"{self.straight}  {self.steps} steps straight\n"
             f"{self.resumed}  killed (SIGKILL) in step {self.killed_at} and resumed\n"
@@ -77,10 +79,18 @@ def prove_resume(config: TrainConfig) -> Proof:
     if steps < 2:
         raise SettingError("one step cannot be resumed in its middle; raise --epochs")
     every, killed_at = max(1, steps // 5), steps * 11 // 20
-    short = config.to_json() | {"max_steps": steps, "save_every": every, "resume": None,
-                                "overwrite": False, "recipe": None, "quiet": True, "logger": [],
-                                "find_lr": False, "find_batch_size": False,
-                                "devices": 1}  # fmt: skip
+    short = config.to_json() | {
+        "max_steps": steps,
+        "save_every": every,
+        "resume": None,
+        "overwrite": False,
+        "recipe": None,
+        "quiet": True,
+        "logger": [],
+        "find_lr": False,
+        "find_batch_size": False,
+        "devices": 1,
+    }
     with tempfile.TemporaryDirectory() as place:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
@@ -93,7 +103,7 @@ def prove_resume(config: TrainConfig) -> Proof:
 
 
 def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
-    """One run in a process of its own, which kills itself in a step where one is named."""
+    """Run in a child process, which kills itself before the given step."""
     command = [sys.executable, "-m", "vitkit.training.resume_check", json.dumps(settings)]
     command += [] if killed_at is None else [str(killed_at)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

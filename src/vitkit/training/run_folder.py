@@ -1,26 +1,32 @@
-"""The folder of a run: where it is, what lies in it, and who may write there."""
+"""The folder of a run: its files, its lock, and who may write there."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from vitkit.data.sources.open import NAMES
-from vitkit.errors import OutputError, SettingError, nearest_parent
+from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import is_temporary, output_error
-from vitkit.training.config.train_config import DEFAULT_MODEL, TrainConfig
-from vitkit.training.run_lock import LOCK, OWNER, locked
-from vitkit.training.state.save import states
+from vitkit.messages import nearest_parent
+from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.state.save import list_states
+
+LOCK, OWNER = ".lock", ".owner.json"
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The places inside one run's folder."""
+    """The paths inside the folder of one run."""
 
     root: Path
 
@@ -31,42 +37,42 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One row an epoch."""
+        """One row per epoch."""
         return self.root / "metrics.csv"
 
     @property
     def lines(self) -> Path:
-        """One JSON object a logged step, an epoch and a test."""
+        """One JSON object per logged step, epoch and test."""
         return self.root / "metrics.jsonl"
 
     @property
     def trackers(self) -> Path:
-        """Under which names other services know the run."""
+        """The names of the run in experiment trackers."""
         return self.root / "trackers.json"
 
     @property
-    def ladder(self) -> Path:
-        """What `--auto` came to, rung by rung."""
+    def search(self) -> Path:
+        """The results of `--auto`, one per candidate."""
         return self.root / "ladder.json"
 
     @property
     def images(self) -> Path:
-        """Names and hashes of the image files that the run began with, where it is about files."""
+        """Names and hashes of the image files that the run began with; only for image files."""
         return self.root / "images.npz"
 
     @property
     def augmented(self) -> Path:
-        """What the model is fed in the first step, as an image."""
+        """Augmented images of the first step, as a grid."""
         return self.root / "augmented.png"
 
     @property
     def log(self) -> Path:
-        """What was printed."""
+        """All lines that were printed."""
         return self.root / "train.log"
 
     @property
     def confusion(self) -> Path:
-        """What the best weights take the validation images for, as an image."""
+        """Confusion matrix of the best weights on the validation images, as an image."""
         return self.root / "confusion_matrix.png"
 
     @property
@@ -86,31 +92,83 @@ class RunFolder:
 
     @property
     def teacher(self) -> Path:
-        """What a teacher says of every view of the images; made again where it is missing."""
+        """Cached logits of a teacher; computed again if they are missing."""
         return self.root / "teacher"
 
     @property
     def state(self) -> Path:
-        """What `--resume` goes on from."""
+        """States that `--resume` continues from."""
         return self.root / "state"
 
 
-LEFT = {LOCK, OWNER, "wandb"} | {
-    place.fget(RunFolder(Path())).parts[0]
-    for place in vars(RunFolder).values()
-    if isinstance(place, property) and place.fget is not None
+RUN_ENTRIES = {LOCK, OWNER, "wandb"} | {
+    entry.fget(RunFolder(Path())).parts[0]
+    for entry in vars(RunFolder).values()
+    if isinstance(entry, property) and entry.fget is not None
 }
-"""Names of everything that a run leaves in its folder."""
-WRITTEN = {"data", "start", "resume", "overwrite"}
-"""Keys that vitkit writes into every config.yaml, and that a recipe written by hand has not."""
+"""Names of all files and folders that a run may leave in its folder."""
+CONFIG_KEYS = {"data", "start", "resume", "overwrite"}
+"""Keys of every config.yaml that a run wrote; a recipe written by hand lacks some of them."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run folder while the block runs.
+
+    The operating system releases it when the process ends, however it ends.
+
+    Raises:
+        OutputError: another process holds the lock (the message has its number and host), or the
+            folder cannot be written.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)  # refuse at once instead of waiting
+    except Timeout:
+        raise OutputError(
+            f"{folder} is in use by {_owner(folder)}; wait for it, stop it, or choose another "
+            f"--output"
+        ) from None
+    except OSError as error:
+        raise output_error(folder / LOCK, error) from error
+    try:
+        _write_owner(folder)
+        yield
+    finally:
+        # First the file, while no other process can have written its own.
+        (folder / OWNER).unlink(missing_ok=True)
+        lock.release()
+
+
+def _write_owner(folder: Path) -> None:
+    owner = {"pid": os.getpid(), "host": socket.gethostname()}
+    try:
+        (folder / OWNER).write_text(json.dumps(owner))
+    except OSError as error:
+        raise output_error(folder / OWNER, error) from error
+
+
+def _owner(folder: Path) -> str:
+    """Describe the process that holds the lock."""
+    try:
+        owner = json.loads((folder / OWNER).read_text())
+        return f"process {owner['pid']} on {owner['host']}"
+    except (OSError, ValueError, LookupError, TypeError):
+        return "another process"
 
 
 def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
-    """The run that `--resume` means; `None` where `auto` finds nothing to go on with.
+    """Return the folder of the run to resume; `None` if `auto` finds no run to resume.
+
+    Args:
+        resume: a run folder, or `auto` for the one of `output`.
+        output: the setting `output`.
 
     Raises:
         SettingError: `auto` without an output.
-        OutputError: a run that is not there, or one without a saved state.
+        OutputError: the run does not exist, or has no saved state.
     """
     if resume == "auto":
         if not output:
@@ -130,56 +188,59 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
 
 
 def has_state(folder: RunFolder) -> bool:
-    """Whether there is anything to resume from."""
-    return folder.config.is_file() and bool(states(folder.state))
+    """Return whether there is a state to resume from."""
+    return folder.config.is_file() and bool(list_states(folder.state))
 
 
-def what_is_left(folder: RunFolder) -> str:
-    """Say which state a run can go on from, and by which command."""
-    kept = states(folder.state)
-    if not kept:
+def resume_hint(folder: RunFolder) -> str:
+    """Return one line with the newest state of a run and the command that resumes it."""
+    saved = list_states(folder.state)
+    if not saved:
         return f"no state is saved in {folder.root}"
     return (
-        f"the newest state is {kept[-1]}, go on with: vitkit train --resume "
+        f"the newest state is {saved[-1]}, go on with: vitkit train --resume "
         f"{shlex.quote(str(folder.root))}"
     )
 
 
 def died_early(folder: RunFolder) -> bool:
-    """Tell whether a folder is a run that ended before its first state, and nothing else.
+    """Return whether a folder is a run that ended before its first state, and nothing else.
 
-    It has nothing but what a run leaves, and neither a state nor weights.
+    Such a folder has only files that a run leaves, and neither a state nor weights.
     """
     names = {path.name for path in folder.root.iterdir()}
-    begun = _wrote_settings(folder) or (LOCK in names and folder.config.name not in names)
+    # The lock is written before the settings.
+    begun = _has_run_config(folder) or (LOCK in names and folder.config.name not in names)
+    if not begun or not all(name in RUN_ENTRIES or is_temporary(name) for name in names):
+        return False
     weights = folder.best.parent.glob("*.safetensors")
-    only_ours = all(name in LEFT or is_temporary(name) for name in names)
-    return begun and only_ours and not states(folder.state) and not any(weights)
+    return not list_states(folder.state) and not any(weights)
 
 
 def _is_run(folder: RunFolder) -> bool:
-    return _wrote_settings(folder) or folder.ladder.is_file() or died_early(folder)
+    return _has_run_config(folder) or folder.search.is_file() or died_early(folder)
 
 
-def _wrote_settings(folder: RunFolder) -> bool:
-    """Tell whether config.yaml is there and was written by a run, of any version of vitkit."""
+def _has_run_config(folder: RunFolder) -> bool:
+    """Return whether config.yaml exists and was written by a run, of any version of vitkit."""
     try:
         lines = folder.config.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return False
-    return {line.partition(":")[0] for line in lines} >= WRITTEN
+    # Not parsed: a damaged config.yaml is one of a run, too.
+    return {line.partition(":")[0] for line in lines} >= CONFIG_KEYS
 
 
 def check_output(config: TrainConfig) -> None:
-    """Refuse a folder that a new run must not use; nothing is written.
+    """Refuse an output folder that a new run must not use; nothing is written.
 
     Raises:
-        OutputError: it is a file; it holds the data or lies inside them; or something is in it that
-            may not be put aside: no run of vitkit, the working folder, or a run without
-            `overwrite`.
+        OutputError: it is a file; it contains the data or lies inside them; or it is not empty and
+            must not be renamed: it is no run of vitkit, it is the working folder, or `overwrite` is
+            not set.
     """
     if config.output is None:
-        _refuse_among_data(Path("runs"), config)
+        _refuse_among_data(Path("runs"), config)  # the folder of numbered runs
         return
     if not config.output:
         raise OutputError("--output is empty; name a folder, such as --output runs/first")
@@ -196,16 +257,17 @@ def check_output(config: TrainConfig) -> None:
 
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
-    """Raise `OutputError` where the data lie in the run folder, or it would lie in them."""
-    whole = root.resolve()
-    named = [] if config.data_root is None else [config.data_root]
+    """Raise `OutputError` if the run folder contains the data, or lies inside them."""
+    resolved = root.resolve()
+    names = [] if config.data_root is None else [config.data_root]
     if config.data not in NAMES and "://" not in config.data:
-        named.append(config.data.removeprefix("wds:").partition("{")[0])
-    for name in named:
-        data = Path(os.path.expanduser(name))
-        if whole in (data.resolve(), *data.resolve().parents):
+        # Of shards, `train-{000..009}.tar`, the part before the numbers.
+        names.append(config.data.removeprefix("wds:").partition("{")[0])
+    for name in names:
+        data = Path(os.path.expanduser(name)).resolve()
+        if resolved == data or resolved in data.parents:
             raise OutputError(f"--output {root} holds the data {name}; choose another --output")
-        if name != config.data_root and data.is_dir() and data.resolve() in whole.parents:
+        if name != config.data_root and data.is_dir() and data in resolved.parents:
             raise OutputError(
                 f"the run folder {root} would lie inside the data {name}; choose an --output "
                 f"outside of them"
@@ -213,14 +275,16 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
 
 
 def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainConfig) -> None:
-    """Raise `OutputError` unless a folder with something in it is a run that may be put aside."""
-    root, here = folder.root, Path.cwd()
+    """Raise `OutputError` unless a folder that is not empty is a run that may be renamed."""
+    root = folder.root
+    here = Path.cwd()
     if not _is_run(folder):
-        strange = next((name for name in entries if name not in LEFT), entries[0])
+        strange = next((name for name in entries if name not in RUN_ENTRIES), entries[0])
         raise OutputError(
             f"{root} holds {strange} and is no run of vitkit, so it is left alone; choose another "
             f"--output"
         )
+    # Renaming it would move the shell of the user to the old run.
     if root.resolve() in (here, *here.parents):
         raise OutputError(
             f"{root} is the working folder or holds it, so it cannot be put aside; choose another "
@@ -240,26 +304,26 @@ def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainCon
 
 
 def new_folder(config: TrainConfig, say: Callable[[str], object]) -> RunFolder:
-    """Make the folder of a new run; a run that is there is put aside: renamed, not deleted.
+    """Create the folder of a new run; an existing run is renamed, not deleted.
 
     Args:
-        config: its `output`, `overwrite` and `resume` decide.
-        say: told what was put aside, and where.
+        config: settings; `output`, `overwrite` and `resume` are used.
+        say: called with a line on the renamed folder.
 
     Raises:
-        OutputError: as `check_output`; another process trains there; or it cannot be made.
+        OutputError: as `check_output`; another process trains there; or it cannot be created.
     """
     check_output(config)
     try:
         if config.output is None:
             return RunFolder(_next_numbered(config))
         root = Path(config.output)
-        if root.is_dir() and any(root.iterdir()):
-            whole = root.resolve()
-            with locked(whole):  # another process may be training there
-                aside = _first_free(whole.with_name(f"{whole.name}.old-{n}") for n in count(1))
-                whole.rename(aside)
-            say(f"put aside: what was in {root} is now in {aside}")
+        if root.is_dir() and any(root.iterdir()):  # `check_output` has allowed it
+            resolved = root.resolve()
+            with locked(resolved):  # another process may be training there
+                renamed = _first_free(resolved)
+                resolved.rename(renamed)
+            say(f"put aside: what was in {root} is now in {renamed}")
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error
@@ -267,19 +331,27 @@ def new_folder(config: TrainConfig, say: Callable[[str], object]) -> RunFolder:
 
 
 def _next_numbered(config: TrainConfig) -> Path:
-    """runs/DATA-MODEL-N for the first N that nobody has."""
+    """Create runs/DATA-MODEL-N with the first free N."""
     model = config.model or ("pretrained" if config.pretrained else DEFAULT_MODEL)
-    data, model = (re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
-                   for name in (config.data, model))  # fmt: skip
-    for n in count(1):
-        root = Path("runs") / f"{data}-{model}-{n}"
+    for number in count(1):
+        root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
         try:
             root.mkdir(parents=True)
-        except FileExistsError:
+        except FileExistsError:  # perhaps of a process that started at the same moment
             continue
         return root
     raise AssertionError("count() does not end")
 
 
-def _first_free(candidates: Iterator[Path]) -> Path:
-    return next(path for path in candidates if not path.exists())
+def _file_name(name: str) -> str:
+    """Turn the name of data or of a model into a part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
+
+
+def _first_free(resolved: Path) -> Path:
+    """Return FOLDER.old-N with the first free N."""
+    for number in count(1):
+        path = resolved.with_name(f"{resolved.name}.old-{number}")
+        if not path.exists():
+            return path
+    raise AssertionError("count() does not end")

@@ -1,4 +1,4 @@
-"""Everything that is decided, and everything that can go wrong, before the first step."""
+"""The plan of a run: settings, data, model, steps and device, checked before the first step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.checks.check import drop_or_refuse_unreadable
-from vitkit.data.datasets.replacements import with_stand_ins
+from vitkit.data.datasets.replacements import with_replacements
+from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import TrainingSteps, sizes_of_epochs
 from vitkit.data.loading.sampler import class_counts
 from vitkit.data.sources.open import (
-    ArraySplit,
     Dataset,
     cached,
     open_dataset,
@@ -25,21 +25,27 @@ from vitkit.data.sources.open import (
 )
 from vitkit.devices import resolve_device
 from vitkit.distributed import World
-from vitkit.errors import SettingError, SpecError, plural
+from vitkit.errors import SettingError
 from vitkit.frozen import replace as replaced
-from vitkit.models.initialisation import HEADS
+from vitkit.messages import plural
 from vitkit.models.presets import preset
-from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Preprocess, ViTSpec
-from vitkit.training.check_config import check_settings
-from vitkit.training.config.train_config import DEFAULT_MODEL, Settings, TrainConfig
-from vitkit.training.distillation.teacher import Teacher, opened_teacher
-from vitkit.training.initial_weights import IMAGES, Start, begin, begun, freeze_parts, opened
-from vitkit.training.optimization.losses import check_loss
+from vitkit.training.check_config import (
+    check_against,
+    check_head,
+    check_model,
+    check_settings,
+    check_warmup,
+)
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.distillation.teacher import Teacher, load_teacher
+from vitkit.training.initial_weights import IMAGES, Start, begin, begun, opened
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.run_folder import resumed_folder
-from vitkit.training.state.image_list import restored
-from vitkit.training.unused_settings import ends_before, for_several, without_idle
+from vitkit.training.state.image_list import restore_dataset
+from vitkit.training.unused_settings import notes_beyond_end, notes_on_processes, reset_unused
 
 MOST_WORKERS = 8
 
@@ -78,7 +84,7 @@ class Plan:
         return self.config.epochs * self.steps.steps_per_epoch
 
     def with_settings(self, found: Settings) -> Plan:
-        """The plan with settings that a trial has decided."""
+        """Return the plan with the settings that trials chose."""
         steps = self.steps
         if "batch_size" in found:
             steps = steps.with_batch_size(found["batch_size"])
@@ -112,47 +118,81 @@ def make_plan(config: TrainConfig, world: World | None = None, *, goes_on: bool 
     begin = _beginning(config, goes_on)  # refuses an impossible model before reading any image
     dataset, notes = _opened_data(config, goes_on)
     notes = [*left_out, *notes]
-    _check_against(config, dataset)
+    check_against(config, dataset)
     start = begin(dataset.classes)
-    _check_head(config, start)
+    check_head(config, start)
     model = config.model or (None if config.pretrained else DEFAULT_MODEL)
     config = replaced(config, model=model, start=start.facts or None)
     spec, preprocess = start.spec, start.preprocess
     notes += start.notes
-    augmentation = Augmentation(
-        flip=config.flip, shift=config.shift, crop_scale=config.crop_scale, aa=config.aa,
-        color_jitter=config.color_jitter, reprob=config.reprob,
-    )  # fmt: skip
     train = dataset.splits["train"]
-    steps = TrainingSteps(
-        train, preprocess, augmentation, batch_size=_batch_size(config, len(train)),
-        seed=config.seed, rank=world.rank, world_size=world.size, balance=config.balance,
-        sizes=sizes_of_epochs(config.progressive, config.epochs), cycle=config.distill_views,
-        repeats=config.repeated_aug,
-    )  # fmt: skip
-    _check_warmup(config, steps)
+    steps = _training_steps(config, train, preprocess, world)
+    check_warmup(config, steps)
     notes += _notes_on(config, dataset, steps, world)
+    workers, crowded = _loader_processes(config, train, world)
+    teacher, sight = load_teacher(config, dataset.classes, preprocess, device)
+    return Plan(
+        config=config,
+        dataset=dataset,
+        spec=spec,
+        preprocess=preprocess,
+        steps=steps,
+        device=device,
+        workers=workers,
+        notes=(*notes, *crowded, *sight),
+        weights=start.weights,
+        teacher=teacher,
+    )
+
+
+def _training_steps(
+    config: TrainConfig, train: Split, preprocess: Preprocess, world: World
+) -> TrainingSteps:
+    augmentation = Augmentation(
+        flip=config.flip,
+        shift=config.shift,
+        crop_scale=config.crop_scale,
+        aa=config.aa,
+        color_jitter=config.color_jitter,
+        reprob=config.reprob,
+    )
+    return TrainingSteps(
+        train,
+        preprocess,
+        augmentation,
+        batch_size=_batch_size(config, len(train)),
+        seed=config.seed,
+        rank=world.rank,
+        world_size=world.size,
+        balance=config.balance,
+        sizes=sizes_of_epochs(config.progressive, config.epochs),
+        cycle=config.distill_views,
+        repeats=config.repeated_aug,
+    )
+
+
+def _loader_processes(config: TrainConfig, train: Split, world: World) -> tuple[int, list[str]]:
+    """Return the number of loader processes, and a note where it exceeds the cores."""
     cores = max(1, (os.cpu_count() or 1) // world.local_size)
-    workers = config.workers
-    if workers is None:
-        workers = 0 if isinstance(train, ArraySplit) else min(cores, MOST_WORKERS)
-    elif workers > cores:
-        notes.append(f"{workers} workers on {cores} cores; fewer would be as fast")
-    teacher, said = opened_teacher(config, dataset.classes, preprocess, device)
-    return Plan(config, dataset, spec, preprocess, steps, device, workers, (*notes, *said),
-                start.weights, teacher)  # fmt: skip
+    if config.workers is None:
+        return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
+    if config.workers > cores:
+        return config.workers, [
+            f"{config.workers} workers on {cores} cores; fewer would be as fast"
+        ]
+    return config.workers, []
 
 
 def _notes_on(
     config: TrainConfig, dataset: Dataset, steps: TrainingSteps, world: World
 ) -> list[str]:
-    """Lines on settings that do little or nothing here, on balance, and on a recipe."""
+    """Return notes on settings without effect here, on balance, and on a recipe for the data."""
     idle = [name for name in ("freeze", "freeze_blocks") if getattr(config, name)]
     if config.layer_decay != TrainConfig.layer_decay:
         idle.append("layer_decay")
-    notes = for_several(config, world.size)
+    notes = notes_on_processes(config, world.size)
     if config.probe is None:
-        notes += ends_before(config, config.epochs * steps.steps_per_epoch)
+        notes += notes_beyond_end(config, config.epochs * steps.steps_per_epoch)
     if idle and config.pretrained is None:
         notes.append(f"{' and '.join(idle)} without --pretrained: the model starts from noise")
     if config.balance:
@@ -163,15 +203,15 @@ def _notes_on(
 
 
 def resolve_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """What nobody asked for suits what somebody asked for; and what is said of that."""
-    config, left_out = without_idle(config)
+    """Adjust defaults to the settings that were given; return the config and a note per change."""
+    config, left_out = reset_unused(config)
     config, shortened = _in_time(config)
     config, lowered = _below_peak(config)
     return config, left_out + shortened + lowered
 
 
 def _below_peak(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """A rate at the end that nobody asked for is below the peak that somebody asked for."""
+    """Lower the default final rate below the peak rate that was given."""
     if config.sched == "constant" or config.min_lr <= config.lr:
         return config, []
     usual = recipe_settings(config.recipe).get("min_lr", TrainConfig.min_lr)
@@ -184,7 +224,7 @@ def _below_peak(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 
 def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """A warm-up that nobody asked for fits into the epochs that somebody asked for."""
+    """Shorten the default warm-up to fit into the number of epochs that was given."""
     if config.warmup_epochs < config.epochs:
         return config, []
     usual = recipe_settings(config.recipe).get("warmup_epochs", TrainConfig.warmup_epochs)
@@ -198,10 +238,10 @@ def _in_time(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 
 def _opened_data(config: TrainConfig, goes_on: bool) -> tuple[Dataset, list[str]]:
-    """The data, cut and looked through, and what there is to say of them."""
+    """Open, split and check the data; return the dataset and notes on it."""
     skip = config.bad_images == "skip"
     # A teacher that was asked about an image has not seen the one that takes its place.
-    lasting = with_stand_ins if skip and not (config.teacher or config.probe) else _as_it_is
+    lasting = with_replacements if skip and not (config.teacher or config.probe) else _as_it_is
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
@@ -210,7 +250,7 @@ def _opened_data(config: TrainConfig, goes_on: bool) -> tuple[Dataset, list[str]
     )
     run = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
     if run is not None and skip and run.images.exists():
-        dataset, notes = restored(run.images, dataset)
+        dataset, notes = restore_dataset(run.images, dataset)
         return lasting(dataset), [*dataset.notes, *notes]
     if config.cache is not None:
         folder = None if config.cache == "auto" else config.cache
@@ -235,15 +275,15 @@ def _as_it_is(dataset: Dataset) -> Dataset:
 
 
 def _beginning(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], Start]:
-    """How the run begins, once the classes are known: from noise, weights, or a stopped run."""
+    """Return a function from the classes to the initial weights: random, loaded, or resumed."""
     if config.pretrained is None:
         spec = _spec(config, 1)
-        _check_model(config, spec)
+        check_model(config, spec)
         return lambda classes: _from_noise(config, len(classes))
     if goes_on and (facts := config.start) is not None:
         return lambda _: begun(facts)
     stored = opened(config, _fields(config))
-    _check_model(config, stored.model.spec.replace(num_classes=1))
+    check_model(config, stored.model.spec.replace(num_classes=1))
     return lambda classes: begin(stored, classes)
 
 
@@ -252,92 +292,14 @@ def _from_noise(config: TrainConfig, num_classes: int) -> Start:
     return Start(spec, _preprocess(config, spec), None, {})
 
 
-def _check_model(config: TrainConfig, spec: ViTSpec) -> None:
-    """What is to be frozen is there, and something is left; every image size is possible."""
-    if config.freeze or config.freeze_blocks:
-        with torch.device("meta"):
-            model = ViT(spec)
-            frozen = freeze_parts(model, config)
-        if config.pretrained is None and all(
-            name in frozen or name.partition(".")[0] in HEADS
-            for name, _ in model.named_parameters()
-        ):
-            raise SettingError(
-                f"--freeze {' '.join(config.freeze)} would train a head on features of random "
-                f"weights; name trained ones with --pretrained, or leave --freeze out"
-            )
-    for size in config.progressive:
-        try:
-            spec.replace(image_size=size)
-        except SpecError as error:
-            raise SettingError(f"progressive: {error}") from None
-    if len(config.progressive) > config.epochs:
-        raise SettingError(
-            f"progressive names {len(config.progressive)} sizes for "
-            f"{plural(config.epochs, 'epoch')}; name fewer, or raise --epochs"
-        )
-
-
-def _check_head(config: TrainConfig, start: Start) -> None:
-    """A head of zeros that is frozen lets no gradient through to what is before it."""
-    if start.weights is None or not (config.freeze or config.freeze_blocks):
-        return
-    with torch.device("meta"):
-        frozen = freeze_parts(ViT(start.spec), config)
-    heads = [name for name in ("head.weight", "head_dist.weight") if name in start.weights]
-    if heads and all(name in frozen and not start.weights[name].any() for name in heads):
-        raise SettingError(
-            f"the head is a new one of zeros and freeze {' '.join(config.freeze)} keeps it so: "
-            f"nothing before it would learn; leave the head to train"
-        )
-
-
-def _check_warmup(config: TrainConfig, steps: TrainingSteps) -> None:
-    """The warm-up in steps, which are what it is made of."""
-    each = steps.steps_per_epoch
-    warmup, total = round(config.warmup_epochs * each), config.epochs * each
-    if config.warmup_epochs and warmup >= total:
-        raise SettingError(
-            f"warmup_epochs {config.warmup_epochs:g} are all {plural(total, 'step')} of the run; "
-            f"lower it"
-        )
-    if config.sched == "rsqrt" and not warmup:
-        raise SettingError(
-            f"sched rsqrt falls as the root of warm-up over step, and warmup_epochs "
-            f"{config.warmup_epochs:g} of {plural(each, 'step')} an epoch is none; raise it to "
-            f"{1 / each:.2g} or more"
-        )
-
-
-def _check_against(config: TrainConfig, dataset: Dataset) -> None:
-    """What the settings ask for must be possible with these data."""
-    num_classes = len(dataset.classes)
-    asked = config.spec.get("num_classes", num_classes)
-    if asked != num_classes:
-        raise SettingError(
-            f"spec.num_classes {asked} contradicts the data, which has {num_classes} classes; "
-            f"leave it out"
-        )
-    if config.probe and "val" not in dataset.splits:
-        raise SettingError("a probe is judged on validation, and there is none; set val_fraction")
-    if config.patience is not None and "val" not in dataset.splits:
-        raise SettingError(
-            f"patience {config.patience} waits for validation, and there is none; set "
-            f"val_fraction, or leave patience out"
-        )
-    mixed = [f"{name} {getattr(config, name):g}" for name in ("mixup", "cutmix")
-             if getattr(config, name)]  # fmt: skip
-    check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
-
-
 def _batch_size(config: TrainConfig, images: int) -> int:
-    """A probe takes no steps, and a batch that is looked for later is not this one."""
+    """Return the batch size; a probe or a later search must not be refused for small data."""
     later = config.probe is not None or config.find_batch_size
     return min(config.batch_size, images) if later else config.batch_size
 
 
 def _fields(config: TrainConfig) -> dict[str, Any]:
-    """The fields of `ViTSpec` that the settings name, but for the classes: data decide those."""
+    """Return the fields of `ViTSpec` in the settings; the data decide the number of classes."""
     overrides = {name: value for name, value in config.spec.items() if name != "num_classes"}
     last = config.progressive[-1] if config.progressive else None
     for flag, field, value in (
@@ -355,7 +317,7 @@ def _fields(config: TrainConfig) -> dict[str, Any]:
 
 
 def _spec(config: TrainConfig, num_classes: int) -> ViTSpec:
-    """The preset with every override; the head is as wide as there are classes."""
+    """Build the spec of the preset with every override and a head of `num_classes`."""
     return preset(config.model or DEFAULT_MODEL, num_classes=num_classes, **_fields(config))
 
 

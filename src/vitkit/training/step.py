@@ -19,14 +19,14 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitkit.data.loading.batch_transform import ModelInputs
 from vitkit.data.loading.loader import Batch
-from vitkit.distributed import World
+from vitkit.distributed import World, full_tensor, local_tensor
 from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
-from vitkit.training.parallel.fsdp import has_shards, local, whole
+from vitkit.training.parallel.fsdp import has_shards
 
 Transform = Callable[[Batch, int, int], ModelInputs]
 """Batch, step and part of the step to what the objective is given."""
@@ -36,7 +36,7 @@ DROPOUT = 0x0D09
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step came to.
+    """The result of a step.
 
     Attributes:
         loss: mean over the batch of all processes, in nats.
@@ -128,7 +128,7 @@ class TrainingStep:
         self._parallel = self._wrapped()
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
-        """Make the step, unless a number is not finite."""
+        """Make the step; where a number is not finite the weights stay as they are."""
         total = torch.zeros((), device=self.objective.device)
         last = self.accumulate - 1
         for number, micro in enumerate(batch.parts(self.accumulate)):
@@ -147,7 +147,7 @@ class TrainingStep:
         return made
 
     def _agreed(self, loss: float, norm: float) -> StepResult:
-        """The same outcome in every process, from what each has met."""
+        """Combine losses, norms and signals of all processes to the same result in each."""
         losses, norms, signals = zip(
             *self.world.gathered((loss, norm, float(self.stop.signum or 0))), strict=True
         )
@@ -160,22 +160,23 @@ class TrainingStep:
         return StepResult(loss, norm, None, None, signum)
 
     def _rescaled(self, made: StepResult) -> StepResult:
-        """The same, where float16 is no matter; else what the loss scale makes of it."""
+        """Adjust the loss scale of float16; a gradient beyond its range becomes an overflow."""
         if self.scale is None or made.bad == "loss":
             return made
         if made.bad is None:
-            self.scale.fitted()
-        elif self.scale.lowered():
+            self.scale.count_finite()
+        elif self.scale.lower():
             return replace(made, bad=None, rank=None, overflow=True)
         return made
 
     def _clip(self) -> Tensor:
-        """Bring the gradient to its largest norm; the norm it had."""
+        """Clip the gradient; return its norm before."""
         if self.scale is not None:
-            gradients = [local(p.grad) for p in self.model.parameters() if p.grad is not None]
+            parameters = self.model.parameters()
+            gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.scale.scale)
         most = self.clip or math.inf
-        return whole(clip_grad_norm_(self.model.parameters(), most))
+        return full_tensor(clip_grad_norm_(self.model.parameters(), most))
 
     def _wrapped(self) -> nn.Module:
         if self.world.size == 1 or has_shards(self.model):
@@ -192,7 +193,7 @@ class TrainingStep:
         )
 
     def _gathering_gradients(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients travel once a step, after the last micro-batch."""
+        """Return the context in which gradients are exchanged: only after the last micro-batch."""
         if isinstance(self._parallel, nn.parallel.DistributedDataParallel):
             quiet: AbstractContextManager[None] = self._parallel.no_sync()
             return nullcontext() if last else quiet
@@ -201,7 +202,7 @@ class TrainingStep:
         return nullcontext()
 
     def largest_that_fits(self, batch: Batch) -> int | None:
-        """How many images of a batch fit into memory at once, found by halving; 0 for not one.
+        """Return how many images of a batch fit into memory, found by halving; 0 for none.
 
         `None` for a sharded model, with which no process can try it without the others.
         """
@@ -226,12 +227,12 @@ class TrainingStep:
         return 0
 
     def _seed(self, step: int, part: int) -> None:
-        """Dropout is a function of (seed, step, part)."""
+        """Seed torch: dropout is a function of (seed, step, part)."""
         torch.manual_seed((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out; on the CPU there is no class of its own for it.
+    """Return True for an error that means out of memory; on the CPU it has no class of its own.
 
     `allocate memory` is what torch's allocator says, `create a primitive` what oneDNN does.
     """

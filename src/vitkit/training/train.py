@@ -1,8 +1,8 @@
-"""One call of `vitkit train`, from the settings to the test score."""
+"""`train`: from the settings to the test score, in the order in which a run is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,10 +15,11 @@ import torch
 from vitkit.data.loading.loader import Batch, batches
 from vitkit.devices import resolve_device
 from vitkit.distributed import World, in_world, is_launched, joined
-from vitkit.errors import SettingError, plural
+from vitkit.errors import SettingError
 from vitkit.evaluation.metrics import Metrics
 from vitkit.frozen import replace as replaced
 from vitkit.io.atomic import remove_temporaries, write_bytes
+from vitkit.messages import plural
 from vitkit.training.build import Run, make_run, make_transform, schedule_of
 from vitkit.training.callbacks.ema import AverageWeights, TrainMode
 from vitkit.training.callbacks.evaluate import Evaluate
@@ -26,36 +27,43 @@ from vitkit.training.callbacks.missing_images import other_data, saved_when_imag
 from vitkit.training.callbacks.report import Report, log_model, log_plan
 from vitkit.training.callbacks.save import Save, SaveBeforeValidation
 from vitkit.training.callbacks.stop import HandleBadNumbers, Stop
-from vitkit.training.config.train_config import Settings, TrainConfig, read_yaml, to_yaml
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml, to_yaml
 from vitkit.training.finish import finish
 from vitkit.training.initial_weights import make_model
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.monitoring.augmented_grid import save_augmented_grid
 from vitkit.training.monitoring.metric_files import drop_rows_after
-from vitkit.training.monitoring.run_log import RunLog, Silence
+from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.monitoring.trackers import check_trackers
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.probe import linear_probe, nearest_neighbours
-from vitkit.training.recipes.reference import WITHOUT_WEIGHT
-from vitkit.training.resume import WHEREABOUTS, StoppedRun, decided_before, going_on, stopped_run
+from vitkit.training.resume import (
+    StoppedRun,
+    describe_stopped_run,
+    keep_earlier_decisions,
+    settings_to_resume,
+)
 from vitkit.training.run_folder import (
     RunFolder,
     check_output,
+    locked,
     new_folder,
+    resume_hint,
     resumed_folder,
-    what_is_left,
 )
-from vitkit.training.run_lock import locked
 from vitkit.training.setup import Plan, make_plan
 from vitkit.training.state.image_list import write_image_list
-from vitkit.training.state.save import clean, load_state, set_aside_damaged
+from vitkit.training.state.save import load_state, remove_unfinished, set_aside_damaged
 from vitkit.training.trainer import Callback, Trainer
-from vitkit.training.tuning.trials import no_compiler, try_out
+from vitkit.training.tuning.compilation import compiler_problem
+from vitkit.training.tuning.tune import tune_settings
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run left.
+    """The results of a run.
 
     Attributes:
         run: its folder.
@@ -72,18 +80,18 @@ class TrainResult:
     stopped: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, for another process."""
+        """Return JSON values, for another process."""
         return {name: str(v) if isinstance(v, Path) else v for name, v in vars(self).items()}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> TrainResult:
-        """What `to_json` gave."""
+        """Build the result from the values of `to_json`."""
         paths = {name: Path(values[name]) for name in ("run", "best", "last")}
         return cls(**values | paths)
 
 
 def train(config: TrainConfig, callbacks: Sequence[Callable[[], Callback]] = ()) -> TrainResult:
-    """Train, or go on training, and evaluate the best weights once on the test split.
+    """Train or resume, and evaluate the best weights once on the test split.
 
     Args:
         config: every setting.
@@ -158,17 +166,17 @@ def _train(
         torch.manual_seed(config.seed)
         model = make_model(plan.spec, plan.weights, config, plan.device)
         plan = replace(plan, config=config, weights=None)  # the model has them
-        log = stack.enter_context(_log(plan, folder, stopped) if world.first else Silence())
+        log = stack.enter_context(_log(plan, folder, stopped, world))
         speaks = world.first and not is_launched()
         stop = stack.enter_context(stop_on_signal(partial(_left, folder, log) if speaks else None))
         for line in (*aside, *plan.notes, *(stopped.notes if stopped else ())):
             log.say(line)
         log_model(plan, log, model)
-        if stopped is not None and config.compile and (missing := no_compiler(plan.device)):
+        if stopped is not None and config.compile and (missing := compiler_problem(plan.device)):
             raise SettingError(f"the run is compiled and {missing}; go on where there is one")
-        with raise_on_signal(partial(what_is_left, folder)):
-            plan = plan.with_settings(world.decided(lambda: try_out(plan, model, log.say)))
-        log.lasts(plan.last_step)
+        with raise_on_signal(partial(resume_hint, folder)):
+            plan = plan.with_settings(world.decided(lambda: tune_settings(plan, model, log.say)))
+        log.set_total(plan.last_step)
         precision = cast(Precision, "off" if config.probe else plan.config.amp)
         run = make_run(plan, folder, log, model, precision, stop, world)
         if config.probe:
@@ -180,7 +188,7 @@ def _probed(run: Run) -> TrainResult:
     """Fit a probe on features; the backbone stays as it is."""
     folder, config = run.folder, run.plan.config
     _prepare(run, None)
-    with raise_on_signal(partial(what_is_left, folder)):
+    with raise_on_signal(partial(resume_hint, folder)):
         if config.probe == "knn":
             stopped = "a look at the nearest neighbours"
             metrics = nearest_neighbours(run)
@@ -260,17 +268,17 @@ def _beginning(
         if run is None:
             return None
         stack.enter_context(locked(run.root))
-        return stopped_run(run)
+        return describe_stopped_run(run)
 
     found = world.decided(find)
     if found is not None:
-        return going_on(config, found)
+        return settings_to_resume(config, found)
     world.decided(lambda: check_output(config))
-    return TrainConfig(**world.decided(lambda: decided_before(config).to_json())), None
+    return TrainConfig(**world.decided(lambda: keep_earlier_decisions(config).to_json())), None
 
 
 def _planned(config: TrainConfig, world: World, *, goes_on: bool) -> Plan:
-    """The plan; the first process makes it first, and the others find what it has looked up."""
+    """Make the plan on the first process first, so that the others read its caches."""
     plans: list[Plan] = []
     world.decided(lambda: plans.append(make_plan(config, world, goes_on=goes_on)))
     return plans[0] if plans else make_plan(config, world, goes_on=goes_on)
@@ -291,12 +299,13 @@ def _folder(
     return folder
 
 
-def _log(plan: Plan, folder: RunFolder, stopped: StoppedRun | None) -> RunLog:
+def _log(plan: Plan, folder: RunFolder, stopped: StoppedRun | None, world: World) -> RunLog:
     return RunLog(
         folder,
         total=plan.last_step,
         done=0 if stopped is None else stopped.step,
         quiet=plan.config.quiet,
+        writes=world.first,
         unvalidated=stopped is not None and stopped.unvalidated,
     )
 
@@ -316,7 +325,7 @@ def _prepare(run: Run, stopped: StoppedRun | None, *, finished: bool = False) ->
     kept = replaced(config, output=str(run.folder.root), resume=None, overwrite=False)
     world.decided(lambda: _order(run, stopped, None if finished else kept))
     if stopped is not None:
-        for line in stopped.says_changes(finished=finished):
+        for line in stopped.describe_changes(finished=finished):
             log.say(line)
     if not finished:
         log_plan(run)
@@ -340,7 +349,7 @@ def _order(run: Run, stopped: StoppedRun | None, kept: TrainConfig | None) -> No
         kept: the settings to write; `None` for a finished run, whose record stays as it is.
     """
     folder = run.folder
-    clean(folder.state)
+    remove_unfinished(folder.state)
     for place in (folder.root, folder.best.parent, folder.teacher):
         remove_temporaries(place)
     if stopped is not None:
@@ -355,15 +364,15 @@ def _order(run: Run, stopped: StoppedRun | None, kept: TrainConfig | None) -> No
 
 
 def _left(run: RunFolder, log: RunLog) -> str:
-    """What a run that is left at once can go on from, in a line."""
+    """Return the line on how to resume a run that is left at once."""
     log.display.stop()
-    return what_is_left(run)
+    return resume_hint(run)
 
 
 def resumed_settings(
     resume: str | None, output: str | None, recipe: Settings | None = None
 ) -> Settings:
-    """On resume, the settings the run was started with; else none.
+    """Return the settings that a resumed run was started with; empty for a new run.
 
     Args:
         resume: as in `TrainConfig`, as a flag or keyword.
@@ -380,13 +389,3 @@ def resumed_settings(
     stored = read_yaml(run.config)
     kept = {key: value for key, value in stored.items() if key not in ("resume", "overwrite")}
     return kept | {"output": str(run.root)}
-
-
-def kind_of_run(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Of a checkpoint's stored settings, those that make it a run of another kind; not the seed."""
-    elsewhere = {*WHEREABOUTS, *WITHOUT_WEIGHT} - {"data", "teacher"}
-    kept = {name: value for name, value in recipe.items() if name not in elsewhere}
-    if isinstance(start := kept.get("start"), Mapping):
-        kept["start"] = start.get("sha256")  # the same weights from another place
-        kept.pop("pretrained", None)
-    return kept or None

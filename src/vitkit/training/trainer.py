@@ -7,12 +7,12 @@ on ends with the same bits.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from ignite.engine import Engine, Events
 
 from vitkit.data.loading.loader import Batch
-from vitkit.evaluation.evaluate import quiet_engine
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult, TrainingStep, is_out_of_memory, out_of_memory
 
@@ -116,12 +116,16 @@ class Trainer:
         self._fire("on_start")
         remaining = range(self.progress.step, self.last_step)
         if remaining and not self._ending:
-            engine = quiet_engine(self._step)
-            engine.load_state_dict({
-                "iteration": self.progress.step,
-                "max_epochs": self.epochs,
-                "epoch_length": self.steps_per_epoch,
-            })  # fmt: skip
+            engine = Engine(self._step)
+            # Who catches an error words it; Ignite would log it first.
+            engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
+            engine.load_state_dict(
+                {
+                    "iteration": self.progress.step,
+                    "max_epochs": self.epochs,
+                    "epoch_length": self.steps_per_epoch,
+                }
+            )
             engine.add_event_handler(Events.EPOCH_STARTED, lambda: self._fire("before_epoch"))
             engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
             engine.add_event_handler(Events.EPOCH_COMPLETED, self._after_epoch)

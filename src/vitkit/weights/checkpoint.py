@@ -1,17 +1,53 @@
-"""`Checkpoint`: a model with everything it needs to be used, wherever it came from."""
+"""`Checkpoint`: a model with its preprocessing, class names and metadata.
+
+The class knows neither readers nor writers of files, so that whoever receives a checkpoint imports
+none of them.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
+from typing import Any, Protocol, runtime_checkable
 
 from vitkit.errors import CheckpointError
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
-from vitkit.weights.imagenet_classes import ASSUMED, names_are_assumed
-from vitkit.weights.publish import Hub, push_to_hub
+from vitkit.weights.imagenet_classes import ASSUMED, imagenet, names_are_assumed
+
+PUBLISHER = "vitkit.weights.publish:publish"
+"""The function behind `Checkpoint.push_to_hub`, imported when it is called."""
+
+
+@runtime_checkable
+class Hub(Protocol):
+    """The methods of `huggingface_hub.HfApi` that an upload calls."""
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> object:
+        """Create the repository if it does not exist."""
+
+    def upload_folder(self, *, repo_id: str, folder_path: Path, commit_message: str) -> object:
+        """Upload all files of a folder in one commit."""
+
+
+class Publisher(Protocol):
+    """A function that uploads a checkpoint; the arguments are those of `push_to_hub`."""
+
+    def __call__(
+        self,
+        checkpoint: Checkpoint,
+        name: str,
+        *,
+        to: str,
+        private: bool,
+        allow_lossy: bool,
+        message: str,
+        hub: Hub | None,
+    ) -> str:
+        """Upload, and return the address."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +56,11 @@ class Checkpoint:
 
     Attributes:
         model: the ViT in eval mode, weights as stored.
-        preprocess: what its images become.
+        preprocess: how images are resized, cropped and normalised for it.
         classes: the K class names in the order of the logits; empty where they are not known.
-        format: which format the file has; `vitkit` for our own.
+        format: name of the file's format; `vitkit` for our own.
         metadata: the whole JSON document of the file.
-        path: where it came from, or `None`.
+        path: the file it was read from, or `None`.
         dtype: of the numbers in the file, `float32` or a half precision; the model has float32,
             to which float64 is rounded.
     """
@@ -39,22 +75,23 @@ class Checkpoint:
 
     @property
     def classes_assumed(self) -> bool:
-        """Whether no file names the classes and they are assumed to be those of ImageNet-1k."""
+        """True if no file names the classes and they are assumed to be those of ImageNet-1k."""
         return names_are_assumed(self.classes, self.metadata)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the model is only guessed, random or left out, a line each."""
+        """One line for each part of the model that is guessed, random or left out."""
         lines = self.metadata.get("warnings")
-        lines = lines if isinstance(lines, list) else []
+        if not isinstance(lines, list):
+            return ()
         return tuple(str(line) for line in lines if line != ASSUMED or self.classes_assumed)
 
     @property
     def temperature(self) -> float:
-        """What logits are divided by before they become probabilities; 1 where none was fitted.
+        """Divisor of the logits before the softmax; 1 where none was fitted.
 
         Raises:
-            CheckpointError: a stored one that is no positive number.
+            CheckpointError: a stored value that is no positive number.
         """
         stored = self.metadata.get("temperature", 1.0)
         if type(stored) not in (int, float) or not 0 < stored < math.inf:
@@ -77,13 +114,14 @@ class Checkpoint:
         """Upload it to the Hugging Face Hub, as a folder with a model card. Needs `vitkit[hub]`.
 
         Args:
-            name: `owner/name`; made if it is not there.
+            name: `owner/name`; created if it does not exist.
             to: the format: `huggingface` loads by `transformers` too, `timm` by timm, `vitkit`
-                keeps everything that the checkpoint says of itself.
+                keeps all metadata of the checkpoint.
             private: make a new repository private.
             allow_lossy: as for `vitkit.convert`.
             message: of the commit.
-            hub: where to upload; default `huggingface_hub.HfApi()`, which knows who you are.
+            hub: the client to upload with; default `huggingface_hub.HfApi()`, which has your
+                login.
 
         Returns:
             The address that `vitkit.load` takes, `hf://owner/name`.
@@ -93,6 +131,24 @@ class Checkpoint:
             OutputError: the Hub refuses, or cannot be reached.
             MissingExtraError: `huggingface_hub` is not installed.
         """
-        return push_to_hub(
+        publish: Publisher = resolve_name(PUBLISHER)
+        return publish(
             self, name, to=to, private=private, allow_lossy=allow_lossy, message=message, hub=hub
         )
+
+
+def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a checkpoint's K class names in the spelling of a dataset.
+
+    Args:
+        checkpoint: if its names are assumed, they also match WordNet ids, such as folders called
+            n01440764.
+        names: the classes of the dataset.
+
+    Returns:
+        K names; none where the checkpoint's are only assumed and the dataset has others.
+    """
+    if not checkpoint.classes_assumed or set(names) <= set(checkpoint.classes):
+        return checkpoint.classes
+    ids = tuple(imagenet())
+    return ids if set(names) <= set(ids) else ()

@@ -1,4 +1,4 @@
-"""Any format to any other, with a report of what happened and a proof that it is the same model."""
+"""Converting any format to any other, with a report of all changes and a verified result."""
 
 from __future__ import annotations
 
@@ -7,43 +7,45 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.models.record import Record
-from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.adapt import adapt as adapted
+from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.converting.fold import Step
-from vitkit.weights.converting.verify import Foreign, foreign
-from vitkit.weights.converting.write import refuse_unknown, written
+from vitkit.weights.converting.verify import (
+    ModelOutputs,
+    ReferenceModel,
+    fixed_image,
+    largest_differences,
+    reference_model,
+    run_model,
+)
+from vitkit.weights.converting.write import refuse_unknown_format, write_checkpoint
+from vitkit.weights.formats.format import STEP_KINDS, Step
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.formats.vitkit import OWN
+from vitkit.weights.formats.vitkit import OWN_FORMAT
 from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import Inspection, inspect
-from vitkit.weights.load import load_with, refuse_other_model
-
-KINDS = ("folded", "approximated", "lost")
+from vitkit.weights.load import load_silently, load_with
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did.
+    """The changes and the verification of a conversion.
 
     Attributes:
         source: the format read.
         target: the format written.
-        files: what was written.
-        kept: how many tensors went over with the same bits.
+        files: written.
+        kept: number of tensors with the same bits as before.
         folded: exact changes, one line each.
         approximated: changes that alter the result a little, one line each.
-        lost: what the target has no place for, one line each.
-        notes: what was unwrapped, set aside or only guessed on the way in.
-        proved_by: who ran the files written: the target's own library with its version, or
+        lost: parts that the target cannot hold, one line each.
+        notes: parts that were unwrapped, ignored or only guessed when reading.
+        proved_by: the library that ran the files written: the target's own with its version, or
             `vitkit`, which read them again.
         unproved: where `vitkit` did, why the other library did not, and how to get it; empty where
             it did, and for vitkit's own format.
@@ -60,7 +62,7 @@ class ConversionReport:
     approximated: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    proved_by: str = OWN
+    proved_by: str = OWN_FORMAT
     unproved: str = ""
     differences: tuple[float, ...] = ()
     max_difference: float = field(default=float("nan"))
@@ -76,16 +78,20 @@ class ConversionReport:
             f"  run by {self.proved_by}: largest difference of a block's tokens {worst:.2e}, "
             f"of the logits {self.max_difference:.2e}"
         )
-        return "\n".join([*lines, *(f"  wrote {file}" for file in self.files)])
+        lines += [f"  wrote {file}" for file in self.files]
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values; a difference that cannot be told (NaN) is `None`."""
-        blocks = [_number(value) for value in self.differences]
+        """Return plain JSON values; a difference that is not known (NaN) is `None`."""
         return asdict(self) | {
-            "files": [str(file) for file in self.files],
-            "differences": blocks,
-            "max_difference": _number(self.max_difference),
+            "files": list(map(str, self.files)),
+            "differences": list(map(_finite, self.differences)),
+            "max_difference": _finite(self.max_difference),
         }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def convert(
@@ -104,128 +110,147 @@ def convert(
 
     Args:
         path: the checkpoint, as for `load`.
-        out: a folder, made if it is not there, or a file with the target's ending.
+        out: a folder, created if it does not exist, or a file with the target's ending.
         to: one of `formats()`.
-        model: a preset's name, which decides what the file does not say, as for `load`.
-        allow_lossy: also do what approximates or loses something.
+        model: a preset's name, which decides fields that the file leaves open, as for `load`.
+        allow_lossy: also take steps that approximate or lose something.
         trust_pickle: as for `load`.
-        strict: as for `load`; the report's notes list what is left out and what is random.
-        adapt: what is to be changed on the way, by the names of `vitkit.adapt`, such as
+        strict: as for `load`; the report's notes list tensors that are left out or random.
+        adapt: changes on the way, by the names of `vitkit.adapt`, such as
             `{"image_size": 384, "num_classes": 0}`; these need no `allow_lossy`.
         **overrides: as for `load`.
 
     Raises:
         CheckpointError: a file that cannot be read, a model that the target cannot hold, or steps
             that lose something without `allow_lossy`; they are listed.
-        SpecError: an adaptation that cannot be.
-        OutputError: something is there already, or the place cannot be written; what was there is
-            untouched.
+        SpecError: an adaptation that is not possible.
+        OutputError: a file exists already, or cannot be written; existing files are untouched.
     """
-    refuse_unknown(to)
-    hints = Hints.of(model, overrides)
-    given = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
-    refuse_other_model(path, hints, given.model.spec)
-    before = given.model.state_dict()
-    earlier = len(given.metadata.get("adapted", ()))
-    given = adapted(given, **adapt) if adapt else given
-    files, spec, steps, kept = written(given, Path(out), to, allow_lossy, before)
-    place = files[0] if len(files) == 1 else Path(out)
-    unsaid, notes = _unsaid(place, spec, given, to)
-    changes = [Step.of(line) for line in given.metadata.get("adapted", ())[earlier:]]
-    lines = {kind: tuple(s.text for s in (*changes, *steps) if s.kind == kind) for kind in KINDS}
-    heard = (*given.metadata.get("notes", ()), *given.warnings)
-    source, image = given.format, _image(given.model.spec)
-    expected = run(given.model, image)
-    del given, before  # the weights that were read go before those that were written come
-    theirs = "" if to == OWN else foreign(to, place, spec)
-    witness = theirs if isinstance(theirs, Foreign) else load_with(place, Hints(), **unsaid).model
-    blocks, logits = compare(expected, run(witness, image))
+    refuse_unknown_format(to)
+    checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
+    before = checkpoint.model.state_dict()
+    earlier = len(checkpoint.metadata.get("adapted", ()))
+    checkpoint = adapt_checkpoint(checkpoint, **adapt) if adapt else checkpoint
+    stored = write_checkpoint(checkpoint, Path(out), to, allow_lossy, before)
+    written_path = stored.files[0] if len(stored.files) == 1 else Path(out)
+    not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to)
+    adapted_lines = checkpoint.metadata.get("adapted", ())[earlier:]
+    steps = [*map(Step.from_line, adapted_lines), *stored.steps]
+    notes = [*checkpoint.metadata.get("notes", ()), *checkpoint.warnings, *notes]
+    source, image = checkpoint.format, fixed_image(checkpoint.model.spec)
+    expected = run_model(checkpoint.model, image)
+    del checkpoint, before  # their weights are freed before the written ones are loaded
+    outputs, proved_by, unproved = _run_written(to, written_path, stored.spec, image, not_stored)
+    differences, max_difference = largest_differences(expected, outputs)
     return ConversionReport(
-        source, to, files, kept, **lines, notes=(*heard, *notes),
-        proved_by=theirs.library if isinstance(theirs, Foreign) else OWN,
-        unproved="" if isinstance(theirs, Foreign) else theirs,
-        differences=blocks, max_difference=logits,
-    )  # fmt: skip
+        source=source,
+        target=to,
+        files=stored.files,
+        kept=stored.unchanged,
+        **{kind: tuple(s.text for s in steps if s.kind == kind) for kind in STEP_KINDS},
+        notes=tuple(notes),
+        proved_by=proved_by,
+        unproved=unproved,
+        differences=differences,
+        max_difference=max_difference,
+    )
 
 
-def _unsaid(
-    place: Path, spec: ViTSpec, given: Checkpoint, to: str
+def _run_written(
+    to: str, path: Path, spec: ViTSpec, image: Tensor, not_stored: Mapping[str, Any]
+) -> tuple[ModelOutputs, str, str]:
+    """Run written files on an image: by the target's own library, or else read again by vitkit.
+
+    Args:
+        to: the format.
+        path: of the files.
+        spec: of the model in them.
+        image: (1, C, H, W).
+        not_stored: spec fields that the files cannot contain.
+
+    Returns:
+        The outputs, and `proved_by` and `unproved` of the report.
+    """
+    unproved = ""
+    if to != OWN_FORMAT:
+        reference = reference_model(to, path, spec)
+        if isinstance(reference, ReferenceModel):
+            return reference(image), reference.library, ""
+        unproved = reference
+    model = load_with(path, Hints(), **not_stored).model
+    return run_model(model, image), OWN_FORMAT, unproved
+
+
+def _not_stored(
+    path: Path, spec: ViTSpec, checkpoint: Checkpoint, to: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """Fields of the spec that the file written cannot say, and a line on each of them."""
-    if to == OWN:
+    """Return the spec fields that a written file cannot contain, and a line on each loss.
+
+    Args:
+        path: of the file or folder.
+        spec: of the model in it.
+        checkpoint: as it was before writing.
+        to: the format.
+    """
+    if to == OWN_FORMAT:
         return {}, []
-    size: dict[str, Any] = {}
-    found: Inspection | None = None
-    with suppress(CheckpointError):  # an oblong image that nothing but the caller knows of
-        found = inspect(place)
-    if found is None or found.spec.image_size != spec.image_size:
-        size = {"image_size": spec.image_size}
-        found = inspect(place, **size)
-    unsaid = size | {
-        field: getattr(spec, field)
-        for field, sure in found.sure.items()
-        if sure == "usual" and field not in ("preprocess", "classes")
-        and getattr(found.spec, field) != getattr(spec, field)
-    }  # fmt: skip
-    notes = [f"the file cannot say {f} = {v!r}: pass it when reading" for f, v in unsaid.items()]
-    if not _same_pixels(found.preprocess, given.preprocess):
-        notes.append("the file cannot say the preprocessing: " + ", ".join(
-            f"{name} {value}" for name, value in given.preprocess.to_json().items()
-            if value != found.preprocess.to_json()[name]
-        ))  # fmt: skip
-    if given.temperature != 1.0:
-        notes.append(f"the file cannot say the temperature {given.temperature:.4g}")
-    if given.classes and not found.classes:
-        notes.append(f"the file cannot say the {len(given.classes)} class names")
-    theirs = FORMATS[to].resampling(spec)
-    if theirs not in (None, spec.position_resampling) and spec.positions == "learned":
+    inspection, not_stored = _inspect_written(path, spec)
+    for name, how in inspection.sure.items():
+        if how == "usual" and name not in ("preprocess", "classes"):
+            value = getattr(spec, name)
+            if getattr(inspection.spec, name) != value:
+                not_stored[name] = value
+    return not_stored, _notes_on_losses(inspection, not_stored, spec, checkpoint, to)
+
+
+def _notes_on_losses(
+    inspection: Inspection,
+    not_stored: Mapping[str, Any],
+    spec: ViTSpec,
+    checkpoint: Checkpoint,
+    to: str,
+) -> list[str]:
+    """Return a line on each value that the written file does not contain."""
+    notes: list[str] = []
+    for name, value in not_stored.items():
+        notes.append(f"the file cannot say {name} = {value!r}: pass it when reading")
+    if not _same_pixels(inspection.preprocess, checkpoint.preprocess):
+        read_again = inspection.preprocess.to_json()
+        differing = [
+            f"{name} {value}"
+            for name, value in checkpoint.preprocess.to_json().items()
+            if value != read_again[name]
+        ]
+        notes.append(f"the file cannot say the preprocessing: {', '.join(differing)}")
+    if checkpoint.temperature != 1.0:
+        notes.append(f"the file cannot say the temperature {checkpoint.temperature:.4g}")
+    if checkpoint.classes and not inspection.classes:
+        notes.append(f"the file cannot say the {len(checkpoint.classes)} class names")
+    resampling = FORMATS[to].resampling(spec)
+    if resampling not in (None, spec.position_resampling) and spec.positions == "learned":
         notes.append(
-            f"at another image size {to} resamples positions by {theirs}, this model by "
+            f"at another image size {to} resamples positions by {resampling}, this model by "
             f"{spec.position_resampling}, so results differ there; --adapt.image-size "
             f"(adapt={{'image_size': ...}}) resamples them before they are written"
         )
-    return unsaid, notes
+    return notes
+
+
+def _inspect_written(path: Path, spec: ViTSpec) -> tuple[Inspection, dict[str, Any]]:
+    """Return the inspection of a written file, and the image size if it had to be given."""
+    with suppress(CheckpointError):  # an oblong image size, which no shape shows
+        inspection = inspect(path)
+        if inspection.spec.image_size == spec.image_size:
+            return inspection, {}
+    return inspect(path, image_size=spec.image_size), {"image_size": spec.image_size}
 
 
 def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
-    """Whether images become the same: of the crop ratio, only the resized side counts."""
+    """Return True if images become the same: of the crop ratio, only the resized side counts."""
 
-    def sides(preprocess: Preprocess) -> list[int]:
+    def resized_sides(preprocess: Preprocess) -> list[int]:
         return [math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size]
 
-    alike = left.replace(crop_ratio=right.crop_ratio) == right
-    return alike and (left.fit == "squash" or sides(left) == sides(right))
-
-
-Run: TypeAlias = tuple[list[Tensor], Tensor]
-"""What a model makes of the fixed image: each block's tokens (B, T, D), and the logits."""
-
-
-def _image(spec: ViTSpec) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randn(1, spec.in_channels, *spec.image_size, generator=generator)
-
-
-@torch.no_grad()
-def run(model: ViT | Foreign, images: Tensor) -> Run:
-    """A model, ours or of another library, on images (B, C, H, W)."""
-    if isinstance(model, Foreign):
-        return model(images)
-    record = Record(tokens=range(model.spec.depth))
-    logits = model.eval()(images, record)
-    return [record.tokens[layer] for layer in range(model.spec.depth)], logits
-
-
-def compare(ours: Run, theirs: Run) -> tuple[tuple[float, ...], float]:
-    """Largest |difference| of each block's tokens, and of the logits."""
-    blocks = tuple(_distance(*pair) for pair in zip(ours[0], theirs[0], strict=True))
-    return blocks, _distance(ours[1], theirs[1])
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _distance(left: Tensor, right: Tensor) -> float:
-    """NaN where the shapes differ, as when a token was lost."""
-    return float((left - right).abs().max()) if left.shape == right.shape else float("nan")
+    if left.replace(crop_ratio=right.crop_ratio) != right:
+        return False
+    return left.fit == "squash" or resized_sides(left) == resized_sides(right)

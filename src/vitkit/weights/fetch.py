@@ -1,13 +1,13 @@
-"""Addresses of weights, and the local file or folder that each of them becomes.
+"""Addresses of weights, and the local file or folder that each of them is fetched to.
 
     hf://owner/name                  a repository on the Hugging Face Hub
     hf://owner/name@revision         at a branch, tag or commit
     hf://owner/name:path/in/repo     one file of it; `@revision` goes before the colon
-    timm://name                      the checkpoint that timm calls so; as a rule hf://timm/name
+    timm://name                      the checkpoint of that name in timm; as a rule hf://timm/name
     https://host/path/file.npz       a file on the web
 
-`huggingface_hub` downloads, resumes and caches what is on the Hub, `download` what is not; where
-`HF_HUB_OFFLINE=1` forbids it, what the caches hold is used. Pickles are not even fetched without
+`huggingface_hub` downloads, resumes and caches files of the Hub, `download` all others; where
+`HF_HUB_OFFLINE=1` forbids it, only the caches are used. Pickles are not even fetched without
 trust.
 """
 
@@ -17,28 +17,60 @@ import re
 from pathlib import Path
 
 from vitkit.errors import CheckpointError, MissingExtraError
-from vitkit.io.download import download, file_sha256
-from vitkit.io.strict_json import BESIDE
-from vitkit.weights.catalogue import PICKLES, TRUST, known
+from vitkit.io.digests import file_sha256
+from vitkit.io.download import download
+from vitkit.io.strict_json import DOCUMENT_FILES
+from vitkit.weights.catalogue import PUBLISHED_PICKLES, CatalogueEntry, known
+from vitkit.weights.files.pickles import TRUST
 
-REVISION, FILE = r"(?:@(?P<revision>[\w./-]+))?", r"(?::(?P<file>[\w.+/-]+))?"
-ADDRESS = re.compile(rf"hf://(?P<name>[\w.-]+/[\w.-]+){REVISION}{FILE}")
-TIMM = re.compile(rf"timm://(?P<name>[\w.-]+){REVISION}{FILE}")
-SCHEMES = ("hf://", "timm://", "https://", "http://")
-SAFE = ["model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "model.npz",
-        *BESIDE.values()]  # fmt: skip
-"""What is fetched of a repository; many hold the same weights once more under other names."""
-TRUSTED = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
-ENDINGS = (".safetensors", ".npz", *PICKLES)
+REVISION_PART = r"(?:@(?P<revision>[\w./-]+))?"
+FILE_PART = r"(?::(?P<file>[\w.+/-]+))?"
+HUB_ADDRESS = re.compile(rf"hf://(?P<name>[\w.-]+/[\w.-]+){REVISION_PART}{FILE_PART}")
+TIMM_ADDRESS = re.compile(rf"timm://(?P<name>[\w.-]+){REVISION_PART}{FILE_PART}")
+WEB_SCHEMES = ("https://", "http://")
+ADDRESS_SCHEMES = ("hf://", "timm://", *WEB_SCHEMES)
+SAFE_FILES = [
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+    "model.npz",
+    *DOCUMENT_FILES.values(),
+]
+"""Files fetched of a repository; many hold the same weights once more under other names."""
+PICKLED_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "pytorch_model.bin.index.json"]
+"""Files fetched besides, with trust, of a repository that has no others."""
+WEIGHTS_ENDINGS = (".safetensors", ".npz", *PUBLISHED_PICKLES)
 
 
 def is_address(path: str | Path) -> bool:
-    """Whether this names a place on the Hub or on the web, and no file."""
-    return str(path).startswith(SCHEMES)
+    """Return True for an address on the Hub or on the web, False for a file."""
+    return str(path).startswith(ADDRESS_SCHEMES)
+
+
+def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, CatalogueEntry | None]:
+    """Return the local file or folder of a checkpoint, and its entry in the catalogue if any.
+
+    Args:
+        name: a file, a folder, an address, or a name in the catalogue.
+        trust_pickle: as for `fetch`.
+
+    Raises:
+        CheckpointError: an empty name; else as for `fetch`.
+    """
+    if not str(name):
+        raise CheckpointError(
+            "the name of the weights is empty; give a file, a folder or an address"
+        )
+    entry = known(name)
+    if entry is not None:
+        return _fetch(entry.address, entry.sha256, trust_pickle), entry
+    if is_address(name):
+        return _fetch(str(name), "", trust_pickle), None
+    return Path(name), None
 
 
 def fetch(address: str, *, trust_pickle: bool = False) -> Path:
-    """The local file or folder of an address, downloaded if it is not in the cache.
+    """Return the local file or folder of an address, downloaded if it is not in the cache.
 
     Args:
         address: as at the head of this module.
@@ -49,15 +81,16 @@ def fetch(address: str, *, trust_pickle: bool = False) -> Path:
         The folder of a repository; the file where the address names one.
 
     Raises:
-        CheckpointError: no such address, not there, not reachable, or not what it should be.
+        CheckpointError: no such address, not there, not reachable, or another digest.
         MissingExtraError: `huggingface_hub` is not installed.
         OutputError: the cache cannot be written.
     """
-    entry = known(address)
-    if address.startswith("timm://") and entry is not None and entry.address != address:
-        return fetch(entry.address, trust_pickle=trust_pickle)
-    sha256 = entry.sha256 if entry is not None else ""
-    if address.startswith(("https://", "http://")):
+    return locate(address, trust_pickle=trust_pickle)[0]
+
+
+def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
+    """Fetch an address, and check the digest that the catalogue has for it."""
+    if address.startswith(WEB_SCHEMES):
         _check_ending(address, address, trust_pickle)
         return download(address, sha256=sha256)
     path = _from_hub(address, trust_pickle)
@@ -67,25 +100,27 @@ def fetch(address: str, *, trust_pickle: bool = False) -> Path:
 
 
 def _from_hub(address: str, trust_pickle: bool) -> Path:
-    """The folder of a repository, or the one file of it that the address names."""
-    match = ADDRESS.fullmatch(address) or TIMM.fullmatch(address)
+    """Return the folder of a repository, or the one file of it that the address names."""
+    match = HUB_ADDRESS.fullmatch(address) or TIMM_ADDRESS.fullmatch(address)
     parts = [] if match is None else (match["file"] or ".").split("/")
+    # A file must be inside the repository: neither absolute nor with "..".
     if match is None or not parts[0] or ".." in parts:
         raise CheckpointError(
             f"{address}: expected hf://owner/name, hf://owner/name@revision, "
             f"hf://owner/name:file, timm://name or https://host/file"
         )
     name, revision, file = match["name"], match["revision"], match["file"]
-    if address.startswith("timm://"):
+    if address.startswith("timm://"):  # timm's own organisation on the Hub
         name = f"timm/{name}"
     if file:
         _check_ending(address, file, trust_pickle)
-        documents = [str(Path(file).parent / document) for document in BESIDE.values()]
+        documents = [str(Path(file).parent / document) for document in DOCUMENT_FILES.values()]
         path = _snapshot(address, name, revision, [file, *documents]) / file
         if not path.is_file():
             raise CheckpointError(f"{address}: no such file in the repository, or in the cache")
         return path
-    folder = _snapshot(address, name, revision, SAFE)
+    # Pickles are fetched in a second step, and only where there is nothing else.
+    folder = _snapshot(address, name, revision, SAFE_FILES)
     if [*folder.glob("model*.safetensors"), *folder.glob("model.npz")]:
         return folder
     if not trust_pickle:
@@ -93,15 +128,15 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
             f"{address}: holds no model.safetensors; name one of its files ({address}:FILE), "
             f"or, if you trust its pickle, {TRUST}"
         )
-    return _snapshot(address, name, revision, [*SAFE, *TRUSTED])
+    return _snapshot(address, name, revision, [*SAFE_FILES, *PICKLED_FILES])
 
 
 def verify_hub_file(path: Path, sha256: str = "") -> None:
-    """Hold a file of the Hub's cache against its SHA-256.
+    """Check a file of the Hub's cache against its SHA-256.
 
-    The cache names what the Hub stores as a large file by its digest: that is the whole of it.
-    Loading does not ask for this: `huggingface_hub` gives a file that name only once it is whole,
-    and a ViT-H would cost seconds each time.
+    The cache names large files of the Hub by their digest, all 64 digits of it. Loading does not
+    need this check: `huggingface_hub` gives a file that name only once it is complete, and a ViT-H
+    would cost seconds each time.
 
     Args:
         path: a file of a snapshot, or the blob itself.
@@ -111,8 +146,8 @@ def verify_hub_file(path: Path, sha256: str = "") -> None:
         CheckpointError: another digest; the file must be deleted to be fetched again.
     """
     blob = path.resolve()
-    named = blob.name if re.fullmatch("[0-9a-f]{64}", blob.name) else ""
-    expected = [digits.lower() for digits in (named, sha256) if digits]
+    blob_digits = blob.name if re.fullmatch("[0-9a-f]{64}", blob.name) else ""
+    expected = [digits.lower() for digits in (blob_digits, sha256) if digits]
     if not expected:
         return
     digest = file_sha256(blob)
@@ -125,18 +160,18 @@ def verify_hub_file(path: Path, sha256: str = "") -> None:
 
 
 def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
-    """Refuse what is no file of weights, and a pickle without trust, before anything is fetched."""
-    if not file.endswith(ENDINGS):
-        raise CheckpointError(f"{address}: ends in none of {', '.join(ENDINGS)}")
-    if file.endswith(PICKLES) and not trust_pickle:
+    """Refuse other files than weights, and pickles without trust, before anything is fetched."""
+    if not file.endswith(WEIGHTS_ENDINGS):
+        raise CheckpointError(f"{address}: ends in none of {', '.join(WEIGHTS_ENDINGS)}")
+    if file.endswith(PUBLISHED_PICKLES) and not trust_pickle:
         raise CheckpointError(
             f"{address}: a pickle, which can run code when it is read; if you trust where it comes "
             f"from, {TRUST}"
         )
 
 
-def _snapshot(address: str, name: str, revision: str | None, wanted: list[str]) -> Path:
-    """The folder of a repository in the Hub's cache, with those of its files that are wanted."""
+def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]) -> Path:
+    """Return the folder of a repository in the Hub's cache, with its files of these patterns."""
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (
@@ -150,7 +185,7 @@ def _snapshot(address: str, name: str, revision: str | None, wanted: list[str]) 
             f"{address} needs huggingface_hub; install it: pip install 'vitkit[hub]'"
         ) from None
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except RevisionNotFoundError:
         raise CheckpointError(f"{address}: there is no revision {revision!r} of it") from None
     except RepositoryNotFoundError:
@@ -163,5 +198,5 @@ def _snapshot(address: str, name: str, revision: str | None, wanted: list[str]) 
             f"HF_HUB_OFFLINE, or give a file"
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise CheckpointError(f"{address}: cannot be fetched: {reason}") from None
+        reason = str(error).strip() or repr(error)
+        raise CheckpointError(f"{address}: cannot be fetched: {reason.splitlines()[0]}") from None

@@ -12,19 +12,17 @@ import functools
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vitkit.spec import ViTSpec
 
-if TYPE_CHECKING:
-    from vitkit.weights.checkpoint import Checkpoint
-
 ASSUMED = "the file names no classes; its 1,000 are assumed to be those of ImageNet-1k, in order"
+"""The warning in the metadata of a checkpoint whose class names are assumed."""
 
 
 @functools.cache
 def imagenet() -> Mapping[str, str]:
-    """WordNet id -> short name of the 1,000 classes, in the order of the logits.
+    """Return WordNet id -> short name of the 1,000 classes, in the order of the logits.
 
     The table is read at the first call.
     """
@@ -34,11 +32,14 @@ def imagenet() -> Mapping[str, str]:
 
 
 def assumed_names(spec: ViTSpec, classes: tuple[str, ...]) -> tuple[str, ...]:
-    """ImageNet-1k's names for a model of colour images with 1,000 classes and no names, or none.
+    """Return ImageNet-1k's names for a model of colour images with 1,000 classes and no names.
 
     Args:
         spec: the model.
-        classes: the names that its file has.
+        classes: the names in its file.
+
+    Returns:
+        1,000 names, or none for any other model.
     """
     if classes or spec.num_classes != 1000 or spec.in_channels != 3:
         return ()
@@ -46,34 +47,28 @@ def assumed_names(spec: ViTSpec, classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def with_assumption(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A checkpoint's metadata, with a warning that its class names are an assumption."""
-    sure, warnings = metadata.get("sure"), metadata.get("warnings")
+    """Return a checkpoint's metadata with the warning that its class names are assumed."""
+    sure = metadata.get("sure")
+    if not isinstance(sure, Mapping):
+        sure = {}
+    warnings = metadata.get("warnings")
+    if not isinstance(warnings, list):
+        warnings = []
     return {
         **metadata,
-        "sure": {**(sure if isinstance(sure, Mapping) else {}), "classes": "usual"},
-        "warnings": [*(warnings if isinstance(warnings, list) else []), ASSUMED],
+        "sure": {**sure, "classes": "usual"},
+        "warnings": [*warnings, ASSUMED],
     }
 
 
 def names_are_assumed(classes: Sequence[str], metadata: Mapping[str, Any]) -> bool:
-    """Whether the metadata of a checkpoint, or of a file made of one, say that its names are.
-
-    They may be older than the names, as of a model that has been given another head since.
-    """
-    sure = metadata.get("sure")
-    said = isinstance(sure, Mapping) and sure.get("classes") == "usual"
-    return said and bool(classes) and set(classes) <= set(imagenet().values())
-
-
-def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, ...]:
-    """A checkpoint's K class names as a data set writes them; none where they only are assumed
-    and the data have others.
+    """Return True if a checkpoint's metadata mark its class names as assumed.
 
     Args:
-        checkpoint: whose assumed names also match WordNet ids, such as folders called n01440764.
-        names: the classes of the data.
+        classes: its class names.
+        metadata: may be older than the names, as of a model that got another head since.
     """
-    if not checkpoint.classes_assumed or set(names) <= set(checkpoint.classes):
-        return checkpoint.classes
-    numbers = tuple(imagenet())
-    return numbers if set(names) <= set(numbers) else ()
+    sure = metadata.get("sure")
+    if not isinstance(sure, Mapping) or sure.get("classes") != "usual":
+        return False
+    return bool(classes) and set(classes) <= set(imagenet().values())

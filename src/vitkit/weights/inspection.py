@@ -1,4 +1,4 @@
-"""What a file of weights is, without building the model or reading its numbers."""
+"""Inspecting a file of weights without building the model or reading its numbers."""
 
 from __future__ import annotations
 
@@ -12,32 +12,44 @@ from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.catalogue import known
-from vitkit.weights.files.open import Header, open_source
-from vitkit.weights.formats import vitkit
-from vitkit.weights.formats.format import Sure
-from vitkit.weights.formats.key_table import PARTIAL, account
+from vitkit.weights.catalogue import CatalogueEntry
+from vitkit.weights.fetch import locate
+from vitkit.weights.files.open import open_source
+from vitkit.weights.files.source import Header, Source
+from vitkit.weights.formats.format import Inferred, Sure
+from vitkit.weights.formats.key_table import PARTIAL_HINT, match_keys
+from vitkit.weights.formats.vitkit import (
+    OWN_FORMAT,
+    Description,
+    check_description,
+    read_description,
+)
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
-from vitkit.weights.load import recognise, refuse_other_model
+from vitkit.weights.recognition import recognise, refuse_other_model
+
+SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
+"""Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
+UNSET: tuple[Any, ...] = (None, "", [], {})
+"""Values of settings that are not shown."""
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a file says of its model.
+    """The description of a file's model.
 
     Attributes:
         path: the file.
-        format: whose it is, `vitkit` for our own.
+        format: its name, `vitkit` for our own.
         spec: the architecture.
-        preprocess: what images become.
-        parameters: numbers that the file holds.
+        preprocess: how images are resized and normalised.
+        parameters: count of numbers in the file.
         dtypes: as the file names them.
         classes: class names; empty where the file has none.
         sure: spec field, or `preprocess` -> `stored` in the file, forced by `shapes`, or only
             `usual` for files of this format.
         warnings: one line each.
-        metadata: what a vitkit file says besides: `recipe`, `metrics`, `data` and others.
+        metadata: other entries of a vitkit file: `recipe`, `metrics`, `data` and others.
         unknown: names of tensors that belong to nothing known, for which `load` refuses the file.
         missing: names of tensors that the model needs and the file lacks, likewise.
         left_out: names of tensors outside of the model, which `load` leaves out.
@@ -58,120 +70,164 @@ class Inspection:
     left_out: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return values | {
-            "path": str(self.path), "sure": dict(self.sure), "metadata": dict(self.metadata),
-            "spec": self.spec.to_json(), "preprocess": self.preprocess.to_json(),
-        }  # fmt: skip
+        """Return plain JSON values."""
+        values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
+        values["path"] = str(self.path)
+        values["sure"] = dict(self.sure)
+        values["metadata"] = dict(self.metadata)
+        values["spec"] = self.spec.to_json()
+        values["preprocess"] = self.preprocess.to_json()
+        return values
 
     def __str__(self) -> str:
-        plain = ViTSpec().to_json()
-        lines = [
-            f"{self.path}: {self.format}, {self.parameters:,} numbers of {', '.join(self.dtypes)}"
-        ]
+        dtypes = ", ".join(self.dtypes)
+        lines = [f"{self.path}: {self.format}, {self.parameters:,} numbers of {dtypes}"]
+        # Fields that no format infers are shown only where they differ from the default.
+        defaults = ViTSpec().to_json()
         for name, value in self.spec.to_json().items():
-            if name in self.sure or value != plain[name]:
-                said = str(value) if not isinstance(value, list) else " x ".join(map(str, value))
-                lines.append(f"  {name:<24} {said:<20} {self.sure.get(name, 'usual')}")
-        pixels = self.preprocess.to_json()
-        text = ", ".join(f"{name} {value}" for name, value in pixels.items())
+            if name in self.sure or value != defaults[name]:
+                text = " x ".join(map(str, value)) if isinstance(value, list) else str(value)
+                lines.append(f"  {name:<24} {text:<20} {self.sure.get(name, 'usual')}")
+        preprocess = self.preprocess.to_json()
+        text = ", ".join(f"{name} {value}" for name, value in preprocess.items())
         lines.append(f"  preprocess: {text} ({self.sure.get('preprocess', 'usual')})")
-        lines += self._classes()
+        lines += self._class_lines()
         for name, value in self.metadata.items():
             lines += _paragraph(name, _pairs(value))
         for name in ("unknown", "missing", "left_out"):
             lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name))
         if self.unknown or self.missing:
-            lines.append(f"  load refuses this file; {PARTIAL}")
-        return "\n".join([*lines, *(f"  warning: {line}" for line in self.warnings)])
+            lines.append(f"  load refuses this file; {PARTIAL_HINT}")
+        lines += [f"  warning: {line}" for line in self.warnings]
+        return "\n".join(lines)
 
-    def _classes(self) -> list[str]:
+    def _class_lines(self) -> list[str]:
         if not self.classes:
             return ["  classes: none"]
         how = self.sure.get("classes", "stored")
         return _paragraph(f"classes ({len(self.classes)}, {how})", self.classes, most=10)
 
 
-UNSET: tuple[Any, ...] = (None, "", [], {})
-"""Values of settings that are not worth a word."""
-
-
 def _pairs(value: Any, name: str = "") -> list[str]:
-    """A JSON value as `name value`; of an object, what is set, its objects by `outer.inner`."""
-    if not isinstance(value, Mapping) or name.count(".") > 1:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        text = f"{value:.6g}" if isinstance(value, float) else text
-        return [f"{name} {text}".strip()]
-    inner = {f"{name}.{key}" if name else key: part for key, part in value.items()}
-    said = {key: part for key, part in inner.items() if not (part is False or part in UNSET)}
-    return [line for key, part in said.items() for line in _pairs(part, key)]
+    """Return a JSON value as `name value`, an object as its set entries, `outer.inner value`."""
+    if isinstance(value, Mapping) and name.count(".") <= 1:
+        pairs: list[str] = []
+        for key, part in value.items():
+            if part is not False and part not in UNSET:
+                pairs += _pairs(part, f"{name}.{key}" if name else key)
+        return pairs
+    if isinstance(value, float):
+        text = f"{value:.6g}"
+    elif isinstance(value, str):
+        text = value
+    else:
+        text = json.dumps(value, ensure_ascii=False)
+    return [f"{name} {text}".strip()]
 
 
 def _paragraph(title: str, parts: Sequence[str], most: int = 200) -> list[str]:
-    """Lines of at most 100 characters, or none where there are no parts."""
+    """Return lines of at most 100 characters, or none where there are no parts."""
     if not parts:
         return []
     shown = [_printable(part[:120]) for part in parts[:most]]
-    more = [f"... and {len(parts) - most} more"] if len(parts) > most else []
+    if len(parts) > most:
+        shown.append(f"... and {len(parts) - most} more")
     return textwrap.wrap(
-        f"{_printable(title[:120])}: {', '.join([*shown, *more])}", 100, break_on_hyphens=False,
-        initial_indent="  ", subsequent_indent="    ",
-    )  # fmt: skip
+        f"{_printable(title[:120])}: {', '.join(shown)}",
+        100,
+        break_on_hyphens=False,
+        initial_indent="  ",
+        subsequent_indent="    ",
+    )
 
 
 def _printable(text: str) -> str:
-    """The text without what would move a terminal's cursor."""
+    """Escape characters that would move a terminal's cursor."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def inspect(
     path: str | Path, *, model: str | None = None, trust_pickle: bool = False, **overrides: Any
 ) -> Inspection:
-    """Say what a file of weights is; arguments and errors as for `load`."""
-    entry, hints = known(path), Hints.of(model, overrides)
-    with open_source(entry.address if entry else path, trust_pickle=trust_pickle) as source:
-        header = source.header
-        if (said := vitkit.description(header)) is not None:
-            if overrides:
-                raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
-            vitkit.check(header, said)
-            refuse_other_model(path, hints, said.spec)
-            sure: dict[str, Sure] = dict.fromkeys((*said.spec.to_json(), "preprocess"), "stored")
-            if names_are_assumed(said.classes, said.document):
-                sure["classes"] = "usual"
-            made = _inspection(
-                header, vitkit.OWN, said.spec, said.preprocess, said.classes, sure, ()
-            )
-            rest = {name: value for name, value in said.document.items() if name not in BESIDE}
-            return replace(made, metadata=rest)
-        form, source, found = recognise(source, overrides, hints, entry)
-        refuse_other_model(path, hints, found.spec)
-        try:
-            names = account(form.table(found.spec), found.spec, source.header)
-        except CheckpointError as error:
-            raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
-        notes = (*source.header.notes, *names.aside, *found.warnings)
-        made = _inspection(source.header, form.name, found.spec, found.preprocess, found.classes,
-                           found.sure, notes)  # fmt: skip
-        return replace(made, unknown=names.unknown, missing=names.missing, left_out=found.left_out)
+    """Describe the model in a file of weights.
+
+    Args:
+        path: as for `load`.
+        model: as for `load`.
+        trust_pickle: as for `load`.
+        **overrides: as for `load`.
+
+    Raises:
+        CheckpointError, SettingError, SpecError: as for `load`.
+    """
+    hints = Hints.for_model(model, overrides)
+    local_path, entry = locate(path, trust_pickle=trust_pickle)
+    with open_source(local_path, trust_pickle=trust_pickle) as source:
+        description = read_description(source.header)
+        if description is None:
+            inspection = _inspect_foreign(path, source, overrides, hints, entry)
+        elif overrides:
+            raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
+        else:
+            inspection = _inspect_own(source.header, description)
+            refuse_other_model(path, hints, inspection.spec)
+    return inspection
 
 
-BESIDE = ("spec", "preprocess", "classes", "sha256", "format_version")
-"""Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
+def _inspect_own(header: Header, description: Description) -> Inspection:
+    """Describe the model in an open file of ours."""
+    check_description(header, description)
+    fields_of_spec = description.spec.to_json()
+    sure: dict[str, Sure] = dict.fromkeys((*fields_of_spec, "preprocess"), "stored")
+    if names_are_assumed(description.classes, description.document):
+        sure["classes"] = "usual"
+    metadata = dict(description.document)
+    for name in SHOWN_APART:
+        metadata.pop(name, None)
+    inferred = Inferred(description.spec, description.preprocess, description.classes, sure)
+    return replace(_inspection(header, OWN_FORMAT, inferred), metadata=metadata)
 
 
-def _inspection(
-    header: Header,
-    name: str,
-    spec: ViTSpec,
-    preprocess: Preprocess,
-    classes: tuple[str, ...],
-    sure: Mapping[str, Sure],
-    warnings: tuple[str, ...],
+def _inspect_foreign(
+    path: str | Path,
+    source: Source,
+    overrides: Mapping[str, Any],
+    hints: Hints,
+    entry: CatalogueEntry | None,
 ) -> Inspection:
-    if assumed := assumed_names(spec, classes):
-        classes, sure, warnings = assumed, {**sure, "classes": "usual"}, (*warnings, ASSUMED)
-    count = sum(math.prod(shape) for shape in header.shapes.values())
-    dtypes = tuple(sorted(set(header.dtypes.values())))
-    return Inspection(header.path, name, spec, preprocess, count, dtypes, classes, sure, warnings)
+    """Describe the model in an open file of a foreign format."""
+    form, source, inferred = recognise(source, overrides, hints, entry)
+    header = source.header
+    refuse_other_model(path, hints, inferred.spec)
+    try:
+        match = match_keys(form.table(inferred.spec), inferred.spec, header)
+    except CheckpointError as error:
+        raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
+    notes = (*header.notes, *match.ignored, *inferred.warnings)
+    inspection = _inspection(header, form.name, replace(inferred, warnings=notes))
+    return replace(
+        inspection, unknown=match.unknown, missing=match.missing, left_out=inferred.left_out
+    )
+
+
+def _inspection(header: Header, name: str, inferred: Inferred) -> Inspection:
+    """Return the inspection of a file with names of classes, assumed ones where it has none."""
+    classes = inferred.classes
+    sure = inferred.sure
+    warnings = inferred.warnings
+    assumed = assumed_names(inferred.spec, classes)
+    if assumed:
+        classes = assumed
+        sure = {**sure, "classes": "usual"}
+        warnings = (*warnings, ASSUMED)
+    return Inspection(
+        path=header.path,
+        format=name,
+        spec=inferred.spec,
+        preprocess=inferred.preprocess,
+        parameters=sum(map(math.prod, header.shapes.values())),
+        dtypes=tuple(sorted(set(header.dtypes.values()))),
+        classes=classes,
+        sure=sure,
+        warnings=warnings,
+    )

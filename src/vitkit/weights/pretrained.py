@@ -1,7 +1,7 @@
-"""A model by its name with weights from elsewhere: published ones, or somebody's own.
+"""A model by its name with weights from elsewhere: published ones, or the user's own.
 
-What the caller names is what comes out: sizes, channels and classes are adapted, and each step is
-logged (logger `vitkit`). What nobody names is as the weights were trained.
+Fields that the caller names are what the model has: sizes, channels and classes are adapted, and
+each step is logged (logger `vitkit`). All others are as the weights were trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.models.presets import preset
+from vitkit.models.presets import build, preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.adapt import adapt
@@ -23,37 +23,103 @@ from vitkit.weights.converting.resize import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 
-ADAPTED = {"image_size": "image_size", "patch_size": "patch_size", "in_channels": "in_channels",
-           "num_classes": "num_classes", "position_resampling": "resampling"}  # fmt: skip
-"""Field of a spec -> the change of `adapt` that brings weights to it."""
+ADAPTATIONS = {
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "in_channels": "in_channels",
+    "num_classes": "num_classes",
+    "position_resampling": "resampling",
+}
+"""Field of a spec -> the change of `adapt` that adapts weights to it."""
 ONLY_TRAINING = (
-    "position_dropout", "patch_dropout", "attention_dropout", "projection_dropout", "mlp_dropout",
-    "head_dropout", "drop_path", "drop_path_schedule", "initialisation", "head_bias",
-)  # fmt: skip
-"""Fields that say how a model is trained, and nothing of what trained weights compute."""
+    "position_dropout",
+    "patch_dropout",
+    "attention_dropout",
+    "projection_dropout",
+    "mlp_dropout",
+    "head_dropout",
+    "drop_path",
+    "drop_path_schedule",
+    "initialisation",
+    "head_bias",
+)
+"""Fields that change training alone, and no output of trained weights."""
 AS_TRAINED = (
-    "num_classes", "activation", "norm_eps", "resnet_variant", "distilled_readout",
-    "position_resampling", "positions_cover_prefix",
-)  # fmt: skip
+    "num_classes",
+    "activation",
+    "norm_eps",
+    "resnet_variant",
+    "distilled_readout",
+    "position_resampling",
+    "positions_cover_prefix",
+)
 """Fields in which the weights are right and a preset is only a default, unless they are named."""
 AS_PUBLISHED = ("image_size", "representation_width", "pooling")
 """Fields in which a checkpoint of the catalogue may differ from its preset."""
 
 
-def pretrained(
+def create_model(
     name: str,
-    place: str | Path | bool,
-    asked: Mapping[str, Any],
+    *,
+    pretrained: bool | str | Path | None = False,
+    trust_pickle: bool = False,
+    strict: bool = True,
+    **overrides: Any,
+) -> ViT:
+    """Create a ViT by name.
+
+    Args:
+        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, as in
+            `"vit_base_patch16_224.augreg_in1k"`, with that checkpoint's classes and image size.
+        pretrained: False or None for fresh weights (torch's global generator decides them), True
+            for the catalogue's (`vitkit models --pretrained` lists them), or an argument of `load`:
+            a file or folder of any known format, `hf://owner/name`.
+        trust_pickle: read weights that are published as a pickle, as `load` does.
+        strict: refuse weights with unknown or missing tensors, as `load` does.
+        **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`. With
+            weights, sizes, channels and classes are adapted as `vitkit.adapt` does it and each step
+            is logged; other fields stay as the weights were trained. Fields that a file does not
+            state (heads, activation, block, ... of bare weights) follow from the name and these
+            keywords; an `image_size` with as many patches as the file has positions is the size
+            it is for.
+
+    Returns:
+        The model, with `.spec`; in training mode when fresh, in eval mode when pretrained.
+
+    Raises:
+        SettingError: no model of that name, or no published weights of it.
+        SpecError: an unknown field, or a spec that cannot exist.
+        CheckpointError: weights that cannot be read, or of another model.
+
+    >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
+    192
+    """
+    fresh = pretrained is None or pretrained is False
+    if fresh and "." in name:
+        published = find(name)
+        sizes = {"num_classes": published.classes, "image_size": published.image_size}
+        return build(published.preset, **sizes | overrides)
+    if fresh:
+        return build(name, **overrides)
+    return load_pretrained(
+        name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict
+    )
+
+
+def load_pretrained(
+    name: str,
+    weights: str | Path | bool,
+    requested: Mapping[str, Any],
     *,
     trust_pickle: bool = False,
     strict: bool = True,
 ) -> ViT:
-    """A model with weights, in eval mode.
+    """Return a model with weights, in eval mode.
 
     Args:
         name: a preset's, or with a tag as in the catalogue: `vit_base_patch16_224.augreg_in1k`.
-        place: True for the catalogue's weights, or whatever `load` takes.
-        asked: spec fields that the caller names.
+        weights: True for the catalogue's weights, or any path that `load` takes.
+        requested: spec fields that the caller names.
         trust_pickle: as for `load`.
         strict: as for `load`.
 
@@ -62,42 +128,48 @@ def pretrained(
         SpecError: an unknown field, or sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    entry = find(name) if place is True else None
-    place = entry.name if entry else str(place)
-    wanted = preset(entry.preset if entry else name.partition(".")[0], **asked)
-    stored = load_with(place, Hints(asked, wanted), trust_pickle=trust_pickle, strict=strict)
-    for line in replace(stored, classes=()).warnings:
-        logging.getLogger("vitkit").warning("%s: %s", place, line)
-    if entry:
-        wanted = as_published(wanted, stored.model.spec, asked)
-    stored = brought(stored, wanted, asked, place)
-    for line in stored.metadata.get("adapted", ()):
-        logging.getLogger("vitkit").info("%s: %s", place, line)
-    return stored.model.eval()
+    logger = logging.getLogger("vitkit")
+    if weights is True:
+        entry = find(name)
+        path, preset_name = entry.name, entry.preset
+    else:
+        path, preset_name = str(weights), name.partition(".")[0]
+    spec = preset(preset_name, **requested)
+    hints = Hints(requested, spec)
+    checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
+    # Without class names: a warning on assumed ones does not concern the model alone.
+    for line in replace(checkpoint, classes=()).warnings:
+        logger.warning("%s: %s", path, line)
+    if weights is True:
+        spec = as_published(spec, checkpoint.model.spec, requested)
+    checkpoint = adapt_to_spec(checkpoint, spec, requested, path)
+    for line in checkpoint.metadata.get("adapted", ()):
+        logger.info("%s: %s", path, line)
+    return checkpoint.model.eval()
 
 
-def as_published(wanted: ViTSpec, found: ViTSpec, asked: Mapping[str, Any]) -> ViTSpec:
-    """The spec of a preset, where a checkpoint of the catalogue may differ from it as it does.
+def as_published(spec: ViTSpec, stored: ViTSpec, requested: Mapping[str, Any]) -> ViTSpec:
+    """Return a preset's spec with the fields in which a published checkpoint may differ.
 
     Args:
-        wanted: the preset with what is `asked`.
-        found: the checkpoint's.
-        asked: spec fields that the caller names.
+        spec: the preset with the `requested` fields.
+        stored: the checkpoint's.
+        requested: spec fields that the caller names; these stay.
     """
-    free = [field for field in AS_PUBLISHED if field not in asked]
-    return wanted.replace(**{field: getattr(found, field) for field in free})
+    free = [field for field in AS_PUBLISHED if field not in requested]
+    return spec.replace(**{field: getattr(stored, field) for field in free})
 
 
-def brought(
-    stored: Checkpoint, wanted: ViTSpec, asked: Mapping[str, Any], place: str
+def adapt_to_spec(
+    checkpoint: Checkpoint, wanted: ViTSpec, requested: Mapping[str, Any], path: str
 ) -> Checkpoint:
-    """A checkpoint brought to the spec that is wanted, as far as weights can be.
+    """Adapt a checkpoint to a spec, as far as weights can be adapted.
 
     Args:
-        stored: as it was loaded.
-        wanted: with what is `asked` in it.
-        asked: spec fields that the caller names; in others the weights may be right.
-        place: what to call the checkpoint in a message.
+        checkpoint: as it was loaded.
+        wanted: the spec, with the `requested` fields.
+        requested: spec fields that the caller names; in others the weights may be right.
+        path: name of the checkpoint in messages.
 
     Returns:
         A new one; `.metadata["adapted"]` has a line for every step.
@@ -106,24 +178,31 @@ def brought(
         SpecError: sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    found = stored.model.spec
-    changes = {
-        change: getattr(wanted, field)
-        for field, change in ADAPTED.items()
-        if field in asked and getattr(wanted, field) != getattr(found, field)
-    }
+    stored = checkpoint.model.spec
+    changes: dict[str, Any] = {}
+    for field, change in ADAPTATIONS.items():
+        if field in requested and getattr(wanted, field) != getattr(stored, field):
+            changes[change] = getattr(wanted, field)
     if changes:
-        stored = adapt(stored, **changes)
-    spec = stored.model.spec
+        checkpoint = adapt(checkpoint, **changes)
+    spec = checkpoint.model.spec
     spec = spec.replace(**{field: getattr(wanted, field) for field in ONLY_TRAINING})
+    # The number is only where training starts; trained weights have their own.
     if bool(spec.layer_scale) == bool(wanted.layer_scale):
-        spec = spec.replace(layer_scale=wanted.layer_scale)  # only where it starts
+        spec = spec.replace(layer_scale=wanted.layer_scale)
+    differences = _differences(wanted, spec, requested)
+    if differences:
+        raise CheckpointError(f"{path}: of another model: {'; '.join(differences)}")
+    model = rebuilt(checkpoint.model, spec, checkpoint.model.state_dict())
+    return replace(checkpoint, model=model)
+
+
+def _differences(wanted: ViTSpec, spec: ViTSpec, requested: Mapping[str, Any]) -> list[str]:
+    """Return a line for each field in which weights cannot be those of the wanted spec."""
     ours, theirs = wanted.to_json(), spec.to_json()
-    differing = [
-        f"{field}: {ours[field]!r} asked, {theirs[field]!r} in the file"
-        for field in ours
-        if ours[field] != theirs[field] and (field in asked or field not in AS_TRAINED)
-    ]
-    if differing:
-        raise CheckpointError(f"{place}: of another model: {'; '.join(differing)}")
-    return replace(stored, model=rebuilt(stored.model, spec, stored.model.state_dict()))
+    lines: list[str] = []
+    for field, value in ours.items():
+        decides = field in requested or field not in AS_TRAINED
+        if decides and value != theirs[field]:
+            lines.append(f"{field}: {value!r} asked, {theirs[field]!r} in the file")
+    return lines

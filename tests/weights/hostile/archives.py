@@ -13,7 +13,7 @@ from weights.hostile.watch import Case
 from weights.round_trips import noisy
 
 import vitkit
-from vitkit.weights.formats.google.format import FORMAT
+from vitkit.weights.formats.google.format import GOOGLE
 from vitkit.weights.formats.key_table import write_tensors
 
 FILE = "weights.npz"
@@ -26,7 +26,7 @@ STACK = "Transformer/encoderblock/"
 def published() -> dict[str, np.ndarray]:
     """The arrays of a small model by vit_jax's names."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    tensors = write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+    tensors = write_tensors(GOOGLE.table(model.spec), model.spec, model.state_dict())
     return {name: tensor.numpy() for name, tensor in tensors.items()}
 
 

@@ -14,9 +14,9 @@ from weights.round_trips import noisy, written
 
 import vitkit
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.huggingface.format import FORMAT as HUGGINGFACE
-from vitkit.weights.formats.lucidrains import FORMAT as LUCIDRAINS
-from vitkit.weights.formats.timm.format import FORMAT as TIMM
+from vitkit.weights.formats.huggingface.format import HUGGINGFACE
+from vitkit.weights.formats.lucidrains.format import LUCIDRAINS
+from vitkit.weights.formats.timm.format import TIMM
 
 WEIGHTS, CONFIG, PIXELS = "model.safetensors", "config.json", "preprocessor_config.json"
 INDEX = "model.safetensors.index.json"

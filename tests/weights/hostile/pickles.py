@@ -272,7 +272,7 @@ def tensors() -> dict[str, bytes]:
 
 
 class Special(torch.Tensor):
-    """A tensor of somebody's own."""
+    """A user's own tensor class."""
 
 
 def opcodes() -> dict[str, bytes]:

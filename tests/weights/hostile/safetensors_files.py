@@ -14,7 +14,7 @@ from weights.round_trips import noisy
 
 import vitkit
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.torchvision import FORMAT
+from vitkit.weights.formats.torchvision import TORCHVISION
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip
@@ -33,7 +33,7 @@ def entry(shape: object, start: object, end: object, dtype: str = "F32") -> dict
 def published() -> dict[str, Tensor]:
     """The tensors of a small model by torchvision's names."""
     model = noisy(vitkit.ViTSpec(**SMALL))
-    return write_tensors(FORMAT.table(model.spec), model.spec, model.state_dict())
+    return write_tensors(TORCHVISION.table(model.spec), model.spec, model.state_dict())
 
 
 def whole() -> bytes:

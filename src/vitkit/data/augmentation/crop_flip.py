@@ -1,8 +1,8 @@
 """Random changes to training images, each a pure function of (seed, epoch, index, view).
 
-Crops, flips and shifts are done here, where the batch is made: an image is cropped and resized by
-itself, flipped and shifted with the whole batch, by its own draw. The rest is done by
-`feeding.Feed`. The same arguments give the same pixels in any process, in any order.
+Crops, flips and shifts are applied here, where the batch is made: an image is cropped and resized
+by itself, flipped and shifted with the whole batch, by its own random numbers. The rest is done by
+`loading.batch_transform`. The same arguments give the same pixels in any process, in any order.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import numpy as np
 from jaxtyping import Bool, Int64, UInt8
 from pydantic import Field
 
-from vitkit.data.images.preprocess import fit, resized
+from vitkit.data.images.preprocess import fit, squash
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
 from vitkit.randomness import uniform
 from vitkit.spec import Preprocess
 
-Pixels = UInt8[np.ndarray, "B H W C"]
+PixelBatch = UInt8[np.ndarray, "B H W C"]
 
-# What a draw is for: each purpose has random numbers of its own.
+# Keys of random numbers: each purpose has numbers of its own.
 CROP, FLIP, SHIFT, POLICY, JITTER, ERASE = 1, 2, 3, 4, 5, 6
 CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
@@ -29,7 +29,7 @@ CROP_ATTEMPTS = 10
 
 @frozen(raises=SettingError)
 class Augmentation:
-    """What is done to training images. The defaults change nothing.
+    """Settings of the random changes to training images. The defaults change nothing.
 
     Attributes:
         flip: chance of a horizontal flip, [0, 1].
@@ -51,14 +51,22 @@ class Augmentation:
 def crop_box(
     size: tuple[int, int], scale: float, seed: int, augmentation_key: int, index: int
 ) -> tuple[int, int, int, int]:
-    """(left, top, right, bottom) of an Inception crop of an image of `size` (H, W), in pixels.
+    """Draw an Inception crop of an image: (left, top, right, bottom) in pixels.
 
     Area uniform in [scale, 1] of the image's, log of the aspect ratio uniform between 3/4 and
     4/3, ten attempts ("Going Deeper with Convolutions", arXiv 1409.4842, Sec. 6). Where none fits,
     as mostly in long images, the largest box in the middle whose ratio is allowed, as torchvision
     and timm take it.
+
+    Args:
+        size: (H, W) of the image.
+        scale: smallest part of the area, (0, 1].
+        seed: of the run.
+        augmentation_key: epoch and view, `randomness.augmentation_key`.
+        index: the image's index in the split.
     """
     height, width = size
+    # Four numbers for each of ten attempts, drawn at once.
     area, ratio, x, y = uniform(
         seed,
         augmentation_key,
@@ -68,26 +76,32 @@ def crop_box(
         np.arange(CROP_ATTEMPTS)[None, :],
     )
     areas = (scale + (1 - scale) * area) * height * width
-    low, high = (math.log(r) for r in CROP_RATIOS)
+    low = math.log(CROP_RATIOS[0])
+    high = math.log(CROP_RATIOS[1])
     ratios = np.exp(low + (high - low) * ratio)
     widths = np.rint(np.sqrt(areas * ratios)).astype(int)
     heights = np.rint(np.sqrt(areas / ratios)).astype(int)
+    # The first attempt that fits is taken, as in a loop that stops there.
     fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
     if not fits.any():
         return _middle(size)
     first = int(fits.argmax())
-    w, h = int(widths[first]), int(heights[first])
-    left, top = int(x[first] * (width - w + 1)), int(y[first] * (height - h + 1))
-    return left, top, left + w, top + h
+    crop_width = int(widths[first])
+    crop_height = int(heights[first])
+    left = int(x[first] * (width - crop_width + 1))
+    top = int(y[first] * (height - crop_height + 1))
+    return left, top, left + crop_width, top + crop_height
 
 
 def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The largest box in the middle of an image of `size` (H, W) whose aspect ratio is allowed."""
+    """Return the largest box in the middle of an image (H, W) whose aspect ratio is allowed."""
     height, width = size
     low, high = CROP_RATIOS
-    w, h = min(width, max(1, round(height * high))), min(height, max(1, round(width / low)))
-    left, top = (width - w) // 2, (height - h) // 2
-    return left, top, left + w, top + h
+    box_width = min(width, max(1, round(height * high)))
+    box_height = min(height, max(1, round(width / low)))
+    left = (width - box_width) // 2
+    top = (height - box_height) // 2
+    return left, top, left + box_width, top + box_height
 
 
 def training_pixels(
@@ -98,66 +112,87 @@ def training_pixels(
     augmentation_key: int,
     index: int,
 ) -> UInt8[np.ndarray, "h w C"]:
-    """One image brought to size: by a random crop, or as in evaluation where crops are off.
+    """Resize one image: by a random crop, or as in evaluation where crops are off.
 
-    `augmentation_key` is its epoch and view, `randomness.occasion`.
+    Args:
+        image: (H, W, 3) or (H, W, 1) uint8.
+        preprocess: size (h, w) and channels C.
+        augmentation: its `crop_scale` is used.
+        seed: of the run.
+        augmentation_key: epoch and view, `randomness.augmentation_key`.
+        index: the image's index in the split.
     """
+    # Not a crop of the whole image: evaluation keeps the aspect ratio, an Inception crop does not.
     if augmentation.crop_scale == 1.0:
         return fit(image, preprocess)
     box = crop_box(
         (image.shape[0], image.shape[1]), augmentation.crop_scale, seed, augmentation_key, index
     )
-    return resized(image, preprocess, box)
+    return squash(image, preprocess, box)
 
 
 def augment_batch(
-    pixels: Pixels,
+    pixels: PixelBatch,
     augmentation: Augmentation,
     seed: int,
-    occasions: int | Int64[np.ndarray, "B"],
+    augmentation_keys: int | Int64[np.ndarray, "B"],
     indices: Int64[np.ndarray, "B"],
-) -> Pixels:
-    """Flip and shift a batch, each image by its own draw; the shape stays."""
-    pixels = np.ascontiguousarray(pixels)
+) -> PixelBatch:
+    """Flip and shift a batch, each image by its own random numbers; the shape stays.
+
+    Args:
+        pixels: (B, H, W, C) uint8.
+        augmentation: its `flip` and `shift` are used.
+        seed: of the run.
+        augmentation_keys: epoch and view of each image (B,), or of all.
+        indices: the images' indices in the split (B,).
+    """
+    pixels = np.ascontiguousarray(pixels)  # `_flip` views pixels as items of all channels
     if augmentation.flip > 0:
-        pixels = _flip(pixels, uniform(seed, occasions, indices, FLIP) < augmentation.flip)
+        pixels = _flip(pixels, uniform(seed, augmentation_keys, indices, FLIP) < augmentation.flip)
     if augmentation.shift > 0:
-        draws = uniform(seed, occasions, indices[None, :], SHIFT, np.arange(2)[:, None])
+        draws = uniform(seed, augmentation_keys, indices[None, :], SHIFT, np.arange(2)[:, None])
         most = augmentation.shift
+        # Every whole number from -most to most is equally likely.
         down, across = (draws * (2 * most + 1)).astype(np.int64) - most
         pixels = _shift(pixels, down, across)
     return pixels
 
 
-def _flip(pixels: Pixels, which: Bool[np.ndarray, "B"]) -> Pixels:
+def _flip(pixels: PixelBatch, flipped: Bool[np.ndarray, "B"]) -> PixelBatch:
     """Mirror some images of a batch, left to right; the others are copied."""
-    made = pixels.copy()
+    result = pixels.copy()
     # An item of all channels: numpy moves the few bytes of a pixel at once, not one by one.
     pixel = f"V{pixels.shape[3]}"
-    made.view(pixel)[which] = pixels[which].view(pixel)[:, :, ::-1]
-    return made
+    result.view(pixel)[flipped] = pixels[flipped].view(pixel)[:, :, ::-1]
+    return result
 
 
-def _shift(pixels: Pixels, down: Int64[np.ndarray, "B"], across: Int64[np.ndarray, "B"]) -> Pixels:
-    """Each image read from so many pixels further down and across; its edges are repeated."""
+def _shift(
+    pixels: PixelBatch, down: Int64[np.ndarray, "B"], across: Int64[np.ndarray, "B"]
+) -> PixelBatch:
+    """Read each image from so many pixels further down and across; its edges are repeated."""
     batch, height, width, channels = pixels.shape
+    # Vertically, the batch is one tall image: every row is copied from its clipped source row.
     rows = np.clip(down[:, None] + np.arange(height), 0, height - 1)
     rows += np.arange(batch)[:, None] * height
     moved = pixels.reshape(batch * height, width * channels).take(rows.ravel(), axis=0)
     moved = moved.reshape(pixels.shape)
-    made = np.empty_like(pixels)
+    shifted = np.empty_like(pixels)
+    # Images of one offset at once: whole rows are copied then, not single pixels.
     for offset in np.unique(across).tolist():
-        some = np.flatnonzero(across == offset)
-        made[some] = _shifted_across(moved[some], min(max(offset, 1 - width), width - 1))
-    return made
+        same = np.flatnonzero(across == offset)
+        shifted[same] = _shift_across(moved[same], min(max(offset, 1 - width), width - 1))
+    return shifted
 
 
-def _shifted_across(pixels: Pixels, offset: int) -> Pixels:
-    """Images all read from the same number of pixels further right, less than their width."""
+def _shift_across(pixels: PixelBatch, offset: int) -> PixelBatch:
+    """Read all images from the same number of pixels further right, less than their width."""
     width = pixels.shape[2]
-    start, end = max(0, -offset), width - max(0, offset)
-    made = np.empty_like(pixels)
-    made[:, :, start:end] = pixels[:, :, start + offset : end + offset]
-    made[:, :, :start] = pixels[:, :, :1]
-    made[:, :, end:] = pixels[:, :, -1:]
-    return made
+    start = max(0, -offset)
+    end = width - max(0, offset)
+    shifted = np.empty_like(pixels)
+    shifted[:, :, start:end] = pixels[:, :, start + offset : end + offset]
+    shifted[:, :, :start] = pixels[:, :, :1]
+    shifted[:, :, end:] = pixels[:, :, -1:]
+    return shifted

@@ -1,6 +1,6 @@
 """Mixup and CutMix: two images of a batch in one, their labels in the same proportion.
 
-As in DeiT, one draw a batch: an image is mixed with the one at the same place from the other end.
+As in DeiT, one draw a batch: an image is mixed with the one at the same index from the other end.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from vitkit.randomness import hash64
 from vitkit.shapes import Images
 
 MIXING = 0x317
-"""What the numbers of a step are for, among the things drawn from the seed."""
+"""Key of the random numbers of mixing, among those drawn from the seed."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """How the images of a batch are mixed.
+    """One draw of mixup or CutMix for a batch.
 
     Attributes:
-        weight: what is an image's own of itself, [0, 1]; the rest is its partner's.
-        box: (top, bottom, left, right) in pixels, what CutMix pastes; `None` for mixup.
+        weight: share of an image in its mixture, [0, 1]; the rest is its partner's.
+        box: (top, bottom, left, right) in pixels, the part that CutMix pastes; `None` for mixup.
     """
 
     weight: float
     box: tuple[int, int, int, int] | None = None
 
     def images(self, images: Images) -> Images:
-        """The images mixed, in place."""
+        """Mix the images (B, C, H, W), in place."""
         if self.box is None:
+            # The partner of image i is image B - 1 - i; `flip` copies, so nothing is overwritten.
             partners = images.flip(0).mul_(1 - self.weight)
             return images.mul_(self.weight).add_(partners)
         top, bottom, left, right = self.box
@@ -47,13 +48,13 @@ class Mixture:
         return images
 
     def targets(self, targets: Float[Tensor, "B K"]) -> Float[Tensor, "B K"]:
-        """Probabilities, or what a teacher says of the images, mixed alike."""
+        """Mix probabilities (B, K), of labels or from a teacher, alike."""
         return self.weight * targets + (1 - self.weight) * targets.flip(0)
 
 
 @frozen(raises=SettingError)
 class Mixing:
-    """When and how strongly images are mixed.
+    """Settings of mixup and CutMix.
 
     Attributes:
         num_classes: K.
@@ -75,32 +76,49 @@ class Mixing:
     seed: int = 0
 
     def draw(self, step: int, part: int, size: tuple[int, int]) -> Mixture | None:
-        """How to mix a part of a step's images of `size` (H, W); `None` for not at all."""
+        """Draw the mixture of a part of a step; `None` for no mixing.
+
+        Args:
+            step: of the run.
+            part: of the step, counted over all processes and micro-batches.
+            size: (H, W) of the images, in pixels.
+        """
         key = int(hash64(self.seed, step, MIXING, part))
         # numpy promises that this generator's numbers stay what they are (NEP 19).
         generator = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
+        # All four are drawn in any case, so that the weight does not depend on which are used.
         mixed, switch, y, x = generator.random_sample(4)
         if mixed >= self.prob or (self.until is not None and step >= self.until):
             return None
-        cut = self.cutmix > 0 and (self.mixup == 0 or switch < self.switch_prob)
-        alpha = self.cutmix if cut else self.mixup
-        weight = float(generator.beta(alpha, alpha))
-        return _cut(weight, size, y, x) if cut else Mixture(weight)
+        if self.cutmix > 0 and (self.mixup == 0 or switch < self.switch_prob):
+            weight = float(generator.beta(self.cutmix, self.cutmix))
+            return _cut(weight, size, y, x)
+        return Mixture(float(generator.beta(self.mixup, self.mixup)))
 
     def probabilities(self, labels: Int64[Tensor, " B"]) -> Float[Tensor, "B K"]:
-        """Class numbers as probabilities, all on one class."""
+        """Return class numbers (B,) as probabilities (B, K), 1 for one class."""
         return F.one_hot(labels, self.num_classes).to(torch.float32)
 
 
 def _cut(weight: float, size: tuple[int, int], y: float, x: float) -> Mixture:
-    """A box of the image's shape with its middle anywhere; what the edge cuts off is not pasted.
+    """Place a box of the image's shape with its centre anywhere, cut off at the image's edge.
 
-    The weight is that of the pixels left (arXiv 1905.04899, Eq. 2, as DeiT corrects it).
+    The weight becomes the share of the pixels left (arXiv 1905.04899, Eq. 2, as DeiT corrects it).
+
+    Args:
+        weight: drawn share of the pixels that are not pasted over, [0, 1].
+        size: (H, W) of the images, in pixels.
+        y: of the box's centre, as a part of the height.
+        x: of the box's centre, as a part of the width.
     """
     height, width = size
-    tall, wide = (int(side * math.sqrt(1 - weight)) for side in size)
-    middle_y, middle_x = int(y * height), int(x * width)
-    top, bottom = max(0, middle_y - tall // 2), min(height, middle_y + (tall + 1) // 2)
-    left, right = max(0, middle_x - wide // 2), min(width, middle_x + (wide + 1) // 2)
+    box_height = int(height * math.sqrt(1 - weight))
+    box_width = int(width * math.sqrt(1 - weight))
+    middle_y = int(y * height)
+    middle_x = int(x * width)
+    top = max(0, middle_y - box_height // 2)
+    bottom = min(height, middle_y + (box_height + 1) // 2)
+    left = max(0, middle_x - box_width // 2)
+    right = min(width, middle_x + (box_width + 1) // 2)
     pasted = (bottom - top) * (right - left)
     return Mixture(1 - pasted / (height * width), (top, bottom, left, right))

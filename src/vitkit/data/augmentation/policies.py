@@ -1,4 +1,4 @@
-"""Which operations a training image goes through, and how strongly: tables, and draws from them.
+"""Augmentation policies: tables of operations and their strengths, and random draws from them.
 
 A draw is a function of (seed, epoch, index, view), so that no image depends on its batch.
 """
@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float64, Int64, Shaped
 
 from vitkit.data.augmentation.operations import IDENTITY
-from vitkit.errors import SettingError, did_you_mean
+from vitkit.errors import SettingError
+from vitkit.messages import did_you_mean
 from vitkit.randomness import uniform
 
 Draws = Float64[np.ndarray, "L B"]
@@ -24,14 +25,14 @@ Draws = Float64[np.ndarray, "L B"]
 
 @dataclass(frozen=True)
 class Choice:
-    """An operation, and what its value is at a level t: start + t (end - start).
+    """An operation and its value at a level t: start + t (end - start).
 
     Attributes:
         operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
         start: the value at level 0.
         end: the value at level 1.
-        mirrored: for half of the images the value is on the other side of `start`.
-        rounded: to whole numbers, as the published policy does it.
+        mirrored: True to take the value on the other side of `start` for half of the images.
+        rounded: function to whole numbers, where the published policy has one.
     """
 
     operation: str
@@ -48,14 +49,14 @@ GEOMETRY = (
     Choice("translate_x", 0.0, 0.45, mirrored=True),
     Choice("translate_y", 0.0, 0.45, mirrored=True),
 )
-"""Of RandAugment in either form."""
+"""Geometric operations of RandAugment in either form."""
 ALWAYS = (
     Choice("auto_contrast"),
     Choice("equalize"),
     Choice("invert"),
     Choice("solarize_add", 0.0, 110 / 255),
 )
-"""The same."""
+"""Other operations that both forms have in common."""
 RANDAUGMENT = (
     *ALWAYS,
     *GEOMETRY,
@@ -107,14 +108,14 @@ THREE_AUGMENT = (
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """What to draw for every image.
+    """A distribution of operations and values.
 
     Attributes:
         choices: the operations, each as likely as any other.
-        levels: uniform draws in [0, 1) -> levels.
-        layers: how many operations one after another.
-        chance: of each of them; else nothing is done.
-        each_once: the layers are all the choices in random order.
+        levels: function from uniform draws in [0, 1) to levels.
+        layers: number of operations one after another.
+        chance: that an operation is applied, [0, 1]; else that layer leaves the image as it is.
+        each_once: True if the layers are all the choices in random order.
     """
 
     choices: tuple[Choice, ...]
@@ -130,48 +131,54 @@ class Policy:
         indices: Int64[np.ndarray, " B"],
         purpose: int,
     ) -> tuple[Shaped[np.ndarray, "L B"], Draws]:
-        """Operations and values of every layer (L) for every image (B).
+        """Draw the operations and values of every layer for every image.
 
         Args:
             seed: of the run.
-            augmentation_key: epoch and view, `randomness.occasion`.
-            indices: the images' places in the split.
-            purpose: each purpose has random numbers of its own.
+            augmentation_key: epoch and view, `randomness.augmentation_key`.
+            indices: the images' indices in the split.
+            purpose: key of the random numbers.
+
+        Returns:
+            Names of operations (L, B) and their values (L, B).
         """
         layers = np.arange(self.layers)[:, None]
-        choice, applied, level, side = (
-            uniform(seed, augmentation_key, indices, purpose, layers, what) for what in range(4)
-        )
+        # Layers are rows and images are columns of all that follows.
+        keys = (seed, augmentation_key, indices, purpose, layers)
+        choice, applied, level, side = (uniform(*keys, number) for number in range(4))
         table = self.choices
+        # Sorting random numbers gives a random permutation, one for each image.
         if self.each_once:
             chosen = choice.argsort(axis=0, kind="stable")
         else:
             chosen = (choice * len(table)).astype(np.int64)
-        start, end = (np.array([getattr(c, x) for c in table])[chosen] for x in ("start", "end"))
-        mirrored = np.array([c.mirrored for c in table])[chosen] & (side < 0.5)
+        start = np.array([choice.start for choice in table])[chosen]
+        end = np.array([choice.end for choice in table])[chosen]
+        mirrored = np.array([choice.mirrored for choice in table])[chosen] & (side < 0.5)
         values = start + np.where(mirrored, -1, 1) * (end - start) * self.levels(level)
+        # Some operations, such as posterize, have whole numbers as values.
         for number, row in enumerate(table):
             if row.rounded is not None:
                 values = np.where(chosen == number, row.rounded(values), values)
-        names = np.array([c.operation for c in table])[chosen]
+        names = np.array([choice.operation for choice in table])[chosen]
         return np.where(applied < self.chance, names, IDENTITY), values
 
 
 def colour_jitter(strength: float) -> Policy:
-    """Brightness, contrast and saturation, each by a factor in [1 - strength, 1 + strength].
+    """Change brightness, contrast and saturation by factors in [1 - strength, 1 + strength].
 
     In random order, as torchvision's `ColorJitter(strength, strength, strength)`.
     """
-    each = ("brightness", "contrast", "saturation")
-    low, high = max(0.0, 1 - strength), 1 + strength
-    choices = tuple(Choice(name, low, high) for name in each)
+    names = ("brightness", "contrast", "saturation")
+    low = max(0.0, 1 - strength)
+    choices = tuple(Choice(name, low, 1 + strength) for name in names)
     return Policy(choices, levels=_as_drawn, layers=len(choices), each_once=True)
 
 
 def policy(text: str) -> Policy:
-    """A policy by its name, in timm's grammar.
+    """Return a policy by its name, in timm's grammar.
 
-    `rand-m9-n2-p0.5-mstd0.5-mmax10-inc1` is RandAugment: level m of 10 (10 unless said), n layers
+    `rand-m9-n2-p0.5-mstd0.5-mmax10-inc1` is RandAugment: level m of 10 (default 10), n layers
     (2), each with chance p (0.5), levels normal about m with the deviation mstd (0; above 100:
     uniform below m) and at most mmax (10), operations the stronger the higher their level (inc1) or
     as published (inc0, the default). `trivial` is TrivialAugment Wide, `3` is 3-Augment.
@@ -179,6 +186,7 @@ def policy(text: str) -> Policy:
     Raises:
         SettingError: another name, another part, or a number out of range.
     """
+    # Only RandAugment has parts; `trivial-m9` is a mistake, so the whole text is compared.
     name, *parts = text.split("-")
     if name == "rand":
         return _randaugment(text, parts)
@@ -186,11 +194,12 @@ def policy(text: str) -> Policy:
         return Policy(TRIVIALAUGMENT_WIDE, levels=_trivial_levels)
     if text == "3":
         return Policy(THREE_AUGMENT, levels=_as_drawn)
-    guess = did_you_mean(text, EXAMPLES) or did_you_mean(name, [e.split("-")[0] for e in EXAMPLES])
+    guess = did_you_mean(text, EXAMPLES) or did_you_mean(name, EXAMPLE_NAMES)
     raise SettingError(f"aa {text!r} is no policy{guess}; take one of {', '.join(EXAMPLES)}")
 
 
 EXAMPLES = ("rand-m9-mstd0.5-inc1", "trivial", "3")
+EXAMPLE_NAMES = ("rand", "trivial", "3")
 GRAMMAR: dict[str, tuple[float, float, float, bool]] = {
     "m": (10.0, 0.0, 30.0, False),
     "n": (2.0, 1.0, 15.0, True),
@@ -199,11 +208,13 @@ GRAMMAR: dict[str, tuple[float, float, float, bool]] = {
     "mmax": (10.0, 1.0, 30.0, True),
     "inc": (0.0, 0.0, 1.0, True),
 }
-"""The parts of RandAugment's name: default, smallest, largest, whether it is a whole number."""
+"""The parts of RandAugment's name: default, smallest, largest, True for whole numbers."""
 
 
 def _randaugment(text: str, parts: list[str]) -> Policy:
-    given = {key: default for key, (default, *_) in GRAMMAR.items()}
+    given: dict[str, float] = {}
+    for key, (default, _, _, _) in GRAMMAR.items():
+        given[key] = default
     for part in parts:
         match = re.fullmatch(r"([a-z]+)(\d+(?:\.\d+)?)", part)
         key = match.group(1) if match else part
@@ -213,7 +224,8 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
                 f"write it like rand-m9-n2-p0.5-mstd0.5-inc1"
             )
         _, low, high, whole = GRAMMAR[key]
-        number = given[key] = float(match.group(2))
+        number = float(match.group(2))
+        given[key] = number
         if not low <= number <= high or (whole and number % 1):
             kind = "a whole number" if whole else "a number"
             raise SettingError(f"aa {text!r}: {part} must have {kind} from {low:g} to {high:g}")
@@ -222,6 +234,7 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
             f"aa {text!r}: m{given['m']:g} is above the highest level {given['mmax']:g}; lower it, "
             f"or add -mmax{math.ceil(given['m'])}"
         )
+    # Increasing operations reach their strongest value at level 10, so none is above it.
     if given["mmax"] > 10 and given["inc"]:
         raise SettingError(
             f"aa {text!r}: the operations of inc1 end at level 10; lower mmax{given['mmax']:g}, or "
@@ -233,8 +246,9 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
 
 
 def _normal_levels(mean: float, deviation: float, highest: float, draws: Draws) -> Draws:
-    if deviation > 100:
+    if deviation > 100:  # timm's convention for uniform levels
         return draws * mean / 10
+    # The inverse of the normal distribution makes a uniform draw a normal one.
     normal = torch.special.ndtri(torch.from_numpy(draws)).numpy() if deviation else 0.0 * draws
     return np.clip(mean + deviation * normal, 0, highest) / 10
 

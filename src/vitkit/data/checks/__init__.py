@@ -1,1 +1,1 @@
-"""What is wrong with a data set: unreadable files, leaks, duplicates and labels."""
+"""Checks of a dataset before training: unreadable files, leaks, duplicates and labels."""

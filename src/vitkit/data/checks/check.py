@@ -1,13 +1,14 @@
-"""Look at every image once, before a run starts: what is wrong is named then, not hours later.
+"""One decode of every image before a run starts, so that problems are named then.
 
-`check` reports all there is to say; `drop_or_refuse_unreadable` is what training does with it: it
-refuses images that cannot be decoded, or leaves them out. Both remember what they saw of files that
-do not change.
+`check` reports all findings; `drop_or_refuse_unreadable` is the part that training needs: it
+refuses images that cannot be decoded, or leaves them out. Both keep the results of files that do
+not change in a cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,173 +17,196 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitkit.data.checks.findings import Finding, findings
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit, Split
-from vitkit.data.datasets.scan import LOOK, Looks, Problem, as_stored, scan_split
+from vitkit.data.checks.finding import Finding
+from vitkit.data.checks.findings import findings
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.scan import SCAN_ROW, Problem, ScanResult, scan_split
+from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import first_copies
 from vitkit.errors import DataError
 from vitkit.io.file_cache import FileCache
 
-__all__ = ["Problem", "Report", "check", "drop_or_refuse_unreadable"]
+__all__ = ["Problem", "Report", "check_dataset", "drop_or_refuse_unreadable"]
 
-SHOWN = 5
+PROBLEMS_SHOWN = 5
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found."""
+    """The result of a check."""
 
     name: str
-    """The data set's."""
+    """The dataset's."""
     classes: tuple[str, ...]
     images: dict[str, dict[str, int]]
-    """Split -> class -> how many images, unreadable ones included."""
+    """Split -> class -> number of images, unreadable ones included."""
     problems: dict[str, list[Problem]]
     """Split -> the images that cannot be decoded; splits without any are left out."""
     findings: tuple[Finding, ...]
-    """Everything found, errors first."""
+    """All findings, errors first."""
     notes: tuple[str, ...]
-    """What opening the data had to say."""
+    """Notes from opening the data."""
     recalled: int
-    """How many images were known from an earlier check and have not changed since."""
+    """Number of images known from an earlier check that have not changed since."""
 
     @property
     def refused(self) -> bool:
-        """Whether training refuses the data as it is."""
+        """True if training refuses the data as it is."""
         return bool(self.problems)
 
     @property
     def total(self) -> int:
-        """How many images there are."""
+        """The number of images in all splits."""
         return sum(sum(counts.values()) for counts in self.images.values())
 
     def warnings(self) -> list[str]:
-        """What training prints, a line each: what makes its figures doubtful."""
-        return [finding.message for finding in self.findings if finding.severity == "warning"]
+        """Return the warnings, a line each; training prints them."""
+        warnings = []
+        for finding in self.findings:
+            if finding.severity == "warning":
+                warnings.append(finding.message)
+        return warnings
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON takes it."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {
+        """Return the report as JSON values."""
+        problems = []
+        for split, of_split in self.problems.items():
+            for problem in of_split:
+                problems.append({"split": split} | dataclasses.asdict(problem))
+        return vars(self) | {
             "refused": self.refused,
-            "problems": [
-                {"split": split} | dataclasses.asdict(problem)
-                for split, problems in self.problems.items()
-                for problem in problems
-            ],
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
+            "problems": problems,
+            "findings": [*map(dataclasses.asdict, self.findings)],
         }
 
 
-def check(
+def check_dataset(
     dataset: Dataset,
     *,
     workers: int = 0,
     advance: Callable[[int], object] = lambda count: None,
 ) -> Report:
-    """Look at every image of a data set and say all there is to say.
+    """Decode every image of a dataset and report everything that may be wrong with it.
 
     Images in files that have not changed since an earlier check are not decoded again.
 
     Args:
-        dataset: all its splits are looked at.
+        dataset: all its splits are checked.
         workers: threads; 0 means one for each core. Memory hardly grows with the data.
-        advance: is told how many images more are done.
+        advance: called with the number of images done since the last call.
     """
-    looks = _look(dataset, dataset.splits, workers, advance)
-    return _report(dataset, dataset.splits, looks)
+    scans = _scan(dataset, dataset.splits, workers, advance)
+    return _report(dataset, dataset.splits, scans)
 
 
 def drop_or_refuse_unreadable(
     dataset: Dataset, problems_policy: Literal["refuse", "skip"], *, workers: int = 0
 ) -> tuple[Dataset, Report]:
-    """The data set with every image known to decode.
+    """Return the dataset with images that all decode.
 
     Args:
-        dataset: its splits are looked at, but for images already in memory.
-        problems_policy: "refuse" raises at the first bad image, after all have been looked at;
+        dataset: its splits are checked, but for images already in memory.
+        problems_policy: "refuse" raises at the first bad image, after all have been decoded;
             "skip" leaves the bad ones out, and the others keep their labels.
         workers: threads; 0 means one for each core.
 
     Returns:
-        The data set, and what was found; `.problems` are the images left out.
+        The dataset, and the report; `.problems` are the images left out.
 
     Raises:
-        DataError: bad images with "refuse"; a split of which nothing is left with "skip".
+        DataError: bad images with "refuse"; a split without any good image with "skip".
     """
-    looked_at = {
-        k: split for k, split in dataset.splits.items() if not isinstance(split, ArraySplit)
-    }
-    report = _report(dataset, looked_at, _look(dataset, looked_at, workers))
+    checked = {name: split for name, split in dataset.splits.items() if not split.in_memory}
+    report = _report(dataset, checked, _scan(dataset, checked, workers))
     if not report.refused:
         return dataset, report
     if problems_policy == "refuse":
         raise DataError(_refusal(dataset, report))
-    splits, copies = dict(dataset.splits), dataset.first_copies
+    splits = dict(dataset.splits)
+    copies = dataset.first_copies
     for name, problems in report.problems.items():
         bad = [problem.index for problem in problems]
-        kept = np.setdiff1d(np.arange(len(splits[name])), bad)
-        if len(kept) == 0:
+        good = np.setdiff1d(np.arange(len(splits[name])), bad)
+        # A split without images would only fail later, with a message that names no file.
+        if len(good) == 0:
             raise DataError(
-                f"{dataset.name}: no image of {name} can be decoded; {_first(problems)}"
+                f"{dataset.name}: no image of {name} can be decoded; {_list_problems(problems)}"
             )
-        splits[name] = splits[name].subset(kept)
+        splits[name] = splits[name].subset(good)
         if name == "train" and copies is not None:
-            copies = first_copies(place.tobytes() for place in copies[kept])
+            # Only which images are copies of each other counts, so any bytes will do as digests.
+            copies = first_copies(first.tobytes() for first in copies[good])
     return dataclasses.replace(dataset, splits=splits, first_copies=copies), report
 
 
-def _look(
+def _scan(
     dataset: Dataset,
     splits: Mapping[str, Split],
     workers: int,
     advance: Callable[[int], object] = lambda count: None,
-) -> dict[str, Looks]:
+) -> dict[str, ScanResult]:
     if not splits:
         return {}
-    stored = map(as_stored, splits.values())
-    roots = [split.root for split in stored if isinstance(split, FileSplit)]
-    memory = FileCache("looks", os.path.realpath(roots[0]) if roots else dataset.name, LOOK)
+    cache = FileCache("looks", _cache_name(dataset, splits), SCAN_ROW)
+    scans = {}
     try:
-        return {
-            name: scan_split(split, memory, workers=workers, advance=advance)
-            for name, split in splits.items()
-        }
+        for name, split in splits.items():
+            scans[name] = scan_split(split, cache, workers=workers, advance=advance)
     finally:
-        memory.save()
+        cache.save()
+    return scans
 
 
-def _report(dataset: Dataset, splits: Mapping[str, Split], looks: Mapping[str, Looks]) -> Report:
-    found = findings(dataset.classes, splits, looks, dataset.warnings) if splits else ()
-    said = {finding.message for finding in found}
-    counts = {
-        name: np.bincount(split.labels, minlength=len(dataset.classes)).tolist()
-        for name, split in dataset.splits.items()
-    }
+def _cache_name(dataset: Dataset, splits: Mapping[str, Split]) -> str:
+    """Return the folder of the image files, or the name of a dataset of another kind."""
+    for split in splits.values():
+        folder = split.folder()
+        if folder is not None:
+            return os.path.realpath(folder)
+    return dataset.name
+
+
+def _report(
+    dataset: Dataset, splits: Mapping[str, Split], scans: Mapping[str, ScanResult]
+) -> Report:
+    found: tuple[Finding, ...] = ()
+    if splits:
+        found = findings(dataset.classes, splits, scans, dataset.warnings)
+    # Some notes from opening the data are findings, too; they are reported once.
+    messages = {finding.message for finding in found}
+    notes = tuple(note for note in dataset.notes if note not in messages)
+    problems: dict[str, list[Problem]] = {}
+    recalled = 0
+    for name, scan in scans.items():
+        recalled += scan.recalled
+        if scan.problems:
+            problems[name] = scan.problems
+    images = {}
+    for name, split in dataset.splits.items():
+        counts = np.bincount(split.labels, minlength=len(dataset.classes)).tolist()
+        images[name] = dict(zip(dataset.classes, counts, strict=True))
     return Report(
         name=dataset.name,
         classes=dataset.classes,
-        images={
-            name: dict(zip(dataset.classes, sizes, strict=True)) for name, sizes in counts.items()
-        },
-        problems={name: look.problems for name, look in looks.items() if look.problems},
+        images=images,
+        problems=problems,
         findings=found,
-        notes=tuple(note for note in dataset.notes if note not in said),
-        recalled=sum(look.recalled for look in looks.values()),
+        notes=notes,
+        recalled=recalled,
     )
 
 
 def _refusal(dataset: Dataset, report: Report) -> str:
-    problems = [problem for group in report.problems.values() for problem in group]
+    problems = [*itertools.chain(*report.problems.values())]
     reasons = Counter(problem.reason for problem in problems)
     by_reason = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     return (
         f"{dataset.name}: {len(problems):,} of {report.total:,} images cannot be decoded "
-        f"({by_reason}): {_first(problems)}; remove them or pass --bad-images skip"
+        f"({by_reason}): {_list_problems(problems)}; remove them or pass --bad-images skip"
     )
 
 
-def _first(problems: list[Problem]) -> str:
-    shown = "; ".join(f"{p.name}: {p.reason}: {p.detail}" for p in problems[:SHOWN])
-    more = len(problems) - SHOWN
-    return shown + (f"; and {more:,} more" if more > 0 else "")
+def _list_problems(problems: list[Problem]) -> str:
+    shown = "; ".join(f"{p.name}: {p.reason}: {p.detail}" for p in problems[:PROBLEMS_SHOWN])
+    more = len(problems) - PROBLEMS_SHOWN
+    return f"{shown}; and {more:,} more" if more > 0 else shown

@@ -1,1 +1,1 @@
-"""Data sets in memory: splits, class names, caches and scans."""
+"""Datasets in memory: splits, class names, caches and scans."""

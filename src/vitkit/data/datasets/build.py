@@ -1,4 +1,4 @@
-"""From images with class names to a `Dataset`: one class map for all splits, matched by name."""
+"""Build a `Dataset` from images with class names: one list of classes for all splits."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitkit.data.datasets.class_names import (
+    match_classes,
     natural_order,
     notes_on_classes,
-    quote_list,
     refuse_look_alikes,
-    refuse_unknown,
-    unknown,
+    refuse_unknown_classes,
+    unknown_classes,
 )
-from vitkit.data.datasets.dataset import Dataset, Split, fingerprint
+from vitkit.data.datasets.dataset import Dataset, dataset_fingerprint
+from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, cut_pool, first_copies, pool_cuts
 from vitkit.errors import DataError
+from vitkit.messages import quote_list
 
 POOL = ""
-"""The name of images that no split claims."""
+"""The name of images that belong to no split yet."""
 
 
 @dataclass(frozen=True)
-class Part:
+class NamedImages:
     """The images of one split, or of all, before classes have numbers."""
 
     images: Split
-    """Its labels are not looked at."""
+    """Its labels are ignored."""
     names: Sequence[str]
     """Each image's class."""
     digests: Sequence[bytes]
@@ -39,17 +41,17 @@ class Part:
 def assemble(
     name: str,
     where: str,
-    parts: Mapping[str, Part],
+    parts: Mapping[str, NamedImages],
     *,
     classes: Sequence[str] = (),
     ignore_extra_classes: bool = False,
     notes: Iterable[str] = (),
 ) -> Dataset:
-    """Number the classes, and cut 70/10/20 what is not split yet.
+    """Number the classes, and cut images without a split 70/10/20.
 
     Args:
-        name: the data set's name.
-        where: what to call it in a message.
+        name: the dataset's name.
+        where: the folder or address, for messages.
         parts: by split, or all of it as `POOL`.
         classes: all class names in their order, where the source knows them; else those of train,
             numbers as numbers.
@@ -59,52 +61,70 @@ def assemble(
     Raises:
         DataError: no images, one class only, unknown or ambiguous classes.
     """
-    parts = {split: part for split, part in parts.items() if len(part.names)}
-    if not parts:
+    counts = {split: Counter(part.names) for split, part in parts.items() if len(part.names)}
+    if not counts:
         raise DataError(f"{where}: no images")
-    counts = {split: Counter(part.names) for split, part in parts.items()}
-    taught = counts.get(POOL) or counts.get("train")
+    all_names = set().union(*counts.values())
+    # Classes are those of the training images; a dataset for evaluation alone has all it names.
+    train_counts = counts.get(POOL) or counts.get("train")
     if not classes:
-        classes = natural_order(taught or {name for count in counts.values() for name in count})
+        classes = natural_order(train_counts or all_names)
     classes = tuple(classes)
-    refuse_look_alikes({*classes, *(name for count in counts.values() for name in count)}, where)
-    if taught is not None and len(taught) < 2:
-        raise DataError(f"{where}: only one class has images, {next(iter(taught))!r}; expected two")
-    notes, kept = list(notes), {}
-    for split, part in parts.items():
+    refuse_look_alikes({*classes, *all_names}, where)
+    if train_counts is not None and len(train_counts) < 2:
+        only = next(iter(train_counts))
+        raise DataError(f"{where}: only one class has images, {only!r}; expected two")
+    notes = list(notes)
+    numbered: dict[str, NamedImages] = {}
+    for split in counts:
+        part = parts[split]
         if not ignore_extra_classes:
-            refuse_unknown(classes, counts[split], split or "the data", where)
-        elif extra := unknown(classes, counts[split]):
-            notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
-            part = _of_classes(part, {*classes})
+            refuse_unknown_classes(classes, counts[split], split or "the data", where)
+        else:
+            extra = unknown_classes(classes, counts[split])
+            if extra:
+                notes.append(f"{split} classes that train lacks are left out: {quote_list(extra)}")
+                part = _without_classes(part, {*extra})
         if not len(part.names):
             notes.append(f"{split} has no images and is left out")
             continue
         notes += notes_on_classes(split or "train", classes, counts[split])
-        kept[split] = _numbered(part, classes)
-    marks = {split: (part.images.labels, part.digests) for split, part in kept.items()}
-    mark = fingerprint(classes, marks)
-    if POOL in kept:
-        whole = kept[POOL].images
-        cut, before = pool_cuts(whole.labels, kept[POOL].digests)
-        sizes = ", ".join(f"{len(places):,} {split}" for split, places in cut.items())
+        numbered[split] = _numbered(part, classes)
+    return _dataset(name, classes, numbered, notes)
+
+
+def _dataset(
+    name: str, classes: tuple[str, ...], parts: dict[str, NamedImages], notes: list[str]
+) -> Dataset:
+    # The fingerprint is of the images as they were opened, before any cut.
+    marks = {split: (part.images.labels, part.digests) for split, part in parts.items()}
+    mark = dataset_fingerprint(classes, marks)
+    if POOL in parts:
+        images = parts[POOL].images
+        cut, cut_before = pool_cuts(images.labels, parts[POOL].digests)
+        sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in cut.items())
         notes.append(f"no splits: cut 70/10/20 by class and image hash, seed 0: {sizes}")
-        return cut_pool(whole, cut, Dataset(name, classes, {}, mark, tuple(notes)), before)
-    splits = {split: kept[split].images for split in POOL_FRACTIONS if split in kept}
-    copies = first_copies(kept["train"].digests) if "train" in kept else None
+        return cut_pool(images, cut, Dataset(name, classes, {}, mark, tuple(notes)), cut_before)
+    # Training comes first, whatever the order of the source.
+    splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}
+    copies = first_copies(parts["train"].digests) if "train" in parts else None
     return Dataset(name, classes, splits, mark, tuple(notes), first_copies=copies)
 
 
-def _numbered(part: Part, classes: Sequence[str]) -> Part:
-    number = {name: label for label, name in enumerate(classes)}
+def _numbered(part: NamedImages, classes: Sequence[str]) -> NamedImages:
+    names = natural_order({*part.names})
+    number = dict(zip(names, match_classes(names, classes).indices, strict=True))
     labels = np.array([number[name] for name in part.names], np.int64)
-    return Part(part.images.relabelled(labels), part.names, part.digests)
+    return NamedImages(part.images.relabelled(labels), part.names, part.digests)
 
 
-def _of_classes(part: Part, classes: set[str]) -> Part:
-    kept = [place for place, name in enumerate(part.names) if name in classes]
-    return Part(
-        part.images.subset(np.array(kept, np.int64)),
-        [part.names[place] for place in kept],
-        [part.digests[place] for place in kept],
-    )
+def _without_classes(part: NamedImages, extra: set[str]) -> NamedImages:
+    indices: list[int] = []
+    names: list[str] = []
+    digests: list[bytes] = []
+    for index, (name, digest) in enumerate(zip(part.names, part.digests, strict=True)):
+        if name not in extra:
+            indices.append(index)
+            names.append(name)
+            digests.append(digest)
+    return NamedImages(part.images.subset(np.array(indices, np.int64)), names, digests)

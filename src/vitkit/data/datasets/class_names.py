@@ -1,26 +1,65 @@
-"""Class names: their order, and one map from name to number that all splits share."""
+"""Class names: their order, matching them by name, and names that are doubtful."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from vitkit.errors import DataError
+from vitkit.messages import quote_list
 
 _DIGITS = re.compile(r"([0-9]+)")
 _NOT_CLASSES = {"__macosx", "@eadir"}
 _MISSING = {"nan", "none", "null", "n/a", "<na>"}
-"""What a program writes into a list where a label is missing, in lower case."""
+"""Text that programs write into a list where a label is missing, in lower case."""
+
+
+@dataclass(frozen=True)
+class ClassMatch:
+    """Class names looked up in a list of known ones, such as those of train or of a head."""
+
+    indices: tuple[int, ...]
+    """Index in the known list of each name that it has, in the order of the names."""
+    unknown: tuple[str, ...]
+    """The names that it lacks, in their order."""
+    unused: tuple[str, ...]
+    """The known names that are not looked up, in their order."""
+
+
+def match_classes(names: Iterable[str], known: Sequence[str]) -> ClassMatch:
+    """Match classes by name.
+
+    Args:
+        names: the classes to look up, each once.
+        known: the classes to look them up in; of a name that occurs twice, the last one counts.
+
+    >>> match_classes(["dog", "bird"], ["cat", "dog"])
+    ClassMatch(indices=(1,), unknown=('bird',), unused=('cat',))
+    """
+    position = {name: index for index, name in enumerate(known)}
+    indices: list[int] = []
+    unknown: list[str] = []
+    wanted = set()
+    # One pass: `names` may be an iterator.
+    for name in names:
+        wanted.add(name)
+        if name in position:
+            indices.append(position[name])
+        else:
+            unknown.append(name)
+    unused = tuple(name for name in position if name not in wanted)
+    return ClassMatch(tuple(indices), tuple(unknown), unused)
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
-    """Names sorted with their numbers as numbers: "2" before "10", "img9" before "img10"."""
+    """Sort names with their numbers as numbers: "2" before "10", "img9" before "img10"."""
     return tuple(sorted(names, key=_natural_key))
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder is some program's own: `.name`, `__MACOSX`, `@eaDir`."""
+    """Return True for a file or folder that a program made: `.name`, `__MACOSX`, `@eaDir`."""
     return name.startswith(".") or name.casefold() in _NOT_CLASSES
 
 
@@ -33,9 +72,10 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
         DataError: two such names, or a name that is not valid Unicode.
     """
     seen: dict[str, str] = {}
-    for name in sorted(set(names)):
+    for name in sorted(set(names)):  # sorted, so that the message is always the same
         if not _is_unicode(name):
             raise DataError(f"{where}: class name {name!r} is not valid UTF-8; rename it")
+        # Case folding may undo a normal form, so the name is normalised before and after.
         folded = unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
         if folded in seen:
             raise DataError(
@@ -46,7 +86,7 @@ def refuse_look_alikes(names: Iterable[str], where: str) -> None:
 
 
 def doubtful_names(names: Iterable[str]) -> list[str]:
-    """Say which class names are probably one class, or none: a line for each doubt.
+    """Return a line for each doubt: class names that are probably one class, or no class.
 
     Compared are names without case, spaces, hyphens, underscores, invisible characters and leading
     zeros, with letters of other widths as usual ones.
@@ -57,32 +97,33 @@ def doubtful_names(names: Iterable[str]) -> list[str]:
         alike.setdefault(_plain(name), []).append(name)
         if name.casefold() in _MISSING:
             missing.append(name)
-    lines = [
-        f"class names {' and '.join(map(ascii, group))} look alike; merge them if they are one "
-        f"class"
-        for group in alike.values()
-        if len(group) > 1
-    ]
-    return lines + [
-        f"class {name!r} looks like a missing label; correct the list" for name in missing
-    ]
+    lines = []
+    for group in alike.values():
+        if len(group) > 1:
+            lines.append(
+                f"class names {' and '.join(map(ascii, group))} look alike; merge them if they are "
+                f"one class"
+            )
+    for name in missing:
+        lines.append(f"class {name!r} looks like a missing label; correct the list")
+    return lines
 
 
-def refuse_unknown(
+def refuse_unknown_classes(
     classes: tuple[str, ...], counts: Mapping[str, int], split: str, where: str
 ) -> None:
-    """Refuse images of classes that training does not know.
+    """Refuse images of classes that are not in the training split.
 
     Args:
-        classes: the names training knows.
-        counts: how many images `split` has of each name.
+        classes: the class names of the training split.
+        counts: number of images that `split` has of each name.
         split: "val" or "test", for the message.
         where: the folder, for the message.
 
     Raises:
         DataError: listing the unknown classes.
     """
-    extra = unknown(classes, counts)
+    extra = unknown_classes(classes, counts)
     if extra:
         raise DataError(
             f"{where}: {split} has {len(extra)} classes that train lacks: {quote_list(extra)}; "
@@ -90,14 +131,15 @@ def refuse_unknown(
         )
 
 
-def unknown(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The names with at least one image that are not among `classes`, in natural order."""
-    known = {*classes}
-    return natural_order(name for name, count in counts.items() if count and name not in known)
+def unknown_classes(classes: tuple[str, ...], counts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the names with at least one image that are not in `classes`, in natural order."""
+    present = [name for name, count in counts.items() if count]
+    return natural_order(match_classes(present, classes).unknown)
 
 
 def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, int]) -> list[str]:
-    """A line that names the classes without an image; none where all have one, or none has."""
+    """Return a line that names the classes without an image; none where all have one, or none."""
+    # A split without any image is reported elsewhere, not class by class.
     empty = [name for name in classes if not counts.get(name)]
     if not empty or len(empty) == len(classes):
         return []
@@ -105,31 +147,30 @@ def notes_on_classes(split: str, classes: Sequence[str], counts: Mapping[str, in
     return [f"{split} has no images of {word} {quote_list(empty)}"]
 
 
-def quote_list(names: Iterable[str], most: int = 8) -> str:
-    """`"'a', 'b' and 3 more"`, for one line of a message."""
-    names = list(names)
-    more = len(names) - most
-    return ", ".join(map(repr, names[:most])) + (f" and {more} more" if more > 0 else "")
-
-
 def _natural_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """Numbers are compared by length, then as text: `int` refuses more than 4,300 digits."""
-    parts = [part for part in _DIGITS.split(name) if part]
-    return [
-        (0, len(digits := part.lstrip("0")), digits)
-        if part.isdecimal() and part.isascii()
-        else (1, 0, part)
-        for part in parts
-    ], name
+    """Return a sort key that compares numbers by length, then as text.
+
+    `int` refuses more than 4,300 digits.
+    """
+    key = []
+    for part in filter(None, _DIGITS.split(name)):
+        if part.isdecimal() and part.isascii():
+            digits = part.lstrip("0")
+            key.append((0, len(digits), digits))
+        else:
+            key.append((1, 0, part))
+    return key, name
 
 
 def _plain(name: str) -> str:
-    """A class name without what two people may write in different ways."""
-    folded = unicodedata.normalize("NFKC", name).casefold()
-    kept = "".join(
-        c for c in folded if unicodedata.category(c) != "Cf" and not c.isspace() and c not in "-_"
-    )
-    return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", kept) or name
+    """Return a class name without anything that two people may write in different ways."""
+    letters = []
+    for letter in unicodedata.normalize("NFKC", name).casefold():
+        is_invisible = unicodedata.category(letter) == "Cf"
+        if not is_invisible and not letter.isspace() and letter not in "-_":
+            letters.append(letter)
+    # Leading zeros go, those after a decimal point stay.
+    return re.sub(r"(?<![0-9.])0+(?=[0-9])", "", "".join(letters)) or name
 
 
 def _is_unicode(name: str) -> bool:

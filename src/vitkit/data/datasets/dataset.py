@@ -1,22 +1,26 @@
-"""What an opened data set is: a `Dataset` of `Split`s."""
+"""Opened datasets: `Dataset`, and its splits in memory, in files and in archives."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.decode import decode, escape
+from vitkit.data.datasets.split import AdmitPixels, Split, admit_any
+from vitkit.data.images.decode import decode, decode_with_properties
+from vitkit.data.images.file_types import FileProperty
 from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
 from vitkit.errors import ImageError
+from vitkit.io.file_cache import UNKNOWN, file_keys
+from vitkit.messages import escape
 
 SPLIT_WORDS = {
     "train": "train",
@@ -29,39 +33,11 @@ SPLIT_WORDS = {
     "test": "test",
     "testing": "test",
 }
-"""What folders, files and columns call the splits, in lower case."""
-
-
-@runtime_checkable
-class Split(Protocol):
-    """One part of a data set: N labelled images in a fixed order."""
-
-    @property
-    def labels(self) -> Int64[np.ndarray, " N"]:
-        """Class numbers (N,)."""
-
-    def __len__(self) -> int:
-        """N."""
-
-    def name(self, index: int) -> str:
-        """What to call an image in a message."""
-
-    def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
-        """One image, (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
-
-        Raises:
-            ImageError: it cannot be read or decoded.
-        """
-
-    def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
-        """The images at `indices`, in that order, under their old names."""
-
-    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> Split:
-        """The same images under other class numbers (N,)."""
+"""Names that folders, files and columns give to splits, in lower case."""
 
 
 @dataclass(frozen=True, eq=False)
-class ArraySplit:
+class ArraySplit(Split):
     """Images in memory, all of one size."""
 
     images: UInt8[np.ndarray, "N H W C"]
@@ -69,15 +45,20 @@ class ArraySplit:
     labels: Int64[np.ndarray, " N"]
     """Class numbers (N,)."""
     origin: str
-    """Where they come from, such as "digits/train"."""
+    """Name of the source, such as "digits/train"."""
     numbers: Int64[np.ndarray, " N"] | None = None
-    """Each image's number at the origin; its place here where absent."""
+    """Each image's number at the source; its index here where absent."""
 
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def in_memory(self) -> bool:
+        return True
+
     def name(self, index: int) -> str:
-        return f"{self.origin}[{index if self.numbers is None else self.numbers[index]}]"
+        number = index if self.numbers is None else self.numbers[index]
+        return f"{self.origin}[{number}]"
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         return self.images[index]
@@ -91,20 +72,22 @@ class ArraySplit:
 
 
 @dataclass(frozen=True, eq=False)
-class FileSplit:
+class FileSplit(Split):
     """Images in files, decoded when they are read."""
 
     paths: Paths
     labels: Int64[np.ndarray, " N"]
     """Class numbers (N,)."""
     root: Path
-    """The folder that names are told from."""
+    """The folder that names are relative to."""
     lines: Int64[np.ndarray, " N"] | None = None
-    """Each image's line in the list that names it, where there is one."""
+    """Each image's line in the list that names it, for messages."""
     stamps: UInt64[np.ndarray, " N"] | None = None
-    """What tells each file from another one under its name: `rereading.file_stamps`, by default
-    as they are now. A file that has another one when it is read is refused; one that could not be
-    seen at first has none, and is read as it is."""
+    """Stamp of each file (`rereading.file_stamps`), by default as the files are now.
+
+    A file whose stamp has changed when it is read is refused. A file without a stamp (`NO_FILE`)
+    could not be seen at first and is read as it is.
+    """
 
     def __post_init__(self) -> None:
         if self.stamps is None:
@@ -113,7 +96,12 @@ class FileSplit:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @property
+    def reads_single_files(self) -> bool:
+        return True
+
     def name(self, index: int) -> str:
+        # Names in messages are the same on every operating system: "/" separates.
         name = escape(self.paths[index].relative_to(self.root).as_posix())
         return name if self.lines is None else f"{name} (line {self.lines[index]})"
 
@@ -121,14 +109,29 @@ class FileSplit:
         return patiently(lambda: self._read(index))
 
     def _read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        path, name = self.paths[index], self.name(index)
-        (now,) = file_stamps([path])
-        opened = now if self.stamps is None else self.stamps[index]
-        if NO_FILE not in (now, opened) and now != opened:
+        path = self.paths[index]
+        name = self.name(index)
+        # A run must see the bytes that its fingerprint is of, or it could not be repeated.
+        (stamp,) = file_stamps([path])
+        expected = stamp if self.stamps is None else self.stamps[index]
+        if NO_FILE not in (stamp, expected) and stamp != expected:
             raise ImageError(name, "missing", "the file was changed after it was opened")
         return decode(path, name=name)
 
+    def examine(
+        self, index: int, admit: AdmitPixels = admit_any
+    ) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
+        # Unlike `read`, without new attempts after a pause.
+        return decode_with_properties(self.paths[index], admit=admit)
+
+    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
+        return file_keys(self.paths.texts())
+
+    def folder(self) -> Path:
+        return self.root
+
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
+        # The stamps go along, so that a change between opening and cutting is noticed, too.
         lines = None if self.lines is None else self.lines[indices]
         stamps = None if self.stamps is None else self.stamps[indices]
         return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines, stamps)
@@ -137,45 +140,50 @@ class FileSplit:
         return dataclasses.replace(self, labels=labels)
 
 
-@runtime_checkable
-class Store(Protocol):
-    """Encoded images inside larger files, told by their number.
+class Store(ABC):
+    """Encoded images inside larger files, found by their number.
 
     It can be pickled, and used by several threads and by forked processes at once.
     """
 
+    @abstractmethod
     def name(self, number: int) -> str:
-        """What to call an image in a message."""
+        """Return the name of an image for a message."""
 
+    @abstractmethod
     def encoded(self, number: int) -> bytes:
-        """The image's file, as it was stored.
+        """Return the bytes of the image's file, as they were stored.
 
         Raises:
             ImageError: it is not there, or cannot be read.
         """
 
-
-@dataclass(frozen=True, eq=False)
-class SplitOver:
-    """The labels and names of another split, whose images a subclass reads in its own way."""
-
-    split: Split
-    """The other one."""
-
     @property
-    def labels(self) -> Int64[np.ndarray, " N"]:
-        """Class numbers (N,)."""
-        return self.split.labels
+    def is_remote(self) -> bool:
+        """True if the files come over the network."""
+        return False
 
-    def __len__(self) -> int:
-        return len(self.split)
+    def cache_keys(self, numbers: Int64[np.ndarray, " M"]) -> UInt64[np.ndarray, " M"]:
+        """Return a 64-bit hash of each image's bytes (M,); `UNKNOWN` if it cannot be read."""
+        keys = np.full(len(numbers), UNKNOWN)
+        for row, number in enumerate(numbers.tolist()):
+            try:
+                content = self.encoded(number)
+            except ImageError:
+                continue
+            keys[row] = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
+        return keys
 
-    def name(self, index: int) -> str:
-        return self.split.name(index)
+    def shards(self, numbers: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " M"] | None:
+        """Return the number of the remote file that each image is in (M,); None if local."""
+        return None
+
+    def prefetch(self, numbers: Int64[np.ndarray, " M"]) -> None:  # noqa: B027 - optional
+        """Start to fetch the next remote file that these images need; the default does nothing."""
 
 
 @dataclass(frozen=True, eq=False)
-class StoredSplit:
+class StoredSplit(Split):
     """Images in a `Store`, decoded when they are read."""
 
     store: Store
@@ -187,12 +195,37 @@ class StoredSplit:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @property
+    def is_remote(self) -> bool:
+        return self.store.is_remote
+
+    @property
+    def reads_single_files(self) -> bool:
+        # A remote shard is missing as a whole, and that ends the run.
+        return not self.store.is_remote
+
     def name(self, index: int) -> str:
         return escape(self.store.name(int(self.numbers[index])))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        number, name = int(self.numbers[index]), self.name(index)
+        number = int(self.numbers[index])
+        name = self.name(index)
         return patiently(lambda: decode(self.store.encoded(number), name=name))
+
+    def examine(
+        self, index: int, admit: AdmitPixels = admit_any
+    ) -> tuple[UInt8[np.ndarray, "H W 3"], Iterable[FileProperty]]:
+        content = self.store.encoded(int(self.numbers[index]))
+        return decode_with_properties(content, admit=admit)
+
+    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
+        return self.store.cache_keys(self.numbers)
+
+    def shards(self) -> Int64[np.ndarray, " N"] | None:
+        return self.store.shards(self.numbers)
+
+    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
+        self.store.prefetch(self.numbers[indices])
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> StoredSplit:
         return StoredSplit(self.store, self.labels[indices], self.numbers[indices])
@@ -203,32 +236,32 @@ class StoredSplit:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """An opened data set."""
+    """An opened dataset: its class names and its splits."""
 
     name: str
     """Its name, or its folder's."""
     classes: tuple[str, ...]
-    """Class names; a label is a place in this tuple, in every split."""
+    """Class names; a label is an index in this tuple, in every split."""
     splits: dict[str, Split]
     """"train", "val" and "test", those that are there."""
     fingerprint: str
-    """SHA-256 (hex) of classes, labels and images as they were found; cutting and skipping
+    """SHA-256 (hex) of classes, labels and images as they were opened; cutting and skipping
     afterwards do not change it."""
     notes: tuple[str, ...] = ()
-    """What the user should know, a line each."""
+    """Notes for the user, a line each."""
     cut: bool = False
-    """Whether test was cut from one pool of images here, and not set apart by the user."""
+    """True if test was cut from one pool of images here, and not set apart by the user."""
     warnings: tuple[str, ...] = ()
-    """What was found when the files were listed and is probably a mistake, a line each."""
+    """Probable mistakes that were seen when the files were listed, a line each."""
     first_copies: Int64[np.ndarray, " N"] | None = None
-    """For each image of train the place of the first file with the same content (N,); None where
-    no two files are the same, or nobody looked."""
+    """For each image of train the index of the first file with the same content (N,); None where
+    no two files are the same, or where this was not looked up."""
     as_before: Dataset | None = None
     """The same data cut by the earlier rule, which separated copies, where that is another cut; a
-    checkpoint of then is evaluated on it."""
+    checkpoint of that time is evaluated on it."""
 
     def difference(self, fingerprint: str) -> str:
-        """Say what is not as in the data set of this fingerprint; empty where it is the same."""
+        """Describe the difference to the dataset of a fingerprint, for a message; "" for none."""
         if fingerprint == self.fingerprint:
             return ""
         if self.as_before is not None and fingerprint == self.as_before.fingerprint:
@@ -236,14 +269,20 @@ class Dataset:
         return "images, labels or classes"
 
 
-def fingerprint(
+def dataset_fingerprint(
     classes: Sequence[str], parts: Mapping[str, tuple[Int64[np.ndarray, " N"], Iterable[bytes]]]
 ) -> str:
-    """SHA-256 (hex) over class names and each part's labels and images' digests, in order."""
+    """Return the SHA-256 (hex) of class names and of each part's labels and images' digests.
+
+    Args:
+        classes: the class names, in order.
+        parts: by split its labels (N,) and the SHA-256 of each image, in order.
+    """
+    # JSON marks where a name ends, so ["ab", "c"] and ["a", "bc"] have other fingerprints.
     total = hashlib.sha256(json.dumps([*classes]).encode())
     for part, (labels, digests) in sorted(parts.items()):
         total.update(json.dumps([part, len(labels)]).encode())
-        total.update(labels.astype("<i8").tobytes())
+        total.update(labels.astype("<i8").tobytes())  # the same on machines of any byte order
         for digest in digests:
             total.update(digest)
     return total.hexdigest()

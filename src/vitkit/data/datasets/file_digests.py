@@ -1,4 +1,4 @@
-"""Hash files; of many files, those that did not change are not read again."""
+"""SHA-256 of files; in large datasets the digests of unchanged files come from a cache."""
 
 from __future__ import annotations
 
@@ -15,64 +15,69 @@ from vitkit.data.images.rereading import may_pass, patiently
 from vitkit.io.file_cache import FileCache, file_keys
 
 DIGEST = np.dtype([("sha256", np.uint8, (32,))])
-LEAST_REMEMBERED = 1000
+LEAST_CACHED = 1000
 """Fewer files are hashed again in no time."""
-GROUP = 256
+DIGEST_GROUP = 256
 """Files that a thread hashes at once; handing over one costs more than hashing it."""
-NOTHING = hashlib.sha256().digest()
-"""Of a file that cannot be read, which decoding it will report; it is not remembered."""
+HASHING_THREADS = 8
+NO_CONTENT = hashlib.sha256().digest()
+"""Digest of a file that cannot be read, which decoding it will report; it is not cached."""
 
 
 def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
-    """SHA-256 of every file, in order; of many files, those that are unchanged are remembered."""
+    """Return the SHA-256 of every file, in order; many files are looked up in a cache first."""
     hasher = _Hasher(paths)
-    if len(paths) < LEAST_REMEMBERED:
+    if len(paths) < LEAST_CACHED:
         return hasher(np.arange(len(paths)))
-    memory = FileCache(
-        "digests", os.path.realpath(os.path.commonpath((paths[0], paths[-1]))), DIGEST
-    )
-    keys = file_keys(paths.texts())
-    rows, known = memory.get_many(keys)
+    # Two paths are enough to name the cache: the same dataset gives the same folder.
+    folder = os.path.realpath(os.path.commonpath((paths[0], paths[-1])))
+    cache = FileCache("digests", folder, DIGEST)
+    rows, known = cache.get_many(file_keys(paths.texts()))
     known &= _has_content(rows["sha256"])
     new = np.flatnonzero(~known)
-    groups = [new[start : start + GROUP] for start in range(0, len(new), GROUP)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    groups = [new[start : start + DIGEST_GROUP] for start in range(0, len(new), DIGEST_GROUP)]
+    with ThreadPoolExecutor(min(HASHING_THREADS, os.cpu_count() or 1)) as pool:
         for group, digests in zip(groups, pool.map(hasher, groups), strict=True):
             rows["sha256"][group] = digests
+    # `rows` and `known` are shared with the cache: what is marked as known is saved.
     known[:] = _has_content(rows["sha256"])
-    memory.save()
+    cache.save()
     return np.asarray(rows["sha256"])
 
 
 class _Hasher:
-    """Hashes files, patiently until one fails for good: then the disk is gone.
+    """Hashes files, with pauses and new attempts until one fails for good: then the disk is gone.
 
     Args:
         paths: of the files.
     """
 
     def __init__(self, paths: Paths) -> None:
-        self._paths, self._gone = paths, False
+        self._paths = paths
+        self._disk_is_gone = False
 
-    def __call__(self, places: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
-        """SHA-256 of the files at some places."""
-        digests = b"".join(map(self._digest, self._paths.take(places).texts()))
+    def __call__(self, indices: Int64[np.ndarray, " M"]) -> UInt8[np.ndarray, "M 32"]:
+        """Return the SHA-256 of the files at some indices."""
+        digests = b"".join(map(self._digest, self._paths.take(indices).texts()))
         return np.frombuffer(digests, np.uint8).reshape(-1, 32)
 
     def _digest(self, path: str) -> bytes:
         try:
-            return _digest(path) if self._gone else patiently(lambda: _digest(path))
+            if self._disk_is_gone:
+                return _digest(path)
+            return patiently(lambda: _digest(path))
         except OSError as error:
-            self._gone |= may_pass(error)
-            return NOTHING
+            self._disk_is_gone |= may_pass(error)
+            return NO_CONTENT
 
 
 def _digest(path: str) -> bytes:
+    # Opening a FIFO would wait for a writer.
     if not stat.S_ISREG(os.stat(path).st_mode):
-        return NOTHING
+        return NO_CONTENT
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").digest()
 
 
 def _has_content(digests: UInt8[np.ndarray, "N 32"]) -> Bool[np.ndarray, " N"]:
-    return np.asarray((digests != np.frombuffer(NOTHING, np.uint8)).any(axis=1))
+    return np.asarray((digests != np.frombuffer(NO_CONTENT, np.uint8)).any(axis=1))

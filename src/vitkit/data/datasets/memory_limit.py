@@ -1,4 +1,4 @@
-"""A bound on what several threads hold at once."""
+"""A limit on the memory that several threads use at once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ PIXELS_AT_ONCE = 50_000_000
 """Pixels that all threads decode at once: as many as one image may have, some 600 MB."""
 
 
-class Room:
-    """So much of something may be held at once; who wants more waits.
+class MemoryLimit:
+    """A counting lock: threads hold amounts whose sum stays below a limit.
 
     Args:
-        size: how much. A single demand above it is met while nobody else holds any.
+        size: the limit. A single amount above it is admitted while no other is held.
     """
 
     def __init__(self, size: int) -> None:
-        self.size, self.held = size, 0
+        self.size = size
+        self.held = 0
         self._changed = threading.Condition()
 
     @contextmanager
     def taken(self, amount: int) -> Iterator[None]:
-        """Hold an amount; waits until there is room for it."""
+        """Hold an amount inside the block; wait until it fits below the limit."""
         with self._changed:
+            # Without the first condition, one image above the limit would wait forever.
             self._changed.wait_for(lambda: not self.held or self.held + amount <= self.size)
             self.held += amount
         try:

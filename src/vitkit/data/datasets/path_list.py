@@ -12,20 +12,23 @@ from jaxtyping import Int, Int64
 
 
 class Paths:
-    """Paths as one string of bytes, 16 bytes and its name each; a `Path` is made when asked for.
+    """A list of paths in one string of bytes: 16 bytes and the name for each.
 
     Args:
-        paths: they are told from `root`; absolute ones are as they are.
+        paths: relative to `root`; absolute ones stay as they are.
         root: the folder that they have in common.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]], root: Path = Path()) -> None:
-        packed, ends = bytearray(), array("q", [0])
+        packed = bytearray()
+        ends = array("q", [0])
         for path in paths:
             packed += os.fsencode(path)
             ends.append(len(packed))
-        self._root, self._packed = str(root), bytes(packed)
+        self._root = str(root)
+        self._packed = bytes(packed)
         edges = np.array(ends, np.int64)
+        # First and last byte of each path, so that a selection can share the bytes.
         self._bounds = np.stack([edges[:-1], edges[1:]], axis=1)
 
     def __len__(self) -> int:
@@ -43,13 +46,14 @@ class Paths:
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, indices: Int[np.ndarray, " M"]) -> Paths:
-        """The paths at these places, in that order; the bytes are shared."""
-        taken = Paths((), Path(self._root))
-        taken._packed, taken._bounds = self._packed, self._bounds[indices]
-        return taken
+        """Return the paths at these indices, in that order; the bytes are shared."""
+        selection = Paths((), Path(self._root))
+        selection._packed = self._packed
+        selection._bounds = self._bounds[indices]
+        return selection
 
     def texts(self) -> Iterator[str]:
-        """Every path as text, which is faster than as a `Path`."""
+        """Iterate over the paths as text, which is faster than as `Path` objects."""
         return map(self._text, self._bounds)
 
     def _text(self, bounds: Int64[np.ndarray, " 2"]) -> str:

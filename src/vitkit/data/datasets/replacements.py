@@ -1,4 +1,4 @@
-"""Images that can no longer be read while a run is on, and those that take their places."""
+"""Replacement of images that become unreadable during a run by others of the same class."""
 
 from __future__ import annotations
 
@@ -9,76 +9,65 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
-from vitkit.data.datasets.dataset import Dataset, FileSplit, Split, SplitOver, StoredSplit
-from vitkit.data.sources.remote_shards import RemoteTars
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.split import Split, WrappedSplit
 from vitkit.errors import ImageError
 
 MOST_TRIED = 100
-"""Images that are tried in the place of one; if none can be read, the disk is gone."""
-LONGEST = 5.0
-"""Seconds after which no other one is tried."""
+"""Replacements that are tried for one image; if none can be read, the disk is gone."""
+LONGEST_SEARCH = 5.0
+"""Seconds after which no other replacement is tried."""
 
 
 @dataclass(frozen=True, eq=False)
-class StandIns(SplitOver):
+class ReplacingSplit(WrappedSplit):
     """A split that reads another image of the same class where one cannot be read.
 
-    It is the next one of its class in the split's order, so labels and their counts stay as they
-    are, and which image it is depends on nothing but which ones can be read.
+    The replacement is the next image of the class in the split's order. Labels and their counts
+    stay as they are, and the choice depends only on which images can be read.
     """
 
-    _failed: list[str] = field(default_factory=list, repr=False)
+    _failures: list[str] = field(default_factory=list, repr=False)
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         try:
             return self.split.read(index)
         except ImageError as error:
-            self._failed.append(f"{error.name}: {error.reason}: {error.detail}")
-            return self._another(index, error)
+            self._failures.append(f"{error.name}: {error.reason}: {error.detail}")
+            return self._read_replacement(index, error)
 
-    def _another(self, index: int, error: ImageError) -> UInt8[np.ndarray, "H W C"]:
-        alike = np.flatnonzero(self.labels == self.labels[index])
-        after = np.roll(alike, -1 - int(np.searchsorted(alike, index)))[:-1]
-        began = time.monotonic()
-        for other in after[:MOST_TRIED].tolist():
+    def _read_replacement(self, index: int, error: ImageError) -> UInt8[np.ndarray, "H W C"]:
+        same_class = np.flatnonzero(self.labels == self.labels[index])
+        # The class in the order of the split, beginning after the image and without it.
+        following = np.roll(same_class, -1 - int(np.searchsorted(same_class, index)))[:-1]
+        start = time.monotonic()
+        for candidate in following[:MOST_TRIED].tolist():
             try:
-                return self.split.read(other)
+                return self.split.read(candidate)
             except ImageError:
-                if time.monotonic() - began > LONGEST:
+                if time.monotonic() - start > LONGEST_SEARCH:
                     break
         raise error
 
-    def failed(self) -> tuple[str, ...]:
-        """What could not be read since this was last asked, a line each."""
-        said = tuple(self._failed)
-        self._failed.clear()
-        return said
+    def failures(self) -> tuple[str, ...]:
+        lines = tuple(self._failures)
+        self._failures.clear()
+        return lines
 
-    def subset(self, indices: Int[np.ndarray, " M"]) -> StandIns:
-        return StandIns(self.split.subset(indices))
+    def subset(self, indices: Int[np.ndarray, " M"]) -> ReplacingSplit:
+        return ReplacingSplit(self.split.subset(indices))
 
-    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> StandIns:
-        return StandIns(self.split.relabelled(labels))
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> ReplacingSplit:
+        return ReplacingSplit(self.split.relabelled(labels))
 
 
-def with_stand_ins(dataset: Dataset) -> Dataset:
-    """The data set, other images read in the place of those that can no longer be.
+def with_replacements(dataset: Dataset) -> Dataset:
+    """Return the dataset with splits that replace images which become unreadable.
 
-    Images in memory or in a cache cannot go missing, and those of remote shards only together.
+    Images in memory or in a cache cannot go missing, and those of remote shards only together;
+    such splits stay as they are.
     """
-    splits = {
-        name: StandIns(split) if _may_go_missing(split) else split
-        for name, split in dataset.splits.items()
-    }
+    splits: dict[str, Split] = {}
+    for name, split in dataset.splits.items():
+        splits[name] = ReplacingSplit(split) if split.reads_single_files else split
     return dataclasses.replace(dataset, splits=splits)
-
-
-def failures(split: Split) -> tuple[str, ...]:
-    """What of a split could not be read since this was last asked, a line each."""
-    return split.failed() if isinstance(split, StandIns) else ()
-
-
-def _may_go_missing(split: Split) -> bool:
-    if isinstance(split, StoredSplit):
-        return not isinstance(split.store, RemoteTars)
-    return isinstance(split, FileSplit)

@@ -1,8 +1,8 @@
-"""One look at every image: whether it decodes, and what is told of it without its pixels.
+"""One decode of every image of a split; checks use the results without decoding again.
 
-What is told is a row of fixed size, so memory hardly grows with the data, and rows of unchanged
-files come from a `FileCache`. What cannot be decoded is not remembered: a disk that failed and a
-permission that was missing mend without a trace in the file.
+The result of an image is a row of fixed size, so memory hardly grows with the data, and rows of
+unchanged files come from a `FileCache`. An image that cannot be decoded is not cached: a failing
+disk and a missing permission mend without a trace in the file.
 """
 
 from __future__ import annotations
@@ -17,40 +17,38 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from jaxtyping import Int64, UInt8, UInt64
+from jaxtyping import Int64, UInt8
 from PIL import Image
 
-from vitkit.data.datasets.dataset import FileSplit, Split, StoredSplit
-from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, Room
-from vitkit.data.datasets.pixel_cache import CachedSplit, decode_with_properties
-from vitkit.data.images.decode import ODDITIES
-from vitkit.data.sources.remote_shards import RemoteTars, content_keys
+from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
+from vitkit.data.datasets.split import Split
+from vitkit.data.images.file_types import FILE_PROPERTIES
 from vitkit.errors import ImageError, ImageReason, SettingError
-from vitkit.io.file_cache import UNKNOWN, FileCache, file_keys
+from vitkit.io.file_cache import FileCache
 
-SIDE = 16
-"""Height and width of the grey thumbnails that near duplicates are told by."""
+THUMBNAIL_SIDE = 16
+"""Height and width in pixels of the grey thumbnails that near duplicates are found by."""
 SAMPLED_SIDE = 512
 """Of larger images the thumbnail averages every n-th pixel, so many along the short side."""
-TRAITS = (*ODDITIES, "blank")
-"""What the bits of a row's `traits` stand for, lowest first; blank: all pixels are the same."""
-LOOK = np.dtype(
+TRAITS = (*FILE_PROPERTIES, "blank")
+"""Meaning of the bits of a row's `traits`, lowest first; blank: all pixels are the same."""
+SCAN_ROW = np.dtype(
     [
         ("height", np.uint32),
         ("width", np.uint32),
         ("traits", np.uint16),
         ("pixels", np.uint64, (2,)),
-        ("thumbnail", np.uint8, (SIDE, SIDE)),
+        ("thumbnail", np.uint8, (THUMBNAIL_SIDE, THUMBNAIL_SIDE)),
     ]
 )
-"""What is kept of an image: its size when upright, its traits, a hash of its decoded pixels."""
+"""Result of one image: its upright size, its traits, a hash of its decoded pixels, a thumbnail."""
 
-GROUP = 32
+SCAN_GROUP = 32
 """Images that a thread takes at once; handing over one small image costs as much as it does."""
-BLOCK = 1024
-"""Images handed to the threads at once; what is waiting takes memory, pixels are dropped."""
+SCAN_BLOCK = 1024
+"""Images handed to the threads at once; waiting results take memory, pixels are dropped."""
 SAVE_EVERY = 60.0
-"""Seconds after which the memory is written; a check that is broken off goes on from there."""
+"""Seconds after which the cache is written; an interrupted scan goes on from there."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class Problem:
     """An image that cannot be used."""
 
     index: int
-    """Its place in the split."""
+    """Its index in the split."""
     name: str
     """Its file."""
     reason: ImageReason
@@ -68,82 +66,97 @@ class Problem:
 
 
 @dataclass(frozen=True, eq=False)
-class Looks:
-    """What was seen of a split."""
+class ScanResult:
+    """The rows and the problems of a split."""
 
     rows: np.ndarray
-    """(N,) of `LOOK`; zeros where there is a problem."""
+    """(N,) of `SCAN_ROW`; zeros where there is a problem."""
     problems: list[Problem]
     """The images that cannot be decoded, in order."""
     recalled: int
-    """How many images were known from an earlier look."""
+    """Number of images whose rows came from the cache."""
+
+
+RowOrProblem = tuple[object, ...] | Problem
 
 
 def scan_split(
     split: Split,
-    memory: FileCache | None = None,
+    cache: FileCache | None = None,
     *,
     workers: int = 0,
     advance: Callable[[int], object] = lambda count: None,
-) -> Looks:
-    """Look at every image of a split once.
+) -> ScanResult:
+    """Decode every image of a split once.
 
     Args:
-        split: its images are decoded, but for those that `memory` knows; a `CachedSplit`'s
-            pixels are taken from the cache.
-        memory: is asked, and learns what is new; it is saved now and then, not at the end. Without
-            one every image is decoded.
+        split: a `CachedSplit` gives its pixels from the pixel cache.
+        cache: rows that it has are not computed again, and new rows are added to it; it is saved
+            now and then, not at the end. Without one every image is decoded.
         workers: threads; 0 means one for each core.
-        advance: is told how many images more are done.
+        advance: called with the number of images done since the last call.
+
+    Raises:
+        SettingError: a negative number of workers.
     """
     if workers < 0:
         raise SettingError.about("workers", workers, "must be 0 or more; 0 means one for each core")
-    if memory:
-        rows, known = memory.get_many(_keys(as_stored(split)))
+    if cache:
+        rows, known = cache.get_many(split.original().cache_keys())
     else:
-        rows, known = np.zeros(len(split), LOOK), np.zeros(len(split), bool)
+        rows, known = np.zeros(len(split), SCAN_ROW), np.zeros(len(split), bool)
     recalled = int(known.sum())
-    advance(recalled)
+    advance(recalled)  # images from the cache count as done
     unknown = np.flatnonzero(~known)
     problems: list[Problem] = []
-    saved, room = time.monotonic(), Room(PIXELS_AT_ONCE)
+    last_save = time.monotonic()
+    scan_group = partial(_scan_group, split, MemoryLimit(PIXELS_AT_ONCE))
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for start in range(0, len(unknown), BLOCK):
-            block = unknown[start : start + BLOCK]
-            groups = [block[place : place + GROUP] for place in range(0, len(block), GROUP)]
-            for index, found in itertools.chain.from_iterable(
-                pool.map(partial(_look, split, room), groups)
-            ):
-                if isinstance(found, Problem):
-                    problems.append(found)
+        for start in range(0, len(unknown), SCAN_BLOCK):
+            block = unknown[start : start + SCAN_BLOCK]
+            # Results of a block are taken in order, so rows and problems are, too.
+            groups = [
+                block[first : first + SCAN_GROUP] for first in range(0, len(block), SCAN_GROUP)
+            ]
+            for index, result in itertools.chain.from_iterable(pool.map(scan_group, groups)):
+                # Rows and marks are shared with the cache: what is marked as known is saved.
+                if isinstance(result, Problem):
+                    problems.append(result)
                 else:
-                    rows[index], known[index] = found, True
+                    rows[index] = result
+                    known[index] = True
             advance(len(block))
-            if memory and time.monotonic() - saved > SAVE_EVERY:
-                memory.save(finished=False)
-                saved = time.monotonic()
-    return Looks(rows, problems, recalled)
-
-
-def as_stored(split: Split) -> Split:
-    """The split that a `CachedSplit` is a cache of; any other one itself."""
-    return split.split if isinstance(split, CachedSplit) else split
+            if cache and time.monotonic() - last_save > SAVE_EVERY:
+                cache.save(finished=False)
+                last_save = time.monotonic()
+    return ScanResult(rows, problems, recalled)
 
 
 def summarise(
     pixels: UInt8[np.ndarray, "H W C"], properties: Iterable[str] = ()
 ) -> tuple[object, ...]:
-    """A row of `LOOK` for decoded pixels, RGB or grey."""
+    """Return the row of `SCAN_ROW` for decoded pixels.
+
+    Args:
+        pixels: (H, W, 3) RGB or (H, W, 1) grey, uint8.
+        properties: of `FILE_PROPERTIES`, those of the image's file.
+    """
     height, width, _ = pixels.shape
     traits = {*properties}
+    # Row by row: most images differ in the first one, and the rest is not compared.
     if all((row == pixels[0, 0]).all() for row in pixels):
         traits.add("blank")
+    bits = 0
+    for bit, trait in enumerate(TRAITS):
+        if trait in traits:
+            bits |= 1 << bit
+    # The shape belongs to the hash: 2 x 3 and 3 x 2 pixels may have the same bytes.
     digest = hashlib.blake2b(repr(pixels.shape).encode(), digest_size=16)
     digest.update(np.ascontiguousarray(pixels).data)
     return (
         height,
         width,
-        sum(1 << bit for bit, trait in enumerate(TRAITS) if trait in traits),
+        bits,
         np.frombuffer(digest.digest(), np.uint64),
         _thumbnail(pixels),
     )
@@ -154,35 +167,20 @@ def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
     step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
     sampled = pixels[step // 2 :: step, step // 2 :: step]
     image = Image.fromarray(sampled[:, :, 0] if sampled.shape[2] == 1 else sampled)
-    return np.asarray(image.resize((SIDE, SIDE), Image.Resampling.HAMMING).convert("L"))
+    return np.asarray(
+        image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.HAMMING).convert("L")
+    )
 
 
-def _look(
-    split: Split, room: Room, indices: Int64[np.ndarray, " M"]
-) -> list[tuple[int, tuple[object, ...] | Problem]]:
-    seen: list[tuple[int, tuple[object, ...] | Problem]] = []
+def _scan_group(
+    split: Split, limit: MemoryLimit, indices: Int64[np.ndarray, " M"]
+) -> list[tuple[int, RowOrProblem]]:
+    results: list[tuple[int, RowOrProblem]] = []
     for index in map(int, indices):
-        with room.admission() as admit:  # until the pixels have been looked at
+        with limit.admission() as admit:  # the pixels are held until they are summarised
             try:
-                seen.append((index, summarise(*decode_with_properties(split, index, admit))))
+                result: RowOrProblem = summarise(*split.examine(index, admit))
             except ImageError as error:
-                problem = Problem(index, split.name(index), error.reason, error.detail)
-                seen.append((index, problem))
-    return seen
-
-
-def _keys(split: Split) -> UInt64[np.ndarray, " N"]:
-    """Of files by what the file system says, of stored images by their bytes."""
-    if isinstance(split, FileSplit):
-        return file_keys(split.paths.texts())
-    keys = np.full(len(split), UNKNOWN)
-    if isinstance(split, StoredSplit) and isinstance(split.store, RemoteTars):
-        return content_keys(split.store.digests[split.numbers])  # none is fetched for it
-    if isinstance(split, StoredSplit):
-        for index in range(len(split)):
-            try:
-                encoded = split.store.encoded(int(split.numbers[index]))
-            except ImageError:
-                continue
-            keys[index] = int.from_bytes(hashlib.blake2b(encoded, digest_size=8).digest())
-    return keys
+                result = Problem(index, split.name(index), error.reason, error.detail)
+            results.append((index, result))
+    return results

@@ -1,7 +1,7 @@
 """Cut images into splits: a pool into three, or validation from train.
 
 Copies, files of one class with the same content, stay together. An earlier rule separated them.
-Where it gives another cut, the data set has a fingerprint of its own, so that a run begun with that
+Where it gives another cut, the dataset has a fingerprint of its own, so that a run begun with that
 rule is not resumed on other splits, and a checkpoint is evaluated on the splits that it had.
 """
 
@@ -15,13 +15,14 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from vitkit.data.datasets.dataset import Dataset, Split
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.split import Split
 from vitkit.errors import DataError, SettingError
 from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
 Cut: TypeAlias = Mapping[str, Int64[np.ndarray, " _"]]
-"""Split -> the places of its images in a pool."""
+"""Split -> the indices of its images in a pool."""
 
 
 def stratified_split(
@@ -32,24 +33,24 @@ def stratified_split(
     *,
     together: bool = True,
 ) -> list[Int64[np.ndarray, " M"]]:
-    """Cut N images in parts that all have the classes in the same proportions.
+    """Cut N images into parts that all have the classes in the same proportions.
 
     Every part gets round(fraction * N) images. A class gives to each part the whole number below
-    its share; what is missing comes from the classes with the largest remainders. A class never
-    gives its last image away from the first part. Which images go is decided by
-    `hash64(seed, key)`: it depends on nothing but the seed and the keys. Images of one class with
-    the same key go to the same part, which may make parts larger or smaller.
+    its share; the missing images come from the classes with the largest remainders. A class never
+    gives its last image away from the first part. `hash64(seed, key)` decides which images go: the
+    cut depends on nothing but the seed and the keys. Images of one class with the same key go to
+    the same part, which may make parts larger or smaller.
 
     Args:
         labels: class numbers (N,).
-        fractions: shares of the parts, positive, summing to 1; the first part takes what is left.
+        fractions: shares of the parts, positive, summing to 1; the first part takes the rest.
         seed: another seed, another cut.
         keys: one number for each image that stays with it when the order changes, such as the
-            first 64 bits of its file's hash; its place where absent.
+            first 64 bits of its file's hash; its index where absent.
         together: False lets images with the same key go to different parts.
 
     Returns:
-        For each part its places in `labels`, ascending.
+        For each part its indices in `labels`, ascending.
 
     Raises:
         SettingError: fractions that are not positive or do not sum to 1.
@@ -57,14 +58,17 @@ def stratified_split(
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
     keys = np.arange(len(labels), dtype=np.uint64) if keys is None else keys
+    # Sorted by class and by draw, the images that a part takes are the first ones of each class.
     draws = hash64(seed, keys)
     order = np.lexsort((draws, labels))
     parts: list[Int64[np.ndarray, " M"]] = []
+    # The last part is cut off first; its share is of the images that are still there.
     for last in range(len(fractions) - 1, 0, -1):
         share = fractions[last] / sum(fractions[: last + 1])
-        taken = _take_from_each_class(labels[order], share, draws[order] if together else None)
-        parts.append(np.sort(order[taken]))
-        order = order[~taken]
+        groups = draws[order] if together else None
+        selected = _take_from_each_class(labels[order], share, groups)
+        parts.append(np.sort(order[selected]))
+        order = order[~selected]
     return [np.sort(order), *reversed(parts)]
 
 
@@ -76,39 +80,42 @@ def pool_cuts(labels: Int64[np.ndarray, " N"], digests: Iterable[bytes]) -> tupl
         digests: their SHA-256; another order of the images gives the same cut.
 
     Returns:
-        The places of "train", "val" and "test", in which copies are together; and the cut of the
+        The indices of "train", "val" and "test", in which copies are together; and the cut of the
         earlier rule, which separated copies, where that is another one.
     """
+    # 64 bits are enough: two of a billion images have the same with a chance of 3 %.
     keys = np.frombuffer(b"".join(digest[:8] for digest in digests), ">u8").astype(np.uint64)
     shares = tuple(POOL_FRACTIONS.values())
-    now, before = (
-        dict(
-            zip(
-                POOL_FRACTIONS, stratified_split(labels, shares, 0, keys, together=how), strict=True
-            )
-        )
-        for how in (True, False)
-    )
-    return now, None if _same_cut(now.values(), before.values()) else before
+    together = stratified_split(labels, shares, 0, keys)
+    separated = stratified_split(labels, shares, 0, keys, together=False)
+    cut = dict(zip(POOL_FRACTIONS, together, strict=True))
+    if _same_cut(together, separated):
+        return cut, None
+    return cut, dict(zip(POOL_FRACTIONS, separated, strict=True))
 
 
 def cut_pool(whole: Split, cut: Cut, dataset: Dataset, before: Cut | None) -> Dataset:
-    """Give a data set the splits of a pool.
+    """Return a dataset with the splits of a pool.
 
     Args:
         whole: all images, labelled.
-        cut: the places of each split in it.
+        cut: the indices of each split in it.
         dataset: everything but its splits.
-        before: the cut of the earlier rule if that is another one; then the data set has a
+        before: the cut of the earlier rule if that is another one; then the dataset has a
             fingerprint of its own, and that cut is in `as_before`.
     """
     splits = {name: whole.subset(part) for name, part in cut.items() if len(part)}
-    made = dataclasses.replace(dataset, splits=splits, cut=True)
-    return made if before is None else _cut_anew(made, cut_pool(whole, before, dataset, None))
+    now = dataclasses.replace(dataset, splits=splits, cut=True)
+    if before is None:
+        return now
+    return _with_earlier_cut(now, cut_pool(whole, before, dataset, None))
 
 
 def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset:
-    """The data set with a validation split: its own, or a stratified part of train.
+    """Return the dataset with a validation split: its own, or a stratified part of train.
+
+    Copies in train stay together; where the earlier rule separated some, the dataset has
+    another fingerprint, and that cut is in `as_before`.
 
     Args:
         dataset: returned as it is where it has "val".
@@ -118,9 +125,6 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     Raises:
         SettingError: a fraction out of range.
         DataError: no train split, or too few images in it to take any.
-
-    Copies in train stay together; where the earlier rule separated some, the data set has
-    another fingerprint, and that cut is in `as_before`.
     """
     if "val" in dataset.splits:
         return dataset
@@ -136,18 +140,19 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
             f"{dataset.name}: train has {len(train)} images, too few to take {fraction:.0%} "
             f"for validation; add images or a val folder"
         )
-    made = _with_validation(dataset, cut, seed)
+    separated = _with_validation(dataset, cut, seed)
     if dataset.first_copies is None:
-        return made
+        return separated
+    # Copies have the index of their first one as key; other images have their own.
     keys = dataset.first_copies.astype(np.uint64)
-    together = stratified_split(train.labels, shares, seed, keys)
-    if _same_cut(cut, together) or not len(together[1]):
-        return made
-    return _cut_anew(_with_validation(dataset, together, seed), made)
+    cut_together = stratified_split(train.labels, shares, seed, keys)
+    if _same_cut(cut, cut_together) or not len(cut_together[1]):
+        return separated
+    return _with_earlier_cut(_with_validation(dataset, cut_together, seed), separated)
 
 
 def with_validation_of(dataset: Dataset, fingerprint: str, fraction: float) -> Dataset:
-    """The data set with the validation split of a run, by today's rule or the earlier one.
+    """Return the dataset with the validation split of a run, by today's rule or the earlier one.
 
     Args:
         dataset: returned as it is where the run was about other data.
@@ -157,19 +162,26 @@ def with_validation_of(dataset: Dataset, fingerprint: str, fraction: float) -> D
     if fingerprint not in (dataset.fingerprint, _copies_together(dataset.fingerprint)):
         return dataset
     now = with_validation(dataset, fraction)
-    cuts = (cut for cut in (now, now.as_before) if cut and cut.fingerprint == fingerprint)
-    return next(cuts, dataset)
+    for cut in (now, now.as_before):
+        if cut is not None and cut.fingerprint == fingerprint:
+            return cut
+    return dataset
 
 
 def _with_validation(
     dataset: Dataset, cut: Sequence[Int64[np.ndarray, " _"]], seed: int
 ) -> Dataset:
-    train, (kept, taken) = dataset.splits["train"], cut
-    splits = {"train": train.subset(kept), "val": train.subset(taken)}
-    note = f"validation: {len(taken):,} of {len(train):,} train images, stratified, seed {seed}"
+    train = dataset.splits["train"]
+    rest, validation = cut
+    splits = {"train": train.subset(rest), "val": train.subset(validation)}
+    for name, split in dataset.splits.items():
+        splits.setdefault(name, split)
+    note = (
+        f"validation: {len(validation):,} of {len(train):,} train images, stratified, seed {seed}"
+    )
     return dataclasses.replace(
         dataset,
-        splits=splits | {k: v for k, v in dataset.splits.items() if k != "train"},
+        splits=splits,
         notes=(*dataset.notes, note),
         first_copies=None,
         as_before=None,
@@ -185,14 +197,17 @@ def _same_cut(
 def _take_from_each_class(
     labels: Int64[np.ndarray, " N"], share: float, draws: UInt64[np.ndarray, " N"] | None
 ) -> np.ndarray:
-    """Which of the images, sorted by class and draw, go: bool (N,), `round(share * N)` of them
-    set, or nearly as many where images of one draw have to stay together."""
+    """Select images, sorted by class and draw: bool (N,), `round(share * N)` of them set.
+
+    Nearly as many where images of one draw have to stay together.
+    """
     _, starts, counts = np.unique(labels, return_index=True, return_counts=True)
     shares = counts * share
-    take = np.floor(shares + 1e-9).astype(np.int64)  # a product may be a hair off
+    take = np.floor(shares + 1e-9).astype(np.int64)  # a product may be off by a rounding error
     missing = round(round(float(shares.sum()), 6)) - int(take.sum())
+    # Largest remainders first; of equal ones, the class with the smaller number.
     by_remainder = np.argsort(-(shares - take), kind="stable")
-    able = by_remainder[(take < counts - 1)[by_remainder]]
+    able = by_remainder[(take < counts - 1)[by_remainder]]  # one image stays in the first part
     take[able[: max(missing, 0)]] += 1
     if draws is not None:
         take = _moved_to_edges(labels, draws, starts, counts, take)
@@ -207,19 +222,20 @@ def _moved_to_edges(
     counts: Int64[np.ndarray, " K"],
     take: Int64[np.ndarray, " K"],
 ) -> Int64[np.ndarray, " K"]:
-    """How many of each class go, moved to the nearest edge of a group of the same draw (K,)."""
+    """Round the number taken of each class (K,) to the nearest edge of a group of one draw."""
     changes = (labels[1:] != labels[:-1]) | (draws[1:] != draws[:-1])
+    # A group is a run of images of one class with one draw; it may not be torn apart.
     edges = np.flatnonzero(np.concatenate([[True], changes, [True]]))
-    place = np.searchsorted(edges, starts + take, "right") - 1
-    before = edges[place] - starts
-    after = edges[np.minimum(place + 1, len(edges) - 1)] - starts
+    edge = np.searchsorted(edges, starts + take, "right") - 1
+    before = edges[edge] - starts
+    after = edges[np.minimum(edge + 1, len(edges) - 1)] - starts
     # A class keeps its last group in the first part.
     up = (after - take <= take - before) & (after < counts)
     return np.where(before == take, take, np.where(up, after, before))
 
 
-def _cut_anew(now: Dataset, before: Dataset) -> Dataset:
-    """A data set cut by today's rule, under a fingerprint of its own; `before` by the earlier."""
+def _with_earlier_cut(now: Dataset, before: Dataset) -> Dataset:
+    """Return `now`, cut by today's rule, with a fingerprint of its own and the earlier cut."""
     mark = _copies_together(before.fingerprint)
     return dataclasses.replace(now, fingerprint=mark, as_before=before)
 
@@ -229,7 +245,7 @@ def _copies_together(fingerprint: str) -> str:
 
 
 def first_copies(digests: Iterable[bytes]) -> Int64[np.ndarray, " N"] | None:
-    """For each image the first place of its digest (N,); None where all differ."""
+    """Return for each image the first index of its digest (N,); None where all differ."""
     seen: dict[bytes, int] = {}
-    places = [seen.setdefault(digest[:8], place) for place, digest in enumerate(digests)]
-    return None if len(seen) == len(places) else np.array(places, np.int64)
+    firsts = [seen.setdefault(digest[:8], index) for index, digest in enumerate(digests)]
+    return None if len(seen) == len(firsts) else np.array(firsts, np.int64)

@@ -1,4 +1,4 @@
-"""The one decoder: bytes or a path in, (H, W, 3) uint8 RGB out, and only `ImageError` in between.
+"""The one decoder: bytes or a path in, (H, W, 3) uint8 RGB out; it raises only `ImageError`.
 
 Training, checking, prediction and serving all read images here, so that they all see the same
 pixels and refuse the same files. An image is decoded whole or not at all.
@@ -12,13 +12,19 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
-from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageCms, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 
-from vitkit.data.images.file_types import FORMATS, HEAD_SIZE, describe, identify
+from vitkit.data.images.colour import (
+    UPRIGHT,
+    RGBPixels,
+    array_as_rgb,
+    exif_orientation,
+    scale_key_colour,
+    upright_pixels,
+)
+from vitkit.data.images.file_types import HEAD_SIZE, IMAGE_FORMATS, FileProperty, describe, identify
 from vitkit.data.images.integrity import (
     Stream,
     check_jpeg_scans,
@@ -28,54 +34,35 @@ from vitkit.data.images.integrity import (
     ends_early,
 )
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
-from vitkit.data.images.tiff import BITS, PHOTOMETRIC, WHITE_IS_ZERO, orientation, pixel_layout
+from vitkit.data.images.tiff import pixel_layout, tiff_orientation
 from vitkit.errors import ImageError
+from vitkit.messages import escape
 
-RGBPixels = UInt8[np.ndarray, "H W 3"]
-
-FileProperty = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
-"""What of a file does not come through as it is stored."""
-ODDITIES: tuple[FileProperty, ...] = get_args(FileProperty)
-
-BACKGROUND = "white"
-"""What shows through transparent pixels."""
-
-CONVERTED_AT_ONCE = 1 << 22
-"""Pixels; a conversion holds several copies of what it converts."""
-
-READABLE = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
+READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
 WEBP_SHARE = 2
-"""A WebP may have this part of the pixels of others: Pillow decodes it by way of two canvases and a
-copy of RGBA."""
-
-# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112).
-UPRIGHT = {
-    2: lambda p: p[:, ::-1],
-    3: lambda p: p[::-1, ::-1],
-    4: lambda p: p[::-1],
-    5: lambda p: p.swapaxes(0, 1),
-    6: lambda p: p[::-1].swapaxes(0, 1),
-    7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
-    8: lambda p: p[:, ::-1].swapaxes(0, 1),
-}
+"""A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
+copy in RGBA."""
+MAX_PIXELS = 50_000_000
+MAX_ASPECT = 200.0
 
 
 def decode(
     source: bytes | str | os.PathLike[str],
     *,
     name: str | None = None,
-    max_pixels: int = 50_000_000,
-    max_aspect: float = 200.0,
+    max_pixels: int = MAX_PIXELS,
+    max_aspect: float = MAX_ASPECT,
 ) -> RGBPixels:
-    """Decode one image: JPEG, PNG, WEBP, BMP, GIF or TIFF, told by content, not by name.
+    """Decode one image: JPEG, PNG, WEBP, BMP, GIF or TIFF, recognised by its content.
 
-    Upright by its EXIF orientation; the first frame of several. Transparency is laid on white;
-    grey is repeated; 16 bits become 8 by their high byte; CMYK goes through the embedded ICC
-    profile where that can be used. ICC profiles of RGB and grey images are not applied.
+    It is turned upright by its EXIF orientation; of several frames the first is read. Transparency
+    is laid on white; grey is repeated; 16 bits become 8 by their high byte; CMYK goes through the
+    embedded ICC profile where that can be used. ICC profiles of RGB and grey images are not
+    applied.
 
     Args:
         source: the file's bytes, or its path.
-        name: what to call the image in a message; the path where absent.
+        name: the image's name for messages; the path where absent.
         max_pixels: largest width x height, read from the header before any pixel is decoded; of
             a WebP half as many. Pillow's own limit, about 179 million, holds besides.
         max_aspect: largest ratio of the longer to the shorter side.
@@ -87,38 +74,46 @@ def decode(
         ImageError: with `.reason`: "missing", "not a file", "empty", "not an image", "format",
             "truncated", "damaged", "too large", "too long" or "mode" (float and 32-bit pixels).
     """
-    return examine(source, name=name, max_pixels=max_pixels, max_aspect=max_aspect)[0]
+    pixels, _ = decode_with_properties(
+        source, name=name, max_pixels=max_pixels, max_aspect=max_aspect
+    )
+    return pixels
 
 
-def examine(
+def decode_with_properties(
     source: bytes | str | os.PathLike[str],
     *,
     name: str | None = None,
-    max_pixels: int = 50_000_000,
-    max_aspect: float = 200.0,
+    max_pixels: int = MAX_PIXELS,
+    max_aspect: float = MAX_ASPECT,
     admit: Callable[[int], object] = lambda pixels: None,
 ) -> tuple[RGBPixels, frozenset[FileProperty]]:
-    """What `decode` gives and raises, and what had to be done to the file's pixels for it.
+    """Decode one image as `decode` does, and return the properties of its file that this changed.
 
     Args:
         source: as in `decode`.
         name: as in `decode`.
         max_pixels: as in `decode`.
         max_aspect: as in `decode`.
-        admit: is told how many pixels there are before they are decoded, and may wait.
+        admit: called with the number of pixels before they are decoded; it may wait.
 
     Returns:
-        The pixels, and of `ODDITIES`: "CMYK" inks turned to colours; "16 bits" a sample (or 12) cut
-        to 8; "1 bit" a pixel; an "alpha" channel or transparent colour laid on white; several
-        "frames", of which the first is read; "turned" upright by EXIF.
+        The pixels, and of `FILE_PROPERTIES`: "CMYK" inks turned to colours; "16 bits" a sample
+        (or 12) cut to 8; "1 bit" a pixel; an "alpha" channel or transparent colour laid on white;
+        several "frames", of which the first is read; "turned" upright by EXIF.
+
+    Raises:
+        ImageError: as `decode`.
     """
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
-    with _opened(source, name) as handle:
+    with _open(source, name) as handle:
         format = None
         try:
-            format = identify(head := handle.read(HEAD_SIZE))
+            head = handle.read(HEAD_SIZE)
+            format = identify(head)
+            # Only bytes of the six formats reach Pillow.
             if format is None:
                 raise ImageError(name, *describe(head))
             with PillowKeptQuiet():
@@ -126,65 +121,63 @@ def examine(
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
-            cut = format is not None and _is_cut_short(handle, format, error)
-            unknown = format == "TIFF" and isinstance(error, UnidentifiedImageError) and not cut
-            if unknown and (layout := pixel_layout(handle)):
-                detail = f"expected {READABLE}, got {layout}"
-                raise ImageError(name, "mode", detail) from error
-            detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
-            raise ImageError(name, "truncated" if cut else "damaged", detail) from error
+            raise _refusal(handle, format, name, error) from error
+
+
+def _refusal(handle: Stream, format: str | None, name: str, error: BaseException) -> ImageError:
+    """Return the error for a file that Pillow cannot decode."""
+    is_cut = format is not None and _is_cut_short(handle, format, error)
+    if format == "TIFF" and isinstance(error, UnidentifiedImageError) and not is_cut:
+        layout = pixel_layout(handle)
+        if layout:
+            return ImageError(name, "mode", f"expected {READABLE_MODES}, got {layout}")
+    detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
+    return ImageError(name, "truncated" if is_cut else "damaged", detail)
 
 
 def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
-    """An already decoded image as (H, W, 3) uint8 RGB, converted as `decode` does.
+    """Return an already decoded image as (H, W, 3) uint8 RGB, converted as `decode` does.
 
     Args:
         image: a PIL image of any mode, or uint8 (H, W), (H, W, 1) or (H, W, 3) RGB, [0, 255].
-            Of a PNG with a transparent colour give what `Image.open` gave, not loaded yet: loaded,
-            it no longer tells whether it had 2, 4 or 16 bits.
-        name: what to call the image in a message.
+            Of a PNG with a transparent colour pass the image that `Image.open` returned, not loaded
+            yet: once loaded, it no longer has the number of bits it was stored with.
+        name: the image's name for messages.
 
     Raises:
-        ImageError: "mode" for another array or for float and 32-bit pixels; what `decode` raises
-            where a PIL image that was opened and not yet read cannot be.
+        ImageError: "mode" for another array or for float and 32-bit pixels; as `decode` for a PIL
+            image that was opened and not yet loaded.
     """
     name = escape(name)
     if isinstance(image, np.ndarray):
-        return _array_as_rgb(image, name)
+        return array_as_rgb(image, name)
     try:
         with PillowKeptQuiet():
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
-                _scale_key_colour(image)
+                scale_key_colour(image)
             image.load()
-            return _upright_pixels(image, name)
+            return upright_pixels(image, name)
     except PILLOW_ERRORS as error:
-        cut = "truncat" in str(error).lower()
-        raise ImageError(name, "truncated" if cut else "damaged", _one_line(error)) from error
+        is_cut = "truncat" in str(error).lower()
+        raise ImageError(name, "truncated" if is_cut else "damaged", _one_line(error)) from error
 
 
-def escape(name: str | os.PathLike[str]) -> str:
-    """A file name fit for one line of a message: line breaks and broken bytes are escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii")
-        for c in os.fspath(name)
-    )
-
-
-def _opened(source: bytes | str | os.PathLike[str], name: str) -> Stream:
-    """The bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
+def _open(source: bytes | str | os.PathLike[str], name: str) -> Stream:
+    """Open the bytes as a stream. A path is opened only when it is a file: a FIFO would hang."""
     if isinstance(source, bytes):
         if not source:
             raise ImageError(name, "empty", "expected an image, got 0 bytes")
         return io.BytesIO(source)
     try:
-        found = os.stat(source)
-        if not stat.S_ISREG(found.st_mode):
-            raise ImageError(name, "not a file", f"expected a file, found {_kind(found.st_mode)}")
-        if found.st_size == 0:
+        status = os.stat(source)
+        if not stat.S_ISREG(status.st_mode):
+            raise ImageError(name, "not a file", f"expected a file, found {_kind(status.st_mode)}")
+        if status.st_size == 0:
             raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
         return Path(source).open("rb")
     except FileNotFoundError:
         raise ImageError(name, "missing", "no such file") from None
+    # A path with a zero byte, or one too long, is a ValueError or an OSError.
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
@@ -198,7 +191,10 @@ def _kind(mode: int) -> str:
         (stat.S_ISCHR, "a character device"),
         (stat.S_ISBLK, "a block device"),
     )
-    return next((what for is_kind, what in kinds if is_kind(mode)), "something else")
+    for is_kind, kind in kinds:
+        if is_kind(mode):
+            return kind
+    return "something else"
 
 
 def _decode(
@@ -209,38 +205,41 @@ def _decode(
     max_aspect: float,
     admit: Callable[[int], object],
 ) -> tuple[RGBPixels, frozenset[FileProperty]]:
-    with Image.open(handle, formats=FORMATS) as image:
+    with Image.open(handle, formats=IMAGE_FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
+        # Only the header has been read so far: a huge image is refused before it takes memory.
         _check_limits(image.size, name, most, max_aspect)
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
-            # Somebody told Pillow to fill what is missing with grey; that does not hold here.
+            # Other code has set Pillow to fill missing pixels with grey; here that is an error.
             raise ImageError(name, "truncated", f"{format} without its end")
-        place = handle.tell()
+        position = handle.tell()  # Pillow goes on reading from here
         if format == "JPEG":
             check_jpeg_scans(handle, name)
         if format == "PNG":
             check_png_chunks(handle, name)
-            _scale_key_colour(image)
+            scale_key_colour(image)
         if format == "TIFF":
             check_tiff_coverage(image, name)
-        handle.seek(place)
+        handle.seek(position)
         stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
-        turned = format == "TIFF" and orientation(image) in UPRIGHT  # loading forgets it
+        turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # loading forgets it
         admit(image.width * image.height)
         image.load()
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = _upright_pixels(image, name)
-        return pixels, frozenset(_oddities(image, stored, turned))
+        pixels = upright_pixels(image, name)
+        return pixels, frozenset(_file_properties(image, stored, turned))
 
 
-def _oddities(image: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator[FileProperty]:
-    """Of a loaded image.
+def _file_properties(
+    image: ImageFile.ImageFile, stored: str, turned: bool
+) -> Iterator[FileProperty]:
+    """Generate the properties of a loaded image's file.
 
     Args:
         image: the image.
         stored: the layout of its samples in the file.
-        turned: whether it was turned upright while it was loaded.
+        turned: True if it was turned upright while it was loaded.
     """
     if image.mode == "CMYK":
         yield "CMYK"
@@ -248,24 +247,25 @@ def _oddities(image: ImageFile.ImageFile, stored: str, turned: bool) -> Iterator
         yield "16 bits"
     if image.mode == "1":
         yield "1 bit"
+    # A palette or a key colour may be transparent, too.
     if image.has_transparency_data:
         yield "alpha"
-    if turned or _orientation(image) in UPRIGHT:
+    if turned or exif_orientation(image) in UPRIGHT:
         yield "turned"
     try:
         if getattr(image, "is_animated", False):
             yield "frames"
     except PILLOW_ERRORS:
-        pass  # what follows the first frame is damaged, and is not read
+        pass  # only frames after the first are damaged, and those are not read
 
 
 def _is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
-    """Whether a file that cannot be decoded is one whose end is missing."""
+    """Return True if a file cannot be decoded because its end is missing."""
     if "truncat" in str(error).lower():
         return True
     try:
         return ends_early(handle, format)
-    except OSError:  # the disk fails, which is what `error` says already
+    except OSError:  # the disk fails, and that is what `error` reports already
         return False
 
 
@@ -283,103 +283,7 @@ def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect:
         )
 
 
-def _scale_key_colour(image: ImageFile.ImageFile) -> None:
-    """Bring a PNG's transparent colour to the 8 bits of the pixels: Pillow leaves it as stored."""
-    if not image.tile:  # loaded already
-        return
-    key, raw_mode = image.info.get("transparency"), image.tile[0].args
-    if raw_mode in ("L;2", "L;4"):
-        if isinstance(key, int):
-            image.info["transparency"] = key * (85 if raw_mode == "L;2" else 17)
-    elif raw_mode == "RGB;16B" and isinstance(key, tuple):
-        image.info["transparency"] = tuple(value >> 8 for value in key)
-
-
-def _upright_pixels(image: Image.Image, name: str) -> RGBPixels:
-    pixels = _rgb_pixels(image, name)
-    turn = UPRIGHT.get(_orientation(image))
-    return np.ascontiguousarray(turn(pixels)) if turn else pixels
-
-
-def _orientation(image: Image.Image) -> int:
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except PILLOW_ERRORS:
-        return 1  # corrupt EXIF says nothing about how the image was held
-    return orientation if isinstance(orientation, int) else 1
-
-
-def _rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
-    """The pixels of a loaded image of any mode, not yet turned."""
-    if image.mode.startswith("I;16"):
-        return _grey_16_bits(image)
-    if image.mode in ("I", "F"):
-        kind = "float" if image.mode == "F" else "32-bit"
-        raise ImageError(name, "mode", f"expected 8 or 16 bits per sample, got {kind} pixels")
-    pixels = np.empty((image.height, image.width, 3), np.uint8)
-    rows = max(1, CONVERTED_AT_ONCE // image.width)
-    for top in range(0, image.height, rows):
-        bottom = min(top + rows, image.height)
-        whole = bottom - top == image.height
-        strip = image if whole else image.crop((0, top, image.width, bottom))
-        pixels[top:bottom] = np.asarray(_to_rgb(strip))
-    return pixels
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode == "CMYK":
-        return _cmyk_to_rgb(image)
-    if image.has_transparency_data:
-        if image.mode in ("La", "RGBa"):  # colours stored multiplied by their alpha
-            image = image.convert("LA" if image.mode == "La" else "RGBA")
-        image = image.convert("RGBA")
-        ground = Image.new("RGBA", image.size, BACKGROUND)
-        image = Image.alpha_composite(ground, image)
-    return image if image.mode == "RGB" else image.convert("RGB")
-
-
-def _grey_16_bits(image: Image.Image) -> RGBPixels:
-    """The high byte, as Pillow does for 16-bit RGB; 12-bit TIFFs are brought to 8 bits likewise."""
-    values = np.asarray(image).astype(np.uint16)
-    tags = getattr(image, "tag_v2", {})
-    bits = tags.get(BITS, (16,))[0]
-    grey = (values >> (bits - 8)).astype(np.uint8)
-    if tags.get(PHOTOMETRIC) == WHITE_IS_ZERO:  # Pillow inverts these at 8 bits, not at 16
-        grey = 255 - grey
-    key = image.info.get("transparency")
-    if isinstance(key, int):
-        grey = np.where(values == key, np.uint8(255), grey)
-    return np.repeat(grey[:, :, None], 3, axis=2)
-
-
-def _cmyk_to_rgb(image: Image.Image) -> Image.Image:
-    profile = image.info.get("icc_profile")
-    if profile:
-        try:
-            inks = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            screen = ImageCms.createProfile("sRGB")
-            converted = ImageCms.profileToProfile(image, inks, screen, outputMode="RGB")
-        except PILLOW_ERRORS:
-            converted = None  # not a profile, or not one of inks
-        if converted is not None:
-            return converted
-    return image.convert("RGB")
-
-
-def _array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
-    pixels = image[:, :, None] if image.ndim == 2 else image
-    wrong = image.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] not in (1, 3)
-    if wrong or min(pixels.shape) < 1:
-        raise ImageError(
-            name,
-            "mode",
-            "expected an array (H, W), (H, W, 1) or (H, W, 3) uint8, "
-            f"got {image.shape} {image.dtype}",
-        )
-    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
-
-
 def _one_line(error: BaseException) -> str:
-    # Pillow names the stream by its address, which helps nobody.
+    # Pillow names the stream by its address in memory, which is useless in a message.
     text = re.sub(r" ?<_io\..*?>$", "", " ".join(str(error).split()))
     return escape(text) or type(error).__name__

@@ -1,15 +1,33 @@
-"""What a file is, by its first bytes: one of the six image formats, or something with a name."""
+"""File types by their first bytes: the six image formats, and names for everything else."""
 
 from __future__ import annotations
 
 import re
+from typing import Literal, get_args
 
 from vitkit.errors import ImageReason
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-EXPECTED = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
+FileProperty = Literal["CMYK", "16 bits", "1 bit", "alpha", "frames", "turned"]
+"""A property of an image file that decoding changes."""
+FILE_PROPERTIES: tuple[FileProperty, ...] = get_args(FileProperty)
+
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+EXPECTED_TYPES = "expected JPEG, PNG, WEBP, BMP, GIF or TIFF"
+IMAGE_ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".jfif",
+    ".jpe",
+)
+"""Endings of the names of image files that are read, in lower case."""
 HEAD_SIZE = 512
-"""How many first bytes `identify` and `describe` want to see."""
+"""Bytes at the start of a file that `identify` and `describe` need."""
 
 _IMAGES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
     ("JPEG", re.compile(rb"\xff\xd8\xff")),
@@ -53,18 +71,30 @@ _NOT_IMAGES: tuple[tuple[str, re.Pattern[bytes]], ...] = (
 
 
 def identify(head: bytes) -> str | None:
-    """One of `FORMATS`, or None; `head` is the first `HEAD_SIZE` bytes of the file."""
+    """Return one of `IMAGE_FORMATS`, or None for another type.
+
+    Args:
+        head: the first `HEAD_SIZE` bytes of the file.
+    """
     return _first(_IMAGES, head)
 
 
 def describe(head: bytes) -> tuple[ImageReason, str]:
-    """Why bytes that `identify` does not know are no image for us: the reason and one line."""
-    if other := _first(_OTHER_FORMATS, head):
-        return "format", f"{EXPECTED}, found {other}"
-    what = _first(_NOT_IMAGES, head)
+    """Return the reason to refuse bytes that `identify` does not know, and one line of detail."""
+    # An image of another format can be converted, so it has a reason of its own.
+    other = _first(_OTHER_FORMATS, head)
+    if other is not None:
+        return "format", f"{EXPECTED_TYPES}, found {other}"
     starts = "starts with " + ascii(head[:24].decode("latin-1"))
-    return "not an image", f"{EXPECTED}, found {what + ': it ' + starts if what else starts}"
+    known = _first(_NOT_IMAGES, head)
+    if known is not None:
+        return "not an image", f"{EXPECTED_TYPES}, found {known}: it {starts}"
+    return "not an image", f"{EXPECTED_TYPES}, found {starts}"
 
 
 def _first(table: tuple[tuple[str, re.Pattern[bytes]], ...], head: bytes) -> str | None:
-    return next((name for name, pattern in table if pattern.match(head)), None)
+    """Return the name of the first pattern that matches."""
+    for name, pattern in table:
+        if pattern.match(head):
+            return name
+    return None

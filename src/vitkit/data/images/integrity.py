@@ -1,9 +1,9 @@
-"""Whether all of an image file is there: what the decoder itself does not look at.
+"""Checks that an image file is complete, where the decoder itself does not notice.
 
 Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
 properly but early; it decodes a TIFF whose strips do not cover the image. Both are refused here.
 One gap stays: a JPEG cut short and then closed with a proper end marker decodes with a grey rest,
-and telling that apart would take a second entropy decoder.
+and to notice that would take a second entropy decoder.
 
 A JPEG may go over its image any number of times; one with more scans, or more markers, than any
 real image has is refused, since it could keep the decoder or the count itself busy for minutes.
@@ -12,6 +12,7 @@ real image has is refused, since it could keep the decoder or the count itself b
 from __future__ import annotations
 
 import io
+import os
 import re
 import struct
 import zlib
@@ -24,15 +25,21 @@ from vitkit.errors import ImageError
 
 Stream = io.BytesIO | io.BufferedReader
 
-BLOCK = 1 << 16
+READ_BLOCK = 1 << 16
 PNG_SIGNATURE_SIZE = 8
+PNG_CHECKSUM_SIZE = 4
 LONGEST_CHUNK = 2**31 - 1  # PNG specification, 5.3
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # PNG colour type -> samples in a pixel
 # x, y of the first pixel, then the steps, of Adam7's passes (PNG specification, 8.2).
 ADAM7 = (
-    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4),
-    (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2),
-)  # fmt: skip
+    (0, 0, 8, 8),
+    (4, 0, 8, 8),
+    (0, 4, 4, 8),
+    (2, 0, 4, 4),
+    (0, 2, 2, 4),
+    (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)
 
 # TIFF 6.0, Sec. 2: bytes of a value of each type, and the integer types' codes for `struct`.
 TIFF_SIZES = {
@@ -59,28 +66,30 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
     Raises:
         ImageError: "too large" with more than `MOST_SCANS`, or more than `MOST_MARKERS` in all.
     """
-    place, scans = 2, 0
-    frame, components = 0, 0
+    position = 2
+    scans = frame = components = 0
     for _ in range(MOST_MARKERS):
-        if (found := _next_marker(handle, place)) is None:
+        marker = _next_marker(handle, position)
+        if marker is None:
             return
-        place, kind = found
+        position, kind = marker
         if kind == END_OF_IMAGE:
             return
         if kind in WITHOUT_LENGTH:
-            place += 2
+            position += 2
             continue
-        handle.seek(place + 2)
+        handle.seek(position + 2)
         head = handle.read(8).ljust(8, b"\0")  # a length of 2 bytes first
         if kind in FRAMES:
-            frame, components = kind, head[7]
+            frame = kind
+            components = head[7]
         if kind == START_OF_SCAN:
             scans += 1
             if scans > MOST_SCANS:
                 break
             if frame in SEQUENTIAL and head[2] == components:
                 return  # all is in this one scan, and decoders do not look for another
-        place += 2 + int.from_bytes(head[:2])
+        position += 2 + int.from_bytes(head[:2])
     most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
     raise ImageError(name, "too large", f"a JPEG of more than {most}; save it anew")
 
@@ -92,11 +101,11 @@ def check_png_chunks(handle: Stream, name: str) -> None:
         ImageError: "truncated" where the file ends before IEND, "damaged" at a wrong checksum.
     """
     for kind, blocks in _chunks(handle, name):
-        checksum = zlib.crc32(kind)
+        checksum = zlib.crc32(kind)  # of type and content, not of the length
         for block in blocks:
             checksum = zlib.crc32(block, checksum)
-        stored = handle.read(4)
-        if len(stored) < 4:
+        stored = handle.read(PNG_CHECKSUM_SIZE)
+        if len(stored) < PNG_CHECKSUM_SIZE:
             raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
         if checksum != int.from_bytes(stored):
             raise ImageError(name, "damaged", f"wrong checksum in chunk {_shown(kind)}")
@@ -105,8 +114,8 @@ def check_png_chunks(handle: Stream, name: str) -> None:
 def check_png_rows(handle: Stream, image: Image.Image, name: str) -> None:
     """Refuse a PNG whose pixel data end before its last row.
 
-    Only an image whose last row was left as it was allocated, zero, can be one; or an interlaced
-    one, where a row is written in several passes. The rest is not inflated a second time.
+    The last row of such an image is zero, as it was allocated; in an interlaced one it may not be,
+    since a row is written in several passes. Other images are not inflated a second time.
 
     Raises:
         ImageError: "truncated", with both numbers of bytes.
@@ -114,19 +123,20 @@ def check_png_rows(handle: Stream, image: Image.Image, name: str) -> None:
     last_row = image.crop((0, image.height - 1, image.width, image.height))
     if not image.info.get("interlace") and np.asarray(last_row).any():
         return
-    found, expected = 0, 0
+    inflated = 0
+    expected = 0
     stream = zlib.decompressobj()
     for kind, blocks in _chunks(handle, name):
         for block in blocks:
             if kind == b"IHDR":
                 expected = _inflated_size(block)
             elif kind == b"IDAT":
-                while block and found < expected:
-                    found += len(stream.decompress(block, BLOCK))
+                while block and inflated < expected:
+                    inflated += len(stream.decompress(block, READ_BLOCK))
                     block = stream.unconsumed_tail
-        handle.seek(4, 1)
-    if found < expected:
-        raise ImageError(name, "truncated", f"{found:,} of {expected:,} bytes of pixels")
+        handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
+    if inflated < expected:
+        raise ImageError(name, "truncated", f"{inflated:,} of {expected:,} bytes of pixels")
 
 
 def check_tiff_coverage(image: ImageFile.ImageFile, name: str) -> None:
@@ -141,14 +151,16 @@ def check_tiff_coverage(image: ImageFile.ImageFile, name: str) -> None:
         plane = tile.args[0] if isinstance(tile.args, tuple) and tile.args else tile.args
         left, top, right, bottom = tile.extents or (0, 0, 0, 0)
         areas[plane] = areas.get(plane, 0) + (right - left) * (bottom - top)
-    expected, found = image.width * image.height, min(areas.values(), default=0)
-    if found < expected:
-        raise ImageError(name, "damaged", f"its strips hold {found:,} of {expected:,} pixels")
+    # The plane that is covered least counts.
+    expected = image.width * image.height
+    covered = min(areas.values(), default=0)
+    if covered < expected:
+        raise ImageError(name, "damaged", f"its strips hold {covered:,} of {expected:,} pixels")
 
 
 def ends_early(handle: Stream, format: str) -> bool:
-    """Whether a file of one of the six formats lacks its end, by its own account."""
-    handle.seek(0, 2)
+    """Return True if a file of one of the six formats lacks its end, by its own headers."""
+    handle.seek(0, os.SEEK_END)
     size = handle.tell()
     handle.seek(0)
     head = handle.read(16).ljust(16, b"\0")
@@ -157,24 +169,25 @@ def ends_early(handle: Stream, format: str) -> bool:
     if format == "PNG":
         return not _has_png_end(handle)
     if format == "GIF":
-        handle.seek(max(size - 1, 0))
+        handle.seek(max(size - 1, 0))  # a GIF ends with a semicolon
         return handle.read(1) != b";"
     if format == "WEBP":
-        return size < int.from_bytes(head[4:8], "little") + 8
+        return size < int.from_bytes(head[4:8], "little") + 8  # the size in the RIFF header
     if format == "BMP":
-        return size < max(int.from_bytes(head[2:6], "little"), 54)
+        return size < max(int.from_bytes(head[2:6], "little"), 54)  # 54: its two headers
     return _tiff_ends_early(handle, head, size)
 
 
 def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, Iterator[bytes]]]:
-    """The chunks of a PNG: type and content in blocks; the reader takes the checksum itself."""
+    """Generate the chunks of a PNG: type and content in blocks; the caller reads the checksum."""
     handle.seek(PNG_SIGNATURE_SIZE)
     kind = b""
     while kind != b"IEND":
         head = handle.read(8)
         if len(head) < 8:
             raise ImageError(name, "truncated", "the file ends before chunk IEND")
-        length, kind = int.from_bytes(head[:4]), head[4:]
+        length = int.from_bytes(head[:4])
+        kind = head[4:]
         if length > LONGEST_CHUNK or not (kind.isalpha() and kind.isascii()):
             raise ImageError(name, "damaged", f"no chunk where one should start, at {kind!a}")
         yield kind, _blocks(handle, length, kind, name)
@@ -182,7 +195,7 @@ def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, Iterator[bytes]]
 
 def _blocks(handle: Stream, length: int, kind: bytes, name: str) -> Iterator[bytes]:
     while length:
-        block = handle.read(min(BLOCK, length))
+        block = handle.read(min(READ_BLOCK, length))
         if not block:
             raise ImageError(name, "truncated", f"the file ends in chunk {_shown(kind)}")
         length -= len(block)
@@ -194,40 +207,42 @@ def _shown(kind: bytes) -> str:
 
 
 def _inflated_size(header: bytes) -> int:
-    """The bytes of all filtered rows, from a PNG's IHDR."""
+    """Return the bytes of all filtered rows, from a PNG's IHDR."""
     width, height, depth, colour, _, _, interlace = struct.unpack(">IIBBBBB", header[:13])
     bits = depth * SAMPLES[colour]
     total = 0
     for x, y, across, down in ADAM7 if interlace else ((0, 0, 1, 1),):
-        columns, rows = -((x - width) // across), -((y - height) // down)
+        columns = -((x - width) // across)
+        rows = -((y - height) // down)
         if columns > 0 and rows > 0:
-            total += rows * (1 + (columns * bits + 7) // 8)
+            total += rows * (1 + (columns * bits + 7) // 8)  # a byte of each row is its filter
     return total
 
 
-def _next_marker(handle: Stream, place: int) -> tuple[int, int] | None:
-    """The place and the second byte of a JPEG's next marker; None at the end of the file."""
-    handle.seek(place)
+def _next_marker(handle: Stream, position: int) -> tuple[int, int] | None:
+    """Return the position and the second byte of a JPEG's next marker; None at the file's end."""
+    handle.seek(position)
     before = b""
     while block := handle.read(MARKERS_AT_ONCE):
         content = before + block
-        if found := MARKER.search(content):
-            return handle.tell() - len(content) + found.start(), content[found.start() + 1]
-        before = content[-1:]
+        match = MARKER.search(content)
+        if match:
+            return handle.tell() - len(content) + match.start(), content[match.start() + 1]
+        before = content[-1:]  # a marker may begin at the end of a block
     return None
 
 
 def _has_jpeg_end(handle: Stream) -> bool:
-    """Whether an end marker follows the start of a scan; a thumbnail's own lies before it."""
-    place = 2
+    """Return True if an end marker follows the start of a scan; a thumbnail's lies before it."""
+    position = 2
     while True:
-        handle.seek(place)
+        handle.seek(position)
         head = handle.read(4)
         if len(head) < 4 or head[0] != 0xFF:
             return False
-        place += 2 + int.from_bytes(head[2:])
-        if head[1] == 0xDA:  # start of scan: what follows holds no FF D9 but the end
-            handle.seek(place)
+        position += 2 + int.from_bytes(head[2:])
+        if head[1] == START_OF_SCAN:  # what follows holds no FF D9 but the end
+            handle.seek(position)
             return b"\xff\xd9" in handle.read()
 
 
@@ -236,23 +251,23 @@ def _has_png_end(handle: Stream) -> bool:
         for _, blocks in _chunks(handle, ""):
             for _ in blocks:
                 pass
-            handle.seek(4, 1)
+            handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
     except ImageError as error:
         return error.reason != "truncated"
     return True
 
 
 def _tiff_ends_early(handle: Stream, head: bytes, size: int) -> bool:
-    """Whether the first directory of a TIFF, its values or its strips reach beyond the file.
+    """Return True if the first directory of a TIFF, its values or its strips pass the file's end.
 
     TIFF 6.0, Sec. 2, and its 64-bit form: a directory is a count and entries of tag, type, number
-    of values, and the values or, where they do not fit, their place.
+    of values, and the values or, where they do not fit, their offset.
     """
     order = "<" if head.startswith(b"II") else ">"
-    wide = head[2:4] in (b"+\0", b"\0+")
-    place = struct.Struct(order + ("Q" if wide else "I"))
-    counter = struct.Struct(order + ("Q" if wide else "H"))
-    entry = struct.Struct(order + ("HHQ8s" if wide else "HHI4s"))
+    is_wide = head[2:4] in (b"+\0", b"\0+")
+    offset = struct.Struct(order + ("Q" if is_wide else "I"))
+    counter = struct.Struct(order + ("Q" if is_wide else "H"))
+    entry = struct.Struct(order + ("HHQ8s" if is_wide else "HHI4s"))
 
     def read(start: int, length: int) -> bytes:
         if start + length > size:
@@ -261,14 +276,14 @@ def _tiff_ends_early(handle: Stream, head: bytes, size: int) -> bool:
         return handle.read(length)
 
     try:
-        start = place.unpack_from(head, 8 if wide else 4)[0]
-        number = counter.unpack(read(start, counter.size))[0]
+        (start,) = offset.unpack_from(head, 8 if is_wide else 4)
+        (number,) = counter.unpack(read(start, counter.size))
+        entries = read(start + counter.size, number * entry.size)
         arrays: dict[int, tuple[int, ...]] = {}
-        for tag, kind, count, stored in entry.iter_unpack(
-            read(start + counter.size, number * entry.size)
-        ):
+        for tag, kind, count, stored in entry.iter_unpack(entries):
             length = count * TIFF_SIZES.get(kind, 0)
-            values = read(place.unpack(stored)[0], length) if length > len(stored) else stored
+            # Values that do not fit into the entry lie elsewhere, and may lie beyond the end.
+            values = read(offset.unpack(stored)[0], length) if length > len(stored) else stored
             if tag in TIFF_STRIPS and kind in TIFF_INTEGERS:
                 arrays[tag] = struct.unpack_from(f"{order}{count}{TIFF_INTEGERS[kind]}", values)
         for offsets, lengths in (TIFF_STRIPS[:2], TIFF_STRIPS[2:]):

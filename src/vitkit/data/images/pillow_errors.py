@@ -1,4 +1,4 @@
-"""What Pillow raises at damaged files, and what it prints kept quiet: that names no file."""
+"""The exceptions of Pillow at damaged files, and silence for its warnings, which name no file."""
 
 from __future__ import annotations
 
@@ -15,18 +15,33 @@ from typing import ClassVar
 
 from PIL import Image, ImageCms, _imaging
 
-# What Pillow raises at damaged files: its plugins parse them with plain Python, and any of these
-# can come out. A list, not `Exception`, so that a fault of ours in a new shape is not blamed on
-# the image.
+# Pillow's plugins parse files with plain Python, and any of these can come out. A list, not
+# `Exception`, so that a fault of ours in a new form is not blamed on the image.
 PILLOW_ERRORS = (
-    OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
-    AssertionError, RuntimeError, EOFError, MemoryError, BufferError, struct.error, zlib.error,
-    Image.DecompressionBombError, ImageCms.PyCMSError,
-)  # fmt: skip
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    EOFError,
+    MemoryError,
+    BufferError,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+    ImageCms.PyCMSError,
+)
+"""All that Pillow raises at damaged files."""
 
 
 class PillowKeptQuiet:
-    """While any thread decodes, Pillow's own warnings and libtiff's error lines are not shown.
+    """A context in which Pillow's own warnings and libtiff's error lines are not shown.
+
+    It is shared by all threads and ends when the last of them leaves it.
 
     `warnings.catch_warnings` would not do: it swaps the filters of the whole process and puts the
     wrong ones back when threads overlap. Here one filter is added by the first and taken out by
@@ -37,7 +52,7 @@ class PillowKeptQuiet:
     lock: ClassVar = threading.Lock()
     inside: ClassVar[int] = 0
     tiff_handler: ClassVar[int | None] = None
-    """What prints libtiff's errors, put away while any thread is inside."""
+    """The function that prints libtiff's errors, while it is replaced."""
 
     def __enter__(self) -> None:
         cls = type(self)
@@ -45,7 +60,8 @@ class PillowKeptQuiet:
             cls.inside += 1
             if cls.FILTER not in warnings.filters:
                 warnings.filters.insert(0, cls.FILTER)  # type: ignore[attr-defined]
-            if cls.inside == 1 and (set_handler := _tiff_error_handler()):
+            set_handler = _tiff_error_handler()
+            if cls.inside == 1 and set_handler:
                 cls.tiff_handler = set_handler(None)
 
     def __exit__(
@@ -59,19 +75,21 @@ class PillowKeptQuiet:
             cls.inside -= 1
             if cls.inside == 0 and cls.FILTER in warnings.filters:
                 warnings.filters.remove(cls.FILTER)  # type: ignore[attr-defined]
-            if cls.inside == 0 and (set_handler := _tiff_error_handler()):
+            set_handler = _tiff_error_handler()
+            if cls.inside == 0 and set_handler:
                 set_handler(cls.tiff_handler)
 
 
 @functools.cache
 def _tiff_error_handler() -> Callable[[int | None], int | None] | None:
-    """libtiff's `TIFFSetErrorHandler`, of the copy that Pillow uses; None where it is not found.
+    """Return `TIFFSetErrorHandler` of the libtiff that Pillow uses; None where it is not found.
 
     It takes the function that prints errors, None for none, and returns the one before.
     """
     try:
-        found = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+        set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
     except (AttributeError, OSError, TypeError):  # no libtiff, or no such way to it
         return None
-    found.argtypes, found.restype = [ctypes.c_void_p], ctypes.c_void_p
-    return found
+    set_handler.argtypes = [ctypes.c_void_p]
+    set_handler.restype = ctypes.c_void_p
+    return set_handler

@@ -1,4 +1,4 @@
-"""The one evaluation transform: training, evaluation and prediction all see images through it.
+"""The one evaluation transform, used by training, evaluation and prediction alike.
 
 Grey or colour, then size, then centre crop on uint8 pixels (Pillow); normalisation on the tensor's
 own device (torch). The crop's arithmetic is timm's, so that its checkpoints see the same pixels.
@@ -29,7 +29,7 @@ RESAMPLING = {
 def fit(
     image: UInt8[np.ndarray, "H W channels"], preprocess: Preprocess
 ) -> UInt8[np.ndarray, "h w C"]:
-    """A decoded image in the model's size and channels, still uint8 [0, 255].
+    """Fit a decoded image to the model's size and channels, still uint8 [0, 255].
 
     Args:
         image: (H, W, 3) RGB or (H, W, 1) grey, uint8.
@@ -42,7 +42,8 @@ def fit(
         ShapeError: an image of another shape or dtype.
     """
     if preprocess.fit == "squash":
-        return resized(image, preprocess)
+        return squash(image, preprocess)
+    # Channels first: for a grey model one channel is resized instead of three.
     image = _in_channels(image, preprocess.channels)
     scaled = _scaled_size(image.shape[:2], preprocess)
     image = _resize(image, scaled, preprocess)
@@ -51,16 +52,16 @@ def fit(
     return image[top : top + height, left : left + width]
 
 
-def resized(
+def squash(
     image: UInt8[np.ndarray, "H W channels"],
     preprocess: Preprocess,
     box: tuple[int, int, int, int] | None = None,
 ) -> UInt8[np.ndarray, "h w C"]:
-    """A part of an image brought to the model's size, each side by its own factor.
+    """Resize a part of an image to the model's size, each side by its own factor.
 
     Args:
         image: (H, W, 3) RGB or (H, W, 1) grey, uint8.
-        preprocess: size (h, w), channels C and filter; `fit` is not looked at.
+        preprocess: size (h, w), channels C and filter; `fit` is ignored.
         box: (left, top, right, bottom) in pixels; the whole image where absent.
 
     Raises:
@@ -74,7 +75,7 @@ def resized(
 
 
 def normalise(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[Tensor, "B C H W"]:
-    """(pixels / 255 - mean) / std per channel: contiguous float32, on the device of `pixels`.
+    """Return (pixels / 255 - mean) / std per channel: float32, on the device of `pixels`.
 
     Args:
         pixels: (B, H, W, C) uint8 [0, 255], as `fit` gives them.
@@ -83,28 +84,34 @@ def normalise(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float
     Raises:
         ShapeError: another number of channels or another dtype.
     """
-    return standardised(to_unit(pixels, preprocess), preprocess)
+    return standardise_in_place(to_unit(pixels, preprocess), preprocess)
 
 
 def to_unit(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[Tensor, "B C H W"]:
-    """The first half of `normalise`: pixels / 255, on the scale [0, 1]. Raises the same."""
+    """Return pixels / 255, on the scale [0, 1]: the first half of `normalise`.
+
+    Raises:
+        ShapeError: another number of channels or another dtype.
+    """
     if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != preprocess.channels:
         raise ShapeError(
             f"expected pixels (B, H, W, {preprocess.channels}) uint8, "
             f"got {tuple(pixels.shape)} {pixels.dtype}"
         )
+    # A copy in (B, C, H, W) order, which may be changed in place.
     images = pixels.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
     return images.div_(_per_channel((255.0,), images))
 
 
-def standardised(images: Float[Tensor, "B C H W"], preprocess: Preprocess) -> Images:
-    """The second half of `normalise`: (images - mean) / std per channel, in place."""
-    mean, std = _per_channel(preprocess.mean, images), _per_channel(preprocess.std, images)
+def standardise_in_place(images: Float[Tensor, "B C H W"], preprocess: Preprocess) -> Images:
+    """Compute (images - mean) / std per channel, in place: the second half of `normalise`."""
+    mean = _per_channel(preprocess.mean, images)
+    std = _per_channel(preprocess.std, images)
     return images.sub_(mean).div_(std)
 
 
 def _per_channel(values: tuple[float, ...], like: Tensor) -> Float[Tensor, "_ 1 1"]:
-    """Numbers as a tensor on the device.
+    """Return numbers as a tensor (C, 1, 1) on the device of `like`.
 
     Some devices multiply by the reciprocal of a plain number instead of dividing, and the last bit
     would then depend on the device.
@@ -115,7 +122,14 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Float[Tensor, "_ 1 
 def preprocess_images(
     images: Sequence[UInt8[np.ndarray, "_ _ _"]], preprocess: Preprocess
 ) -> Images:
-    """Decoded images of any sizes, (H, W, 3) or (H, W, 1) uint8 -> images (B, C, h, w) float32.
+    """Fit and normalise decoded images of any sizes.
+
+    Args:
+        images: (H, W, 3) or (H, W, 1) uint8, at least one.
+        preprocess: size (h, w), channels C, mean and std.
+
+    Returns:
+        (B, C, h, w) float32.
 
     Raises:
         ShapeError: no image at all, or one of another shape or dtype.
@@ -127,7 +141,7 @@ def preprocess_images(
 
 
 def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, float, float, float]:
-    """Which part of an image the model sees, for laying heat maps back on the original.
+    """Return the part of an image that the model sees, for laying heat maps on the original.
 
     Args:
         size: (H, W) of the original image, in pixels.
@@ -140,15 +154,18 @@ def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, floa
         return 0.0, 0.0, float(size[0]), float(size[1])
     scaled = _scaled_size(size, preprocess)
     top, left = _centre(scaled, preprocess.image_size)
-    down, across = size[0] / scaled[0], size[1] / scaled[1]
+    down = size[0] / scaled[0]
+    across = size[1] / scaled[1]
     height, width = preprocess.image_size
     return top * down, left * across, height * down, width * across
 
 
 def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, int]:
-    """(H, W) of the resized image of which the crop is the centre."""
+    """Return (H, W) of the resized image of which the crop is the centre."""
     height, width = size
-    tall, wide = (math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size)
+    crop_height, crop_width = preprocess.image_size
+    tall = math.floor(crop_height / preprocess.crop_ratio)
+    wide = math.floor(crop_width / preprocess.crop_ratio)
     if preprocess.fit == "squash-crop":
         return tall, wide
     if tall != wide:
@@ -162,7 +179,7 @@ def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, in
 
 
 def _centre(scaled: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
-    """(top, left) of the centre crop; Python's rounding, halves to even, as in timm."""
+    """Return (top, left) of the centre crop; Python's rounding, halves to even, as in timm."""
     return round((scaled[0] - size[0]) / 2), round((scaled[1] - size[1]) / 2)
 
 
@@ -172,15 +189,16 @@ def _resize(
     if image.shape[:2] == size:
         return image
     grey = image.shape[2] == 1
-    one_image = Image.fromarray(image[:, :, 0] if grey else image)
-    pixels = np.array(one_image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
+    pillow_image = Image.fromarray(image[:, :, 0] if grey else image)
+    # Pillow takes (W, H).
+    pixels = np.array(pillow_image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
     return pixels[:, :, None] if grey else pixels
 
 
 def _in_channels(
     image: UInt8[np.ndarray, "H W channels"], channels: int
 ) -> UInt8[np.ndarray, "H W C"]:
-    """Colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or grey repeated."""
+    """Convert colour to grey by Rec. 601 (0.299 R + 0.587 G + 0.114 B), or repeat grey."""
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in (1, 3):
         raise ShapeError(
             f"expected an image (H, W, 3) or (H, W, 1) uint8, got {image.shape} {image.dtype}"

@@ -1,1 +1,1 @@
-"""Order, loader processes and the batch transform on the device."""
+"""Batches: the order of an epoch, worker processes, and the transform on the device."""

@@ -1,4 +1,4 @@
-"""What the model is fed: a batch of pixels on its way to numbers, on the model's own device."""
+"""The on-device batch transform: augmentation policy, normalisation, random erasing, mixing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitkit.data.augmentation.mixup import Mixing, Mixture
 from vitkit.data.augmentation.operations import apply
 from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
-from vitkit.data.images.preprocess import standardised, to_unit
+from vitkit.data.images.preprocess import standardise_in_place, to_unit
 from vitkit.data.loading.loader import Batch
 from vitkit.randomness import augmentation_key
 from vitkit.shapes import Images
@@ -22,13 +22,13 @@ from vitkit.spec import Preprocess
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Images and what the model should say of them.
+    """Images and their targets.
 
     Attributes:
         images: normalised, (B, C, H, W) float.
         targets: class numbers (B,), or a probability for every class (B, K).
-        mixture: how the images are mixed; the targets are mixed already.
-        soft: what a teacher says of the images, mixed likewise: a probability for every class.
+        mixture: how the images are mixed, if they are; the targets are mixed already.
+        soft: a teacher's probability for every class (B, K), mixed likewise.
     """
 
     images: Images
@@ -38,12 +38,12 @@ class ModelInputs:
 
 
 class BatchTransform:
-    """Call it with a batch, or with a part of one.
+    """A function from a batch, or a part of one, to `ModelInputs` on the model's device.
 
     Args:
         preprocess: mean and std.
         device: where the model is.
-        augmentation: what is done here is a policy, colour jitter and erasing; the batch has been
+        augmentation: applied here are its policy, colour jitter and erasing; the batch has been
             cropped and flipped already.
         mixing: mixup and CutMix; without it targets are class numbers.
         seed: of the run.
@@ -61,41 +61,49 @@ class BatchTransform:
         *,
         seed: int = 0,
     ) -> None:
-        self.preprocess, self.device, self.mixing, self.seed = preprocess, device, mixing, seed
+        self.preprocess = preprocess
+        self.device = device
+        self.mixing = mixing
+        self.seed = seed
         augmentation = augmentation or Augmentation()
         self._policies: list[tuple[int, Policy]] = []
         if augmentation.aa is not None:
             self._policies.append((POLICY, policy(augmentation.aa)))
         if augmentation.color_jitter > 0:
             self._policies.append((JITTER, colour_jitter(augmentation.color_jitter)))
-        self._erased = augmentation.reprob
+        self._erase_chance = augmentation.reprob
 
     def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
-        """The same for the same arguments.
+        """Return the model's inputs; the same arguments give the same inputs.
 
         Args:
-            batch: pixels, labels, and which images of which epoch they are.
+            batch: pixels, labels, and the epoch and indices of its images.
             step: of the run.
             part: of the step, counted over all processes and micro-batches.
         """
-        images, labels = self.images(batch), batch.labels.to(self.device)
+        images = self.images(batch)
+        labels = batch.labels.to(self.device)
         if self.mixing is None:
             return ModelInputs(images, labels)
         targets = self.mixing.probabilities(labels)
+        # Targets are probabilities in every batch, mixed or not, so that the loss is one function.
         mixture = self.mixing.draw(step, part, (images.shape[2], images.shape[3]))
         if mixture is None:
             return ModelInputs(images, targets)
         return ModelInputs(mixture.images(images), mixture.targets(targets), mixture)
 
     def images(self, batch: Batch) -> Images:
-        """The images of a batch, changed and normalised, before any are mixed."""
-        indices, when = batch.indices.numpy(), augmentation_key(batch.epoch, batch.views.numpy())
+        """Return the images of a batch, augmented and normalised, before any are mixed."""
+        indices = batch.indices.numpy()
+        key = augmentation_key(batch.epoch, batch.views.numpy())
+        # Bytes travel to the device, a quarter of the size of floats.
         images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
-        for purpose, drawn in self._policies:
-            names, values = drawn.draw(self.seed, when, indices, purpose)
+        for purpose, chosen in self._policies:
+            names, values = chosen.draw(self.seed, key, indices, purpose)
             for layer in range(len(names)):
                 apply(images, names[layer], values[layer], self.preprocess.mean)
-        images = standardised(images, self.preprocess)
-        if self._erased > 0:
-            erase(images, self._erased, self.seed, when, indices, ERASE)
+        images = standardise_in_place(images, self.preprocess)
+        # Erasing comes after normalisation: its noise is standard normal.
+        if self._erase_chance > 0:
+            erase(images, self._erase_chance, self.seed, key, indices, ERASE)
         return images

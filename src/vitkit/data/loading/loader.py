@@ -1,6 +1,6 @@
 """Batches of images in an order that is a pure function of (seed, epoch).
 
-A loader is asked for steps, not for epochs: step s of a run always holds the same images, changed
+A loader is indexed by steps, not by epochs: step s of a run always holds the same images, changed
 in the same way, with any number of worker processes and from whatever step the run goes on.
 """
 
@@ -21,18 +21,23 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchDataset
 
 from vitkit.data.augmentation.crop_flip import Augmentation, augment_batch, training_pixels
-from vitkit.data.datasets.replacements import failures
+from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.data.loading import worker_watch
-from vitkit.data.loading.sampler import EpochOrder, remote_store
+from vitkit.data.loading.sampler import EpochOrder
 from vitkit.data.loading.worker_watch import watched
-from vitkit.data.sources.open import Split
 from vitkit.errors import DataError, VitkitError
 from vitkit.randomness import augmentation_key
 from vitkit.spec import Preprocess
+
+NAMES_SHOWN = 3
+"""Images of a batch that a message names."""
+SECONDS_AFTER_SIGTERM = 60
+"""After that a worker process ends although its parent has not ended it."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,13 @@ class Batch:
     """One batch, still as pixels.
 
     Attributes:
-        pixels: (B, H, W, C) uint8.
+        pixels: (B, H, W, C) uint8 [0, 255].
         labels: class numbers (B,).
-        indices: the images' places in the split (B,).
-        epoch: whose draws changed the images, counted from 0: the epoch, or its number in
-            the cycle where the draws come again; -1 in evaluation.
-        views: which of its repetitions in that epoch each image is (B,), counted from 0.
-        failed: images that could not be read and have others in their places, a line each.
+        indices: the images' indices in the split (B,).
+        epoch: the epoch whose random numbers changed the images, counted from 0, or its number in
+            the cycle where these numbers repeat; -1 in evaluation.
+        views: the number of each image's repetition in that epoch (B,), counted from 0.
+        failed: a line for each image that could not be read and has another in its place.
     """
 
     pixels: UInt8[Tensor, "B H W C"]
@@ -57,56 +62,54 @@ class Batch:
     failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
-        """The normalised images, on `device`: bytes travel, floats are made there."""
+        """Return the normalised images on `device`: bytes travel, floats are made there."""
         return normalise(self.pixels.to(device, non_blocking=True), preprocess)
 
     def first(self, count: int) -> Batch:
-        """The first images alone."""
-        return self._of([whole[:count] for whole in self._tensors()])
+        """Return a batch of the first images alone."""
+        return self._select(slice(count))
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """The batch in `count` parts of one size; part n takes the places n, n + count ...
+        """Split the batch into `count` parts of one size; part n takes the rows n, n + count ...
 
-        So the views of one image, which are neighbours, go to different parts, and what is mixed
-        with an image is another one.
+        So the views of one image, which are neighbours, go to different parts, and an image is
+        mixed with another one.
         """
-        return (self._of([whole[n::count] for whole in self._tensors()]) for n in range(count))
+        return (self._select(slice(number, None, count)) for number in range(count))
 
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return self.pixels, self.labels, self.indices, self.views
-
-    def _of(self, tensors: Sequence[Tensor]) -> Batch:
-        pixels, labels, indices, views = tensors
-        return Batch(pixels, labels, indices, self.epoch, views)
+    def _select(self, rows: slice) -> Batch:
+        return Batch(
+            self.pixels[rows], self.labels[rows], self.indices[rows], self.epoch, self.views[rows]
+        )
 
 
-class BatchSource(Dataset[Batch]):
+class BatchSource(TorchDataset[Batch]):
     """Batches by number, of the images of one split."""
 
     split: Split
 
     def contents(self, number: int) -> str:
-        """What to call a batch in a message."""
+        """Return the name of a batch for a message."""
         return f"batch {number}"
 
     def _named(self, indices: Sequence[int] | Int64[np.ndarray, " B"]) -> str:
-        return ", ".join(self.split.name(int(index)) for index in indices[:3])
+        return ", ".join(self.split.name(int(index)) for index in indices[:NAMES_SHOWN])
 
 
 class TrainingSteps(BatchSource):
     """The whole run as a list of steps: item s is the batch of step s, counted from 0.
 
-    The images of an epoch that do not fill a batch wait for another epoch's order. Of several
-    processes, process r takes the places r, r + n, r + 2n ... of every batch, so that all of them
+    The images of an epoch that do not fill a batch wait for another epoch's order. Of n
+    processes, process r takes the rows r, r + n, r + 2n ... of every batch, so that all of them
     together hold the same images whatever n is.
 
     Attributes:
-        cycle: with V > 0, every image has V variants and no more: epoch e has the draws of epoch
-            e mod V. The order is that of the epoch all the same.
+        cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
+            of epoch e mod V. The order is that of epoch e all the same.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
-            too. Without any, all are of the size that `preprocess` names.
+            too. Without any, all are of the size of `preprocess`.
         repeats: how often in a row an epoch has an image, each time in another view: DeiT's
-            repeated augmentation (arXiv 1901.09335). An epoch has as many steps as ever, so it
+            repeated augmentation (arXiv 1901.09335). An epoch has as many steps as without, so it
             ends before all images have come.
 
     Raises:
@@ -133,41 +136,50 @@ class TrainingSteps(BatchSource):
                 f"{len(split)} training images do not fill one batch of {batch_size}; "
                 f"pass --batch-size {len(split)} or less"
             )
-        self.split, self.preprocess, self.augmentation = split, preprocess, augmentation
-        self.batch_size, self.seed, self.cycle = batch_size, seed, cycle
-        self.rank, self.world_size = rank, world_size
+        self.split = split
+        self.preprocess = preprocess
+        self.augmentation = augmentation
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.cycle = cycle
+        self.sizes = tuple(sizes)
+        self.repeats = repeats
         self.steps_per_epoch = len(split) // batch_size
-        self.sizes, self.repeats = tuple(sizes), repeats
         self._order = EpochOrder(split, seed, balance=balance)
 
     def with_batch_size(self, batch_size: int) -> TrainingSteps:
-        """The same in batches of another size."""
-        other = copy.copy(self)
+        """Return the same run in batches of another size."""
+        other = copy.copy(self)  # the order of the images is shared
         other.batch_size = batch_size
         other.steps_per_epoch = len(self.split) // batch_size
         return other
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
-        """Which images step `step` holds, over all processes."""
-        return self._order(step // self.steps_per_epoch)[self._places(step) // self.repeats]
+        """Return the indices of the images of a step, over all processes."""
+        return self._order(step // self.steps_per_epoch)[self._positions(step) // self.repeats]
 
     def contents(self, number: int) -> str:
-        """The step, and the first images of this process."""
+        """Return the step and its first images in this process, for a message."""
         mine = self.indices(number)[self.rank :: self.world_size]
         return f"the batch of step {number} ({self._named(mine)} ...)"
 
-    def _places(self, step: int) -> Int64[np.ndarray, "B"]:
-        """Of the batch in its epoch, where every repetition has a place."""
+    def _positions(self, step: int) -> Int64[np.ndarray, "B"]:
+        """Return the batch's positions in its epoch, where every repetition has a position."""
         return step % self.steps_per_epoch * self.batch_size + np.arange(self.batch_size)
 
     def __getitem__(self, step: int) -> Batch:
-        epoch, places = step // self.steps_per_epoch, self._places(step)
+        epoch = step // self.steps_per_epoch
+        positions = self._positions(step)
         mine = slice(self.rank, None, self.world_size)
-        views = places % self.repeats
+        views = positions % self.repeats
+        # In a cycle every image has V variants and no more, so repetitions make no new ones.
         if not self.cycle:
-            views += self.repeats * self._order.turns(epoch)[places // self.repeats]
+            views += self.repeats * self._order.repeat_index(epoch)[positions // self.repeats]
         batch = self.variants(self.indices(step)[mine], epoch, views[mine])
-        self._order.fetch_ahead(epoch, int(places[-1]) // self.repeats)
+        # Only now: the shard of this batch is in the cache, and the next one may be fetched.
+        self._order.prefetch(epoch, int(positions[-1]) // self.repeats)
         return batch
 
     def variants(
@@ -176,34 +188,44 @@ class TrainingSteps(BatchSource):
         epoch: int,
         views: Int64[np.ndarray, "B"] | None = None,
     ) -> Batch:
-        """The images at `indices` of the split, as they are in an epoch; in its first view."""
+        """Return some images of the split as they are in an epoch.
+
+        Args:
+            indices: of the images (B,).
+            epoch: counted from 0.
+            views: the number of each image's repetition (B,); the first one where absent.
+        """
         preprocess = self.preprocess
         if self.sizes:
             size = self.sizes[min(epoch, len(self.sizes) - 1)]
             preprocess = preprocess.replace(image_size=size)
-        epoch = epoch % self.cycle if self.cycle else epoch
-        views = np.zeros_like(indices) if views is None else views
-        occasions = augmentation_key(epoch, views)
-        made = []
-        for index, same in groupby(zip(indices, occasions, strict=True), key=itemgetter(0)):
+        if self.cycle:
+            epoch %= self.cycle
+        if views is None:
+            views = np.zeros_like(indices)
+        keys = augmentation_key(epoch, views)
+        images = []
+        # The views of one image are neighbours: it is decoded once for all of them.
+        for index, same in groupby(zip(indices, keys, strict=True), key=itemgetter(0)):
             image = self.split.read(int(index))
-            made += [
-                training_pixels(
-                    image, preprocess, self.augmentation, self.seed, int(when), int(index)
+            for _, key in same:
+                pixels = training_pixels(
+                    image, preprocess, self.augmentation, self.seed, int(key), int(index)
                 )
-                for _, when in same
-            ]
-        pixels = augment_batch(np.stack(made), self.augmentation, self.seed, occasions, indices)
-        return _batch(pixels, self.split, indices, epoch, views)
+                images.append(pixels)
+        batch = augment_batch(np.stack(images), self.augmentation, self.seed, keys, indices)
+        return _batch(batch, self.split, indices, epoch, views)
 
 
 def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
-    """One image size for every epoch: each of `sizes` for an equal part of them, in order.
+    """Return one image size for every epoch: each of `sizes` for an equal part of them, in order.
 
     >>> sizes_of_epochs((128, 160, 192), 7)
     (128, 128, 128, 160, 160, 192, 192)
     """
-    return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs) if sizes)
+    if not sizes:
+        return ()
+    return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs))
 
 
 class EvaluationBatches(BatchSource):
@@ -221,27 +243,29 @@ class EvaluationBatches(BatchSource):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self.split, self.preprocess, self.batch_size = split, preprocess, batch_size
+        self.split = split
+        self.preprocess = preprocess
+        self.batch_size = batch_size
         self._mine = range(rank, len(split), world_size)
 
     def __len__(self) -> int:
         return (len(self._mine) + self.batch_size - 1) // self.batch_size
 
     def contents(self, number: int) -> str:
-        """The number, and the first images."""
-        return f"batch {number} ({self._named(self._of(number))} ...)"
+        """Return the number of a batch and its first images, for a message."""
+        return f"batch {number} ({self._named(self._indices(number))} ...)"
 
-    def _of(self, number: int) -> Sequence[int]:
+    def _indices(self, number: int) -> Sequence[int]:
         return self._mine[number * self.batch_size : (number + 1) * self.batch_size]
 
     def __getitem__(self, number: int) -> Batch:
-        indices = np.array(self._of(number))
+        indices = np.array(self._indices(number))
         pixels = np.stack([fit(self.split.read(int(i)), self.preprocess) for i in indices])
         return _batch(pixels, self.split, indices, epoch=-1, views=np.zeros_like(indices))
 
 
 _OPEN: weakref.WeakSet[Generator[Batch, None, None]] = weakref.WeakSet()
-"""Batches that worker processes are still making; closed when the interpreter exits."""
+"""Generators whose worker processes are still running; closed when the interpreter exits."""
 
 
 def batches(
@@ -251,32 +275,32 @@ def batches(
     workers: int = 0,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Generator[Batch, None, None]:
-    """The batches `numbers` of a source, in that order, made by `workers` processes (0: here).
+    """Generate the batches `numbers` of a source, in that order.
 
-    The processes end with the generator: when it is used up, closed or dropped, when it raises,
-    and at the latest when the interpreter exits.
+    The worker processes end with the generator: when it is used up, closed or dropped, when it
+    raises, and at the latest when the interpreter exits.
 
     Args:
         source: of the batches.
-        numbers: which of them.
-        workers: processes.
-        stopped: asked every second while a batch of the processes is waited for; where it is true,
-            nobody wants the batch any more.
+        numbers: of the batches to make.
+        workers: processes that make them; 0: this process.
+        stopped: called every second while a batch of the processes is waited for; True ends the
+            wait with a `LoaderError`.
 
     Raises:
         ImageError: an image that can no longer be read, by name, from whichever process met it.
-        LoaderError: a process was killed or hangs, or `stopped`; see `watching.watched`.
+        LoaderError: a process was killed or hangs, or `stopped`; see `worker_watch.watched`.
     """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
         warnings.filterwarnings("ignore", message="This DataLoader will create")
         loader = DataLoader(
-            _Careful(source),
+            _ErrorsAsItems(source),
             batch_size=None,
             sampler=numbers,
             num_workers=workers,
             generator=torch.Generator(),  # else the loader would draw its seed from the global one
-            collate_fn=_as_it_is,
+            collate_fn=_unchanged,
             worker_init_fn=_leave_signals_to_the_parent,
             timeout=worker_watch.LOOK_EVERY if workers else 0.0,
         )
@@ -285,34 +309,34 @@ def batches(
         arriving = watched(
             arriving,
             contents=lambda number: source.contents(numbers[number]),
-            remote=remote_store(source.split) is not None,
+            remote=source.split.is_remote,
             stopped=stopped,
         )
-    handed_over = _hand_over(arriving)
+    generator = _hand_over(arriving)
     if workers:
-        _OPEN.add(handed_over)
+        _OPEN.add(generator)
         atexit.unregister(_close_all)
         atexit.register(_close_all)  # again, so that it runs before what torch registered just now
-    return handed_over
+    return generator
 
 
 def _hand_over(arriving: Iterator[Batch | VitkitError]) -> Generator[Batch, None, None]:
     try:
-        for made in arriving:
-            if isinstance(made, VitkitError):
-                raise made
-            yield made
+        for item in arriving:
+            if isinstance(item, VitkitError):
+                raise item
+            yield item
     finally:
         del arriving  # ends its processes; a traceback would keep them alive with this frame
 
 
 def _close_all() -> None:
-    for handed_over in list(_OPEN):
-        handed_over.close()
+    for generator in list(_OPEN):  # a copy, since closing removes from the set
+        generator.close()
 
 
-class _Careful(Dataset[Any]):
-    """Hands an error of ours over as an item: a loader would turn it into text on the way."""
+class _ErrorsAsItems(TorchDataset[Any]):
+    """A source that returns our errors as items: torch would turn them into text on the way."""
 
     def __init__(self, source: BatchSource) -> None:
         self.source = source
@@ -331,22 +355,27 @@ def _batch(
     epoch: int,
     views: Int64[np.ndarray, "B"],
 ) -> Batch:
-    labels = torch.from_numpy(split.labels[indices])
-    places = torch.from_numpy(indices.copy())
-    drawn = torch.from_numpy(views.copy())
-    return Batch(torch.from_numpy(pixels), labels, places, epoch, drawn, failures(split))
+    return Batch(
+        torch.from_numpy(pixels),
+        torch.from_numpy(split.labels[indices]),
+        torch.from_numpy(indices.copy()),  # may be a view of the whole order, which is cached
+        epoch,
+        torch.from_numpy(views.copy()),
+        split.failures(),
+    )
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:
-    """A signal may reach every process of a job; the parent finishes its step and ends us.
+    """Ignore signals in a worker process: they may reach every process of a job.
 
-    Should it fail to, a worker outlives SIGTERM by a minute: a process that waits for it goes on.
+    The parent finishes its step and ends the workers. If it has not done so 60 s after SIGTERM,
+    the worker exits.
     """
     for name in ("SIGINT", "SIGHUP", "SIGUSR1"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda signum, frame: signal.alarm(60))
+    signal.signal(signal.SIGTERM, lambda signum, frame: signal.alarm(SECONDS_AFTER_SIGTERM))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _unchanged(batch: Any) -> Any:
     return batch

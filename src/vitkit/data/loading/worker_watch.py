@@ -1,4 +1,4 @@
-"""Loader processes, watched while a batch is waited for: are they there, and do they still work?"""
+"""Supervision of loader processes: notice those that are gone or hang while a batch is awaited."""
 
 from __future__ import annotations
 
@@ -12,49 +12,55 @@ from typing import Any, TypeVar
 
 import torch
 
-from vitkit.data.sources.remote_shards import LONGEST_WAIT
+from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.errors import LoaderError
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 LOOK_EVERY = 1.0
-"""Seconds between two looks at the processes, while a batch is waited for."""
+"""Seconds between two looks at the processes, while a batch is awaited."""
 LOOKS = 8
 """Looks in a row without a sign of life, after which a process hangs."""
-LOOKS_LONG = int(LONGEST_WAIT) + 30
-"""The same of a process that is inside of a read from a disk, or that reads from a server, which
-may ask it to wait. Under load a disk may need half a minute for one read, a network's more."""
+LOOKS_LONG = int(LONGEST_PAUSE) + 30
+"""The same for a process inside a read from a disk, or that reads from a server.
+
+Under load a disk may need half a minute for one read, a network drive more; a server may ask to
+wait.
+"""
+EXIT_GRACE = 1.0
+"""Seconds that a failing process gets to exit, so that its exit code is known."""
 IN_DISK = re.compile(r"^State:\tD", re.MULTILINE)
 RUNNING = re.compile(r"^State:\tR", re.MULTILINE)
 SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:.*", re.MULTILINE)
-"""Of /proc/PID/task/TID/status: how often a thread has stopped running."""
+"""In /proc/PID/task/TID/status: how often a thread has stopped running."""
 
 
 def watched(
-    arriving: Iterator[T],
+    arriving: Iterator[Item],
     *,
     contents: Callable[[int], str],
     remote: bool = False,
     stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[T]:
+) -> Iterator[Item]:
     """Hand on what loader processes make, and raise where one of them is gone or hangs.
 
-    A process hangs when it has not run at all for 8 s while a batch is waited for; for 150 s where
-    it is inside of a read from a disk, or the images come over the network. A process that reads
+    A process hangs when it has not run at all for 8 s while a batch is awaited; for 150 s where
+    it is inside a read from a disk, or the images come over the network. A process that reads
     slowly runs for a moment for every piece that arrives, one that waits for a processor counts as
     running, and an idle one wakes every 5 s. Looks are counted, not seconds, so that a run that is
-    suspended as a whole may go on. Only Linux tells how often a process has run; elsewhere only a
-    process that is gone is noticed.
+    suspended as a whole may go on. Only Linux reports how often a process has run; elsewhere only
+    a process that is gone is noticed.
 
     Args:
         arriving: the iterator of a `DataLoader` with processes and `timeout=LOOK_EVERY`.
-        contents: what the batch of a number, counted from 0, holds; for messages.
-        remote: whether the images come over the network.
-        stopped: asked at every look; where it is true, nobody wants the batch any more.
+        contents: called with the number of a batch, counted from 0; its name, for messages.
+        remote: True if the images come over the network.
+        stopped: called at every look; True ends the wait.
 
     Raises:
         LoaderError: a process is gone or hangs, or `stopped`; all of them are ended.
     """
-    processes = _taken_over(arriving)
+    processes = _take_over_supervision(arriving)
+    # A thread, since the main thread blocks inside torch while a process hangs.
     watch = _Watch(processes, LOOKS_LONG if remote else LOOKS, stopped)
     watch.start()
     number = 0
@@ -62,25 +68,26 @@ def watched(
         while True:
             watch.awaited = number
             try:
-                made = next(arriving)
+                item = next(arriving)
             except StopIteration:
                 return
             except (RuntimeError, OSError, EOFError) as error:
-                late = str(error).startswith("DataLoader timed out")
-                said = watch.found or _death(processes, within=0.0 if late else 1.0)
-                if said is not None:
-                    said = f"{said}; the run waited for {contents(number)}"
-                    raise LoaderError(said) from None
-                if late:
+                timed_out = str(error).startswith("DataLoader timed out")
+                within = 0.0 if timed_out else EXIT_GRACE
+                reason = watch.reason or _describe_death(processes, within)
+                if reason is not None:
+                    message = f"{reason}; the run waited for {contents(number)}"
+                    raise LoaderError(message) from None
+                if timed_out:  # the batch is only late: wait on
                     continue
                 raise
             watch.awaited = None
             number += 1
-            yield made
+            yield item
     except LoaderError:
         _kill(processes)
-        for one in processes:
-            one.join(1.0)
+        for process in processes:
+            process.join(EXIT_GRACE)
         raise
     finally:
         watch.end()
@@ -88,90 +95,107 @@ def watched(
 
 
 class _Watch(threading.Thread):
-    """Looks at processes while a batch is waited for, and kills them where one of them hangs.
+    """A thread that looks at processes while a batch is awaited, and kills them when one hangs.
 
-    Whoever waits may be inside a read from a process that is stopped, and comes out of it only when
-    that process is gone.
+    The main thread may be inside a read from a process that is stopped, and comes out of it only
+    when that process is gone.
 
     Attributes:
-        awaited: the number of the batch that is waited for, or `None`.
-        found: why the processes were killed; `None` where they were not.
+        awaited: the number of the batch that is awaited, or `None`.
+        reason: why the processes were killed; `None` where they were not.
     """
 
     def __init__(
         self, processes: Sequence[BaseProcess], most: int, stopped: Callable[[], bool]
     ) -> None:
         super().__init__(name="loader watch", daemon=True)
-        self._processes, self._most, self._stopped = processes, most, stopped
+        self._processes = processes
+        self._most = most
+        self._stopped = stopped
         self._over = threading.Event()
         self.awaited: int | None = None
-        self.found: str | None = None
+        self.reason: str | None = None
 
     def run(self) -> None:
-        """Look until the end."""
+        """Look until `end` is called."""
         awaited: int | None = None
         last: dict[BaseProcess, tuple[list[str], int]] = {}
         while not self._over.wait(LOOK_EVERY):
             if self.awaited is None or self.awaited != awaited:
-                awaited, last = self.awaited, {}
+                # Another batch than at the last look: everything works, count anew.
+                awaited = self.awaited
+                last = {}
                 continue
-            for one in self._processes:
-                (now, in_disk), (before, silent) = _life(one.pid), last.get(one, ([], 0))
-                silent = silent + 1 if now and now == before else 0
-                last[one] = now, silent
-                if silent >= (LOOKS_LONG if in_disk else self._most):
-                    self.found = (
-                        f"loader process {one.pid} has not run for {silent * LOOK_EVERY:g} s: "
-                        f"is the disk or the network drive still there?"
-                    )
+            for process in self._processes:
+                self._look_at(process, last)
+            # The main thread cannot check this itself while it waits.
             if self._stopped():
-                self.found = self.found or "stopped"
-            if self.found is not None:
+                self.reason = self.reason or "stopped"
+            if self.reason is not None:
                 _kill(self._processes)
                 return
 
+    def _look_at(
+        self, process: BaseProcess, last: dict[BaseProcess, tuple[list[str], int]]
+    ) -> None:
+        switches, in_disk = _activity(process.pid)
+        switches_before, silent = last.get(process, ([], 0))
+        silent = silent + 1 if switches and switches == switches_before else 0
+        last[process] = (switches, silent)
+        if silent >= (LOOKS_LONG if in_disk else self._most):
+            self.reason = (
+                f"loader process {process.pid} has not run for {silent * LOOK_EVERY:g} s: "
+                f"is the disk or the network drive still there?"
+            )
+
     def end(self) -> None:
-        """Look no more."""
+        """Stop looking."""
         self._over.set()
         self.join()
 
 
-def _life(pid: int | None) -> tuple[list[str], bool]:
-    """What changes when any thread of a process runs, and whether one waits for a disk.
+def _activity(pid: int | None) -> tuple[list[str], bool]:
+    """Return lines that change when any thread of a process runs, and if one waits for a disk.
 
-    There is nothing where a thread runs just now, waits for a processor, or where nobody tells.
+    No lines where a thread runs just now, waits for a processor, or on a system without /proc.
     """
-    found, in_disk = [], False
+    switches: list[str] = []
+    in_disk = False
+    # The main thread of a worker may sleep while another one, such as a reader's, still works.
     for thread in sorted(Path(f"/proc/{pid}/task").glob("*/status")):
         try:
             status = thread.read_text()
         except OSError:  # the thread has ended in between: so it has run
             return [], False
-        if RUNNING.search(status):
+        if RUNNING.search(status):  # it runs, or waits for a processor: it is alive
             return [], False
         in_disk |= IN_DISK.search(status) is not None
-        found += SWITCHES.findall(status)
-    return found, in_disk
+        switches += SWITCHES.findall(status)
+    return switches, in_disk
 
 
-def _death(processes: Sequence[BaseProcess], within: float) -> str | None:
-    """Say which process is gone, waiting `within` seconds for one to go; `None` for none."""
-    ended = wait([one.sentinel for one in processes], within)
-    for one in processes:
-        if one.sentinel in ended:
-            one.join()  # its files are closed a moment before its exit code is known
-            code = one.exitcode or 0
+def _describe_death(processes: Sequence[BaseProcess], within: float) -> str | None:
+    """Describe a process that is gone, waiting `within` seconds for one to go; `None` for none."""
+    ended = wait([process.sentinel for process in processes], within)
+    for process in processes:
+        if process.sentinel in ended:
+            process.join()  # its files are closed a moment before its exit code is known
+            code = process.exitcode or 0
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return f"loader process {one.pid} {how}: where memory has run out, pass fewer --workers"
+            return (
+                f"loader process {process.pid} {how}: where memory has run out, pass fewer "
+                f"--workers"
+            )
     return None
 
 
-def _taken_over(arriving: Any) -> Sequence[BaseProcess]:
-    """The processes of torch's iterator, which now nobody but us watches.
+def _take_over_supervision(arriving: Any) -> Sequence[BaseProcess]:
+    """Return the processes of torch's iterator, and keep torch from watching them.
 
     torch raises from a signal handler when one of its processes ends: that could be in the middle
     of an optimizer step, with half of the weights changed.
     """
+    # Both lines undo what torch's constructor did; its shutdown checks the second one.
     torch._C._remove_worker_pids(id(arriving))
     arriving._worker_pids_set = False
     processes: Sequence[BaseProcess] = arriving._workers
@@ -179,6 +203,6 @@ def _taken_over(arriving: Any) -> Sequence[BaseProcess]:
 
 
 def _kill(processes: Sequence[BaseProcess]) -> None:
-    """End them: a stopped process hears nothing else, and would be waited for at exit."""
-    for one in processes:
-        one.kill()
+    """Kill processes: a stopped one ignores any other signal, and would be awaited at exit."""
+    for process in processes:
+        process.kill()

@@ -1,1 +1,1 @@
-"""Where images come from: folders, lists, archives, tables and the Hub."""
+"""Sources of images: folders, lists, archives, tables and the Hub."""

@@ -1,4 +1,4 @@
-"""Data sets known by name: digits, shipped here, and MNIST and its kin, found as IDX files."""
+"""Datasets known by name: digits, part of the package, and MNIST and Fashion-MNIST in IDX files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, fingerprint
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, dataset_fingerprint
+from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
 from vitkit.data.sources.huggingface import open_hub
 from vitkit.data.sources.idx import read_idx
@@ -42,87 +43,108 @@ HOW_TO_GET = {
     "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass --data-root with "
     "the folder of train-images-idx3-ubyte.gz and its three companions",
 }
-ON_THE_HUB = {"mnist": "hf://ylecun/mnist", "fashion-mnist": "hf://zalando-datasets/fashion_mnist"}
+IDX_ON_THE_HUB = {
+    "mnist": "hf://ylecun/mnist",
+    "fashion-mnist": "hf://zalando-datasets/fashion_mnist",
+}
 _IDX_PARTS = {"train": "train", "test": "t10k"}
 
 
 def open_digits() -> Dataset:
-    """1,797 handwritten digits, 8 x 8 grey, 10 classes; a stratified fifth is the test split.
+    """Open 1,797 handwritten digits, 8 x 8 grey, 10 classes; a stratified fifth is the test split.
 
     E. Alpaydin, C. Kaynak: "Optical Recognition of Handwritten Digits", UCI 1998, CC BY 4.0.
     """
     stored = read_idx(DIGITS_FOLDER / "images.idx.gz").astype(np.int64)
+    # 0 ... 16 becomes 0 ... 255, rounded.
     images = ((stored * 255 + LARGEST_STORED // 2) // LARGEST_STORED).astype(np.uint8)
     labels = read_idx(DIGITS_FOLDER / "labels.idx.gz").astype(np.int64)
     whole = ArraySplit(images[..., None], labels, "digits")
     train, test = stratified_split(labels, (1 - TEST_FRACTION, TEST_FRACTION))
     classes = tuple("0123456789")
-    mark = fingerprint(classes, {"": (labels, _digests(images))})
-    splits = {"train": whole.subset(train), "test": whole.subset(test)}
-    return Dataset("digits", classes, {**splits}, mark)
+    mark = dataset_fingerprint(classes, {"": (labels, array_digests(images))})
+    splits: dict[str, Split] = {"train": whole.subset(train), "test": whole.subset(test)}
+    return Dataset("digits", classes, splits, mark)
 
 
-def idx_places(name: str, data_root: Path | None) -> tuple[Path, ...]:
-    """The folders where the IDX files of `name` are looked for, in order."""
+def idx_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders where the IDX files of `name` are looked for, in order."""
     given = () if data_root is None else (data_root / name, data_root)
     return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
 
 
-def open_idx(name: str, places: Sequence[Path]) -> Dataset:
-    """MNIST or Fashion-MNIST from the first of `places` that has its training images, or the Hub.
+def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
+    """Open MNIST or Fashion-MNIST from the first folder with its training images, or the Hub.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        folders: to look in, in order.
 
     Raises:
         DataError: in none of them, a companion missing, or files that do not fit together.
     """
     classes = IDX_CLASSES[name]
-    folder = next((p for p in places if _find(p, "train-images", 3) is not None), None)
+    folder = _first_with_images(folders)
     if folder is None:
-        return _on_the_hub(name, places)
-    splits = {}
+        return _on_the_hub(name, folders)
+    splits: dict[str, Split] = {}
+    parts = {}
     for split, prefix in _IDX_PARTS.items():
         images = read_idx(_require(folder, f"{prefix}-images", 3, name))
         labels = read_idx(_require(folder, f"{prefix}-labels", 1, name)).astype(np.int64)
         _check(images, labels, len(classes), folder / prefix)
         splits[split] = ArraySplit(images[..., None], labels, f"{name}/{split}")
-    parts = {s: (part.labels, _digests(part.images)) for s, part in splits.items()}
-    return Dataset(name, classes, {**splits}, fingerprint(classes, parts))
+        parts[split] = (labels, array_digests(images))
+    return Dataset(name, classes, splits, dataset_fingerprint(classes, parts))
 
 
-def _on_the_hub(name: str, places: Sequence[Path]) -> Dataset:
-    """The same from the Hub; without it, where it was looked for, and how to get it."""
+def _first_with_images(folders: Sequence[Path]) -> Path | None:
+    for folder in folders:
+        if _find(folder, "train-images", 3) is not None:
+            return folder
+    return None
+
+
+def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
+    """Open the dataset from the Hub; if that fails, name the folders and how to get the files."""
     try:
-        found = open_hub(ON_THE_HUB[name])
+        dataset = open_hub(IDX_ON_THE_HUB[name])
     except (MissingExtraError, DataError) as error:
-        looked = ", ".join(map(str, places))
+        looked = ", ".join(map(str, folders))
         raise DataError(
             f"{name} not found, looked in {looked}; {HOW_TO_GET[name]}, or, online, "
             f"pip install 'vitkit[hub]' ({error})"
         ) from None
+    # The Hub spells some names in another way; ours are taken, so that checkpoints fit both.
     ours = IDX_CLASSES[name]
-    if list(map(_letters, found.classes)) != list(map(_letters, ours)):
+    if list(map(_letters, dataset.classes)) != list(map(_letters, ours)):
         raise DataError(
-            f"{ON_THE_HUB[name]}: expected the classes {', '.join(ours)}, got "
-            f"{', '.join(found.classes)}"
+            f"{IDX_ON_THE_HUB[name]}: expected the classes {', '.join(ours)}, got "
+            f"{', '.join(dataset.classes)}"
         )
-    return replace(found, name=name, classes=ours)
+    return replace(dataset, name=name, classes=ours)
 
 
 def _letters(name: str) -> str:
-    """`T - shirt / top` and `T-shirt/top` are one class."""
+    """Return the letters of a class name: `T - shirt / top` and `T-shirt/top` are one class."""
     return "".join(filter(str.isalnum, name)).lower()
 
 
 def _find(folder: Path, stem: str, dimensions: int) -> Path | None:
-    """An IDX file under any of its usual names."""
-    names = [f"{stem}{dot}idx{dimensions}-ubyte{gz}" for dot in ("-", ".") for gz in ("", ".gz")]
-    return next((folder / name for name in names if (folder / name).is_file()), None)
+    """Return an IDX file under any of its usual names; None where there is none."""
+    for dot in ("-", "."):
+        for ending in ("", ".gz"):
+            path = folder / f"{stem}{dot}idx{dimensions}-ubyte{ending}"
+            if path.is_file():
+                return path
+    return None
 
 
 def _require(folder: Path, stem: str, dimensions: int, name: str) -> Path:
-    found = _find(folder, stem, dimensions)
-    if found is None:
+    path = _find(folder, stem, dimensions)
+    if path is None:
         raise DataError(f"{folder}: {name} lacks {stem}-idx{dimensions}-ubyte; {HOW_TO_GET[name]}")
-    return found
+    return path
 
 
 def _check(
@@ -140,5 +162,6 @@ def _check(
         )
 
 
-def _digests(images: UInt8[np.ndarray, "N ..."]) -> list[bytes]:
+def array_digests(images: UInt8[np.ndarray, "N ..."]) -> list[bytes]:
+    """Return the SHA-256 of each image's pixels."""
     return [hashlib.sha256(image.tobytes()).digest() for image in images]

@@ -3,17 +3,16 @@
 A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
 of 32 x 32. Three layouts are read:
 
-    the binary version      data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
-                            image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
-                            each of red, green and blue
+    the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
+                          image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
+                          each of red, green and blue
     rows of images        data_batch_1.png ... test_batch.png with train_lables.json and
-                            test_lables.json (spelled so): a row of 1024 RGB pixels is an image
+                          test_lables.json (spelled so): a row of 1024 RGB pixels is an image
     folders of images     train/<class>/*.png and test/<class>/*.png
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,15 +20,17 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, fingerprint
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, dataset_fingerprint
+from vitkit.data.datasets.split import Split
 from vitkit.data.images.decode import decode
+from vitkit.data.sources.benchmarks import array_digests
 from vitkit.data.sources.huggingface import open_hub
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.errors import DataError, ImageError, MissingExtraError
 from vitkit.io.cache_folder import cache_folder
 
-SIDE = 32
-VALUES = 3 * SIDE * SIDE
+CIFAR_SIDE = 32
+CIFAR_VALUES = 3 * CIFAR_SIDE * CIFAR_SIDE
 COUNTS = {"train": 50_000, "test": 10_000}
 TEN = "airplane automobile bird cat deer dog frog horse ship truck"
 HUNDRED = """
@@ -59,61 +60,78 @@ ROWS = {
     "test": ("test_batch.png",),
 }
 ROW_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
-INSIDE = (".", "package", "package/data")
-"""Where the files may lie below a place: as unpacked by npm, too."""
+SUBFOLDERS = (".", "package", "package/data")
+"""Folders below a folder that may have the files: as unpacked by npm, too."""
 ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
-ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
+CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
 
 
-def cifar_places(name: str, data_root: Path | None) -> tuple[Path, ...]:
-    """The folders where CIFAR is looked for, in order."""
+LabelledImages = tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]
+
+
+def cifar_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders where CIFAR is looked for, in order."""
     given = () if data_root is None else (data_root / name, data_root)
     return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
 
 
-def open_cifar(name: str, places: Sequence[Path]) -> Dataset:
-    """CIFAR from the first of `places` that holds it, else from the Hub.
+def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
+    """Open CIFAR from the first folder that holds it, else from the Hub.
+
+    Args:
+        name: "cifar10" or "cifar100".
+        folders: to look in, in order.
 
     Raises:
-        DataError: nowhere, only as a pickle, or files that are not what they should be.
+        DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
     """
-    for place in (place / below for place in places for below in (*INSIDE, BINARY_FOLDER[name])):
-        if all((place / file).is_file() for file in BINARY[name]["train"]):
-            return _open_arrays(name, place, {s: _read_binary(name, place, s) for s in COUNTS})
-        if name == "cifar10" and (place / ROWS["train"][0]).is_file():
-            return _open_arrays(name, place, {s: _read_rows(place, s) for s in COUNTS})
-        if (place / "train").is_dir() and (place / "test").is_dir():
-            return _open_folders(name, place)
-    return _elsewhere(name, places)
+    for parent in folders:
+        for below in (*SUBFOLDERS, BINARY_FOLDER[name]):
+            dataset = _open_here(name, parent / below)
+            if dataset is not None:
+                return dataset
+    _refuse_unread_layouts(name, folders)
+    return _on_the_hub(name, folders)
 
 
-def _open_arrays(
-    name: str,
-    place: Path,
-    parts: dict[str, tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]],
-) -> Dataset:
-    classes, splits, marks, notes = CIFAR_CLASSES[name], {}, {}, []
+def _open_here(name: str, folder: Path) -> Dataset | None:
+    """Open CIFAR from the layout that a folder has; None where it has none."""
+    # The test file alone is not enough to choose a layout; if it is missing, that is an error.
+    if all((folder / file).is_file() for file in BINARY[name]["train"]):
+        parts = {split: _read_binary(name, folder, split) for split in COUNTS}
+        return _open_arrays(name, folder, parts)
+    if name == "cifar10" and (folder / ROWS["train"][0]).is_file():
+        return _open_arrays(name, folder, {split: _read_rows(folder, split) for split in COUNTS})
+    if (folder / "train").is_dir() and (folder / "test").is_dir():
+        return _open_folders(name, folder)
+    return None
+
+
+def _open_arrays(name: str, folder: Path, parts: dict[str, LabelledImages]) -> Dataset:
+    classes = CIFAR_CLASSES[name]
+    splits: dict[str, Split] = {}
+    marks = {}
+    notes = []
     for split, (images, labels) in parts.items():
         wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
         if len(wrong):
             raise DataError(
-                f"{place}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
+                f"{folder}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
                 f"image {wrong[0]} of {split}"
             )
         if len(images) != COUNTS[split]:
             notes.append(f"{split} has {len(images):,} images; all of it has {COUNTS[split]:,}")
         splits[split] = ArraySplit(images, labels, f"{name}/{split}")
-        marks[split] = (labels, [hashlib.sha256(image.tobytes()).digest() for image in images])
-    return Dataset(name, classes, {**splits}, fingerprint(classes, marks), tuple(notes))
+        marks[split] = (labels, array_digests(images))
+    return Dataset(name, classes, splits, dataset_fingerprint(classes, marks), tuple(notes))
 
 
-def _read_binary(
-    name: str, place: Path, split: str
-) -> tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]:
+def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
     labels_each = 1 if name == "cifar10" else 2
-    record = labels_each + VALUES
+    record = labels_each + CIFAR_VALUES
     images, labels = [], []
-    for file in (place / part for part in BINARY[name][split]):
+    for part in BINARY[name][split]:
+        file = folder / part
         if not file.is_file():
             raise DataError(f"{file}: no such file; the binary version of {name} has it")
         content = np.fromfile(file, np.uint8)
@@ -123,31 +141,32 @@ def _read_binary(
                 f"get the file again"
             )
         rows = content.reshape(-1, record)
-        labels.append(rows[:, labels_each - 1].astype(np.int64))
-        planes = rows[:, labels_each:].reshape(-1, 3, SIDE, SIDE)
+        labels.append(rows[:, labels_each - 1].astype(np.int64))  # the fine label comes last
+        planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
         images.append(planes.transpose(0, 2, 3, 1))
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 
 
-def _read_rows(
-    place: Path, split: str
-) -> tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]:
+def _read_rows(folder: Path, split: str) -> LabelledImages:
     images = []
-    for file in (place / part for part in ROWS[split]):
+    for part in ROWS[split]:
+        file = folder / part
         try:
-            rows = decode(file, max_aspect=float(SIDE * SIDE))
+            # Rows are 1024 times as long as they are high.
+            rows = decode(file, max_aspect=float(CIFAR_SIDE * CIFAR_SIDE))
         except ImageError as error:
             raise DataError(str(error)) from None
-        if rows.shape[1] != SIDE * SIDE:
+        if rows.shape[1] != CIFAR_SIDE * CIFAR_SIDE:
             raise DataError(
-                f"{file}: expected rows of {SIDE * SIDE} pixels, an image each, got {rows.shape[1]}"
+                f"{file}: expected rows of {CIFAR_SIDE * CIFAR_SIDE} pixels, an image each, "
+                f"got {rows.shape[1]}"
             )
-        images.append(rows.reshape(-1, SIDE, SIDE, 3))
-    labels = _read_labels(place / ROW_LABELS[split])
+        images.append(rows.reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3))
+    labels = _read_labels(folder / ROW_LABELS[split])
     total = sum(map(len, images))
     if len(labels) != total:
         raise DataError(
-            f"{place / ROW_LABELS[split]}: expected {total:,} labels, as many as there are "
+            f"{folder / ROW_LABELS[split]}: expected {total:,} labels, as many as there are "
             f"images, got {len(labels):,}"
         )
     return np.concatenate(images), np.array(labels, np.int64)
@@ -160,39 +179,44 @@ def _read_labels(file: Path) -> list[int]:
         raise DataError(f"{file}: cannot be read as JSON: {error}") from None
     if not isinstance(labels, list) or any(type(label) is not int for label in labels):
         raise DataError(f"{file}: expected a list of whole numbers, a label for each image")
+    # Any number that is no class will do for the check of labels; all fit into int64 then.
     return [min(max(label, -1), 255) for label in labels]
 
 
-def _open_folders(name: str, place: Path) -> Dataset:
-    dataset = open_folder(place)
+def _open_folders(name: str, folder: Path) -> Dataset:
+    dataset = open_folder(folder)
     if dataset.classes != CIFAR_CLASSES[name]:
-        strange = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
+        different = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
         raise DataError(
-            f"{place}: its classes are not those of {name}: {', '.join(strange[:5])} differ; "
+            f"{folder}: its classes are not those of {name}: {', '.join(different[:5])} differ; "
             f"open the folder by its path, or pass another --data-root"
         )
     return dataset
 
 
-def _elsewhere(name: str, places: Sequence[Path]) -> Dataset:
-    """What to do where no layout is found: say why, or ask the Hub."""
-    folder, first = PICKLED[name]
-    for place in places:
-        for pickled in (place / folder, place):
-            if (pickled / first).is_file():
+def _refuse_unread_layouts(name: str, folders: Sequence[Path]) -> None:
+    """Refuse the pickled version and the archive, with the way to a layout that is read."""
+    pickled, first = PICKLED[name]
+    for parent in folders:
+        for folder in (parent / pickled, parent):
+            if (folder / first).is_file():
                 raise DataError(
-                    f"{pickled}: this version of {name} is a pickle, which can run code when it is "
+                    f"{folder}: this version of {name} is a pickle, which can run code when it is "
                     f"read; get the binary version ({ARCHIVE[name]}) and put its folder "
                     f"{BINARY_FOLDER[name]} beside"
                 )
-        if (place / ARCHIVE[name]).is_file():
-            raise DataError(f"{place / ARCHIVE[name]}: unpack it here: tar -xzf {ARCHIVE[name]}")
-    looked = ", ".join(map(str, places))
-    how = (
-        f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there and pass --data-root "
-        f"with the folder around it, or, online, pip install 'vitkit[hub]'"
-    )
+        if (parent / ARCHIVE[name]).is_file():
+            raise DataError(f"{parent / ARCHIVE[name]}: unpack it here: tar -xzf {ARCHIVE[name]}")
+
+
+def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
+    """Open the dataset from the Hub; if that fails, name the folders and how to get the files."""
     try:
-        return open_hub(ON_THE_HUB[name])
+        return open_hub(CIFAR_ON_THE_HUB[name])
     except (MissingExtraError, DataError) as error:
+        looked = ", ".join(map(str, folders))
+        how = (
+            f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there and pass "
+            f"--data-root with the folder around it, or, online, pip install 'vitkit[hub]'"
+        )
         raise DataError(f"{name} not found, looked in {looked}; {how} ({error})") from None

@@ -1,7 +1,7 @@
 """A CSV that lists images: `path,label` and, if there is one, `split`.
 
 Paths are relative to the CSV's folder, or to another one that is given. Nothing outside of it is
-read, whatever the list says; symbolic links may lead out of it where the user allows that.
+read, whatever the list contains; symbolic links may lead out of it where the user allows that.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from vitkit.data.datasets.build import POOL, Part, assemble
+from vitkit.data.datasets.build import POOL, NamedImages, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.decode import escape
 from vitkit.errors import DataError
+from vitkit.messages import escape
 
 COLUMNS = {
     "path": (
@@ -31,12 +31,14 @@ COLUMNS = {
     "label": (("label",), ("class", "target", "class_name", "category")),
     "split": (("split",),),
 }
-"""What each column may be called; a later group counts where none of an earlier one is there;
-`split` may be absent."""
+"""Names of each column; a later group counts where none of an earlier one is there.
+
+`split` may be absent.
+"""
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""How a file in UTF-16 begins, such as Excel's "Unicode text"."""
+"""First bytes of a file in UTF-16, such as Excel's "Unicode text"."""
 SEPARATORS = ",;\t"
-SHOWN = 5
+ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def open_csv(
 ) -> Dataset:
     """Open the images that a CSV lists; none is decoded, every file is hashed.
 
-    A file that is not there is a bad image like any other, told by its line.
+    A file that is not there is a bad image like any other, named with its line.
 
     Args:
         path: UTF-8, or UTF-16 with its mark; its first line the columns' names; commas, semicolons
@@ -67,22 +69,14 @@ def open_csv(
 
     Raises:
         DataError: columns that are not there; rows without path or label, with an unknown split,
-            with a path out of the folder, or that contradict another, by line number; and what
-            `assemble` raises.
+            with a path out of the folder, or that contradict another, by line number; and the
+            errors of `assemble`.
     """
-    where, root = escape(path), path.parent if root is None else root
-    rows, problems = [], []
-    for line, cells in _rows(path, where):
-        row, problem = _read_row(line, cells, root, follow_links)
-        if row is not None:
-            rows.append(row)
-        else:
-            problems.append(f"line {line}: {problem}")
-    problems = problems or _contradictions(rows)
-    if problems:
-        more = len(problems) - SHOWN
-        shown = "; ".join(problems[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
-        raise DataError(f"{where}: {shown}")
+    where = escape(path)
+    if root is None:
+        root = path.parent
+    rows = _read_rows(path, root, where, follow_links)
+    # Every row is an image of its own, also where two rows list one file.
     groups: dict[str, list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.split, []).append(row)
@@ -94,111 +88,146 @@ def open_csv(
     )
 
 
-def _rows(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
-    """(line number, the cells by what they mean) of every row that is not empty."""
-    before = 0
+def _read_rows(path: Path, root: Path, where: str, follow_links: bool) -> list[_Row]:
+    """Return all rows; raise one error for the first problems of all rows."""
+    rows: list[_Row] = []
+    problems: list[str] = []
+    for line, cells in _cells(path, where):
+        row = _parse_row(line, cells, root, follow_links)
+        if isinstance(row, _Row):
+            rows.append(row)
+        else:
+            problems.append(f"line {line}: {row}")
+    problems = problems or _contradictions(rows)
+    if problems:
+        more = len(problems) - ROWS_SHOWN
+        shown = "; ".join(problems[:ROWS_SHOWN])
+        if more > 0:
+            shown += f"; and {more:,} more"
+        raise DataError(f"{where}: {shown}")
+    return rows
+
+
+def _cells(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
+    """Generate the line number and the cells by column of every row that is not empty."""
+    last_line = 0
     try:
         with path.open("rb") as start:
             encoding = "utf-16" if start.read(2) in UTF_16 else "utf-8-sig"
         with path.open(encoding=encoding, newline="") as file:
+            # The separator is the one that the first line has most of.
             header = file.readline()
             separator = max(SEPARATORS, key=header.count)
-            places = _places(next(csv.reader([header], delimiter=separator), []), where)
+            columns = _columns(next(csv.reader([header], delimiter=separator), []), where)
             reader = csv.reader(file, delimiter=separator, strict=True)
-            before = 1
+            last_line = 1
             for cells in reader:
-                line, before = before + 1, reader.line_num + 1
+                line = last_line + 1
+                last_line = reader.line_num + 1  # a quoted cell may go over several lines
                 if any(cell.strip() for cell in cells):
-                    yield (
-                        line,
-                        {
-                            column: cells[place].strip() if place < len(cells) else None
-                            for column, place in places.items()
-                        },
-                    )
+                    yield line, _by_column(cells, columns)
     except UnicodeDecodeError as error:
         raise DataError(f"{where}: expected UTF-8 text, or UTF-16 with its mark: {error}") from None
     except csv.Error as error:
-        raise DataError(f"{where}: not a CSV from line {before + 1} on: {error}") from None
+        raise DataError(f"{where}: not a CSV from line {last_line + 1} on: {error}") from None
     except OSError as error:
         raise DataError(f"{where}: cannot be read: {error.strerror}") from None
 
 
-def _places(header: list[str], where: str) -> dict[str, int]:
-    """Which column holds the path, the label and the split."""
+def _by_column(cells: list[str], columns: Mapping[str, int]) -> dict[str, str | None]:
+    """Return the cells of the known columns; None where the row is too short."""
+    named: dict[str, str | None] = {}
+    for column, index in columns.items():
+        named[column] = cells[index].strip() if index < len(cells) else None
+    return named
+
+
+def _columns(header: list[str], where: str) -> dict[str, int]:
+    """Return the index of the columns of the path, the label and the split."""
     names = [name.strip().casefold() for name in header]
-    places = {}
+    columns: dict[str, int] = {}
     for column, known in COLUMNS.items():
-        groups = ([place for place, name in enumerate(names) if name in group] for group in known)
-        found = next(filter(None, groups), [])
-        if len(found) > 1:
+        indices: list[int] = []
+        for group in known:
+            indices = [index for index, name in enumerate(names) if name in group]
+            if indices:
+                break
+        if len(indices) > 1:
+            candidates = [header[index] for index in indices]
             raise DataError(
-                f"{where}: columns {[header[place] for place in found]} could all be the {column}; "
-                f"keep one of them"
+                f"{where}: columns {candidates} could all be the {column}; keep one of them"
             )
-        if found:
-            places[column] = found[0]
+        if indices:
+            columns[column] = indices[0]
         elif column != "split":
             raise DataError(
                 f"{where}: no column {column!r}; expected a first line such as "
                 f"path,label or path,label,split, got {escape(','.join(header))!r}; it may be "
                 f"called {', '.join(itertools.chain(*known))}"
             )
-    return places
+    return columns
 
 
-def _read_row(
+def _parse_row(
     line: int, cells: Mapping[str, str | None], root: Path, follow_links: bool
-) -> tuple[_Row | None, str]:
-    """The row, or what is wrong with it."""
+) -> _Row | str:
+    """Return the row, or the problem with it."""
     path, label, split = cells["path"], cells["label"], cells.get("split", POOL)
     if not path:
-        return None, "no path"
+        return "no path"
     if not label:
-        return None, "no label"
+        return "no label"
     if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
-        return None, f"split {split or ''!r}, expected train, val or test"
+        return f"split {split or ''!r}, expected train, val or test"
     inside = _inside(path, os.path.abspath(root))
     if inside is None or "\0" in path:
-        return None, f"path {escape(path)!r} leads out of the folder {escape(root)}"
-    if not follow_links and not _stays(inside, os.path.realpath(root)):
-        return None, (
+        return f"path {escape(path)!r} leads out of the folder {escape(root)}"
+    if not follow_links and not _stays_inside(inside, os.path.realpath(root)):
+        return (
             f"path {escape(path)!r} leads out of the folder by a symbolic link; "
             f"pass --follow-links to follow it"
         )
     split = SPLIT_WORDS[split.casefold()] if split else POOL
-    return _Row(line, os.path.relpath(inside, os.path.abspath(root)), label, split), ""
+    return _Row(line, os.path.relpath(inside, os.path.abspath(root)), label, split)
 
 
 def _inside(path: str, root: str) -> str | None:
-    """The absolute path, by its text alone; None where that is not below the root."""
+    """Return the absolute path, by its text alone; None where that is not below the root."""
+    # By the text: a link may not turn `..` into a way out.
     whole = os.path.normpath(os.path.join(root, path))
     return whole if whole.startswith(root.rstrip("/") + "/") else None
 
 
-def _stays(path: str, real_root: str) -> bool:
-    """Whether a path is below the root when its links are followed."""
+def _stays_inside(path: str, real_root: str) -> bool:
+    """Return True if a path is below the root when its links are followed."""
     return os.path.realpath(path).startswith(real_root.rstrip("/") + "/")
 
 
 def _contradictions(rows: list[_Row]) -> list[str]:
-    """Rows that give an image another label or another split than an earlier one."""
+    """Return a line for each row that gives an image another label or split than an earlier one."""
     first: dict[str, _Row] = {}
     problems = []
     for row in rows:
         known = first.setdefault(row.path, row)
         if (known.label, known.split) != (row.label, row.split):
-            said = "/".join(filter(None, (known.split, known.label)))
+            before = "/".join(filter(None, (known.split, known.label)))
             now = "/".join(filter(None, (row.split, row.label)))
             problems.append(
-                f"line {row.line}: {escape(row.path)!r} is {now!r} here and {said!r} in "
+                f"line {row.line}: {escape(row.path)!r} is {now!r} here and {before!r} in "
                 f"line {known.line}"
             )
     return problems
 
 
-def _part(rows: list[_Row], root: Path) -> Part:
-    paths = Paths((row.path for row in rows), root)
-    lines = np.array([row.line for row in rows], np.int64)
-    images = FileSplit(paths, np.zeros(len(rows), np.int64), root, lines)
-    return Part(images, [row.label for row in rows], [*map(bytes, file_digests(paths))])
+def _part(rows: list[_Row], root: Path) -> NamedImages:
+    files: list[str] = []
+    lines: list[int] = []
+    labels: list[str] = []
+    for row in rows:
+        files.append(row.path)
+        lines.append(row.line)
+        labels.append(row.label)
+    paths = Paths(files, root)
+    # The labels are numbered by `assemble`, when all class names are known.
+    images = FileSplit(paths, np.zeros(len(rows), np.int64), root, np.array(lines, np.int64))
+    return NamedImages(images, labels, [*map(bytes, file_digests(paths))])

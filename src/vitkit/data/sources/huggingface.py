@@ -1,7 +1,8 @@
-"""Data sets of the Hugging Face Hub: `hf://owner/name`, fetched and cached by `datasets`.
+"""Datasets of the Hugging Face Hub: `hf://owner/name`, fetched and cached by `datasets`.
 
-`datasets` downloads a set and keeps it as Arrow files; those are read here like any other table, so
-that a run needs neither the Hub nor the library after that. Sets that bring code are refused.
+`datasets` downloads a dataset and keeps it as Arrow files; those are read here like any other
+table, so that a run needs neither the Hub nor the library after that. Datasets that bring code are
+refused.
 """
 
 from __future__ import annotations
@@ -19,69 +20,64 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitkit.data.datasets.class_names import quote_list
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
-from vitkit.data.images.decode import escape
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.data.sources.parquet import open_parquet, parquet_files
-from vitkit.data.sources.tables import open_tables
+from vitkit.data.sources.tables.open_tables import open_tables
+from vitkit.data.sources.tables.parquet import open_parquet, parquet_files
 from vitkit.errors import DataError, MissingExtraError
+from vitkit.messages import escape, quote_list
 
 if TYPE_CHECKING:
     import datasets
 
-PREFIX = "hf://"
-ADDRESS = re.compile(
+HUB_PREFIX = "hf://"
+HUB_ADDRESS = re.compile(
     r"hf://(?P<name>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<config>[\w.+-]+))?"
 )
-PATIENCE = 2.0
-"""Seconds to wait for a first answer of the Hub; then only the cache is looked at."""
+COMMIT = re.compile(r"[0-9a-f]{7,40}")
+HUB_PATIENCE = 2.0
+"""Seconds to wait for a first answer of the Hub; then only the cache is used."""
 
 
 def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
-    """Open a data set of the Hub, downloaded if it is not in the cache.
+    """Open a dataset of the Hub, downloaded if it is not in the cache.
 
     Args:
-        address: `hf://owner/name`, with `@revision`, and `:config` where the set has several.
+        address: `hf://owner/name`, with `@revision`, and `:config` where it has several.
         ignore_extra_classes: leave out classes of val and test that train lacks.
 
     Raises:
-        DataError: no such set, or not in the cache and the Hub out of reach; one that needs its own
-            code; and what `open_tables` raises.
+        DataError: no such dataset, or not in the cache and the Hub out of reach; one that needs its
+            own code; and the errors of `open_tables`.
         MissingExtraError: `datasets` is not installed.
     """
-    match = ADDRESS.fullmatch(address)
+    match = HUB_ADDRESS.fullmatch(address)
     if match is None:
         raise DataError(
             f"{escape(address)}: expected hf://owner/name, hf://owner/name@revision or "
             f"hf://owner/name:config"
         )
-    if Path(match["name"]).exists():
+    name, revision = match["name"], match["revision"]
+    # `load_dataset` prefers a local folder to the Hub.
+    if Path(name).exists():
         raise DataError(
-            f"{address}: there is a folder {match['name']} here, which datasets would read instead "
-            f"of the Hub's; start from another folder, or open that one by ./{match['name']}"
+            f"{address}: there is a folder {name} here, which datasets would read instead "
+            f"of the Hub's; start from another folder, or open that one by ./{name}"
         )
-    loaded = _load(address, match["name"], match["revision"], match["config"])
+    loaded = _load(address, name, revision, match["config"])
     if loaded is None:
-        return _open_snapshot(address, match["name"], match["revision"], ignore_extra_classes)
-    found, offline = loaded
-    files: dict[str, list[Path]] = {}
-    unread = []
-    for name, part in found.items():
-        split = SPLIT_WORDS.get(name.lower())
-        if split is None or split in files:
-            unread.append(name)
-        else:
-            files[split] = [Path(file["filename"]) for file in part.cache_files]
+        return _open_snapshot(address, name, revision, ignore_extra_classes)
+    splits, offline = loaded
+    files, unread = _files_by_split(splits)
     if not files:
         raise DataError(
             f"{address}: its splits are {quote_list(unread)}; expected train, val or test"
         )
     notes = [f"splits not read: {quote_list(unread)}"] if unread else []
-    if offline and match["revision"]:
-        notes += _check_revision(address, match["revision"], next(iter(files.values())))
+    if offline and revision:
+        notes += _check_revision(address, revision, next(iter(files.values())))
     return open_tables(
-        match["name"].partition("/")[2],
+        name.partition("/")[2],
         address,
         files,
         "arrow",
@@ -91,10 +87,23 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
     )
 
 
+def _files_by_split(splits: datasets.DatasetDict) -> tuple[dict[str, list[Path]], list[str]]:
+    """Return the Arrow files of train, val and test, and the names of the other splits."""
+    files: dict[str, list[Path]] = {}
+    unread = []
+    for name, part in splits.items():
+        split = SPLIT_WORDS.get(name.lower())
+        if split is None or split in files:
+            unread.append(name)
+        else:
+            files[split] = [Path(file["filename"]) for file in part.cache_files]
+    return files, unread
+
+
 def _load(
     address: str, name: str, revision: str | None, config: str | None
 ) -> tuple[datasets.DatasetDict, bool] | None:
-    """All splits of a set, by `datasets`; and whether only the cache was looked at.
+    """Load all splits of a dataset by `datasets`; the second value is True if it was offline.
 
     None where it is not in that cache and the Hub is out of reach.
     """
@@ -104,11 +113,11 @@ def _load(
         raise MissingExtraError(
             f"{address} needs datasets; install it: pip install 'vitkit[hub]'"
         ) from None
-    offline = not _reachable()
+    offline = not _is_reachable()
     try:
         with _kept_offline(offline):
-            found = datasets.load_dataset(name, config, revision=revision, keep_in_memory=False)
-            return found, offline
+            splits = datasets.load_dataset(name, config, revision=revision, keep_in_memory=False)
+            return splits, offline
     except ConnectionError:
         return None
     except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
@@ -123,7 +132,7 @@ def _load(
 def _open_snapshot(
     address: str, name: str, revision: str | None, ignore_extra_classes: bool
 ) -> Dataset:
-    """Open what `hf download --repo-type dataset` left in the cache of the Hub's own library."""
+    """Open the files that `hf download --repo-type dataset` left in the Hub library's cache."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -140,22 +149,22 @@ def _open_snapshot(
         opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
     else:  # its files are links to another folder of the cache
         opened = open_folder(folder, ignore_extra_classes=ignore_extra_classes, follow_links=True)
-    note = f"{address}: not asked for at the Hub; read from {escape(folder)}"
+    note = f"{address}: the Hub was not reached; read from {escape(folder)}"
     return dataclasses.replace(opened, name=name.partition("/")[2], notes=(*opened.notes, note))
 
 
-def _reachable() -> bool:
-    """Whether the Hub answers at all; `datasets` itself would try for half a minute."""
+def _is_reachable() -> bool:
+    """Return True if the Hub answers in `HUB_PATIENCE`; `datasets` would try for half a minute."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return False
-    said: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    # In a thread of its own: looking up a host's name takes no time limit.
-    ask = threading.Thread(target=lambda: said.put(_answers(constants.ENDPOINT)), daemon=True)
+    answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    # In a thread of its own: resolving a host's name takes no time limit.
+    ask = threading.Thread(target=lambda: answers.put(_answers(constants.ENDPOINT)), daemon=True)
     ask.start()
     try:
-        return said.get(timeout=PATIENCE)
+        return answers.get(timeout=HUB_PATIENCE)
     except queue.Empty:
         return False
 
@@ -163,7 +172,7 @@ def _reachable() -> bool:
 def _answers(address: str) -> bool:
     request = urllib.request.Request(address, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE):
+        with urllib.request.urlopen(request, timeout=HUB_PATIENCE):
             return True
     except urllib.error.HTTPError:
         return True
@@ -176,7 +185,7 @@ def _answers(address: str) -> bool:
 
 @contextmanager
 def _kept_offline(offline: bool) -> Iterator[None]:
-    """The cache alone is used inside, where `offline`."""
+    """Make `datasets` use its cache alone inside the block, if `offline`."""
     import datasets
     from huggingface_hub import constants
 
@@ -190,27 +199,31 @@ def _kept_offline(offline: bool) -> Iterator[None]:
 
 
 def _check_revision(address: str, revision: str, files: list[Path]) -> list[str]:
-    """Offline, `datasets` takes the newest of the cache, whatever revision was asked for. It keeps
-    a set in a folder named after its commit."""
+    """Refuse another revision than the wanted one, or return a note where that is unknown.
+
+    Offline, `datasets` takes the newest of its cache, whatever the wanted revision. It keeps a
+    dataset in a folder named after its commit.
+    """
     commit = files[0].parent.name
     if commit.startswith(revision):
         return []
-    if re.fullmatch(r"[0-9a-f]{7,40}", revision):
+    # A branch or a tag has another name than its commit; only a commit can be compared.
+    if COMMIT.fullmatch(revision):
         raise DataError(
             f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check the "
             f"network, or ask for @{commit}"
         )
-    return [f"the cache has {commit}; offline, nobody can tell whether that is {revision!r}"]
+    return [f"the cache has {commit}; offline it is unknown whether that is {revision!r}"]
 
 
 def _roots() -> list[Path]:
-    """The folders where `datasets` puts what it downloads."""
+    """Return the folders where `datasets` puts its downloads."""
     import datasets
     from huggingface_hub import constants
 
-    places = (datasets.config.HF_DATASETS_CACHE, constants.HF_HUB_CACHE)
-    return [Path(place) for place in places]
+    return [Path(datasets.config.HF_DATASETS_CACHE), Path(constants.HF_HUB_CACHE)]
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,9 +1,9 @@
-"""Shards on a web server: each is fetched when an image of it is asked for, and let go again.
+"""Shards on a web server: each is fetched when one of its images is read, and deleted later.
 
-A shard lies in the user's cache while it is used, whole and held against the SHA-256 that it had
-when it was indexed. While all of them have more bytes than `$VITKIT_SHARDS_GB`, those that were
-fetched longest ago are let go; what is asked for again is fetched again, so nothing but time
-depends on what happens to be there.
+A shard is kept in the user's cache while it is used, whole and checked against the SHA-256 that it
+had when it was indexed. While all of them have more bytes than `$VITKIT_SHARDS_GB`, those that were
+fetched longest ago are deleted. A deleted shard is fetched again when it is needed, so the contents
+of the cache change nothing but time.
 """
 
 from __future__ import annotations
@@ -25,40 +25,53 @@ import numpy as np
 from filelock import FileLock
 from jaxtyping import Int64, UInt8, UInt64
 
-from vitkit.data.images.decode import escape
+from vitkit.data.datasets.dataset import Store
+from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.io.cache_folder import cache_folder
-from vitkit.io.http import WebError, discard, keep, offline, request, size_of, stamp, writing
+from vitkit.io.digests import file_sha256
+from vitkit.io.http import (
+    WebError,
+    discard_part,
+    finish_part,
+    offline,
+    part_size,
+    remote_version,
+    request,
+    writing_to_cache,
+)
 from vitkit.io.index_cache import forget_index
+from vitkit.messages import escape
 
-KIND = "remote webdataset"
-ROOM, ROOM_SETTING = 20.0, "VITKIT_SHARDS_GB"
-KEPT = 4
+INDEX_KIND = "remote webdataset"
+"""Kind of the index of a remote shard in the cache."""
+DEFAULT_GB, LIMIT_SETTING = 20.0, "VITKIT_SHARDS_GB"
+NEVER_DELETED = 4
 """Shards that stay in any case: those that are read, and those that are fetched ahead."""
-ATTEMPTS = 6
+SERVER_ATTEMPTS = 6
 """How often in a row a server may fail without a byte more having come."""
-MEND = f"free some space, lower {ROOM_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
+HOW_TO_MAKE_SPACE = (
+    f"free some space, lower {LIMIT_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
+)
 FIRST_WAIT = 1.0
 """Seconds before the second attempt; each later one waits twice as long as the one before."""
-LONGEST_WAIT = 120.0
-"""Seconds to wait at most where the server says when it wants to be asked again."""
 Answer = TypeVar("Answer")
 
 
-def room() -> int:
-    """Bytes of shards that stay on the disk: `$VITKIT_SHARDS_GB`, else 20, times 10^9.
+def cache_limit() -> int:
+    """Return the bytes of shards that stay on the disk: `$VITKIT_SHARDS_GB`, else 20, times 10^9.
 
     Raises:
         SettingError: no number.
     """
-    said = os.environ.get(ROOM_SETTING, str(ROOM))
+    setting = os.environ.get(LIMIT_SETTING, str(DEFAULT_GB))
     try:
-        size = float(said)
+        gigabytes = float(setting)
     except ValueError:
-        size = -1.0
-    if not (math.isfinite(size) and size >= 0):
-        raise SettingError(f"{ROOM_SETTING}={said}: expected gigabytes, such as {ROOM:g}")
-    return int(size * 1e9)
+        gigabytes = -1.0
+    if not (math.isfinite(gigabytes) and gigabytes >= 0):
+        raise SettingError(f"{LIMIT_SETTING}={setting}: expected gigabytes, such as {DEFAULT_GB:g}")
+    return int(gigabytes * 1e9)
 
 
 @dataclass(frozen=True)
@@ -67,9 +80,9 @@ class RemoteShard:
 
     address: str
     version: str
-    """What the server says that tells it from what else was or will be at this address."""
+    """The server's version of the file, which differs from those before and after it."""
     sha256: str = ""
-    """What it must be (hex); unchecked where empty."""
+    """Its expected SHA-256 (hex); unchecked where empty."""
 
     @property
     def name(self) -> str:
@@ -77,74 +90,78 @@ class RemoteShard:
         return escape(unquote(urlsplit(self.address).path).rpartition("/")[2])
 
     @property
-    def place(self) -> Path:
-        """Where it lies in the cache, when it does."""
+    def path(self) -> Path:
+        """The path of its file in the cache."""
         key = hashlib.sha256(f"{self.address} {self.version}".encode()).hexdigest()[:24]
         return cache_folder() / "shards" / f"{key}.tar"
 
     def open(self) -> FileIO:
-        """The file, fetched if it is not in the cache; it stays readable if it is let go meanwhile.
+        """Open the file, fetched if it is not in the cache; it stays readable if it is deleted.
 
         Raises:
-            DataError: not there, not reachable after several attempts, or not what it was.
+            DataError: not there, not reachable after several attempts, or changed.
             OutputError: the cache cannot be written.
         """
         try:
-            return self.place.open("rb", buffering=0)
+            return self.path.open("rb", buffering=0)
         except FileNotFoundError:
             pass
-        with writing(self.place, MEND), FileLock(self.place.with_suffix(".lock")):
+        # The lock keeps several workers from fetching the same gigabytes.
+        lock = FileLock(self.path.with_suffix(".lock"))
+        with writing_to_cache(self.path, HOW_TO_MAKE_SPACE), lock:
             try:  # another process may have fetched it meanwhile
-                return self.place.open("rb", buffering=0)
+                return self.path.open("rb", buffering=0)
             except FileNotFoundError:
-                return self._fetched()
+                return self._fetch()
 
-    def _fetched(self) -> FileIO:
+    def _fetch(self) -> FileIO:
         if offline():
             raise DataError(
                 f"{self.address}: not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
             )
-        part = self.place.with_suffix(".part")
-        patiently(self.address, lambda: self._request(part), lambda: size_of(part))
+        part = self.path.with_suffix(".part")
+        retried(self.address, lambda: self._request(part), lambda: part_size(part))
         file = part.open("rb", buffering=0)
         try:
-            if self.sha256 and hashlib.file_digest(file, "sha256").hexdigest() != self.sha256:
-                discard(part)
-                forget_index(self.address, KIND)
+            if self.sha256 and file_sha256(file) != self.sha256:
+                discard_part(part)
+                forget_index(self.address, INDEX_KIND)
                 raise DataError(
                     f"{self.address}: changed since it was indexed, and the run would not be the "
                     f"same any more; bring the old file back, or start afresh"
                 )
+            # On the disk before it has its name: a machine that stops leaves no damaged shard.
             os.fsync(file.fileno())
-            keep(part, self.place)
+            finish_part(part, self.path)
         except BaseException:
             file.close()
             raise
-        _make_room(self.place.parent)
+        _delete_oldest(self.path.parent)
         return file
 
     def _request(self, part: Path) -> None:
-        """One request; raises `WebError` also where another file comes than the server named."""
+        """Send one request; raise `WebError` also where another file comes than was announced."""
         request(self.address, part)
-        expected, came = self.version.rpartition(" ")[2], size_of(part)
-        if expected.isdecimal() and came != int(expected):
-            discard(part)
+        expected = self.version.rpartition(" ")[2]
+        received = part_size(part)
+        if expected.isdecimal() and received != int(expected):
+            discard_part(part)
             raise WebError(
-                f"expected {int(expected):,} bytes, got {came:,}; the server may have sent an "
+                f"expected {int(expected):,} bytes, got {received:,}; the server may have sent an "
                 f"error or sign-in page",
                 broken=True,
             )
 
     def forget(self) -> None:
         """Delete the file from the cache, so that it is fetched again when it is next needed."""
-        self.place.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, eq=False)
-class RemoteTars:
-    """Images in tar files on a web server, read by their place."""
+class RemoteTarStore(Store):
+    """Images in tar files on a web server, read by their offset."""
 
-    shards: tuple[RemoteShard, ...]
+    tars: tuple[RemoteShard, ...]
     digests: UInt8[np.ndarray, "N 32"]
     """Each image's SHA-256 (N, 32)."""
     keys: tuple[str, ...]
@@ -154,11 +171,15 @@ class RemoteTars:
     places: Int64[np.ndarray, "N 2"]
     """Each image's offset and size in bytes (N, 2)."""
 
+    @property
+    def is_remote(self) -> bool:
+        return True
+
     def name(self, number: int) -> str:
-        return f"{self.shards[self.shard[number]].name}/{self.keys[number]}"
+        return f"{self.tars[self.shard[number]].name}/{self.keys[number]}"
 
     def encoded(self, number: int) -> bytes:
-        """The image's file.
+        """Return the image's file.
 
         Raises:
             ImageError: it is empty.
@@ -167,88 +188,103 @@ class RemoteTars:
         offset, size = self.places[number].tolist()
         if not size:
             raise ImageError(self.name(number), "empty", "expected an image, got 0 bytes")
-        with self.shards[self.shard[number]].open() as file:
+        with self.tars[self.shard[number]].open() as file:
             return os.pread(file.fileno(), size, offset)
 
+    def cache_keys(self, numbers: Int64[np.ndarray, " M"]) -> UInt64[np.ndarray, " M"]:
+        """Return the first 64 bits of each SHA-256 (M,): no shard is fetched for them."""
+        first_bytes = np.ascontiguousarray(self.digests[numbers][:, :8])
+        return first_bytes.view(">u8")[:, 0].astype(np.uint64)
 
-def content_keys(digests: UInt8[np.ndarray, "N 32"]) -> UInt64[np.ndarray, " N"]:
-    """The first 64 bits of each SHA-256 (N,)."""
-    return np.ascontiguousarray(digests[:, :8]).view(">u8")[:, 0].astype(np.uint64)
+    def shards(self, numbers: Int64[np.ndarray, " M"]) -> Int64[np.ndarray, " M"]:
+        return self.shard[numbers]
+
+    def prefetch(self, numbers: Int64[np.ndarray, " M"]) -> None:
+        """Start to fetch the first shard that these images need after that of the first one."""
+        shards = self.shard[numbers]
+        later = shards[shards != shards[0]]
+        if len(later):
+            start_fetching(self.tars[later[0]])
 
 
-_COMING: set[Path] = set()
+_FETCHING: set[Path] = set()
 """Shards that threads of this process are fetching."""
 
 
-def fetch_ahead(shard: RemoteShard) -> None:
-    """Have a shard fetched while another one is read; what fails is said when it is needed."""
-    if shard.place not in _COMING and not shard.place.exists():
-        _COMING.add(shard.place)
-        threading.Thread(target=_fetch_ahead, args=(shard,), daemon=True).start()
+def start_fetching(shard: RemoteShard) -> None:
+    """Fetch a shard in a thread while another one is read; errors are raised when it is opened."""
+    # Only one thread of a process fetches a shard; other processes wait for its lock.
+    if shard.path not in _FETCHING and not shard.path.exists():
+        _FETCHING.add(shard.path)
+        threading.Thread(target=_fetch_quietly, args=(shard,), daemon=True).start()
 
 
-def _fetch_ahead(shard: RemoteShard) -> None:
+def _fetch_quietly(shard: RemoteShard) -> None:
     try:
         with contextlib.suppress(VitkitError):
             shard.open().close()
     finally:
-        _COMING.discard(shard.place)
+        _FETCHING.discard(shard.path)
 
 
 def version_of(address: str) -> str:
-    """What the server says now that tells this file from another one at the same address.
+    """Return the version of a file that the server reports: its tag and its size in bytes.
 
     Raises:
         DataError: not there, or not reachable after several attempts.
     """
-    tag, length = patiently(address, lambda: stamp(address))
+    tag, length = retried(address, lambda: remote_version(address))
     return f"{tag} {length}"
 
 
-def patiently(
-    address: str, ask: Callable[[], Answer], came: Callable[[], int] = lambda: 0
+def retried(
+    address: str, ask: Callable[[], Answer], received: Callable[[], int] = lambda: 0
 ) -> Answer:
-    """The answer of a server that may fail for a while: half a minute, longer while bytes come.
+    """Return the answer of a server that may fail for a while.
 
-    A server that says when it wants to be asked again (Retry-After) is not asked before that, but
-    for a wait of more than `LONGEST_WAIT` seconds.
+    Attempts go on for half a minute, longer while bytes arrive. A server that asks for a pause
+    (Retry-After) gets it, but for one of more than `LONGEST_PAUSE` seconds.
 
     Args:
-        address: what is asked for.
-        ask: asks for it; raises `WebError`.
-        came: how many bytes have come so far.
+        address: of the file.
+        ask: sends one request; raises `WebError`.
+        received: returns how many bytes have arrived so far.
 
     Raises:
-        DataError: it does not answer, or with a refusal.
+        DataError: the server does not answer, or with a refusal.
     """
-    failed, most = 0, came()
+    failed = 0
+    most = received()
     while True:
         try:
             return ask()
         except WebError as error:
-            failed = 1 if came() > most else failed + 1
-            most = max(most, came())
+            # A large shard over a bad line needs many attempts; those that bring bytes are free.
+            failed = 1 if received() > most else failed + 1
+            most = max(most, received())
             if not error.passing:
                 raise DataError(str(error)) from None
-            if failed >= ATTEMPTS:
+            if failed >= SERVER_ATTEMPTS:
                 where = f"{address}: " if error.broken else ""
                 raise DataError(
                     f"{where}{error}; asked {failed} times; what has come is kept: run it again"
                 ) from None
-            asked_for = min(error.wait, LONGEST_WAIT)
-        time.sleep(max(FIRST_WAIT * 2 ** (failed - 1), asked_for))
+            pause = min(error.wait, LONGEST_PAUSE)
+        time.sleep(max(FIRST_WAIT * 2 ** (failed - 1), pause))
 
 
-def _make_room(folder: Path) -> None:
-    """Let go the shards that were fetched longest ago."""
-    found = []
+def _delete_oldest(folder: Path) -> None:
+    """Delete the shards that were fetched longest ago, until the rest is within the limit."""
+    # By time of change, which is the time of fetching: reading does not change a file.
+    shards = []
     for path in folder.glob("*.tar"):
-        with contextlib.suppress(FileNotFoundError):  # another process makes room, too
-            about = path.stat()
-            found.append((about.st_mtime_ns, about.st_size, path))
-    over = sum(size for _, size, _ in found) - room()
-    for _, size, path in sorted(found)[:-KEPT]:
-        if over <= 0:
+        with contextlib.suppress(FileNotFoundError):  # another process deletes some, too
+            status = path.stat()
+            shards.append((status.st_mtime_ns, status.st_size, path))
+    excess = sum(size for _, size, _ in shards) - cache_limit()
+    # An open file stays readable after this, so no reader has to be waited for.
+    for _, size, path in sorted(shards)[:-NEVER_DELETED]:
+        if excess <= 0:
             return
         path.unlink(missing_ok=True)
-        over -= size
+        excess -= size

@@ -1,4 +1,4 @@
-"""One call of `vitkit train DATA --auto`, from the data check to the table."""
+"""One call of `vitkit train DATA --auto`, from the check of the data to the table of results."""
 
 from __future__ import annotations
 
@@ -8,157 +8,190 @@ from collections.abc import Callable
 from vitkit.devices import on_device
 from vitkit.distributed import in_world
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.evaluation.evaluate import examine, outputs
+from vitkit.evaluation.predict import evaluate_outputs, predict_batches
 from vitkit.frozen import replace
 from vitkit.io.atomic import write_bytes
-from vitkit.training.auto.candidates import (
-    LinearHead,
-    Neighbours,
-    SearchContext,
-    finetuning,
-    from_scratch,
+from vitkit.training.auto.context import SearchContext
+from vitkit.training.auto.feature_candidates import LinearCandidate, NeighbourCandidate
+from vitkit.training.auto.heuristics import ImageStatistics
+from vitkit.training.auto.results import CandidateResult
+from vitkit.training.auto.search import (
+    Candidate,
+    CandidateSearch,
+    Clock,
+    check_budget,
+    parse_budget,
 )
-from vitkit.training.auto.heuristics import Looks
-from vitkit.training.auto.search import Climb, Clock, Outcome, Rung, refuse_small, seconds_of
-from vitkit.training.config.train_config import Settings, TrainConfig, layered
+from vitkit.training.auto.training_candidates import finetuning_candidate, scratch_candidate
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.initial_weights import CATALOGUE
 from vitkit.training.interrupts import raise_on_signal
 from vitkit.training.monitoring.terminal import Display
-from vitkit.training.run_folder import RunFolder, check_output, new_folder
-from vitkit.training.run_lock import locked
+from vitkit.training.run_folder import RunFolder, check_output, locked, new_folder
 from vitkit.training.setup import Plan, make_plan
 from vitkit.training.train import TrainResult
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
 
 BUDGET = "10m"
-YOURS = ("data", "data_root", "cache", "follow_links", "ignore_extra_classes", "bad_images",
-         "val_fraction", "balance", "pretrained", "trust_pickle", "allow_partial", "model", "seed",
-         "device", "threads", "workers", "amp",
-         "attention_kernel", "compile", "logger", "quiet")  # fmt: skip
-"""Settings that `--auto` leaves to the user, besides `OWN`."""
-BY_PIXELS = {"image_size": 16, "patch_size": 16}
-"""Images whose pixels are compared, where there are no weights, are brought to this size."""
-OWN = ("auto", "budget", "output", "overwrite", "test")
+"""Default of the setting `budget`."""
+PIXEL_SPEC = {"image_size": 16, "patch_size": 16}
+"""Size to which images are resized before their pixels are compared."""
 
 
-def climb(config: TrainConfig, clock: Clock = time.monotonic) -> TrainResult:
-    """Check the data, climb, look at the test split once with the winner, and say what came of it.
+def run_search(config: TrainConfig, clock: Clock = time.monotonic) -> TrainResult:
+    """Search over candidates, and evaluate the winner once on the test split.
 
     The folder has `ladder.json`, the winner in `weights/best.safetensors`, and a run folder for
-    each rung that trained something.
+    each candidate that trained.
 
     Args:
-        config: `data`, `budget`, and whatever `YOURS` names.
-        clock: what time it is, in seconds.
+        config: `data`, `budget`, and settings that are passed on to every candidate.
+        clock: returns the current time, in seconds.
 
     Returns:
-        The folder, the winner's weights there, its last ones in its own run, the metrics of its
-        validation and test, and why the climb ended.
+        The folder, the winner's weights there, its last weights in its own run, its metrics on
+        validation and test, and why the search ended.
 
     Raises:
         UserError: wrong settings or data, or a budget too small for one epoch; nothing is written.
-        Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; what is done is kept.
-        NonFiniteError: there is no winner, as training diverged.
+        Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; the results so far are kept.
+        NonFiniteError: there is no winner, because training diverged.
     """
-    started, budget = clock(), BUDGET if config.budget is None else config.budget
-    total, settings = seconds_of(budget), _yours(config)
-    display, lines = Display(total=0, done=0, quiet=config.quiet), list[str]()
+    started = clock()
+    budget = BUDGET if config.budget is None else config.budget
+    seconds = parse_budget(budget)
+    settings = _user_settings(config)
+    display = Display(total=0, done=0, quiet=config.quiet)
+    lines = list[str]()
 
     def say(line: str) -> None:
         lines.append(line)
         display.say(line)
 
+    # Refused before the data are read, which may take minutes.
     check_output(config)
     with raise_on_signal():
-        ground = _ground(settings, say, clock)
-        rungs = _rungs(ground)
-        refuse_small(budget, started, clock, rungs)
+        context = _make_context(settings, say, clock)
+        candidates = _candidates(context)
+        check_budget(budget, started, clock, candidates)
         run = new_folder(replace(config, model="auto"), say)
         with locked(run.root):
-            climbed = Climb(run, ground.plan.dataset.name, total, say, clock, started)
+            data = context.plan.dataset.name
+            search = CandidateSearch(run, data, seconds, say, clock, started)
             try:
-                winner = climbed.up(rungs)
-                metrics = _tested(climbed, winner, ground, config.test)
-                climbed.keep()
-            finally:
-                for line in climbed.table():
+                winner = search.run(candidates)
+                metrics = _evaluate_winner(search, winner, context, test=config.test)
+                search.save()
+            finally:  # the table of an interrupted search is written, too
+                for line in search.table():
                     say(line)
                 write_bytes(run.log, "".join(f"{line}\n" for line in lines).encode())
-    return TrainResult(run.root, run.best, RunFolder(run.root / winner.name).last, metrics,
-                       climbed.stopped)  # fmt: skip
+    last = RunFolder(run.root / winner.name).last
+    return TrainResult(run.root, run.best, last, metrics, search.stopped)
 
 
-def _yours(config: TrainConfig) -> Settings:
-    """What the user has set of `YOURS`. Raises `SettingError` for anything else that is set."""
+def _user_settings(config: TrainConfig) -> Settings:
+    """Return the user's settings for the candidates.
+
+    Raises:
+        SettingError: a setting is set that the search decides.
+    """
     if config.resume is not None:
         raise SettingError(
-            "--auto starts afresh and takes no --resume; a rung that was stopped goes on as a run "
-            "of its own, without --auto: vitkit train --resume RUN/RUNG"
+            "--auto starts afresh and takes no --resume; a candidate that was stopped goes on as a "
+            "run of its own, without --auto: vitkit train --resume RUN/CANDIDATE"
         )
-    given, usual = config.to_json(), TrainConfig(data=config.data).to_json()
-    taken = [name for name in given if given[name] != usual[name] and name not in (*YOURS, *OWN)]
+    given = config.to_json()
+    defaults = TrainConfig(data=config.data).to_json()
+    changed = {name for name in given if given[name] != defaults[name]}
+    refused = fields_where(TrainConfig, with_auto="refused")
+    decided = [name for name in refused if name in changed]
+    # With weights, `model` selects published ones; from scratch, the search chooses the size.
     if config.model is not None and config.pretrained is None:
-        taken.append("model")
-    if taken:
+        decided.append("model")
+    if decided:
+        pronoun = "it" if len(decided) == 1 else "them"
         raise SettingError(
-            f"--auto decides {', '.join(taken)}; leave {'it' if len(taken) == 1 else 'them'} out, "
-            f"or train without --auto"
+            f"--auto decides {', '.join(decided)}; leave {pronoun} out, or train without --auto"
         )
     if in_world():
         raise SettingError("--auto runs in one process; leave torchrun out")
-    return {name: given[name] for name in YOURS if given[name] != usual[name] or name == "data"}
+    passed_on = fields_where(TrainConfig, with_auto="passed on")
+    return {name: given[name] for name in passed_on if name in changed or name == "data"}
 
 
-def _ground(settings: Settings, say: Callable[[str], None], clock: Clock) -> SearchContext:
-    """The data, checked, and the weights to start from, where there are any."""
+def _make_context(settings: Settings, say: Callable[[str], None], clock: Clock) -> SearchContext:
+    """Open and check the data, and the weights to start from, if any."""
     started = clock()
     pretrained = settings.pop("pretrained", None)
     plan: Plan | None = None
     if pretrained is not None:
         try:
-            plan = _plan(settings, {"pretrained": pretrained})
+            plan = _make_plan(settings, {"pretrained": pretrained})
         except CheckpointError as error:
-            if pretrained != CATALOGUE:
+            if pretrained != CATALOGUE:  # a file that the user named must be readable
                 raise
             say(f"no published weights within reach ({error}); from noise, then")
             pretrained = None
             settings.pop("model", None)
     if plan is None:
-        plan = _plan(settings, {"spec": BY_PIXELS, "fit": "squash"})
+        plan = _make_plan(settings, {"spec": PIXEL_SPEC, "fit": "squash"})
     for line in plan.notes:
         say(line)
     if "val" not in plan.dataset.splits:
         raise SettingError("--auto chooses on validation, and there is none; set val_fraction")
-    looks = Looks.of(plan.dataset.splits["train"])
-    say(looks.says())
-    return SearchContext(settings, pretrained, plan, looks, clock() - started, say, clock)
+    statistics = ImageStatistics.of(plan.dataset.splits["train"])
+    say(statistics.describe())
+    return SearchContext(settings, pretrained, plan, statistics, clock() - started, say, clock)
 
 
-def _plan(settings: Settings, more: Settings) -> Plan:
-    return make_plan(TrainConfig(**layered(settings, {"batch_size": 1}, more)))
+def _make_plan(settings: Settings, layer: Settings) -> Plan:
+    return make_plan(TrainConfig(**layered(settings, {"batch_size": 1}, layer)))
 
 
-def _rungs(ground: SearchContext) -> list[Rung]:
-    if ground.pretrained is None:
-        return [Neighbours(ground), from_scratch(ground)]
-    return [Neighbours(ground), LinearHead(ground), finetuning(ground)]
+def _candidates(context: SearchContext) -> list[Candidate]:
+    """Return the candidates from cheap to expensive."""
+    if context.pretrained is None:
+        return [NeighbourCandidate(context), scratch_candidate(context)]
+    return [NeighbourCandidate(context), LinearCandidate(context), finetuning_candidate(context)]
 
 
-def _tested(
-    climbed: Climb, winner: Outcome, ground: SearchContext, asked: bool
+def _evaluate_winner(
+    search: CandidateSearch, winner: CandidateResult, context: SearchContext, *, test: bool
 ) -> dict[str, dict[str, float]]:
-    """Look at the test split with the winner, and write it with that; both splits' metrics."""
-    best, dataset, plan = load(climbed.folder.best), ground.plan.dataset, ground.plan
+    """Evaluate the winner on the test split, and store the metrics with its weights.
+
+    Returns:
+        Split -> metrics, of validation and test.
+    """
+    plan = context.plan
+    # The only evaluation on test, after all choices are made.
+    best = load(search.folder.best)
     metrics: dict[str, dict[str, float]] = dict(best.metadata["metrics"])
-    if not asked or "test" not in dataset.splits:
+    if not test or "test" not in plan.dataset.splits:
         return metrics
-    made = outputs(on_device(best.model, plan.device), dataset.splits["test"], best.preprocess,
-                   device=plan.device, workers=plan.workers)  # fmt: skip
-    metrics["test"], _ = examine(made, len(dataset.classes), best.temperature)
-    climbed.test = metrics["test"]
-    climbed.say(f"test, {climbed.test['images']:.0f} images, read once, with {winner.name}:")
-    rest = {key: v for key, v in best.metadata.items() if key not in DESCRIBED}
-    save(climbed.folder.best, best.model, preprocess=best.preprocess, classes=best.classes,
-         **rest | {"metrics": metrics})  # fmt: skip
+    batches = predict_batches(
+        on_device(best.model, plan.device),
+        plan.dataset.splits["test"],
+        best.preprocess,
+        device=plan.device,
+        workers=plan.workers,
+    )
+    metrics["test"], _ = evaluate_outputs(batches, len(plan.dataset.classes), best.temperature)
+    search.test = metrics["test"]
+    search.say(f"test, {search.test['images']:.0f} images, read once, with {winner.name}:")
+    # `save` writes the metadata that it describes itself.
+    metadata = {key: value for key, value in best.metadata.items() if key not in DESCRIBED}
+    metadata["metrics"] = metrics
+    save(
+        search.folder.best,
+        best.model,
+        preprocess=best.preprocess,
+        classes=best.classes,
+        **metadata,
+    )
     return metrics

@@ -1,8 +1,8 @@
-"""`--auto`: from the cheapest answer upwards, as long as the next one pays.
+"""The search of `--auto`: candidates from cheap to expensive, while each one is better.
 
-All is chosen on validation; the test split is read once, at the end, for the winner. A rung pays
-where it is better on the validation images than the best so far by McNemar's exact test, or by
-more than half the width of that one's interval.
+Candidates are compared on validation; the test split is read once, at the end, for the winner. A
+candidate is better if it is better than the best one so far by McNemar's exact test, or by more
+than half the width of that one's confidence interval.
 """
 
 from __future__ import annotations
@@ -17,136 +17,98 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-from jaxtyping import Bool
 from rich.console import Console
 from rich.table import Table
 
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
-from vitkit.evaluation.comparison import LEVEL, mcnemar
-from vitkit.evaluation.metrics import Metrics, wilson
+from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import replacing, write_bytes
+from vitkit.training.auto.results import (
+    CandidateResult,
+    best_result,
+    can_be_better,
+    is_better,
+    p_value,
+)
 from vitkit.training.run_folder import RunFolder
 
 Clock = Callable[[], float]
-"""Seconds that only ever grow."""
+"""A function that returns seconds, which never decrease."""
 UNITS = {"s": 1, "m": 60, "h": 3600}
-ROOM = 1.2
-"""The budget named to the user is so many times what was measured."""
-TOP = "the ladder has no more rungs"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a rung came to.
-
-    Attributes:
-        name: of the rung, and of its folder.
-        what: it is, in a few words.
-        trained: parameters that were trained.
-        right: whether each validation image's class was the predicted one (N,).
-        best: its weights; `None` where it leaves none.
-        seconds: it took.
-    """
-
-    name: str
-    what: str
-    trained: int
-    right: Bool[np.ndarray, " N"]
-    best: Path | None
-    seconds: float
-
-    @property
-    def errors(self) -> int:
-        """Validation images that are wrong."""
-        return int((~self.right).sum())
-
-    def scores(self) -> Metrics:
-        """Of validation: `top1`, its interval of 95 % (Wilson), and how many images there are."""
-        low, high = wilson(int(self.right.sum()), len(self.right))
-        return {"top1": float(self.right.mean()), "top1_low": low, "top1_high": high,
-                "images": float(len(self.right))}  # fmt: skip
+MARGIN = 1.2
+"""Factor between the measured time and the budget that an error message suggests."""
+NO_MORE_CANDIDATES = "there are no more candidates"
 
 
 @runtime_checkable
-class Rung(Protocol):
-    """One way to an answer; the next one costs more."""
+class Candidate(Protocol):
+    """A way to a classifier; each candidate of a search is more expensive than the one before."""
 
     @property
     def name(self) -> str:
-        """Of the rung and its folder."""
+        """The name of the candidate and of its folder."""
 
     @property
     def leaves_weights(self) -> bool:
-        """Whether it can win; what leaves none is there to be compared with."""
+        """True if it can win; a candidate without weights is a baseline for comparison."""
 
-    def least(self) -> float:
-        """Seconds that the smallest of it takes, as measured here."""
+    def minimum_seconds(self) -> float:
+        """Measure how long its smallest variant takes on this machine, in seconds."""
 
-    def run(self, folder: Path, seconds: float) -> Outcome:
-        """Do it in a new folder, in about so many seconds."""
+    def run(self, folder: Path, seconds: float) -> CandidateResult:
+        """Run the candidate in a new folder, in about so many seconds."""
 
 
-def seconds_of(budget: str) -> float:
-    """`90s`, `10m` and `1.5h` in seconds. Raises `SettingError`.
+def parse_budget(budget: str) -> float:
+    """Convert `90s`, `10m` or `1.5h` to seconds. Raises `SettingError`.
 
-    >>> seconds_of("1.5h")
+    >>> parse_budget("1.5h")
     5400.0
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", budget.strip())
-    if found is None or float(found[1]) == 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", budget.strip())
+    if match is None or float(match[1]) == 0:
         raise SettingError(
             f"budget {budget!r} is no time; write a number above 0 with s, m or h: 90s, 10m, 1h"
         )
-    return float(found[1]) * UNITS[found[2]]
+    return float(match[1]) * UNITS[match[2]]
 
 
-def p_value(one: Outcome, other: Outcome) -> float:
-    """Of McNemar's exact test between two rungs on the validation images."""
-    return mcnemar(int((one.right & ~other.right).sum()), int((other.right & ~one.right).sum()))
+def check_budget(
+    budget: str, started: float, clock: Clock, candidates: Sequence[Candidate]
+) -> None:
+    """Raise `SettingError` if the budget is too small for the first candidate with weights.
 
-
-def pays(best: Outcome, rung: Outcome) -> bool:
-    """Whether a rung is better than the best before it, and not only luckier."""
-    return rung.errors < best.errors and _told(best, best.errors - rung.errors, p_value(best, rung))
-
-
-def can_pay(best: Outcome) -> bool:
-    """Whether a rung without any error would be told to be better."""
-    return _told(best, best.errors, mcnemar(0, best.errors))
-
-
-def _told(best: Outcome, gained: int, p: float) -> bool:
-    """By McNemar's test, or a gain beyond half the width of the interval of the best.
-
-    With few images the test needs six that only one of them has right, whatever the share; there
-    the width is the milder rule, with many images the stricter.
+    Args:
+        budget: the setting, as it was written.
+        started: start of the budget, by the clock.
+        clock: the current time.
+        candidates: all candidates in their order; those before the first with weights count, too.
     """
-    scores = best.scores()
-    half = (scores["top1_high"] - scores["top1_low"]) / 2
-    return p < LEVEL or gained / len(best.right) > half
-
-
-def winner_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Of the rungs that leave weights, the last one that paid; the first one always does."""
-    winner = None
-    for outcome in outcomes:
-        if outcome.best is not None and (winner is None or pays(winner, outcome)):
-            winner = outcome
-    return winner
+    needed = 0.0
+    for candidate in candidates:
+        needed += candidate.minimum_seconds()
+        if not candidate.leaves_weights:
+            continue
+        needed += clock() - started
+        if needed > parse_budget(budget):
+            raise SettingError(
+                f"budget {budget} is too small for one epoch of {candidate.name} on this machine; "
+                f"pass --budget {math.ceil(needed * MARGIN)}s or more"
+            )
+        return
 
 
 @dataclass
-class Climb:
-    """A climb and how far it has come.
+class CandidateSearch:
+    """A search over candidates, and its results so far.
 
     Attributes:
-        folder: where everything lies.
-        data: name of the data set.
-        budget: seconds.
-        say: told what is done, a line each.
-        clock: what time it is.
-        started: by the clock; what came before the first rung counts, too.
+        folder: folder of the search.
+        data: name of the dataset.
+        budget: time for the whole search, in seconds.
+        say: called with a line for every result.
+        clock: the current time.
+        started: start of the budget, by the clock; the preparation counts, too.
     """
 
     folder: RunFolder
@@ -157,148 +119,168 @@ class Climb:
     started: float
 
     def __post_init__(self) -> None:
-        self.outcomes: list[Outcome] = []
+        self.results: list[CandidateResult] = []
         self.stopped = ""
         self.test: Metrics = {}
 
-    def up(self, rungs: Sequence[Rung]) -> Outcome:
-        """Take one rung after the other, until the next one does not pay or does not fit.
+    def run(self, candidates: Sequence[Candidate]) -> CandidateResult:
+        """Run one candidate after another, until one is not better or the budget is used up.
 
-        After every rung the folder has the table and the weights of the best so far.
+        After every candidate the folder has the table and the weights of the best one so far.
 
         Returns:
             The winner.
 
         Raises:
-            Interrupted: a signal came; what is done is kept.
-            NonFiniteError: the first rung that could have left weights diverged.
+            Interrupted: a signal came; the results so far are kept.
+            NonFiniteError: the first candidate with weights diverged.
         """
+        self.stopped = NO_MORE_CANDIDATES
         try:
-            self.stopped = next(
-                (why for rung in rungs if (why := self._not_taken(rung)) is not None), TOP
-            )
+            for candidate in candidates:
+                reason = self._try(candidate)
+                if reason is not None:
+                    self.stopped = reason
+                    break
         except Interrupted as error:
             self.stopped = error.name
-            self.keep()
-            best = winner_of(self.outcomes)
-            kept = f"; the best so far, {best.name}, is kept in {self.folder.best}" if best else ""
-            raise Interrupted(error.signum, f"{error}{kept}") from None
-        winner = winner_of(self.outcomes)
-        assert winner is not None, "the first rung that leaves weights is always taken"
+            self.save()  # with the reason of the end
+            best = best_result(self.results)
+            message = str(error)
+            if best is not None:
+                message += f"; the best so far, {best.name}, is kept in {self.folder.best}"
+            raise Interrupted(error.signum, message) from None
+        winner = best_result(self.results)
+        assert winner is not None, "the first candidate with weights always runs"
         self.say(f"stopping here: {self.stopped}")
-        ahead = [one for one in self.outcomes if one.best is None and one.errors < winner.errors]
-        if ahead:
-            self.say(
-                f"{ahead[0].name} had fewer wrong, but leave no weights to use; a longer --budget "
-                f"may bring {winner.name} past that"
-            )
-        self.keep()
+        for result in self.results:
+            # A baseline that surpassed the winner.
+            if result.weights is None and result.errors < winner.errors:
+                self.say(
+                    f"{result.name} had fewer wrong, but leave no weights to use; a longer "
+                    f"--budget may bring {winner.name} past that"
+                )
+                break
+        self.save()
         return winner
 
-    def _not_taken(self, rung: Rung) -> str | None:
-        """Take a rung; why the climb ends here, or `None` where it goes on."""
-        best = winner_of(self.outcomes)
-        if best is not None and not can_pay(best):
+    def _try(self, candidate: Candidate) -> str | None:
+        """Run a candidate; return the reason if the search ends here."""
+        best = best_result(self.results)
+        if best is not None and not can_be_better(best):
             return (
-                f"{rung.name} cannot be told to pay: {best.name} has {best.errors} of "
-                f"{len(best.right)} validation images wrong, too few to show a gain; more "
-                f"validation images could tell"
+                f"{candidate.name} cannot be significantly better: {best.name} has {best.errors} "
+                f"of {len(best.correct)} validation images wrong, too few to show a gain; use more "
+                f"validation images"
             )
-        needed, left = rung.least(), self.started + self.budget - self.clock()
+        # Measuring takes time, so the clock is read afterwards.
+        needed = candidate.minimum_seconds()
+        left = self.started + self.budget - self.clock()
         if best is not None and needed > left:
-            return f"{rung.name} needs {needed:.0f} s at least, and {max(left, 0):.0f} s are left"
+            return (
+                f"{candidate.name} needs {needed:.0f} s at least, and {max(left, 0):.0f} s are left"
+            )
         try:
-            outcome = rung.run(self.folder.root / rung.name, left)
+            result = candidate.run(self.folder.root / candidate.name, left)
         except NonFiniteError as error:
-            if best is None:
+            if best is None:  # there is nothing to fall back to
                 raise
-            return f"{rung.name} diverged: {error}"
-        self.outcomes.append(outcome)
-        self.keep()
-        self.say(self._said(outcome, best))
-        if best is not None and not pays(best, outcome):
-            return f"{rung.name} does not pay"
+            return f"{candidate.name} diverged: {error}"
+        self.results.append(result)
+        self.save()
+        self.say(self._describe(result, best))
+        if best is not None and not is_better(best, result):
+            return f"{candidate.name} is not significantly better"
         return None
 
-    def _said(self, outcome: Outcome, best: Outcome | None) -> str:
-        line = f"{outcome.name}: validation top-1 {_shown(outcome.scores())}"
-        against = best or (self.outcomes[-2] if len(self.outcomes) > 1 else None)
-        if against is None:
+    def _describe(self, result: CandidateResult, best: CandidateResult | None) -> str:
+        """Return one line on a result, and its comparison with the best one before it."""
+        line = f"{result.name}: validation top-1 {_interval(result.scores())}"
+        if best is None and len(self.results) > 1:
+            best = self.results[-2]  # a baseline without weights
+        if best is None:
             return line
-        verdict = "no difference to be told to"
-        p = p_value(against, outcome)
-        if pays(against, outcome) or pays(outcome, against):
-            verdict = "better than" if outcome.errors < against.errors else "worse than"
-        return f"{line}; {verdict} {against.name} (McNemar's p = {p:.2g})"
+        verdict = "no significant difference to"
+        if is_better(best, result):
+            verdict = "better than"
+        elif is_better(result, best):
+            verdict = "worse than"
+        return f"{line}; {verdict} {best.name} (McNemar's p = {p_value(best, result):.2g})"
 
-    def keep(self) -> None:
-        """Write the table as JSON, and the winner's weights unless its test is in them."""
-        winner = winner_of(self.outcomes)
-        write_bytes(self.folder.ladder, json.dumps(self.to_json(), indent=1).encode())
-        if winner is not None and winner.best is not None and not self.test:
+    def save(self) -> None:
+        """Write the results as JSON, and the winner's weights.
+
+        The weights are not written again after the test: they have its metrics.
+        """
+        winner = best_result(self.results)
+        write_bytes(self.folder.search, json.dumps(self.to_json(), indent=1).encode())
+        if winner is not None and winner.weights is not None and not self.test:
             self.folder.best.parent.mkdir(exist_ok=True)
-            with replacing(self.folder.best, needed=winner.best.stat().st_size) as temporary:
-                shutil.copyfile(winner.best, temporary)
+            needed = winner.weights.stat().st_size
+            # All or nothing: a killed search leaves the previous winner.
+            with replacing(self.folder.best, needed=needed) as temporary:
+                shutil.copyfile(winner.weights, temporary)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, as JSON values; seconds, shares and counts."""
-        winner = winner_of(self.outcomes)
-        rungs = []
-        for number, one in enumerate(self.outcomes):
-            best = winner_of(self.outcomes[:number]) or (self.outcomes[0] if number else None)
-            rungs.append({
-                "name": one.name, "what": one.what, "trained": one.trained,
-                "seconds": round(one.seconds, 1), "validation": one.scores(),
-                "compared_with": best.name if best else None,
-                "p": p_value(best, one) if best else None,
-                "pays": pays(best, one) if best else None,
-                "leaves_weights": one.best is not None,
-            })  # fmt: skip
+        """Return the search as JSON values: seconds, shares and counts."""
+        winner = best_result(self.results)
         return {
-            "data": self.data, "budget": self.budget,
-            "seconds": round(self.clock() - self.started, 1), "rungs": rungs,
-            "stopped": self.stopped, "winner": winner.name if winner else None, "test": self.test,
-        }  # fmt: skip
+            "data": self.data,
+            "budget": self.budget,
+            "seconds": round(self.clock() - self.started, 1),
+            "rungs": [self._row(number) for number in range(len(self.results))],
+            "stopped": self.stopped,
+            "winner": winner.name if winner else None,
+            "test": self.test,
+        }
+
+    def _row(self, number: int) -> dict[str, Any]:
+        """Return a result as JSON values, compared with the best one before it."""
+        result = self.results[number]
+        best = best_result(self.results[:number])
+        if best is None and number > 0:
+            best = self.results[0]
+        row = {
+            "name": result.name,
+            "what": result.description,
+            "trained": result.trained,
+            "seconds": round(result.seconds, 1),
+            "validation": result.scores(),
+            "compared_with": None,
+            "p": None,
+            "pays": None,
+            "leaves_weights": result.weights is not None,
+        }
+        if best is not None:
+            row["compared_with"] = best.name
+            row["p"] = p_value(best, result)
+            row["pays"] = is_better(best, result)
+        return row
 
     def table(self) -> list[str]:
-        """The same for people, line by line."""
+        """Return the results as lines of a table."""
         table = Table(box=None, pad_edge=False)
-        for column in ("rung", "what it is", "trained", "seconds"):
-            right = column in ("trained", "seconds")
-            table.add_column(column, justify="right" if right else "left", no_wrap=True)
+        for column in ("candidate", "description"):
+            table.add_column(column, no_wrap=True)
+        for column in ("trained", "seconds"):
+            table.add_column(column, justify="right", no_wrap=True)
         for column in ("validation top-1, 95 %", "test top-1, 95 %"):
             table.add_column(column, no_wrap=True)
-        winner = winner_of(self.outcomes)
-        for one in self.outcomes:
-            test = _shown(self.test) if one is winner and self.test else ""
-            table.add_row(one.name, one.what, f"{one.trained:,}", f"{one.seconds:.0f}",
-                          _shown(one.scores()), test)  # fmt: skip
+        winner = best_result(self.results)
+        for result in self.results:
+            table.add_row(
+                result.name,
+                result.description,
+                f"{result.trained:,}",
+                f"{result.seconds:.0f}",
+                _interval(result.scores()),
+                _interval(self.test) if result is winner and self.test else "",
+            )
         text = StringIO()
+        # Wide enough for every row: lines of a log are not wrapped.
         Console(file=text, width=200).print(table)
         return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
-def _shown(scores: Metrics) -> str:
+def _interval(scores: Metrics) -> str:
     return f"{scores['top1']:.4f} ({scores['top1_low']:.4f} to {scores['top1_high']:.4f})"
-
-
-def refuse_small(budget: str, started: float, clock: Clock, rungs: Sequence[Rung]) -> None:
-    """Raise `SettingError` where the first rung that leaves weights does not fit.
-
-    Args:
-        budget: as it was written.
-        started: when its time began, by the clock.
-        clock: what time it is.
-        rungs: in their order; those before that one count.
-    """
-    needed = 0.0
-    for rung in rungs:
-        needed += rung.least()
-        if rung.leaves_weights:
-            needed += clock() - started
-            if needed > seconds_of(budget):
-                raise SettingError(
-                    f"budget {budget} is too small for one epoch of {rung.name} on this machine; "
-                    f"pass --budget {math.ceil(needed * ROOM)}s or more"
-                )
-            return

@@ -1,1 +1,1 @@
-"""What happens between the steps of a run: one concern a module."""
+"""The concerns of a run between its steps, one a module."""

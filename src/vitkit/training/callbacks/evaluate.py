@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 
 from vitkit.errors import Interrupted, NonFiniteError
-from vitkit.evaluation.evaluate import Output, count_predictions, outputs
 from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.predict import LabelledLogits, count_predictions, predict_batches
 from vitkit.models.vit import ViT
 from vitkit.training.build import EpochResult, Run
 from vitkit.training.callbacks.save import Save
@@ -68,7 +68,7 @@ class Evaluate(Callback):
         return validation
 
 
-def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[Output]:
+def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]:
     """Yield the outputs of a model for this process's images of a split, in float32.
 
     The run may train in bfloat16: its scores are those that the file of weights has elsewhere.
@@ -85,7 +85,7 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[Output]:
     images, sharded = plan.dataset.splits[split], has_shards(model)
     # Starting loader processes takes longer than one batch.
     workers = plan.workers if len(images) > EVALUATED else 0
-    batches = outputs(
+    batches = predict_batches(
         model.eval(),
         images,
         plan.preprocess,

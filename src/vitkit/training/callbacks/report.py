@@ -6,29 +6,29 @@ import time
 from collections.abc import Iterable, Iterator
 
 from vitkit.data.loading.loader import Batch
-from vitkit.errors import plural
 from vitkit.evaluation.metrics import headline
+from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.build import EpochResult, Run
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.bottleneck import (
-    AFTER,
-    WARM_UP,
+    DIAGNOSIS_STEP,
+    WARM_UP_STEPS,
     Machine,
-    cores_here,
-    diagnosis,
-    image_cost,
-    is_waiting,
+    available_cores,
+    diagnose,
+    measure_image_cost,
+    waits_for_images,
 )
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
-from vitkit.training.probe import without_effect
-from vitkit.training.recipes.reference import ReferenceMonitor, receipt_of
+from vitkit.training.recipes.reference import ReferenceMonitor, reference_result
 from vitkit.training.setup import Plan
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
+from vitkit.training.unused_settings import note_on_probe
 
 LOOK_EVERY = 10.0
 """Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
@@ -48,11 +48,13 @@ class Report(Callback):
         self._looked = -LOOK_EVERY
         settings = self.plan.config.to_json()
         train = self.plan.dataset.splits["train"]
-        receipt = receipt_of(self.plan.config.recipe)
-        self._watch = None if receipt is None else ReferenceMonitor(receipt, settings, len(train))
+        reference = reference_result(self.plan.config.recipe)
+        self._watch = None
+        if reference is not None:
+            self._watch = ReferenceMonitor(reference, settings, len(train))
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; from now on the time runs."""
+        """Start the timing, and yield the batches while the wait for them is measured."""
         self._start = self._epoch = self._meter.read()
         return self._meter.watched(self._told(batches))
 
@@ -66,7 +68,7 @@ class Report(Callback):
         self._epoch = self._meter.read()
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Show the bar or a line, log the curves; after `AFTER` steps, the diagnosis."""
+        """Show the bar or a line, log the curves; after `DIAGNOSIS_STEP` steps, the diagnosis."""
         epoch, step, loss = trainer.epoch, trainer.progress.step, result.loss
         config = self.plan.config
         self._meter.step_done(config.batch_size)
@@ -78,9 +80,9 @@ class Report(Callback):
         if step % self.plan.steps.steps_per_epoch == 0:
             self._pace = self._meter.read() - self._epoch
         steps = self._meter.steps
-        if steps == WARM_UP:
+        if steps == WARM_UP_STEPS:
             self._warm = self._meter.read()
-        elif steps == AFTER:
+        elif steps == DIAGNOSIS_STEP:
             self._diagnose(step)
 
     def after_epoch(self, trainer: Trainer) -> None:
@@ -117,7 +119,7 @@ class Report(Callback):
                 self.log.say(said)
 
     def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
-        """Example predictions and histograms, unless the last ones are only seconds old.
+        """Log example predictions and histograms, unless the last ones are only seconds old.
 
         Args:
             model: in eval mode.
@@ -153,12 +155,12 @@ class Report(Callback):
         )
 
     def _diagnose(self, step: int) -> None:
-        """Say what waits for what; where that is the loader, time some images first."""
+        """Log what limits the speed; if it is the loader, time some images first."""
         pace, plan = self._meter.read() - self._warm, self.plan
-        cost = image_cost(plan.steps, step) if is_waiting(pace) else None
-        cores = max(1, cores_here() // self.run.world.local_size)
+        cost = measure_image_cost(plan.steps, step) if waits_for_images(pace) else None
+        cores = max(1, available_cores() // self.run.world.local_size)
         machine = Machine(cores, plan.workers, accelerator=plan.device.type != "cpu")
-        self.log.say(diagnosis(pace, cost, machine))
+        self.log.say(diagnose(pace, cost, machine))
 
 
 def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
@@ -181,10 +183,10 @@ def log_plan(run: Run) -> None:
     plan, log, world = run.plan, run.log, run.world
     config = plan.config
     log.say(f"settings: {_settings_shown(config)}")
-    if config.probe is not None and (said := without_effect(config)) is not None:
+    if config.probe is not None and (said := note_on_probe(config)) is not None:
         log.say(said)
-    if config.probe is None and (receipt := receipt_of(config.recipe)) is not None:
-        log.say(receipt.says())
+    if config.probe is None and (reference := reference_result(config.recipe)) is not None:
+        log.say(reference.summary())
     if config.probe is None:
         log.say(
             f"training: {plural(config.epochs, 'epoch')} of "
@@ -201,7 +203,7 @@ def log_plan(run: Run) -> None:
 
 
 def _settings_shown(config: TrainConfig) -> str:
-    """Everything that is not as usual; the run's config.yaml has the rest."""
+    """Return the settings that differ from the defaults; config.yaml has all."""
     usual = TrainConfig(data=config.data).to_json()
     hidden = ("output", "start")
     changed = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}

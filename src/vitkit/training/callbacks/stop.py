@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from vitkit.errors import Interrupted, NonFiniteError, plural
+from vitkit.errors import Interrupted, NonFiniteError
+from vitkit.messages import plural
 from vitkit.training.build import Run
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.state.save import states
+from vitkit.training.state.save import list_states
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
@@ -123,7 +124,7 @@ def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
 
 def last_good(folder: RunFolder) -> str:
     """Name the newest state, to go on from, where there is one yet."""
-    kept = states(folder.state)
+    kept = list_states(folder.state)
     return f"the state before it is kept in {kept[-1]}" if kept else "no state is kept yet"
 
 

@@ -1,4 +1,4 @@
-"""What a setting is called elsewhere: by other programs, by a flag's second name, in camel case."""
+"""Other names of a setting: those of other programs, second names of a flag, camel case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from vitkit.frozen import field_names
 
-CALLED_HERE = {
+FOREIGN_NAMES = {
     "lr": "learning_rate base_lr max_lr learning",
     "epochs": "num_epochs n_epochs max_epochs num_train_epochs",
     "batch_size": "batch bs train_batch_size per_device_train_batch_size",
@@ -33,46 +33,56 @@ CALLED_HERE = {
     "log_interval": "log_every logging_steps",
     "grad_checkpointing": "gradient_checkpointing",
 }
-"""What other programs call our settings."""
+"""Setting -> its names in other programs."""
 
 
 def our_name(word: str, settings: type[Any]) -> str | None:
-    """The setting that is meant by `word`, whatever its case, dashes and underscores; or `None`.
+    """Return the setting that `word` means, in any case, with dashes or underscores; or `None`.
 
     >>> from vitkit.training.config.train_config import TrainConfig
     >>> our_name("learning-rate", TrainConfig), our_name("BatchSize", TrainConfig)
     ('lr', 'batch_size')
     """
-    ours = {_plain(name): name for name in field_names(settings)}
-    theirs = {_plain(word): name for name, words in CALLED_HERE.items() for word in words.split()}
-    return (theirs | second_names(settings) | ours).get(_plain(word))
+    by_name = {}
+    for setting, words in FOREIGN_NAMES.items():
+        for foreign_name in words.split():
+            by_name[_letters(foreign_name)] = setting
+    # vitkit's own names come last, as they win over foreign ones
+    by_name |= second_names(settings)
+    for setting in field_names(settings):
+        by_name[_letters(setting)] = setting
+    return by_name.get(_letters(word))
 
 
 def second_names(settings: type[Any]) -> dict[str, str]:
-    """Every second name of a flag, in small letters without dashes -> the setting."""
+    """Return every second name of a flag, in small letters without dashes -> its setting."""
     hints = get_type_hints(settings, include_extras=True)
-    return {
-        _plain(alias): name
-        for name, hint in hints.items()
-        for told in getattr(hint, "__metadata__", ())
-        for alias in getattr(told, "aliases", None) or ()
-    }
+    by_alias = {}
+    for name, hint in hints.items():
+        for metadata in getattr(hint, "__metadata__", ()):
+            for alias in getattr(metadata, "aliases", None) or ():
+                by_alias[_letters(alias)] = name
+    return by_alias
 
 
 def refused_flag(arguments: list[str], settings: type[Any]) -> str | None:
-    """What to say of the first flag that has its name from another program; `None` for no such one.
+    """Return a message on the first flag that has its name from another program, else `None`.
 
-    Flags that nobody knows are for the parser, which names the nearest ones.
+    Flags with any other unknown name are left to the parser, which names the nearest ones.
     """
-    flags = {_plain(name) for name in field_names(settings)} | set(second_names(settings))
-    for word in arguments:
-        name = word.partition("=")[0]
-        if not name.startswith("--") or _plain(name) in flags:
+    flags = set(second_names(settings))
+    for name in field_names(settings):
+        flags.add(_letters(name))
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if not flag.startswith("--") or _letters(flag) in flags:
             continue
-        if (ours := our_name(name, settings)) is not None:
-            return f"there is no flag {name}; did you mean --{ours.replace('_', '-')}?"
+        setting = our_name(flag, settings)
+        if setting is not None:
+            return f"there is no flag {flag}; did you mean --{setting.replace('_', '-')}?"
     return None
 
 
-def _plain(name: str) -> str:
+def _letters(name: str) -> str:
+    """Return the letters and digits of a name, in small letters."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

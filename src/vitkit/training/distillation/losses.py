@@ -1,4 +1,4 @@
-"""Losses of knowledge distillation: what a student learns from a teacher's logits.
+"""Losses of knowledge distillation, computed from the logits of a teacher.
 
 Soft targets: Hinton, Vinyals, Dean, "Distilling the Knowledge in a Neural Network" (arXiv
 1503.02531). Hard targets and the distillation token: Touvron et al., "Training data-efficient image
@@ -20,7 +20,7 @@ from vitkit.shapes import Images, Logits
 
 @frozen(raises=SettingError)
 class Distillation:
-    """How a student learns from a teacher. Raises `SettingError` for a value out of range.
+    """Settings and losses of distillation. Raises `SettingError` for a value out of range.
 
     With student logits Z_s, teacher logits Z_t, labels y, softmax psi, temperature T and alpha a
     (DeiT's tau and lambda):
@@ -28,19 +28,19 @@ class Distillation:
         soft, Eq. 2: (1 - a) CE(psi(Z_s), y) + a T^2 KL(psi(Z_t / T) || psi(Z_s / T))
         hard, Eq. 3: (1 - a) CE(psi(Z_s), y) + a CE(psi(Z_s), argmax Z_t)
 
-    The divergence is the mean over the images, as in both papers. DeiT's published code divides
-    it by the number of classes too: its alpha with soft targets is not this one.
+    The divergence is the mean over the images, as in both papers. DeiT's published code divides it
+    by the number of classes, too: with soft targets, its alpha is not comparable to this one.
     """
 
     temperature: float = Field(3.0, gt=0.0)
-    """T, with soft targets alone."""
+    """T; used with soft targets only."""
     alpha: float = Field(0.5, ge=0.0, le=1.0)
-    """a, the teacher's share of the loss."""
+    """a, the weight of the teacher's loss."""
     hard: bool = False
-    """Learn the teacher's first choice instead of its probabilities."""
+    """Learn the teacher's most probable class instead of its probabilities."""
 
     def targets(self, teacher: Logits) -> Float[Tensor, "B K"]:
-        """What the student is to say: a probability for every class, to be mixed as labels are."""
+        """Turn a teacher's logits into a probability for every class; mixed as labels are."""
         if self.hard:
             return F.one_hot(teacher.argmax(1), teacher.shape[1]).to(teacher.dtype)
         return F.softmax(teacher / self.temperature, dim=1)
@@ -48,36 +48,38 @@ class Distillation:
     def distillation_loss(
         self, student: Logits, targets: Float[Tensor, "B K"]
     ) -> Float[Tensor, ""]:
-        """The teacher's part of the loss, without its share."""
+        """Return the loss of a student's logits (B, K) against `targets`, not yet weighted."""
         if self.hard:
-            return F.cross_entropy(student, targets)
-        said = F.log_softmax(student / self.temperature, dim=1)
-        return F.kl_div(said, targets, reduction="batchmean") * self.temperature**2
+            return F.cross_entropy(student, targets)  # mixed targets are probabilities, too
+        log_probabilities = F.log_softmax(student / self.temperature, dim=1)
+        # T^2 keeps the size of the gradient, which a temperature divides by T^2.
+        divergence = F.kl_div(log_probabilities, targets, reduction="batchmean")
+        return divergence * self.temperature**2
 
-    def mixed(self, label_loss: Tensor, distillation_loss: Tensor) -> Tensor:
-        """Both parts by their shares."""
+    def combine(self, label_loss: Tensor, distillation_loss: Tensor) -> Tensor:
+        """Return the weighted sum of both losses."""
         return (1 - self.alpha) * label_loss + self.alpha * distillation_loss
 
 
 def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
-    """What learns from the labels and what from the teacher; one and the same with one head.
+    """Return the logits that learn from the labels and those that learn from the teacher.
 
-    A `ViT` with a distillation token, and any module that returns a pair (timm's and DeiT's
-    distilled models in training), has two.
+    They are different for a `ViT` with a distillation token and for a module that returns a pair
+    (the distilled models of timm and DeiT in training mode); otherwise they are the same tensor.
 
     Raises:
-        SettingError: a `ViT` with two heads in another module, which gives their mean alone.
+        SettingError: a `ViT` with two heads is wrapped in a module that returns only their mean.
     """
     if isinstance(student, ViT) and student.spec.distillation_token:
         return student.forward_heads(student.forward_features(images))
-    said = student(images)
-    if isinstance(said, tuple):
-        label_loss, distillation_loss = said
-        return label_loss, distillation_loss
+    output = student(images)
+    if isinstance(output, tuple):
+        label_logits, distillation_logits = output
+        return label_logits, distillation_logits
     if any(isinstance(m, ViT) and m.spec.distillation_token for m in student.modules()):
         raise SettingError(
             f"the two heads of the student cannot be reached through {type(student).__name__}; "
             f"give the student itself, and compile or wrap the DistillWrapper"
         )
-    logits = getattr(said, "logits", said)
+    logits = getattr(output, "logits", output)  # transformers returns an object
     return logits, logits

@@ -1,4 +1,4 @@
-"""The objective of a run with a teacher: labels and the teacher's targets, by their shares."""
+"""The objective of a run with a teacher: a weighted sum of label loss and distillation loss."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitkit.training.step import Objective
 
 
 class DistillingObjective(Objective):
-    """Model, loss and teacher's targets; the distillation head learns these, where there is one.
+    """Model and loss on labels and teacher targets; a distillation head learns the latter.
 
     Args:
         model: a student with one head or two; see `student_logits`.
-        loss: of logits and labels.
+        loss: loss on logits and labels.
         precision: as for `Objective`.
-        device: where the model is.
-        distillation: temperature, shares, soft or hard targets.
+        device: device of the model.
+        distillation: temperature, weights, soft or hard targets.
     """
 
     def __init__(
@@ -35,11 +35,12 @@ class DistillingObjective(Objective):
         self.distillation = distillation
 
     def forward(self, fed: ModelInputs) -> Tensor:
-        """Return the mean loss of a batch that has the teacher's targets."""
+        """Return the mean loss of a batch with teacher targets."""
         assert fed.soft is not None, "transformed by `TeacherTargets`"
         with autocast(self.precision, self.device):
-            logits, taught = student_logits(self.model, fed.images)
-        return self.distillation.mixed(
-            self.label_loss(logits.float(), fed),
-            self.distillation.distillation_loss(taught.float(), fed.soft),
+            label_logits, distillation_logits = student_logits(self.model, fed.images)
+        # The losses are computed in float32, whatever the precision of the model.
+        return self.distillation.combine(
+            self.label_loss(label_logits.float(), fed),
+            self.distillation.distillation_loss(distillation_logits.float(), fed.soft),
         )

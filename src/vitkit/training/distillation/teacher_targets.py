@@ -1,9 +1,9 @@
-"""The teacher in a run: asked in every step, or once for every view of every image.
+"""Teacher targets: computed in every step, or once per augmented view and cached.
 
-With V views an image has V variants in the whole run (`TrainingSteps.cycle`), the teacher looks at
-each of them once, before the first step, and its logits are kept in the run folder. They are a
-function of the teacher, the data, the seed and the settings, asked in blocks of one size, so that a
-run that goes on has the same bits whether they are read back or asked for again.
+With V views an image has V variants in the whole run (`TrainingSteps.cycle`). The teacher evaluates
+each of them once, before the first step, and its logits are cached in the run folder. They are a
+function of the teacher, the data, the seed and the settings, and are computed in blocks of one
+size: a resumed run has the same bits whether it reads the cache or computes the logits again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Float32
 
-from vitkit.data.datasets.dataset import Split
+from vitkit.data.datasets.split import Split
 from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
 from vitkit.data.loading.loader import Batch, BatchSource, TrainingSteps, batches
 from vitkit.distributed import World
@@ -33,16 +33,16 @@ from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.teacher import Teacher
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.precision import Precision, autocast
-from vitkit.training.state.registry import Tensors, Values
+from vitkit.training.state.registry import Metadata, Tensors
 
 BLOCK = 256
-"""Images that the teacher looks at at once; the last bits of its logits depend on it."""
-Kept = Float32[np.ndarray, "N K"]
+"""Images in a batch of the teacher; the last bits of its logits depend on it."""
+CachedLogits = Float32[np.ndarray, "N K"]
 
 
 @dataclass(frozen=True)
-class _Blocks(BatchSource):
-    """All images of one view, in the split's order."""
+class _ViewBatches(BatchSource):
+    """All images of one view, in the order of the split."""
 
     steps: TrainingSteps
     view: int
@@ -60,17 +60,17 @@ class _Blocks(BatchSource):
 
 
 @dataclass(frozen=True)
-class Taught:
-    """What a teacher is asked about, and how.
+class TeacherInputs:
+    """The images that a teacher evaluates, and the settings that its logits depend on.
 
     Attributes:
-        steps: every training batch of the run, and how many views an image has.
-        preprocess: how the student's images are normalised.
+        steps: every training batch of the run, and the number of views of an image.
+        preprocess: preprocessing of the student's images.
         num_classes: columns of the teacher's logits.
-        device: where the teacher is.
-        precision: the one that the student trains with.
+        device: device of the teacher.
+        precision: precision of the student's training.
         workers: loader processes.
-        key: what else decides the teacher's logits: the data's fingerprint, the attention kernel.
+        key: fingerprint of the data, and attention kernel; the logits depend on them, too.
         source: the setting `teacher`, for messages.
     """
 
@@ -85,148 +85,171 @@ class Taught:
 
 
 class TeacherTargets:
-    """A batch transform that adds the teacher's targets; its digest is part of the run's state.
+    """A batch transform that adds teacher targets; the teacher's digest is part of the state.
 
     Args:
         teacher: on the device, its logits in the order of the data's classes.
-        distillation: makes targets of logits.
-        taught: what the teacher is asked about.
-        transform: how a batch becomes what the model is given.
-        folder: where the logits of whole views are kept.
-        world: the processes of the run, which share the asking.
-        stop: raised by a signal.
+        distillation: turns logits into targets.
+        inputs: images and settings of the teacher.
+        transform: batch transform of the student.
+        folder: cache of the logits of whole views.
+        world: the processes of the run, which share the evaluation.
+        stop: set by a signal.
     """
 
     def __init__(
         self,
         teacher: Teacher,
         distillation: Distillation,
-        taught: Taught,
+        inputs: TeacherInputs,
         transform: BatchTransform,
         folder: Path,
         world: World,
         stop: StopFlag,
     ) -> None:
         self.distillation = distillation
-        self._teacher, self._taught, self._transform = teacher, taught, transform
+        self._teacher, self._inputs, self._transform = teacher, inputs, transform
         self._folder, self._world, self._stop = folder, world, stop
         self._digest = teacher.fingerprint()
-        self._views: dict[int, Kept] = {}
+        self._views: dict[int, CachedLogits] = {}
 
     def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
-        """As `BatchTransform`, with soft targets.
+        """Transform a batch as `BatchTransform` does, and add soft targets.
 
-        Asked in every step, the teacher sees the images that the student sees, mixed ones too (as
-        in DeiT); of kept views it is the targets that are mixed.
+        Without views, the teacher gets the images of the student, mixed ones included (as in DeiT).
+        With views, the cached targets are mixed.
         """
         fed = self._transform(batch, step, part)
-        if not self._taught.steps.cycle:
-            return replace(fed, soft=self.distillation.targets(self._ask(fed.images)))
+        if not self._inputs.steps.cycle:
+            return replace(fed, soft=self.distillation.targets(self._logits(fed.images)))
+        # Indices of images in the split are rows of the cached array.
         rows = np.asarray(self._views[batch.epoch][batch.indices.numpy()])
-        soft = self.distillation.targets(torch.from_numpy(rows).to(self._taught.device))
-        return replace(fed, soft=fed.mixture.targets(soft) if fed.mixture else soft)
+        soft = self.distillation.targets(torch.from_numpy(rows).to(self._inputs.device))
+        if fed.mixture is not None:
+            soft = fed.mixture.targets(soft)
+        return replace(fed, soft=soft)
 
     def prepare(self, steps: range, say: Callable[[str], object]) -> None:
-        """Have at hand what the teacher says of the views that these steps show.
+        """Load the cached logits of the views in these steps; compute those that are missing.
 
         Raises:
             OutputError: the run folder cannot be written.
-            Interrupted: a signal came; views that are whole are kept.
+            Interrupted: a signal came; complete views are kept.
         """
-        views = self._taught.steps.cycle
+        views = self._inputs.steps.cycle
         if not views or not steps:
             return
-        each = self._taught.steps.steps_per_epoch
-        shown = {epoch % views for epoch in range(steps[0] // each, steps[-1] // each + 1)}
+        steps_per_epoch = self._inputs.steps.steps_per_epoch
+        epochs = range(steps[0] // steps_per_epoch, steps[-1] // steps_per_epoch + 1)
+        # Before space on the disk is needed for new files.
         if self._world.first:
             self._tidy(range(views))
-        for view in sorted(shown):
+        for view in sorted({epoch % views for epoch in epochs}):
             path = self._path(view)
             if not self._world.decided(path.exists):
-                began = monotonic()
-                self._look_at(view, path)
-                self._world.decided(path.exists)  # the others read it only when it is whole
+                start = monotonic()
+                self._compute(view, path)
+                # The other processes read the file only when it is complete.
+                self._world.decided(path.exists)
                 say(
-                    f"teacher: view {view + 1} of {views}, {len(self._taught.steps.split):,} "
-                    f"images, in {monotonic() - began:.0f} s"
+                    f"teacher: view {view + 1} of {views}, {len(self._inputs.steps.split):,} "
+                    f"images, in {monotonic() - start:.0f} s"
                 )
             self._views[view] = self._read(path)
 
     def tensors(self) -> Tensors:
-        """None: the teacher is no part of the run."""
+        """Return no tensors: the teacher is not part of the run's state."""
         return {}
 
-    def values(self) -> Values:
-        """Which teacher it is."""
+    def metadata(self) -> Metadata:
+        """Return the teacher's digest."""
         return {"sha256": self._digest}
 
-    def restore(self, tensors: Tensors, values: Values) -> None:
-        """Raises `CheckpointError` where the run began with another teacher."""
-        if values != self.values():
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
+        """Raise `CheckpointError` if the run began with another teacher."""
+        if metadata != self.metadata():
             raise CheckpointError(
-                f"the teacher {self._taught.source} is not the one that the run began with; "
+                f"the teacher {self._inputs.source} is not the one that the run began with; "
                 f"bring it back, or start afresh with another --output"
             )
 
-    def _ask(self, images: Images) -> Logits:
-        with autocast(self._taught.precision, self._taught.device):
-            return self._teacher(images, self._taught.preprocess)
+    def _logits(self, images: Images) -> Logits:
+        with autocast(self._inputs.precision, self._inputs.device):
+            return self._teacher(images, self._inputs.preprocess)
 
     def _path(self, view: int) -> Path:
-        """The file's name holds everything that decides what is in it."""
-        steps, (data, attention_kernel) = self._taught.steps, self._taught.key
-        known = [self._digest, data, len(steps.split), steps.seed, to_json(self._taught.preprocess),
-                 to_json(steps.augmentation), self._taught.precision, attention_kernel,
-                 view]  # fmt: skip
+        """Return the cache file of a view; its name is a digest of all that decides the logits."""
+        steps = self._inputs.steps
+        data, attention_kernel = self._inputs.key
+        known = [
+            self._digest,
+            data,
+            len(steps.split),
+            steps.seed,
+            to_json(self._inputs.preprocess),
+            to_json(steps.augmentation),
+            self._inputs.precision,
+            attention_kernel,
+            view,
+        ]
         digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
         return self._folder / f"view-{view}-{digest[:16]}.npy"
 
     def _tidy(self, views: Iterable[int]) -> None:
-        """Remove what a killed process left, and views of other settings."""
+        """Remove unfinished files of a killed process, and views of other settings."""
+        if not self._folder.is_dir():
+            return
         wanted = {self._path(view) for view in views}
-        for path in self._folder.glob("*") if self._folder.is_dir() else ():
+        for path in self._folder.iterdir():
             if path not in wanted:
                 path.unlink(missing_ok=True)
 
-    def _look_at(self, view: int, path: Path) -> None:
-        """Ask for all of a view; the first process writes."""
-        shape = (len(self._taught.steps.split), self._taught.num_classes)
+    def _compute(self, view: int, path: Path) -> None:
+        """Evaluate the teacher on all images of a view; the first process writes the logits."""
+        shape = (len(self._inputs.steps.split), self._inputs.num_classes)
         with ExitStack() as stack:
             file = None
             if self._world.first:
                 temporary = stack.enter_context(replacing(path, needed=4 * shape[0] * shape[1]))
                 file = stack.enter_context(temporary.open("wb"))
                 header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                # Rows are written one block after another, so the header comes first.
                 np.lib.format.write_array_header_1_0(file, header)
             for rows in self._rows(view):
                 if file is not None:
                     file.write(rows.astype("<f4").tobytes())
-                if signum := self._world.most(self._stop.signum or 0):
+                # All processes stop after the same block: each of them shares the next one.
+                signum = self._world.most(self._stop.signum or 0)
+                if signum:
                     raise Interrupted(
                         signum, "stopped while the teacher looked at the images; start again"
                     )
 
     @torch.no_grad()
-    def _rows(self, view: int) -> Iterator[Kept]:
-        """What the teacher says, in the split's order; the processes take the blocks in turn."""
-        blocks, world = _Blocks(self._taught.steps, view), self._world
-        mine = batches(
-            blocks, range(world.rank, len(blocks), world.size), workers=self._taught.workers
-        )
-        count, classes = len(self._taught.steps.split), self._taught.num_classes
+    def _rows(self, view: int) -> Iterator[CachedLogits]:
+        """Yield the logits in the order of the split; the processes take blocks in turn."""
+        blocks = _ViewBatches(self._inputs.steps, view)
+        world = self._world
+        own_blocks = range(world.rank, len(blocks), world.size)
+        own_batches = batches(blocks, own_blocks, workers=self._inputs.workers)
+        count = len(self._inputs.steps.split)
         for start in range(0, count, BLOCK * world.size):
-            rows = torch.zeros(min(BLOCK * world.size, count - start), classes)
-            if (batch := next(mine, None)) is not None:
-                place = world.rank * BLOCK
-                rows[place : place + BLOCK] = self._ask(self._transform.images(batch)).cpu()
+            rows = torch.zeros(min(BLOCK * world.size, count - start), self._inputs.num_classes)
+            batch = next(own_batches, None)
+            if batch is not None:
+                first = world.rank * BLOCK
+                logits = self._logits(self._transform.images(batch))
+                rows[first : first + BLOCK] = logits.cpu()
+            # Each row is zero in all processes but one, so the sum is exact.
             yield world.summed(rows).numpy()
 
-    def _read(self, path: Path) -> Kept:
-        """A view that is kept; it stays on the disk until its rows are asked for."""
+    def _read(self, path: Path) -> CachedLogits:
+        """Map a cached view into memory; rows are read from the disk when they are needed."""
         try:
-            found: Kept = np.load(path, mmap_mode="r")
+            # Not read at once: the logits of a large dataset may not fit into memory.
+            logits: CachedLogits = np.load(path, mmap_mode="r")
         except OSError as error:
             raise output_error(path, error) from error
         except ValueError as error:
             raise OutputError(f"{path}: damaged ({error}); remove it and start again") from None
-        return found
+        return logits

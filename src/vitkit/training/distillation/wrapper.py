@@ -1,4 +1,4 @@
-"""`DistillWrapper`: a student and its teacher in one module, for a training loop of one's own."""
+"""`DistillWrapper`: a student and its teacher in one module, for a custom training loop."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from vitkit.training.distillation.teacher import Teacher, TeacherSource
 
 
 class DistillWrapper(nn.Module):
-    """A student that learns from a teacher: (images, labels) -> loss.
+    """Module of a student that learns from a teacher: (images, labels) -> loss.
 
-    Where the student has a distillation token (`spec.distillation_token`), its class head learns
-    from the labels and its distillation head from the teacher; token and head are the student's
-    own, so an optimizer over the student trains them and its state has them. Elsewhere one head
-    learns both. The teacher moves with the wrapper, but is no part of it: it is always in eval
-    mode, has no gradient, and is in neither `parameters()` nor `state_dict()`.
+    If the student has a distillation token (`spec.distillation_token`), its class head learns from
+    the labels and its distillation head from the teacher; token and head belong to the student, so
+    an optimizer of the student trains them and its `state_dict` has them. Otherwise one head learns
+    from both. The teacher moves between devices with the wrapper, but is not a submodule: it is
+    always in eval mode, has no gradient, and is in neither `parameters()` nor `state_dict()`.
 
     Args:
-        student: a `ViT`, or any module that gives logits (B, K).
-        teacher: a module that does, of vitkit, timm, torchvision, transformers or elsewhere; a
-            checkpoint or its path; or a `Teacher`, which also says what its images become.
-        temperature: of soft targets; see `Distillation`.
-        alpha: the teacher's share of the loss, [0, 1].
-        hard: learn the teacher's first choice.
-        preprocess: how the student's images are normalised. With it they are brought to the size,
-            mean and std that the teacher wants, on their device; without, it sees them as they are.
+        student: a `ViT`, or any module that returns logits (B, K).
+        teacher: a module that returns logits (B, K), of vitkit, timm, torchvision, transformers or
+            another library; a checkpoint or its path; or a `Teacher`, which also has the
+            preprocessing of its images.
+        temperature: temperature of soft targets; see `Distillation`.
+        alpha: weight of the teacher's loss, [0, 1].
+        hard: learn the teacher's most probable class.
+        preprocess: normalisation of the student's images. With it, images are converted to the
+            size, mean and std of the teacher, on their device; without it, the teacher gets them
+            unchanged.
 
     Raises:
-        SettingError: a value out of range.
-        CheckpointError: a teacher that cannot be read.
+        SettingError: a value is out of range.
+        CheckpointError: the teacher cannot be read.
 
     >>> import torch
     >>> spec = dict(image_size=8, patch_size=4, width=16, depth=1, num_heads=2, mlp_width=16)
@@ -60,48 +62,49 @@ class DistillWrapper(nn.Module):
         preprocess: Preprocess | None = None,
     ) -> None:
         super().__init__()
-        self.student, self.teacher = student, Teacher.of(teacher)
+        self.student = student
+        self.teacher = Teacher.of(teacher)
         self.distillation = Distillation(temperature=temperature, alpha=alpha, hard=hard)
         self.preprocess = preprocess
         if preprocess is None and self.teacher.preprocess is not None:
             warnings.warn(
                 "the teacher sees the student's images as they are; pass preprocess=, how they are "
-                "normalised, to have them brought to what the teacher wants",
+                "normalised, to convert them to what the teacher expects",
                 stacklevel=2,
             )
-        two = getattr(student, "set_distilled_training", None)
-        if callable(two):  # timm's models average their heads without it
-            two(True)
+        set_distilled = getattr(student, "set_distilled_training", None)
+        if callable(set_distilled):  # without it, timm's models return the mean of their heads
+            set_distilled(True)
 
     def forward(
         self, images: Images, labels: Int64[Tensor, " B"] | Float[Tensor, "B K"]
     ) -> Float[Tensor, ""]:
-        """The mean loss.
+        """Return the mean loss.
 
         Args:
             images: (B, C, H, W), normalised for the student.
             labels: class numbers (B,), or a probability for every class (B, K).
 
         Raises:
-            SettingError: the teacher gives no logits, or of another number of classes; the student
-                is a module around a `ViT` with two heads, and gives their mean alone.
+            SettingError: the teacher returns no logits, or logits of another number of classes; or
+                the student is a module around a `ViT` with two heads that returns only their mean.
         """
-        taught = self.teacher(images, self.preprocess)
-        label_loss, distillation_loss = student_logits(self.student, images)
-        if taught.shape != distillation_loss.shape:
+        teacher_logits = self.teacher(images, self.preprocess)
+        label_logits, distillation_logits = student_logits(self.student, images)
+        if teacher_logits.shape != distillation_logits.shape:
             raise SettingError(
-                f"the teacher tells {taught.shape[1]} classes apart and the student "
-                f"{distillation_loss.shape[1]}; give a teacher of the student's classes"
+                f"the teacher has {teacher_logits.shape[1]} classes and the student "
+                f"{distillation_logits.shape[1]}; give a teacher of the student's classes"
             )
-        return self.distillation.mixed(
-            F.cross_entropy(label_loss, labels),
-            self.distillation.distillation_loss(
-                distillation_loss, self.distillation.targets(taught)
-            ),
+        targets = self.distillation.targets(teacher_logits)
+        return self.distillation.combine(
+            F.cross_entropy(label_logits, labels),
+            self.distillation.distillation_loss(distillation_logits, targets),
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DistillWrapper:
-        """`to`, `cuda` and the like take the teacher along."""
+        """Apply `to`, `cuda` and the like to the teacher as well."""
+        # The teacher is no submodule, so that nn.Module does not find it.
         self.teacher.model._apply(fn)
         applied: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return applied

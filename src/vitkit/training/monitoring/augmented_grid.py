@@ -1,4 +1,4 @@
-"""A grid of training images as the model is given them."""
+"""A grid of augmented training images with their labels."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from vitkit.spec import Preprocess
 from vitkit.training.monitoring.image_grids import Line, grid
 
 SHOWN, ACROSS = 32, 8
-"""Images in the grid of what the model is fed, and in a row of it."""
+"""Images in the grid, and in a row of it."""
 GREY = "#6e7781"
 
 
 def save_augmented_grid(
     path: Path, transform: BatchTransform, batch: Batch, classes: tuple[str, ...]
 ) -> None:
-    """Write a grid of the images of a batch, as the model is given them in the first step.
+    """Write a grid of the images of a batch, augmented as in the first step.
 
     Raises:
         OutputError: the file cannot be written.
     """
+    # Augmentation is a function of seed, epoch and index: the first step will see the same images.
     sheet = augmented_grid(transform(batch, step=0), batch, transform.preprocess, classes)
     try:
         Image.fromarray(sheet).save(path)
@@ -37,23 +38,28 @@ def save_augmented_grid(
 def augmented_grid(
     fed: ModelInputs, batch: Batch, preprocess: Preprocess, classes: tuple[str, ...]
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Images as they are fed, over their labels and, where two are mixed, the share of each.
+    """Draw the inputs of a model above their labels, with the weights of mixed images.
 
     Args:
-        fed: what became of the batch.
-        batch: whose labels they are.
+        fed: inputs of the model.
+        batch: batch that they were made of, for the labels.
         preprocess: mean and std, which are undone.
-        classes: their names.
+        classes: class names.
+
+    Returns:
+        The grid (H, W, 3), RGB.
     """
-    mean, std = (np.array(values)[:, None, None] for values in (preprocess.mean, preprocess.std))
+    mean = np.array(preprocess.mean)[:, None, None]
+    std = np.array(preprocess.std)[:, None, None]
     images = fed.images[:SHOWN].cpu().numpy() * std + mean
     pixels = np.rint(images.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
     labels = [classes[int(label)] for label in batch.labels]
     if fed.mixture is None:
         return grid(pixels, [[Line(label)] for label in labels[:SHOWN]], ACROSS)
-    own = fed.mixture.weight
-    captions = [
-        [Line(label, f"{own:.0%}"), Line(partner, f"{1 - own:.0%}", GREY)]
-        for label, partner in zip(labels[:SHOWN], labels[::-1], strict=False)
-    ]
+    weight = fed.mixture.weight
+    captions = []
+    # Every image is mixed with the one at the same place from the end of the batch.
+    for label, partner in zip(labels[:SHOWN], labels[::-1], strict=False):
+        first = Line(label, f"{weight:.0%}")
+        captions.append([first, Line(partner, f"{1 - weight:.0%}", GREY)])
     return grid(pixels, captions, ACROSS)

@@ -1,8 +1,8 @@
-"""What a run waits for, and what would help: measured on its own images, not guessed.
+"""Find the bottleneck of a run by measuring its own images, and recommend a remedy.
 
-A step costs core-seconds of the model's on this machine, and so many an image to decode, resize
-and augment. With N cores no step is shorter than all of that over N, nor than the model alone; as
-many workers as keep that pace are enough.
+A step costs core-seconds of the model, and every image core-seconds to decode, resize and augment.
+With N cores no step is shorter than the sum of these over N, nor than the model alone; more workers
+than this pace needs do not help.
 """
 
 from __future__ import annotations
@@ -18,19 +18,25 @@ from vitkit.data.augmentation.crop_flip import augment_batch, training_pixels
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.training.monitoring.throughput import TimingSnapshot
 
-AFTER = 30
-"""Steps after which a run says what it waits for."""
-WARM_UP = 5
-"""Steps before those that count: the first ones wait for processes to start."""
-NOTICED = 0.1
-"""Waiting below this part of the time is not worth a word, nor is a gain below it."""
-LOOKED_AT = 16
+DIAGNOSIS_STEP = 30
+"""Steps after which a run reports its bottleneck."""
+WARM_UP_STEPS = 5
+"""Steps that do not count: the first ones wait for processes to start."""
+SIGNIFICANT = 0.1
+"""Waiting below this share of the time, or a gain below it, is not reported."""
+TIMED_IMAGES = 16
 """Images that are timed."""
 
 
 @dataclass(frozen=True)
 class ImageCost:
-    """Core-seconds that one image takes, on average."""
+    """The mean core-seconds of one image.
+
+    Attributes:
+        decode: reading and decoding.
+        resize: cropping and resizing.
+        augment: flips and shifts.
+    """
 
     decode: float
     resize: float
@@ -38,116 +44,139 @@ class ImageCost:
 
     @property
     def total(self) -> float:
-        """All three."""
+        """The sum of all three."""
         return self.decode + self.resize + self.augment
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Attributes: cores: for this process and its workers; accelerator: the model is elsewhere."""
+    """The hardware of a run.
+
+    Attributes:
+        cores: processor cores for this process and its workers.
+        workers: loader processes.
+        accelerator: True if the model is not on the processor.
+    """
 
     cores: int
     workers: int
     accelerator: bool = False
 
 
-def image_cost(steps: TrainingSteps, step: int) -> ImageCost:
-    """Make a few of the images of a step here, and time it by this thread's own clock."""
-    indices, epoch = steps.indices(step)[:LOOKED_AT], step // steps.steps_per_epoch
+def measure_image_cost(steps: TrainingSteps, step: int) -> ImageCost:
+    """Make some images of a step in this thread, and measure its processor time."""
+    indices = steps.indices(step)[:TIMED_IMAGES]
+    epoch = step // steps.steps_per_epoch
     decode = resize = 0.0
-    made = []
+    images = []
     for index in map(int, indices):
-        began = time.thread_time()
+        # Time of this thread only: waiting for the disk must not count as work.
+        start = time.thread_time()
         image = steps.split.read(index)
         decoded = time.thread_time()
-        made.append(
-            training_pixels(image, steps.preprocess, steps.augmentation, steps.seed, epoch, index)
+        pixels = training_pixels(
+            image, steps.preprocess, steps.augmentation, steps.seed, epoch, index
         )
-        decode += decoded - began
+        images.append(pixels)
+        decode += decoded - start
         resize += time.thread_time() - decoded
-    began = time.thread_time()
-    augment_batch(np.stack(made), steps.augmentation, steps.seed, epoch, indices)
-    augment = time.thread_time() - began
-    return ImageCost(decode / len(made), resize / len(made), augment / len(made))
+    start = time.thread_time()
+    augment_batch(np.stack(images), steps.augmentation, steps.seed, epoch, indices)
+    augment = time.thread_time() - start
+    count = len(images)
+    return ImageCost(decode / count, resize / count, augment / count)
 
 
-def is_waiting(pace: TimingSnapshot) -> bool:
-    """Whether a run waits for images so long that it is worth looking for a cure."""
-    return _share(pace) >= NOTICED
+def waits_for_images(timing: TimingSnapshot) -> bool:
+    """Return whether a run waits for images so long that a remedy is worth looking for."""
+    return _waiting_share(timing) >= SIGNIFICANT
 
 
-def diagnosis(pace: TimingSnapshot, cost: ImageCost | None, machine: Machine) -> str:
-    """One line: what waits for what, and what would help.
+def diagnose(timing: TimingSnapshot, cost: ImageCost | None, machine: Machine) -> str:
+    """Return one line on the bottleneck of a run, and on a remedy.
 
     Args:
-        pace: of the steps looked at.
-        cost: of an image, where the run waits for images.
-        machine: what there is to do the work.
+        timing: measurement of some steps.
+        cost: cost of an image, if the run waits for images.
+        machine: the hardware of the run.
     """
-    step = _step(pace)
+    step = _step_seconds(timing)
     if cost is None:
         return (
-            f"after {AFTER} steps: {_time(step)} a step, {_share(pace):.0%} of it waiting for "
-            f"images; the model sets the pace"
+            f"after {DIAGNOSIS_STEP} steps: {_time(step)} a step, {_waiting_share(timing):.0%} of "
+            f"it waiting for images; the model sets the pace"
         )
     return (
-        f"after {AFTER} steps: {_share(pace):.0%} of the time waits for images "
-        f"({_time(pace.waiting / pace.steps)} of {_time(step)} a step); an image takes "
+        f"after {DIAGNOSIS_STEP} steps: {_waiting_share(timing):.0%} of the time waits for images "
+        f"({_time(timing.waiting / timing.steps)} of {_time(step)} a step); an image takes "
         f"{_time(cost.decode)} to decode, {_time(cost.resize)} to resize, {_time(cost.augment)} to "
-        f"augment; {_cure(pace, cost, machine)}"
+        f"augment; {_remedy(timing, cost, machine)}"
     )
 
 
-def _cure(pace: TimingSnapshot, cost: ImageCost, machine: Machine) -> str:
-    now, images = _step(pace), cost.total * pace.images / pace.steps
-    if not machine.workers:  # then they are made while the step waits, and that was timed
-        images = pace.waiting / pace.steps
-    shortest, workers = _reachable(pace, images, machine)
-    cures = []
-    if shortest < (1 - NOTICED) * now and workers > machine.workers:
-        cures.append(f"--workers {workers} would bring a step to about {_time(shortest)}")
-    without, fewer = _reachable(pace, images * (1 - cost.decode / cost.total), machine)
-    if without < (1 - NOTICED) * (shortest if cures else now) and cost.decode > 0:
-        also = f" with --workers {fewer}" if fewer > machine.workers else ""
-        cures.append(f"--cache{also}, which saves decoding, to about {_time(without)}")
-    if cures:
-        return ", ".join(cures)
-    if shortest < (1 - NOTICED) * now:
-        return "the cores are not busy: the disk or the network is the brake"
-    counted = "core is" if machine.cores == 1 else f"{machine.cores} cores are"
-    return f"the {counted} busy all the time: no number of workers would help"
+def _remedy(timing: TimingSnapshot, cost: ImageCost, machine: Machine) -> str:
+    """Recommend more workers or a cache if they shorten a step; else name the limit."""
+    now = _step_seconds(timing)
+    images = cost.total * timing.images / timing.steps
+    if not machine.workers:
+        # Images are made while the step waits, so the waiting is their exact cost.
+        images = timing.waiting / timing.steps
+    shortest, workers = _shortest_step(timing, images, machine)
+    remedies = []
+    if shortest < (1 - SIGNIFICANT) * now and workers > machine.workers:
+        remedies.append(f"--workers {workers} would bring a step to about {_time(shortest)}")
+    cached, cached_workers = _shortest_step(
+        timing, images * (1 - cost.decode / cost.total), machine
+    )
+    # A cache must be better than more workers alone.
+    if cost.decode > 0 and cached < (1 - SIGNIFICANT) * (shortest if remedies else now):
+        also = f" with --workers {cached_workers}" if cached_workers > machine.workers else ""
+        remedies.append(f"--cache{also}, which saves decoding, to about {_time(cached)}")
+    if remedies:
+        return ", ".join(remedies)
+    if shortest < (1 - SIGNIFICANT) * now:
+        return "the cores are not busy: limited by disk or network"
+    cores = "core is" if machine.cores == 1 else f"{machine.cores} cores are"
+    return f"the {cores} busy all the time: no number of workers would help"
 
 
-def _reachable(pace: TimingSnapshot, images: float, machine: Machine) -> tuple[float, int]:
-    """Seconds of the shortest step, and the workers that it needs.
+def _shortest_step(timing: TimingSnapshot, images: float, machine: Machine) -> tuple[float, int]:
+    """Return the seconds of the shortest possible step, and the workers that it needs.
 
-    `images` is core-seconds a step.
+    Args:
+        timing: measurement of some steps.
+        images: core-seconds of the images of a step.
+        machine: the hardware of the run.
     """
-    model, alone = pace.cores / pace.steps, pace.working / pace.steps
+    model = timing.cores / timing.steps
+    alone = timing.working / timing.steps
     if not machine.accelerator:
-        model = max(model, alone)  # less means that others took cores from it ...
+        # Fewer core-seconds than seconds: other processes, such as workers, used its cores.
+        model = max(model, alone)
         if machine.workers:
-            alone = model / machine.cores  # ... as workers do
+            alone = model / machine.cores
     shortest = max(alone, (model + images) / machine.cores)
-    if alone + images <= (1 + NOTICED) * shortest:
-        return shortest, 0  # one after the other is as fast
+    if alone + images <= (1 + SIGNIFICANT) * shortest:
+        return shortest, 0  # the process itself can make the images
+    # Without the small number, a rounding error could turn 8 workers into 9.
     return shortest, max(1, math.ceil(images / shortest - 1e-9))
 
 
-def _share(pace: TimingSnapshot) -> float:
-    return pace.waiting / max(pace.waiting + pace.working, 1e-9)
+def _waiting_share(timing: TimingSnapshot) -> float:
+    return timing.waiting / max(timing.waiting + timing.working, 1e-9)
 
 
-def _step(pace: TimingSnapshot) -> float:
-    return (pace.waiting + pace.working) / pace.steps
+def _step_seconds(timing: TimingSnapshot) -> float:
+    return (timing.waiting + timing.working) / timing.steps
 
 
 def _time(seconds: float) -> str:
     return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
-def cores_here() -> int:
-    """Cores that this process may run on."""
+def available_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    # In a container or a job there may be fewer than the machine has.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Images that could not be read during a run: named once, counted by the epoch."""
+"""Images that could not be read during a run: each is named once, and all are counted."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 
 class FailedImages:
-    """Names each image that could not be read once, and counts how often that was so.
+    """A counter of images that could not be read, which names each of them once.
 
     Args:
-        say: is given the lines.
+        say: called with a line for each image.
     """
 
     def __init__(self, say: Callable[[str], object]) -> None:
@@ -18,14 +18,16 @@ class FailedImages:
         self._count = 0
 
     def __call__(self, failed: Sequence[str]) -> None:
-        """Take the lines of a batch, one for each image that failed."""
+        """Count the images of a batch that failed, from a line for each."""
         self._count += len(failed)
+        # The same image may fail twice in a batch, and again in every epoch.
         for line in dict.fromkeys(failed):
             if line not in self._named:
                 self._say(f"{line}; another image of its class takes its place")
                 self._named.add(line)
 
     def take_count(self) -> int:
-        """Return how many failed since the last call."""
-        count, self._count = self._count, 0
+        """Return the number of failures since the last call."""
+        count = self._count
+        self._count = 0
         return count

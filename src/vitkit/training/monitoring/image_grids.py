@@ -1,30 +1,27 @@
-"""What is looked at once an epoch: example predictions as an image, weights as histograms."""
+"""Grids of images with captions, such as example predictions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.data.loading.loader import EvaluationBatches
 from vitkit.data.sources.open import Dataset
 from vitkit.spec import Preprocess
 
 SHOWN = 8
-"""Validation images that are shown, in two rows."""
+"""Validation images in the grid, in two rows."""
 SIDE = 112
-"""Their longer side in the grid, in pixels; a caption of two lines is below."""
+"""Longer side of an image in the grid, in pixels."""
 CAPTION, MARGIN, LETTERS = 30, 6, 18
+"""Height of a caption of two lines and width of a margin in pixels, and letters of a line."""
 RIGHT, WRONG = "#1a7f37", "#c4281c"
-SAMPLED = 10_000
-"""Weights of a parameter that go into its histogram, evenly spaced."""
-BINS = 64
 
 
 def example_predictions(
@@ -33,30 +30,36 @@ def example_predictions(
     preprocess: Preprocess,
     device: torch.device,
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """A grid of validation images, always the same ones, with their classes and the predicted.
+    """Draw a fixed set of validation images with their classes and the predicted classes.
 
     Args:
         model: in eval mode, on `device`; images (B, C, h, w) -> logits (B, K).
-        dataset: with a `val` split.
+        dataset: dataset with a `val` split.
         preprocess: the evaluation transform.
-        device: where the model is.
+        device: device of the model.
+
+    Returns:
+        The grid (H, W, 3), RGB.
     """
     split = dataset.splits["val"]
-    places = np.unique(np.linspace(0, len(split) - 1, SHOWN).astype(int))
-    batch = EvaluationBatches(split.subset(places), preprocess, batch_size=SHOWN)[0]
+    # Evenly spaced over the split; fewer in a smaller split.
+    indices = np.unique(np.linspace(0, len(split) - 1, SHOWN).astype(int))
+    batch = EvaluationBatches(split.subset(indices), preprocess, batch_size=SHOWN)[0]
     with torch.inference_mode():
         logits = model(batch.images(preprocess, device))
-    probabilities, predicted = (most.cpu() for most in logits.float().softmax(1).max(1))
+    probabilities, predicted = logits.float().softmax(1).max(1)
     captions = []
-    for label, guess, probability in zip(batch.labels, predicted, probabilities, strict=True):
+    for label, guess, probability in zip(
+        batch.labels, predicted.cpu(), probabilities.cpu(), strict=True
+    ):
         colour = RIGHT if guess == label else WRONG
-        said = Line(dataset.classes[int(guess)], f"{probability:.0%}", colour)
-        captions.append([Line(dataset.classes[int(label)]), said])
+        prediction = Line(dataset.classes[int(guess)], f"{probability:.0%}", colour)
+        captions.append([Line(dataset.classes[int(label)]), prediction])
     return grid(batch.pixels.numpy(), captions, across=(len(captions) + 1) // 2)
 
 
 class Line(NamedTuple):
-    """A line below an image: a class, shortened where it is long, and how much of it."""
+    """A line of a caption: a class name, which is shortened, and its share."""
 
     name: str
     share: str = ""
@@ -66,54 +69,29 @@ class Line(NamedTuple):
 def grid(
     pixels: UInt8[np.ndarray, "N h w C"], captions: Sequence[Sequence[Line]], across: int
 ) -> UInt8[np.ndarray, "H W 3"]:
-    """Images in rows of `across`, each over at most two lines."""
-    down = -(-len(pixels) // across)
-    cell = (SIDE + MARGIN, SIDE + CAPTION + MARGIN)
-    sheet = Image.new("RGB", (across * cell[0] + MARGIN, down * cell[1] + MARGIN), "white")
+    """Draw images in rows of `across`, each above at most two lines of text; RGB."""
+    rows = -(-len(pixels) // across)  # rounded up
+    cell_width, cell_height = SIDE + MARGIN, SIDE + CAPTION + MARGIN
+    size = (across * cell_width + MARGIN, rows * cell_height + MARGIN)
+    sheet = Image.new("RGB", size, "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default()
     for number, (raw_image, lines) in enumerate(zip(pixels, captions, strict=True)):
-        left = MARGIN + number % across * cell[0]
-        top = MARGIN + number // across * cell[1]
+        left = MARGIN + number % across * cell_width
+        top = MARGIN + number // across * cell_height
+        # PIL expects grey images without an axis of channels.
         image = Image.fromarray(raw_image[..., 0] if raw_image.shape[-1] == 1 else raw_image)
         scale = SIDE / max(image.size)
-        width, height = (max(1, round(side * scale)) for side in image.size)
-        place = (left + (SIDE - width) // 2, top + (SIDE - height) // 2)
-        sheet.paste(image.resize((width, height), Image.Resampling.NEAREST), place)
+        width = max(1, round(image.size[0] * scale))
+        height = max(1, round(image.size[1] * scale))
+        # Nearest neighbour: the pixels of small images stay visible.
+        resized = image.resize((width, height), Image.Resampling.NEAREST)
+        sheet.paste(resized, (left + (SIDE - width) // 2, top + (SIDE - height) // 2))
         for row, line in enumerate(lines):
             text = f"{line.share} {line.name}".lstrip()
-            place = (left, top + SIDE + 1 + row * (CAPTION // 2))
-            pen.text(place, _short(text, LETTERS), fill=line.colour, font=font)
+            position = (left, top + SIDE + 1 + row * (CAPTION // 2))
+            pen.text(position, _short(text, LETTERS), fill=line.colour, font=font)
     return np.asarray(sheet)
 
 
 def _short(name: str, most: int) -> str:
     return name if len(name) <= most else f"{name[: most - 1]}…"
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """How the weights of one parameter lie.
-
-    Attributes:
-        sample: the weights looked at, (S,).
-        edges: upper ends of the bins, (BINS,).
-        counts: weights in each, (BINS,).
-    """
-
-    sample: Float[Tensor, " S"]
-    edges: list[float]
-    counts: list[float]
-
-
-def histograms(model: nn.Module) -> Iterator[tuple[str, Histogram]]:
-    """Name and histogram of every matrix of a model, from a sample of its weights."""
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            continue
-        weights = parameter.detach().flatten()
-        sample = weights[:: max(1, weights.numel() // SAMPLED)].float().cpu()
-        low, high = float(sample.min()), float(sample.max())
-        high = high if high > low else low + 1e-6
-        counts = torch.histc(sample, BINS, low, high)
-        edges = torch.linspace(low, high, BINS + 1)[1:]
-        yield name, Histogram(sample, edges.tolist(), counts.tolist())

@@ -1,9 +1,9 @@
-"""The numbers of a run in files: `metrics.csv`, a row an epoch, and `metrics.jsonl`.
+"""Metrics of a run in files: `metrics.csv`, one row per epoch, and `metrics.jsonl`.
 
-`metrics.jsonl` has one JSON object a line, by its `kind`: `step` at every logged step, `epoch` with
-what metrics.csv has, `test` at the end, and `val` where a probe looks at it once. A number that is
-not finite is null. A line is written at once; one that a dying process or disk left half written is
-dropped when the run goes on.
+`metrics.jsonl` has one JSON object per line, with a `kind`: `step` for every logged step, `epoch`
+with the columns of metrics.csv, `test` at the end, and `val` for the evaluation of a probe. Numbers
+that are not finite are null. Every line is written at once; a line that a killed process or a full
+disk left incomplete is dropped on resume.
 """
 
 from __future__ import annotations
@@ -24,18 +24,21 @@ Numbers = Mapping[str, float | int]
 
 
 def add_line(run: RunFolder, kind: str, values: Numbers) -> None:
-    """One object for metrics.jsonl. Raises `OutputError`."""
-    kept = {name: value if math.isfinite(value) else None for name, value in values.items()}
-    line = json.dumps({"kind": kind} | kept, allow_nan=False)
+    """Append one object to metrics.jsonl. Raises `OutputError`."""
+    document: dict[str, Any] = {"kind": kind}
+    for name, value in values.items():
+        document[name] = value if math.isfinite(value) else None  # JSON has no NaN
+    line = json.dumps(document, allow_nan=False)
     _append(run.lines, f"{line}\n", durable=kind != "step")
 
 
 def add_row(run: RunFolder, values: Numbers) -> None:
-    """One row of metrics.csv, by the header that it has; the first row writes it.
+    """Append one row to metrics.csv, in the order of its header; the first row writes the header.
 
     Raises:
         OutputError: it cannot be written.
     """
+    # A resumed run keeps the columns of the file.
     columns = _columns(run.metrics)
     text = StringIO()
     writer = csv.DictWriter(
@@ -43,53 +46,66 @@ def add_row(run: RunFolder, values: Numbers) -> None:
     )
     if not columns:
         writer.writeheader()
-    writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in values.items()})
+    cells: dict[str, object] = {}
+    for name, value in values.items():
+        cells[name] = f"{value:.6g}" if isinstance(value, float) else value
+    writer.writerow(cells)
     _append(run.metrics, text.getvalue(), durable=True)
 
 
 def drop_rows_after(
     run: RunFolder, step: int, *, unvalidated: bool = False, goes_on: bool = False
 ) -> None:
-    """Forget what a resumed run writes again, and what was left half written.
+    """Remove rows and lines that a resumed run writes again, and incomplete ones.
 
     Args:
-        run: the run.
-        step: that it goes on from; what lies beyond it is dropped.
-        unvalidated: the epoch that ends there is validated again, so its row is dropped, too.
-        goes_on: steps are left to train; then the test score at `step` stays, as what an earlier
-            end of the run came to.
+        run: folder of the run.
+        step: step that the run resumes from; later rows are removed.
+        unvalidated: the epoch that ends with this step is validated again, so its row is removed,
+            too.
+        goes_on: there are steps left to train. Then the test scores at `step` are kept: they are
+            the result of an earlier end of the run.
 
     Raises:
         OutputError: a file cannot be written.
     """
+    # The last step that is kept, by kind; `step` for all other kinds.
     last = {"epoch": step - unvalidated, "test": step - (not goes_on)}
     columns = _columns(run.metrics)
 
-    def row_stays(row: str) -> bool:
+    def keep_row(row: str) -> bool:
         return row.split(",") == columns or _row_step(columns, row) <= last["epoch"]
 
-    def line_stays(line: str) -> bool:
-        kind, place, _ = _line(line)
-        return place <= last.get(kind, step)
+    def keep_line(line: str) -> bool:
+        kind, line_step, _ = _parse_line(line)
+        return line_step <= last.get(kind, step)
 
-    _keep(run.metrics, row_stays)
-    _keep(run.lines, line_stays)
+    _filter(run.metrics, keep_row)
+    _filter(run.lines, keep_line)
 
 
 def step_line(run: RunFolder, step: int) -> Numbers:
-    """What `add_line` wrote of a step; empty where there is no such line."""
+    """Read the values that `add_line` wrote for a step; empty if there is no such line."""
     for line in _lines(run):
-        kind, place, values = _line(line)
-        if (kind, place) == ("step", step):
-            known = {name: math.nan if v is None else v for name, v in values.items()}
-            return {name: v for name, v in known.items() if name not in ("kind", "epoch", "step")}
+        kind, line_step, document = _parse_line(line)
+        if kind != "step" or line_step != step:
+            continue
+        values = {}
+        for name, value in document.items():
+            if name not in ("kind", "epoch", "step"):
+                values[name] = math.nan if value is None else value
+        return values
     return {}
 
 
 def tested_at(run: RunFolder) -> list[int]:
-    """The steps after which the test split was looked at before."""
-    found = [_line(line) for line in _lines(run)]
-    return [int(place) for kind, place, _ in found if kind == "test" and place < math.inf]
+    """Return the steps after which the test split was evaluated."""
+    steps = []
+    for line in _lines(run):
+        kind, step, _ = _parse_line(line)
+        if kind == "test" and step < math.inf:  # infinity: the line is damaged
+            steps.append(int(step))
+    return steps
 
 
 def _lines(run: RunFolder) -> list[str]:
@@ -98,20 +114,22 @@ def _lines(run: RunFolder) -> list[str]:
     return run.lines.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
-def _keep(path: Path, wanted: Callable[[str], bool]) -> None:
-    """Rewrite a file with the whole lines that are wanted, where that is a change."""
+def _filter(path: Path, keep: Callable[[str], bool]) -> None:
+    """Rewrite a file with the complete lines to keep, if that changes it."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    kept = "".join(
-        line for line in text.splitlines(keepends=True) if line.endswith("\n") and wanted(line[:-1])
-    )
-    if kept != text:
-        write_bytes(path, kept.encode())
+    complete = ""
+    for line in text.splitlines(keepends=True):
+        # A line without its end was cut off.
+        if line.endswith("\n") and keep(line[:-1]):
+            complete += line
+    if complete != text:
+        write_bytes(path, complete.encode())
 
 
 def _columns(path: Path) -> list[str]:
-    """The header of metrics.csv; none where it is not there, or not whole."""
+    """Return the header of metrics.csv; empty if it is missing or incomplete."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             header = file.readline()
@@ -121,27 +139,30 @@ def _columns(path: Path) -> list[str]:
 
 
 def _row_step(columns: list[str], row: str) -> float:
-    """The step of a row of metrics.csv; infinite where it is none."""
+    """Return the step of a row of metrics.csv; infinity for an invalid row."""
+    # An incomplete row has fewer cells than the header.
     cells = dict(zip(columns, row.split(","), strict=False))
     if len(cells) < len(columns) or not cells.get("step", "").isdecimal():
         return math.inf
     return float(cells["step"])
 
 
-def _line(line: str) -> tuple[str, float, dict[str, Any]]:
-    """Kind, step and values of a line of metrics.jsonl; the step is infinite where it is none."""
+def _parse_line(line: str) -> tuple[str, float, dict[str, Any]]:
+    """Return kind, step and values of a line of metrics.jsonl; step infinity if it is invalid."""
     try:
         values = json.loads(line)
         step, kind = values["step"], values["kind"]
     except (ValueError, LookupError, TypeError):
         return "", math.inf, {}
-    return (str(kind), float(step), values) if isinstance(step, int) else ("", math.inf, {})
+    if not isinstance(step, int):
+        return "", math.inf, {}
+    return str(kind), float(step), values
 
 
 def _append(path: Path, text: str, *, durable: bool) -> None:
-    """Put whole lines at the end of a file in one write; `durable` waits for the disk.
+    """Append complete lines to a file in one write; `durable` waits for the disk.
 
-    The row of an epoch is on the disk before the state that says the epoch is done.
+    The row of an epoch must be on the disk before the state in which that epoch is done.
     """
     try:
         with path.open("ab") as file:

@@ -1,11 +1,13 @@
-"""Where a run says what it does: the terminal, train.log, metrics files, TensorBoard, services."""
+"""The log of a run: terminal, train.log, metrics files, TensorBoard and experiment trackers."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from datetime import datetime
+from functools import wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import numpy as np
 from jaxtyping import UInt8
@@ -13,8 +15,8 @@ from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
 from vitkit.io.atomic import output_error
-from vitkit.training.config.train_config import TrackerName
-from vitkit.training.monitoring.image_grids import histograms
+from vitkit.training.config.field_types import TrackerName
+from vitkit.training.monitoring.histograms import histograms
 from vitkit.training.monitoring.metric_files import Numbers, add_line, add_row, step_line
 from vitkit.training.monitoring.terminal import Display
 from vitkit.training.monitoring.trackers import Tracker, open_trackers
@@ -27,21 +29,37 @@ TAGS = {
     "cuda_memory": "system/cuda_memory",
     "lr": "lr",
 }
-"""What TensorBoard calls the columns that are of no split; `val_top1` is `val/top1` there."""
+"""TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
 
 END = ".end"
-"""Ends the name of TensorBoard's file with what the end of a run draws."""
+"""Suffix of the TensorBoard file for values from the end of a run."""
+
+P = ParamSpec("P")
+
+
+def _first_process_only(
+    method: Callable[Concatenate[RunLog, P], None],
+) -> Callable[Concatenate[RunLog, P], None]:
+    """Decorate a method of `RunLog` that must do nothing in the other processes of a run."""
+
+    @wraps(method)
+    def filtered(self: RunLog, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.writes:
+            method(self, *args, **kwargs)
+
+    return filtered
 
 
 class RunLog:
-    """Open while a run lasts.
+    """The log of a run, which is open while the run lasts.
 
     Args:
-        run: where the files go.
+        run: folder of the files.
         total: steps of the whole run, for the progress bar.
         done: steps done before, on resume.
         unvalidated: the epoch that ends with step `done` is validated again.
-        quiet: nothing on the terminal; the files are written all the same.
+        quiet: print nothing on the terminal; the files are written all the same.
+        writes: False in every process but the first: nothing is opened, printed or written.
     """
 
     def __init__(
@@ -52,23 +70,30 @@ class RunLog:
         done: int = 0,
         unvalidated: bool = False,
         quiet: bool = False,
+        writes: bool = True,
     ) -> None:
+        self.writes = writes
+        self.display = Display(total=total, done=done, quiet=quiet or not writes)
         self._run = run
-        self.display = Display(total=total, done=done, quiet=quiet)
         self._trackers: list[Tracker] = []
+        if not writes:
+            return
+        # On resume, TensorBoard ignores what an earlier session drew from this step on.
+        purge_step = None
+        if done:
+            purge_step = done if unvalidated else done + 1
         try:
             self._log = run.log.open("a", encoding="utf-8")
-            self._curves = SummaryWriter(
-                str(run.tensorboard), purge_step=done + (not unvalidated) if done else None
-            )
+            self._curves = SummaryWriter(str(run.tensorboard), purge_step=purge_step)
             self._end: SummaryWriter | None = None
         except OSError as error:
             raise output_error(run.root, error) from error
-        if unvalidated:  # the points of the step itself went with those of its validation
+        if unvalidated:  # the values of the step itself were dropped with those of its validation
             self._curve(step_line(run, done), done, self._curves)
 
     def __enter__(self) -> RunLog:
-        self.display.start()
+        if self.writes:
+            self.display.start()
         return self
 
     def __exit__(
@@ -77,31 +102,37 @@ class RunLog:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if not self.writes:
+            return
         self.display.stop()
-        for tracker in [*self._trackers]:
+        # A copy of the list: a tracker that fails is removed from it.
+        for tracker in list(self._trackers):
             try:
                 tracker.close(failed=error is not None)
             except tracker.failures() as failure:
-                self._lose(tracker, failure)
+                self._drop_tracker(tracker, failure)
         try:
             self._curves.close()
             if self._end is not None:
                 self._end.close()
             self._log.close()
         except OSError as failure:
-            if error is None:
+            if error is None:  # an error of the run itself is more important
                 raise output_error(self._run.root, failure) from failure
 
-    def lasts(self, total: int) -> None:
-        """How many steps the run has, as it is known now."""
-        self.display.lasts(total)
+    @_first_process_only
+    def set_total(self, total: int) -> None:
+        """Set the number of steps of the run."""
+        self.display.set_total(total)
 
+    @_first_process_only
     def track(self, names: tuple[TrackerName, ...], settings: dict[str, Any]) -> None:
-        """Tell these services, too. Raises `SettingError` where one cannot start."""
+        """Log to these services, too. Raises `SettingError` if one cannot start."""
         self._trackers = open_trackers(names, self._run, settings)
 
+    @_first_process_only
     def say(self, line: str) -> None:
-        """One line for the terminal and, with the time, for train.log."""
+        """Print a line on the terminal and, with the time, to train.log."""
         self.display.say(line)
         try:
             self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
@@ -109,56 +140,63 @@ class RunLog:
         except OSError as error:
             raise output_error(self._run.log, error) from error
 
-    def step(self, place: Numbers, values: Numbers) -> None:
-        """What a step came to; `place` is its epoch and step."""
-        add_line(self._run, "step", {**place, **values})
-        self._curve(values, int(place["step"]), self._curves)
+    @_first_process_only
+    def step(self, position: Numbers, values: Numbers) -> None:
+        """Log the values of a step; `position` is its epoch and step."""
+        add_line(self._run, "step", {**position, **values})
+        self._curve(values, int(position["step"]), self._curves)
 
-    def epoch(self, place: Numbers, values: Numbers) -> None:
-        """A row of metrics.csv. Curves are drawn of what the steps did not draw already."""
-        add_row(self._run, {**place, **values})
-        add_line(self._run, "epoch", {**place, **values})
-        drawn = {name: v for name, v in values.items() if name.startswith("val_")}
-        self._curve(drawn, int(place["step"]), self._curves)
+    @_first_process_only
+    def epoch(self, position: Numbers, values: Numbers) -> None:
+        """Log the values of an epoch; curves get those of validation, which steps do not have."""
+        add_row(self._run, {**position, **values})
+        add_line(self._run, "epoch", {**position, **values})
+        validation = {name: v for name, v in values.items() if name.startswith("val_")}
+        self._curve(validation, int(position["step"]), self._curves)
 
+    @_first_process_only
     def scored(self, split: str, step: int, values: Numbers) -> None:
-        """The scores of a split that is looked at once: the test split, or any by a probe."""
+        """Log the scores of a split that is evaluated once: test, or any split by a probe."""
         named = {f"{split}_{name}": value for name, value in values.items()}
         add_line(self._run, split, {"step": step, **named})
         self._curve(named, step, self._end_curves())
 
+    @_first_process_only
     def weights(self, model: nn.Module, step: int) -> None:
-        """A histogram of every matrix of the model."""
+        """Log a histogram of every matrix of the model."""
         try:
-            for name, found in histograms(model):
+            for name, histogram in histograms(model):
                 self._curves.add_histogram_raw(
                     f"weights/{name}",
-                    min=found.sample.min().item(),
-                    max=found.sample.max().item(),
-                    num=found.sample.numel(),
-                    sum=found.sample.sum().item(),
-                    sum_squares=found.sample.square().sum().item(),
-                    bucket_limits=found.edges,
-                    bucket_counts=found.counts,
+                    min=histogram.sample.min().item(),
+                    max=histogram.sample.max().item(),
+                    num=histogram.sample.numel(),
+                    sum=histogram.sample.sum().item(),
+                    sum_squares=histogram.sample.square().sum().item(),
+                    bucket_limits=histogram.edges,
+                    bucket_counts=histogram.counts,
                     global_step=step,
                 )
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
+    @_first_process_only
     def image(
         self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
     ) -> None:
-        """An image for TensorBoard; `at_end` where the end of the run makes it."""
+        """Log an image to TensorBoard; `at_end` if it is made at the end of the run."""
         curves = self._end_curves() if at_end else self._curves
         try:
             curves.add_image(tag, pixels, step, dataformats="HWC")
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
 
+    @_first_process_only
     def flush(self) -> None:
-        """Hand TensorBoard's points to the file system; a thread of its own writes them in time.
+        """Write the values that TensorBoard has buffered.
 
-        What a state counts as done is not done again, so its points must be there before it.
+        Steps that a state counts as done are not done again, so their values must be written before
+        the state.
         """
         try:
             self._curves.flush()
@@ -166,7 +204,7 @@ class RunLog:
             raise output_error(self._run.tensorboard, error) from error
 
     def _end_curves(self) -> SummaryWriter:
-        """TensorBoard's file of what the end of a run draws; it replaces that of an earlier end."""
+        """Open TensorBoard's file for the end of a run; it replaces that of an earlier end."""
         if self._end is None:
             try:
                 for earlier in self._run.tensorboard.glob(f"*{END}"):
@@ -177,40 +215,21 @@ class RunLog:
         return self._end
 
     def _curve(self, values: Numbers, step: int, curves: SummaryWriter) -> None:
+        """Add values to curves of TensorBoard and of the trackers."""
         tagged = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
         try:
             for tag, value in tagged.items():
                 curves.add_scalar(tag, value, step)
         except OSError as error:
             raise output_error(self._run.tensorboard, error) from error
+        # The services refuse numbers that are not finite.
         finite = {tag: value for tag, value in tagged.items() if math.isfinite(value)}
-        for tracker in [*self._trackers]:
+        for tracker in list(self._trackers):
             try:
                 tracker.log(finite, step)
             except tracker.failures() as failure:
-                self._lose(tracker, failure)
+                self._drop_tracker(tracker, failure)
 
-    def _lose(self, tracker: Tracker, failure: Exception) -> None:
+    def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
         self._trackers.remove(tracker)
         self.say(f"{tracker.name} failed: {failure}; the run goes on without it")
-
-
-class Silence(RunLog):
-    """Takes whatever a log takes and does nothing: for the processes that are not the first."""
-
-    def __init__(self) -> None:
-        """Open nothing."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("__"):
-            return object.__getattribute__(self, name)
-        return None if name == "state_dict" else self
-
-    def __call__(self, *args: object, **settings: object) -> None:
-        """Nothing."""
-
-    def __enter__(self) -> RunLog:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Nothing."""

@@ -1,4 +1,4 @@
-"""The terminal: a progress bar where there is one, a line of text now and then elsewhere."""
+"""Output to the terminal: a progress bar, or lines of text where there is no terminal."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column
 
 REFRESH = 0.5
-"""Seconds between two looks of the bar. No thread draws it: that would take time from the steps."""
-LEAST_BAR = 8
-"""Characters of the shortest bar, and of what separates the columns."""
+"""Seconds between two updates of the bar. No thread draws it, because that would slow the steps."""
+MIN_BAR = 8
+"""Characters of the shortest bar and of the column separators."""
 PLAIN = 30.0
-"""Seconds between two lines where there is no bar."""
+"""Seconds between two lines if there is no bar."""
 
 
 class _Console(Console):
-    """A console that falls silent when nothing can be written to it; the run goes on.
+    """A console that becomes quiet when it cannot be written to, so that the run continues.
 
-    Its reader may leave (`| head`), the terminal may be closed, or the disk may be full to which it
-    is redirected. What it would have said stands in train.log.
+    Its reader may have ended (`| head`), the terminal may be closed, or the output may go to a full
+    disk. All lines are in train.log.
     """
 
     def on_broken_pipe(self) -> None:
+        """Write to the null device from now on."""
         self.quiet = True
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        with suppress(OSError):  # a file that is none of the system's has no number
-            os.dup2(nowhere, self.file.fileno())  # for what it could not write yet, and others will
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        with suppress(OSError):  # a Python object in place of a file has no descriptor
+            # Buffered output, and that of other libraries, would fail again at exit.
+            os.dup2(null, self.file.fileno())
+        os.close(null)
 
 
 class Display:
-    """What is seen of a run while it lasts.
+    """A progress bar, or lines of text if there is no terminal.
 
     Args:
         total: steps of the whole run.
         done: steps done before, on resume.
-        quiet: nothing at all.
+        quiet: print nothing.
     """
 
     def __init__(self, *, total: int, done: int, quiet: bool) -> None:
@@ -56,13 +58,14 @@ class Display:
             auto_refresh=False,
             disable=quiet or not self._console.is_terminal,
         )
+        self._quiet = quiet
         self._total = total
         self._task = self._bar.add_task("", total=total, completed=done, status="")
         self._every = PLAIN if self._bar.disable else REFRESH
         self._shown = time.monotonic()
 
-    def lasts(self, total: int) -> None:
-        """How many steps the run has, as it is known now."""
+    def set_total(self, total: int) -> None:
+        """Set the number of steps of the run."""
         self._total = total
         self._bar.update(self._task, total=total)
 
@@ -71,32 +74,40 @@ class Display:
         self._draw(self._bar.start)
 
     def stop(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._draw(self._bar.stop)
 
     def say(self, line: str) -> None:
-        """One line that stays."""
+        """Print a line that stays."""
         self._draw(lambda: self._console.print(line, markup=False))
 
     def is_due(self) -> bool:
-        """Whether it is time to `show` again."""
-        return time.monotonic() - self._shown >= self._every
+        """Return whether it is time to `show` again; never if it is quiet."""
+        return not self._quiet and time.monotonic() - self._shown >= self._every
 
     def show(self, step: int, epoch: str, status: str, left: float) -> None:
-        """Where the run is; `left` is in seconds."""
+        """Show the progress.
+
+        Args:
+            step: number of the step.
+            epoch: text for the epoch.
+            status: text for loss, speed and memory.
+            left: remaining time in seconds.
+        """
         self._shown = time.monotonic()
         time_left = f"{timedelta(seconds=round(left))} left"
         if self._bar.disable:
             self.say(f"{epoch}  step {step}/{self._total}  {status}  {time_left}")
             return
-        # rich would shorten every column of a narrow terminal, the numbers of steps too
-        room = self._console.width - len(epoch) - 2 * len(str(self._total)) - LEAST_BAR
-        status = f"{time_left}  {status}"[: max(room, 0)].rstrip()
+        # In a narrow terminal rich would shorten every column, even the step numbers. So the status
+        # is shortened here.
+        width = self._console.width - len(epoch) - 2 * len(str(self._total)) - MIN_BAR
+        status = f"{time_left}  {status}"[: max(width, 0)].rstrip()
         self._bar.update(self._task, completed=step, description=epoch, status=status)
         self._draw(self._bar.refresh)
 
     def _draw(self, draw: Callable[[], object]) -> None:
-        """Write to the terminal, as long as it is there."""
+        """Write to the terminal; become quiet if that fails."""
         try:
             draw()
         except OSError:

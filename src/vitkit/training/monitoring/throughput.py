@@ -1,4 +1,4 @@
-"""How fast a run goes, what it waits for and what it holds: read around every step."""
+"""Speed, waiting time and memory of a run, measured around every step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ MEGABYTE = 1e6
 
 @dataclass
 class TimingSnapshot:
-    """What a meter shows, or the difference of two such readings. Times are in seconds.
+    """Totals of a `StepTimer` at one moment, or the difference of two of them; times in seconds.
 
     Attributes:
-        moment: on a clock that only goes forward.
+        moment: the time, on a clock that never goes back; in a difference, the duration.
         steps: optimizer steps.
-        images: handed over for them.
-        waiting: for the loader to hand over a batch.
-        working: from having a batch to the end of its step.
-        cores: core-seconds that this process used in `working`.
+        images: images in these steps.
+        waiting: time spent waiting for batches of the loader.
+        working: time from getting a batch to the end of its step.
+        cores: core-seconds that this process used while working.
     """
 
     moment: float = 0.0
@@ -39,70 +39,80 @@ class TimingSnapshot:
     cores: float = 0.0
 
     def __sub__(self, earlier: TimingSnapshot) -> TimingSnapshot:
-        mine, before = dataclasses.astuple(self), dataclasses.astuple(earlier)
-        return TimingSnapshot(*(now - then for now, then in zip(mine, before, strict=True)))
+        return TimingSnapshot(
+            self.moment - earlier.moment,
+            self.steps - earlier.steps,
+            self.images - earlier.images,
+            self.waiting - earlier.waiting,
+            self.working - earlier.working,
+            self.cores - earlier.cores,
+        )
 
     @property
     def images_per_s(self) -> float:
-        """Images a second."""
+        """The images per second."""
         return self.images / max(self.moment, 1e-9)
 
     @property
     def data_wait(self) -> float:
-        """Part of the time that went into waiting for images, [0, 1]."""
+        """The share of the time spent waiting for images, [0, 1]."""
         return self.waiting / max(self.moment, 1e-9)
 
 
 class StepTimer:
-    """Counts while a loop goes over `watched` batches and calls `step_done` after each."""
+    """A timer of a loop over `watched` batches that calls `step_done` after each of them."""
 
     def __init__(self) -> None:
-        self._count = TimingSnapshot()
-        self._handed = (0.0, 0.0)
+        self._totals = TimingSnapshot()
+        # Time and processor time at which the last batch arrived.
+        self._received = (0.0, 0.0)
 
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches; how long each let us wait is counted."""
-        arriving = iter(batches)
+        """Yield the batches, and count the time spent waiting for each."""
+        iterator = iter(batches)
         while True:
-            asked = time.perf_counter()
-            batch = next(arriving, None)
+            start = time.perf_counter()
+            batch = next(iterator, None)
             if batch is None:
                 return
-            self._handed = time.perf_counter(), time.process_time()
-            self._count.waiting += self._handed[0] - asked
+            # Processor time, too: it tells how many cores a step uses.
+            self._received = time.perf_counter(), time.process_time()
+            self._totals.waiting += self._received[0] - start
             yield batch
 
     def step_done(self, images: int) -> None:
-        """The step of the batch handed over last has ended; it had so many images in all."""
-        moment, cores = self._handed
-        self._count.steps += 1
-        self._count.images += images
-        self._count.working += time.perf_counter() - moment
-        self._count.cores += time.process_time() - cores
+        """Count the step of the last batch; `images` is its size over all processes."""
+        moment, cores = self._received
+        self._totals.steps += 1
+        self._totals.images += images
+        self._totals.working += time.perf_counter() - moment
+        self._totals.cores += time.process_time() - cores
 
     @property
     def steps(self) -> int:
-        """Steps counted so far."""
-        return self._count.steps
+        """The number of steps so far."""
+        return self._totals.steps
 
     def read(self) -> TimingSnapshot:
-        """What has been counted so far, now."""
-        return dataclasses.replace(self._count, moment=time.perf_counter())
+        """Return the totals at this moment."""
+        return dataclasses.replace(self._totals, moment=time.perf_counter())
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """What this process holds, in MB: `memory` (resident), and on CUDA `cuda_memory` (the most)."""
-    held = {"memory": _resident() / MEGABYTE}
+    """Return the memory of this process in MB: `memory` (resident), and `cuda_memory` (peak)."""
+    megabytes = {"memory": _resident() / MEGABYTE}
     if device.type == "cuda":
-        held["cuda_memory"] = torch.cuda.max_memory_allocated(device) / MEGABYTE
-    return held
+        megabytes["cuda_memory"] = torch.cuda.max_memory_allocated(device) / MEGABYTE
+    return megabytes
 
 
 def _resident() -> float:
-    """Bytes of resident memory: now, or, where the system does not tell, at most so far."""
+    """Return the bytes of resident memory, or their peak on a system without /proc."""
     try:
+        # The second number of statm is the resident set.
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
     except OSError:
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return float(most if sys.platform == "darwin" else most * 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        # macOS counts bytes, other systems count kilobytes.
+        return float(peak if sys.platform == "darwin" else peak * 1024)
     return float(pages * os.sysconf("SC_PAGE_SIZE"))

@@ -1,7 +1,8 @@
-"""Weights & Biases and MLflow, through Ignite's loggers: they get the numbers TensorBoard gets.
+"""Experiment trackers: Weights & Biases and MLflow, through Ignite's loggers.
 
-Where these go is the services' own to say (WANDB_MODE, MLFLOW_TRACKING_URI and the like). A service
-that fails during a run does not end it.
+They get the numbers that TensorBoard gets. Each service is configured by its own environment
+variables (WANDB_MODE, MLFLOW_TRACKING_URI and the like). A service that fails during a run does not
+end the run.
 """
 
 from __future__ import annotations
@@ -15,45 +16,45 @@ from typing import Any, ClassVar
 
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.io.atomic import write_bytes
-from vitkit.training.config.train_config import TrackerName
+from vitkit.training.config.field_types import TrackerName
 from vitkit.training.run_folder import RunFolder
 
 Failures = tuple[type[Exception], ...]
 
 
 class Tracker(ABC):
-    """One service that is told the numbers of a run.
+    """A service that records the metrics of a run.
 
     Args:
-        run: its folder; the run is called by its name.
-        settings: of the run, as JSON values.
-        known_as: what the service called the run before, on resume.
+        run: folder of the run, whose name is the name of the run.
+        settings: settings of the run, as JSON values.
+        known_as: identity of the run in the service, on resume.
     """
 
     name: ClassVar[TrackerName]
     identity: str
-    """What the service calls the run."""
+    """Identity of the run in the service."""
 
     @abstractmethod
     def __init__(self, run: RunFolder, settings: Mapping[str, Any], known_as: str | None) -> None:
-        """Tell the service that the run starts, or goes on."""
+        """Start or resume the run in the service."""
 
     @staticmethod
     @abstractmethod
     def failures() -> Failures:
-        """What the service raises when it cannot do its work."""
+        """Return the exceptions that the service raises when it fails."""
 
     @abstractmethod
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Points of curves, finite, by TensorBoard's tags."""
+        """Record finite values of curves, by the tags of TensorBoard."""
 
     @abstractmethod
     def close(self, *, failed: bool) -> None:
-        """The run has ended."""
+        """End the run in the service."""
 
 
 class WandB(Tracker):
-    """Weights & Biases: the project `vitkit`, unless WANDB_PROJECT names another."""
+    """Weights & Biases, with the project `vitkit` unless WANDB_PROJECT names another."""
 
     name = "wandb"
 
@@ -72,20 +73,20 @@ class WandB(Tracker):
 
     @staticmethod
     def failures() -> Failures:
-        """Its own errors, and the network's."""
+        """Return its own errors, and those of the network."""
         return (OSError, importlib.import_module("wandb").Error)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Points of curves."""
+        """Record values of curves."""
         self._logger.log(dict(values), step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all is sent."""
+        """Wait until everything is sent."""
         self._logger.finish(exit_code=int(failed))
 
 
 class MLflow(Tracker):
-    """MLflow: its current experiment, which MLFLOW_EXPERIMENT_NAME may name."""
+    """MLflow, with its current experiment, which MLFLOW_EXPERIMENT_NAME may name."""
 
     name = "mlflow"
 
@@ -95,21 +96,21 @@ class MLflow(Tracker):
         mlflow = importlib.import_module("mlflow")
         started = mlflow.start_run(run_id=known_as, run_name=None if known_as else run.root.name)
         self.identity = str(started.info.run_id)
-        self._logger = MLflowLogger()  # takes the run that has just started
+        self._logger = MLflowLogger()  # it logs to the run that has just started
         if known_as is None:
             self._logger.log_params(dict(settings))
 
     @staticmethod
     def failures() -> Failures:
-        """Its own errors, and the network's."""
+        """Return its own errors, and those of the network."""
         return (OSError, importlib.import_module("mlflow").MlflowException)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Points of curves."""
+        """Record values of curves."""
         self._logger.log_metrics(dict(values), step=step)
 
     def close(self, *, failed: bool) -> None:
-        """Mark the run as ended."""
+        """Mark the run as finished or failed."""
         self._logger.end_run("FAILED" if failed else "FINISHED")
 
 
@@ -117,11 +118,11 @@ TRACKERS: tuple[type[Tracker], ...] = (WandB, MLflow)
 
 
 def check_trackers(names: Iterable[TrackerName]) -> None:
-    """Raise `MissingExtraError` for the first one that is not installed."""
+    """Raise `MissingExtraError` for the first service that is not installed."""
     for name in names:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except ImportError:  # refused before anything is written
             raise MissingExtraError(
                 f"--logger {name}: {name} is not installed; pip install {name}, or leave it out"
             ) from None
@@ -130,19 +131,22 @@ def check_trackers(names: Iterable[TrackerName]) -> None:
 def open_trackers(
     names: Iterable[TrackerName], run: RunFolder, settings: Mapping[str, Any]
 ) -> list[Tracker]:
-    """Tell each service that the run starts or, where it knows the run, goes on.
+    """Start the run in each service, or resume it where the service knows it.
 
     Raises:
-        SettingError: one that cannot be reached, or is not set up.
+        SettingError: a service cannot be reached, or is not configured.
         OutputError: the run folder cannot be written.
     """
-    known, opened = _known(run), list[Tracker]()
+    # The identity is stored in the run folder: a resumed run continues the same curves.
+    known = _known_identities(run)
+    opened = list[Tracker]()
     for kind in TRACKERS:
         if kind.name not in names:
             continue
         try:
             opened.append(kind(run, settings, known.get(kind.name)))
         except kind.failures() as error:
+            # The services that have started must not show a run that never ends.
             for tracker in opened:
                 tracker.close(failed=True)
             raise SettingError(f"--logger {kind.name}: it cannot start: {error}") from error
@@ -152,8 +156,8 @@ def open_trackers(
     return opened
 
 
-def _known(run: RunFolder) -> dict[str, str]:
-    """Service -> what it calls the run; none where that was never written."""
+def _known_identities(run: RunFolder) -> dict[str, str]:
+    """Read the identity of the run in each service; empty before the first start."""
     if not run.trackers.exists():
         return {}
     known: dict[str, str] = json.loads(run.trackers.read_bytes())

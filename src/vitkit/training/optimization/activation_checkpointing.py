@@ -1,4 +1,4 @@
-"""Memory for time: parts of a block's forward pass are computed again in the backward pass.
+"""Activation checkpointing: recompute parts of a block in the backward pass to save memory.
 
 "Training Deep Nets with Sublinear Memory Cost" (arXiv 1604.06174).
 """
@@ -16,7 +16,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from vitkit.errors import SettingError, did_you_mean
+from vitkit.errors import SettingError
+from vitkit.messages import did_you_mean
 from vitkit.models.attention import Context
 from vitkit.models.encoder import call_block
 from vitkit.models.vit import ViT
@@ -32,37 +33,39 @@ CHEAP = {
     aten.sigmoid.default,
     aten.mul.Tensor,
 }
-"""Norms, activations and LayerScale: much memory, little arithmetic."""
+"""Operations that take much memory and little time: norms, activations and LayerScale."""
 
 
 def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
-    """Choose what the backward pass computes again instead of keeping it; gradients stay the same.
+    """Choose which activations are recomputed in the backward pass; the gradients are unchanged.
 
     Args:
         model: changed in place, and returned.
-        recompute: `block`, everything but each block's input: least memory, a third more time;
-            `norm_and_activation`, only norms, activations and LayerScale; `None`, nothing.
+        recompute: `block` recomputes everything but the input of each block, which takes the
+            least memory and a third more time; `norm_and_activation` recomputes only norms,
+            activations and LayerScale; `None` recomputes nothing.
 
     Raises:
-        SettingError: another name.
+        SettingError: an unknown name, or not a ViT.
     """
-    ways = {"block": _again, "norm_and_activation": _again_where_cheap}
-    if recompute is not None and recompute not in ways:
-        near = did_you_mean(recompute, ways)
-        raise SettingError(f"recompute {recompute!r} is none of {', '.join(ways)}{near}")
+    modes = {"block": _recompute_block, "norm_and_activation": _recompute_cheap}
+    if recompute is not None and recompute not in modes:
+        near = did_you_mean(recompute, modes)
+        raise SettingError(f"recompute {recompute!r} is none of {', '.join(modes)}{near}")
     if not isinstance(model, ViT):
         raise SettingError(f"gradients of a ViT can be checkpointed, not of {type(model).__name__}")
-    model.run_block = ways[recompute] if recompute else call_block
+    # The encoder calls every block through this attribute.
+    model.run_block = modes[recompute] if recompute else call_block
     return model
 
 
-def _again(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
+def _recompute_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
     return checkpoint(block, tokens, context, use_reentrant=False)
 
 
-def _again_where_cheap(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    # Dropout and RMSNorm write in place while they run; nothing recomputed reads what was there
-    # before, and what draws random numbers is always kept.
+def _recompute_cheap(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
+    # Dropout and RMSNorm write in place. This is safe: no recomputed operation reads the value from
+    # before, and operations that draw random numbers are never recomputed.
     contexts = partial(
         create_selective_checkpoint_contexts, _policy, allow_cache_entry_mutation=True
     )
@@ -72,4 +75,5 @@ def _again_where_cheap(block: nn.Module, tokens: Tokens, context: Context) -> To
 def _policy(context: object, operation: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
     if operation in CHEAP:
         return CheckpointPolicy.PREFER_RECOMPUTE
+    # Everything unknown is kept: it may be slow, or draw random numbers.
     return CheckpointPolicy.MUST_SAVE

@@ -1,7 +1,7 @@
-"""What is made small: a number from logits (B, K) and targets.
+"""Loss functions on logits (B, K) and targets.
 
-Targets are class numbers (B,), or where images are mixed a probability for every class (B, K).
-Both losses take both.
+Targets are class numbers (B,) or, where images are mixed, a probability for every class (B, K).
+Both losses accept both.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SettingError, did_you_mean
+from vitkit.errors import SettingError
 from vitkit.io.import_path import import_by_name
+from vitkit.messages import did_you_mean
 from vitkit.shapes import Logits
 
 Targets = Int64[Tensor, " B"] | Float[Tensor, "B K"]
 Loss = Callable[[Logits, Targets], Tensor]
-"""Logits (B, K) and targets to the mean over the images, in nats."""
+"""A function of logits (B, K) and targets that returns the mean over the images, in nats."""
 
 
 @dataclass(frozen=True)
 class CrossEntropy:
-    """-sum_k t_k log softmax(y)_k, with t smoothed: t (1 - s) + s / K.
+    """Softmax cross-entropy: -sum_k t_k log softmax(y)_k, with t smoothed: t (1 - s) + s / K.
 
     Attributes:
         smoothing: s in [0, 1): "Rethinking the Inception Architecture" (arXiv 1512.00567), Sec. 7.
@@ -34,79 +35,82 @@ class CrossEntropy:
     smoothing: float = 0.0
 
     def __call__(self, logits: Logits, targets: Targets) -> Tensor:
-        """The mean over the images."""
+        """Return the mean over the images."""
         return F.cross_entropy(logits, targets, label_smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy:
-    """-sum_k t_k log sigmoid(y_k) + (1 - t_k) log(1 - sigmoid(y_k)): every class a yes or no.
+    """Sigmoid cross-entropy: -sum_k t_k log sigmoid(y_k) + (1 - t_k) log(1 - sigmoid(y_k)).
 
-    Summed over the classes as in AugReg (arXiv 2106.10270; start from `head_bias` -6.9). DeiT III
-    (arXiv 2204.07118) takes their mean, which is this over K: LAMB and Adam make the same of both,
-    where `clip_grad` is K times as large, too.
+    The loss is summed over the classes as in AugReg (arXiv 2106.10270; start from `head_bias`
+    -6.9). DeiT III (arXiv 2204.07118) takes the mean over the classes: this loss divided by K.
+    With LAMB and Adam both give the same steps if `clip_grad` is K times as large, too.
 
     Attributes:
         smoothing: s in [0, 1), as for `CrossEntropy`.
-        threshold: take every class above this probability for present: DeiT III's 0 gives both
-            images of a mixture the target 1. `None`: probabilities stay as they are.
+        threshold: set the target to 1 for every class above this probability and to 0 for the
+            others. DeiT III's threshold of 0 gives the classes of both mixed images the target 1.
+            `None` leaves the probabilities unchanged.
     """
 
     smoothing: float = 0.0
     threshold: float | None = None
 
     def __call__(self, logits: Logits, targets: Targets) -> Tensor:
-        """The mean over the images."""
+        """Return the mean over the images."""
         classes = logits.shape[1]
-        wanted = F.one_hot(targets, classes) if targets.ndim == 1 else targets
+        probabilities = F.one_hot(targets, classes) if targets.ndim == 1 else targets
         if self.threshold is not None:
-            wanted = wanted > self.threshold
-        wanted = wanted.to(logits.dtype) * (1 - self.smoothing) + self.smoothing / classes
-        summed = F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
+            probabilities = probabilities > self.threshold
+        smoothed = probabilities.to(logits.dtype) * (1 - self.smoothing) + self.smoothing / classes
+        summed = F.binary_cross_entropy_with_logits(logits, smoothed, reduction="sum")
         return summed / len(logits)
 
 
 def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = None) -> Loss:
-    """The loss of a setting's name: `cross-entropy`, `bce`, or one's own as `module:function`.
+    """Return the loss of a name: `cross-entropy`, `bce`, or a user's own as `module:function`.
 
     Raises:
-        SettingError: another name, or a module or function that cannot be imported.
+        SettingError: there is no loss of this name, or the module or function cannot be imported.
     """
-    ours: dict[str, Loss] = {
+    losses: dict[str, Loss] = {
         "cross-entropy": CrossEntropy(smoothing),
         "bce": BinaryCrossEntropy(smoothing, threshold),
     }
-    if name in ours:
-        return ours[name]
+    if name in losses:
+        return losses[name]
     if ":" not in name:
-        near = did_you_mean(name, ours)
+        near = did_you_mean(name, losses)
         raise SettingError(
-            f"there is no loss {name!r}{near}; take {', '.join(ours)}, or your own as MODULE:NAME"
+            f"there is no loss {name!r}{near}; take {', '.join(losses)}, or your own as MODULE:NAME"
         )
     try:
-        own = import_by_name(name)
+        loss: Loss = import_by_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SettingError(f"loss {name} cannot be imported: {error}") from None
-    if not callable(own) or isinstance(own, type):
+    # A class would be called with logits and targets, and return an object.
+    if not callable(loss) or isinstance(loss, type):
         raise SettingError(f"loss {name} must be a function of (logits, targets)")
-    return own
+    return loss
 
 
 def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
-    """Call one's own loss once, on what the run will give it.
+    """Call a user's own loss once, on tensors as the run will pass to it.
 
     Args:
-        name: the setting; vitkit's own losses take everything.
+        name: the setting `loss`; vitkit's own losses accept all targets and are not called.
         num_classes: K.
         mixed: the settings that make targets probabilities, such as `mixup 0.8`; else `None`.
 
     Raises:
-        SettingError: it fails, or gives no single number; where only the probabilities are too
-            much for it, the message says so.
+        SettingError: it fails, or does not return a single number. If only probabilities are not
+            supported, the message names the settings that cause them.
     """
-    loss = make_loss(name)
+    loss = make_loss(name)  # imports it
     if isinstance(loss, CrossEntropy | BinaryCrossEntropy):
         return
+    # Batches that are not mixed have class numbers.
     problem = _problem(loss, torch.zeros(2, dtype=torch.int64), num_classes)
     if problem is not None:
         raise SettingError(
@@ -123,12 +127,13 @@ def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
 
 
 def _problem(loss: Loss, targets: Tensor, num_classes: int) -> str | None:
-    """Why a loss is none, in a line."""
+    """Call a loss; return one line on why the run cannot use it, or `None`."""
     logits = torch.zeros(2, num_classes, requires_grad=True)
     try:
-        found = loss(logits, targets)
+        value = loss(logits, targets)
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         return f"{type(error).__name__}: {error}"
-    if not isinstance(found, Tensor) or found.ndim or not found.requires_grad:
-        return f"it gave {type(found).__name__} {list(getattr(found, 'shape', []))}"
+    # A loss without a gradient would leave all weights unchanged.
+    if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
+        return f"it gave {type(value).__name__} {list(getattr(value, 'shape', []))}"
     return None

@@ -1,8 +1,8 @@
-"""torch's Muon with small matrices of equal shape orthogonalised in one batch.
+"""torch's Muon, with small matrices of equal shape orthogonalised in one batch.
 
 K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks" (2024). A small
-Transformer has dozens of small matrices; one by one, the calls take longer than the products. The
-results have the same bits as torch's (`tests/training/test_optimizers.py`).
+Transformer has dozens of small matrices; one by one, launching the products takes longer than
+computing them. The results are bitwise equal to torch's (`tests/training/test_optimizers.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, optim
 from torch.optim.optimizer import ParamsT
 
 LARGEST = 256
-"""The longest side of a matrix that is batched; for larger ones the products take all the time."""
+"""The longest side of a matrix that is batched; larger ones gain nothing from a batch."""
 
 
 class BatchedMuon(optim.Muon):
@@ -42,14 +42,16 @@ class BatchedMuon(optim.Muon):
             batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for number, matrix in enumerate(group["params"]):
                 if matrix.grad is not None:
-                    alone = (number,) if max(matrix.shape) > LARGEST else ()
-                    batches[*matrix.shape, *alone].append(matrix)
+                    # A large matrix gets a batch of its own, by its number.
+                    key = (number,) if max(matrix.shape) > LARGEST else ()
+                    batches[*matrix.shape, *key].append(matrix)
             for matrices in batches.values():
                 self._update(group, matrices)
 
     def _update(self, group: dict[str, Any], matrices: list[Tensor]) -> None:
         """Update matrices of one shape."""
-        lr, momentum = group["lr"], group["momentum"]
+        lr = group["lr"]
+        momentum = group["momentum"]
         gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]
         buffers = []
         for matrix in matrices:
@@ -64,6 +66,7 @@ class BatchedMuon(optim.Muon):
             group["ns_steps"],
             group["eps"],
         )
+        # 0.2 is about the root mean square of an update of AdamW.
         scale = 0.2 * math.sqrt(max(matrices[0].shape))
         torch._foreach_mul_(matrices, 1 - lr * group["weight_decay"])
         torch._foreach_add_(matrices, directions, alpha=-lr * scale)
@@ -77,15 +80,20 @@ def orthogonalise(
     X <- a X + (b A + c A A) X with A = X X^T, from X = M / |M|.
 
     Args:
-        matrices: of one shape (R, C).
-        coefficients: the three numbers a, b and c.
-        steps: how often.
-        eps: the least norm |M| to divide by.
+        matrices: matrices of one shape (R, C).
+        coefficients: a, b and c.
+        steps: number of iterations.
+        eps: smallest norm |M| to divide by.
     """
     a, b, c = coefficients
-    wide = [m.bfloat16() if m.shape[0] <= m.shape[1] else m.bfloat16().T for m in matrices]
-    x = torch.stack([m / m.norm().clamp(min=eps) for m in wide])
+    rows, columns = matrices[0].shape
+    normalised = []
+    for matrix in matrices:
+        # Transposed where that makes X X^T the smaller product.
+        wide = matrix.bfloat16() if rows <= columns else matrix.bfloat16().T
+        normalised.append(wide / wide.norm().clamp(min=eps))
+    x = torch.stack(normalised)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return list(x if matrices[0].shape[0] <= matrices[0].shape[1] else x.mT)
+    return list(x if rows <= columns else x.mT)

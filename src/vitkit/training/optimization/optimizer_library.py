@@ -1,7 +1,8 @@
-"""Any optimizer of the pytorch-optimizer library, where its state survives being stored.
+"""Optimizers of the pytorch-optimizer library, if their state can be stored and restored.
 
-The library has over a hundred. Which of them a run can be stopped and resumed with is not a list
-but a trial: a few steps on toy parameters, with and without the state stored in between.
+The library has more than a hundred optimizers. Whether a run can be resumed with one of them is
+decided by a trial, not by a list: a few steps on toy parameters, once straight and once with the
+state stored and restored in between.
 """
 
 from __future__ import annotations
@@ -14,42 +15,44 @@ from typing import Any
 import torch
 from torch import nn, optim
 
-from vitkit.errors import CheckpointError, MissingExtraError, SettingError, did_you_mean
+from vitkit.errors import CheckpointError, MissingExtraError, SettingError
+from vitkit.messages import did_you_mean
 from vitkit.training.state.registry import OptimizerPart
 
-MORE_THAN_A_GRADIENT = {
-    **dict.fromkeys(("lbfgs", "sam", "asam", "gsam", "wsam", "looksam", "friendlysam", "bsam",
-                     "alig"), "asks for the loss several times a step"),
-    **dict.fromkeys(("adahessian", "sophiah"), "asks for second derivatives"),
-    **dict.fromkeys(("schedulefreeadamw", "schedulefreesgd", "schedulefreeradam", "splus"),
-                    "trains other weights than it evaluates"),
-}  # fmt: skip
-"""Optimizers that want more of the training step than a gradient, and what."""
+SEVERAL_LOSSES = ("lbfgs", "sam", "asam", "gsam", "wsam", "looksam", "friendlysam", "bsam", "alig")
+SECOND_DERIVATIVES = ("adahessian", "sophiah")
+OTHER_WEIGHTS = ("schedulefreeadamw", "schedulefreesgd", "schedulefreeradam", "splus")
+UNSUPPORTED = {
+    **dict.fromkeys(SEVERAL_LOSSES, "asks for the loss several times a step"),
+    **dict.fromkeys(SECOND_DERIVATIVES, "asks for second derivatives"),
+    **dict.fromkeys(OTHER_WEIGHTS, "trains other weights than it evaluates"),
+}
+"""Optimizers that need more from the training step than a gradient, with the reason."""
 STEPS, STORED_AFTER = 12, 7
-"""Of the trial: past the five or six steps after which some of them look ahead."""
+"""Steps of the trial: more than the five or six after which some optimizers look ahead."""
 SHAPES = ((4, 6), (4, 3, 2, 2), (1, 1, 4), (4,))
-"""A matrix, a kernel, a token and a bias."""
+"""Parameters of the trial: a matrix, a kernel, a token and a bias."""
 
-Make = Callable[..., optim.Optimizer]
+OptimizerFactory = Callable[..., optim.Optimizer]
 
 
-def library_optimizer(name: str, others: Iterable[str] = ()) -> Make:
-    """The class of a name, in lower case: `lamb`, `lion`, `adan` ...
+def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory:
+    """Return the optimizer class of a lower-case name, such as `lamb`, `lion` or `adan`.
 
     Args:
-        name: as the library lists it.
-        others: names that are meant as well, for a did-you-mean.
+        name: a name in the library's list.
+        others: vitkit's own names, for suggestions in messages.
 
     Raises:
-        SettingError: no such name, or one that a run cannot use or not be resumed with.
+        SettingError: there is no such name, or a run cannot use it, or cannot be resumed with it.
         MissingExtraError: pytorch-optimizer is not installed.
     """
-    if name in MORE_THAN_A_GRADIENT:
+    if name in UNSUPPORTED:
         raise SettingError(
-            f"opt {name} {MORE_THAN_A_GRADIENT[name]}, which a training step here does not do; "
+            f"opt {name} {UNSUPPORTED[name]}, which a training step here does not do; "
             f"take adamw, lamb or lion"
         )
-    try:
+    try:  # an optional dependency, slow to import
         import pytorch_optimizer as library
     except ImportError:
         near = did_you_mean(name, others)
@@ -64,50 +67,63 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> Make:
             f"there is no optimizer {name!r}{near}; take {', '.join(others)} or one of "
             f"pytorch_optimizer.get_supported_optimizers()"
         )
-    kind: Make = library.load_optimizer(name)
-    problem = _problem(kind)
+    optimizer_class: OptimizerFactory = library.load_optimizer(name)
+    problem = _resume_problem(optimizer_class)
     if problem is not None:
         raise SettingError(f"opt {name} cannot be used here: {problem}; take adamw, lamb or lion")
-    return kind
+    return optimizer_class
 
 
 @cache
-def _problem(kind: Make) -> str | None:
-    """Why a run cannot go on from this optimizer's stored state, in a line."""
+def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
+    """Try whether a run can resume with this optimizer; return one line on why it cannot."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         straight = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
-        stopped = [nn.Parameter(p.detach().clone()) for p in straight]
+        resumed = [nn.Parameter(parameter.detach().clone()) for parameter in straight]
         try:
-            one, two = _made(kind, straight), _made(kind, stopped)
-            for step in range(STEPS):
-                if step == STORED_AFTER:
-                    two = _stored_and_restored(two, _made(kind, stopped))
-                for optimizer, parameters in ((one, straight), (two, stopped)):
-                    torch.manual_seed(step)
-                    for parameter in parameters:
-                        parameter.grad = torch.randn_like(parameter)
-                    optimizer.step()
+            _train(optimizer_class, straight)
+            _train(optimizer_class, resumed, stored_after=STORED_AFTER)
         except CheckpointError as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 - whatever a hundred optimizers raise
             return f"{type(error).__name__}: {error}"
-    if all(torch.equal(a, b) for a, b in zip(straight, stopped, strict=True)):
-        return None
-    return "a run that is resumed would not go on as it was"
+    for expected, actual in zip(straight, resumed, strict=True):
+        if not torch.equal(expected, actual):
+            return "a run that is resumed would not go on as it was"
+    return None
 
 
-def _made(kind: Make, parameters: list[nn.Parameter]) -> optim.Optimizer:
-    decayed, free = {"params": parameters[:2]}, {"params": parameters[2:]}
-    return kind([decayed | {"weight_decay": 0.1}, free | {"weight_decay": 0.0}], lr=1e-2)
+def _train(
+    optimizer_class: OptimizerFactory,
+    parameters: list[nn.Parameter],
+    stored_after: int | None = None,
+) -> None:
+    """Take `STEPS` steps with random gradients, storing and restoring the state after some."""
+    optimizer = _make(optimizer_class, parameters)
+    for step in range(STEPS):
+        if step == stored_after:
+            optimizer = _store_and_restore(optimizer, _make(optimizer_class, parameters))
+        # The same gradients, and the same noise where an optimizer draws some, in both trials.
+        torch.manual_seed(step)
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
 
 
-def _stored_and_restored(old: optim.Optimizer, new: optim.Optimizer) -> optim.Optimizer:
+def _make(optimizer_class: OptimizerFactory, parameters: list[nn.Parameter]) -> optim.Optimizer:
+    decayed = {"params": parameters[:2], "weight_decay": 0.1}
+    not_decayed = {"params": parameters[2:], "weight_decay": 0.0}
+    return optimizer_class([decayed, not_decayed], lr=1e-2)
+
+
+def _store_and_restore(old: optim.Optimizer, new: optim.Optimizer) -> optim.Optimizer:
+    """Fill a new optimizer from the state of an old one, as a checkpoint would."""
     part = OptimizerPart(old)
     tensors = {name: tensor.clone() for name, tensor in part.tensors().items()}
     try:
-        values: dict[str, Any] = json.loads(json.dumps(part.values()))
+        metadata: dict[str, Any] = json.loads(json.dumps(part.metadata()))
     except TypeError:
         raise CheckpointError("its state is more than tensors and numbers") from None
-    OptimizerPart(new).restore(tensors, values)
+    OptimizerPart(new).load(tensors, metadata)
     return new

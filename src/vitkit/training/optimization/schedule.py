@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
 
-Schedule = Literal["cosine", "linear", "constant", "rsqrt"]
+from vitkit.training.config.field_types import Schedule
 
 
 def learning_rate(
     step: int, schedule: Schedule = "cosine", *, peak: float, low: float, warmup: int, total: int
 ) -> float:
-    """The rate of step `step`, counted from 0: it rises linearly over `warmup` steps to `peak`.
+    """Return the learning rate of a step: it rises linearly over `warmup` steps to `peak`.
 
-    The first step without warm-up has the peak.
-
-    After that, with t from 0 at the peak to 1 at step total - 1:
+    Steps are counted from 0. The first step without warm-up has the peak. After that, with t from 0
+    at the peak to 1 at step total - 1:
 
         cosine     low + (peak - low) (1 + cos(pi t)) / 2   SGDR (arXiv 1608.03983), Eq. 5
         linear     peak + (low - peak) t                    ViT (arXiv 2010.11929, Table 3)
@@ -23,13 +21,13 @@ def learning_rate(
         rsqrt      peak sqrt(warmup / (step + 1))           "Attention Is All You Need", Eq. 3, and
                                                             "Scaling ViTs" (arXiv 2106.04560)
 
-    `rsqrt` does not look at `total`, so that a run can be made longer; it stays above `low`.
+    `rsqrt` does not depend on `total`, so that a run can be extended; it never goes below `low`.
 
     >>> rates = [learning_rate(s, peak=1.0, low=0.0, warmup=2, total=7) for s in range(7)]
     >>> [round(rate, 3) for rate in rates]
     [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]
     """
-    warmup = max(warmup, 1)
+    warmup = max(warmup, 1)  # a warm-up of no steps is one step at the peak
     if step < warmup:
         return peak * (step + 1) / warmup
     progress = min((step - warmup + 1) / max(total - warmup, 1), 1.0)

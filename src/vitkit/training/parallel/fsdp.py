@@ -1,72 +1,48 @@
-"""A model too large for one device: every process holds a part of each weight (FSDP2).
+"""Sharding a model that is too large for one device: every process holds a part of each weight.
 
-Parameters become `DTensor`s. What leaves the process, or comes in, is whole: `whole` and `placed`
-go from one to the other, and leave tensors that are not sharded as they are.
+Fully sharded data parallelism (FSDP2) turns parameters into `DTensor`s. The helpers for such
+tensors, `full_tensor`, `local_tensor` and `distribute_like`, are in `vitkit.distributed`.
 """
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from vitkit.distributed import World
+from vitkit.distributed import World, full_tensor, is_sharded
 from vitkit.models.vit import ViT
 
 
 def shard(model: ViT, world: World, device: torch.device) -> None:
-    """Split every block, and what is outside of them, over the processes, in place.
+    """Shard every block, and the parameters outside of the blocks, over the processes, in place.
 
-    "PyTorch FSDP" (arXiv 2304.11277); a block is gathered when it is computed, and let go after.
+    "PyTorch FSDP" (arXiv 2304.11277): the weights of a block are gathered when it is computed and
+    freed afterwards.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-    assert world.group is not None, "a single process has nothing to share"
+    assert world.group is not None, "a single process has no model to shard"
     mesh = DeviceMesh.from_group(world.group, device.type)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
-    # A distilled model is called by these; its features are views, and nobody writes into them.
+    # A distilled model is called through these two methods. The features that they return are
+    # views, which no caller writes to.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
-    for other in ("forward_features", "forward_heads"):
-        register_fsdp_forward_method(model, other)
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether this process has only a part of it."""
-    return hasattr(tensor, "device_mesh")
-
-
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor; every process must ask for it."""
-    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part that is here."""
-    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
-
-
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor split as another one is."""
-    if not is_sharded(like):
-        return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    mesh, placements = cast(Any, like).device_mesh, cast(Any, like).placements
-    return distribute_tensor(tensor.to(like.device), mesh, placements, src_data_rank=None)
+    for method in ("forward_features", "forward_heads"):
+        register_fsdp_forward_method(model, method)
 
 
 def has_shards(model: nn.Module) -> bool:
-    """Whether this process has only a part of the weights."""
+    """Return whether this process holds only a part of the weights."""
     return any(is_sharded(parameter) for parameter in model.parameters())
 
 
-def placed_as(model: ViT, other: ViT, world: World, device: torch.device) -> ViT:
-    """A model in one piece, on the device or split over the processes, as another one is."""
+def place_like(model: ViT, other: ViT, world: World, device: torch.device) -> ViT:
+    """Move an unsharded model to the device, and shard it if another model is sharded."""
     if not has_shards(other):
         return model.to(device)
     shard(model, world, device)
@@ -74,18 +50,19 @@ def placed_as(model: ViT, other: ViT, world: World, device: torch.device) -> ViT
 
 
 def unsharded_model(model: ViT, world: World) -> ViT:
-    """The model in one piece, which the first process gets; every process must ask for it.
+    """Gather a sharded model in the first process; every process must call.
 
     Returns:
-        The model itself where it is whole; else, in the first process, a copy on the CPU, and in
-        the others the model as it is: they give their parts and keep nothing.
+        The model itself if it is not sharded. Otherwise a copy on the CPU in the first process, and
+        the sharded model in the others: they only send their parts.
     """
     if not has_shards(model):
         return model
     gathered = {}
     for name, value in model.state_dict().items():
-        tensor = whole(value)
+        tensor = full_tensor(value)
         if world.first:
+            # Moved at once: the device may not hold all tensors unsharded.
             gathered[name] = tensor.cpu()
     if not world.first:
         return model

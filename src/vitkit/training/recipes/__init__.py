@@ -1,8 +1,8 @@
-"""Recipes: functions that give the settings for a purpose, each headed by what it is worth.
+"""Recipes: functions that return settings for one purpose, with the score to expect.
 
-A recipe sets what differs from the defaults; YAML and flags override it. What was measured here
-with several seeds has a receipt (`training/recipes/reference.py`); the others quote their paper, or
-the one run there was.
+A recipe sets what differs from the defaults; YAML and flags override it. A recipe that was measured
+here with several seeds has a reference result (`training/recipes/reference.py`); the others quote
+their paper, or a single run.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitkit.errors import SettingError, did_you_mean
-from vitkit.training.config.train_config import Settings, layered, read_yaml
+from vitkit.errors import SettingError
+from vitkit.messages import did_you_mean
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.merging import layered
+from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes.imagenet import (
     augreg,
     deit,
@@ -43,7 +46,7 @@ RECIPES: dict[str, Callable[[], Settings]] = {
 
 
 def recipe_settings(name: str | None) -> Settings:
-    """The settings of a recipe by name, or of a YAML file by path; none for `None`.
+    """Return the settings of a recipe by name, or of a YAML file by path; none for `None`.
 
     A YAML file may name the recipe that it changes: `recipe: digits`.
 
@@ -52,29 +55,38 @@ def recipe_settings(name: str | None) -> Settings:
     """
     if name is None:
         return {}
-    if Path(name).suffix in (".yaml", ".yml"):
-        settings = read_yaml(name)
-        base = settings.pop("recipe", None)
-        if base is not None and base not in list(RECIPES):
-            raise SettingError(
-                f"{name}: its recipe {base!r} is none{did_you_mean(str(base), RECIPES)}; there are "
-                f"{', '.join(RECIPES)}"
-            )
-        return layered(_named(base), settings)
-    return _named(name)
+    if not _is_yaml(name):
+        return _by_name(name)
+    settings = read_yaml(name)
+    base = settings.pop("recipe", None)
+    if base is None:
+        return layered(settings)
+    if base not in list(RECIPES):  # a list: YAML may give a value without a hash
+        raise SettingError(
+            f"{name}: its recipe {base!r} is none{did_you_mean(str(base), RECIPES)}; there are "
+            f"{', '.join(RECIPES)}"
+        )
+    return layered(_by_name(base), settings)
 
 
-def underlying(name: str | None) -> str | None:
-    """The recipe's name, or that of the one a YAML file changes; `None` where it can't be known."""
-    if name is None or Path(name).suffix not in (".yaml", ".yml"):
+def base_recipe(name: str | None) -> str | None:
+    """Return the recipe's name, or for a YAML file that of the recipe it changes.
+
+    It is `None` where there is no such file, or it names no recipe.
+    """
+    if name is None or not _is_yaml(name):
         return name
-    base = read_yaml(name).get("recipe") if Path(name).is_file() else None
+    if not Path(name).is_file():
+        return None
+    base = read_yaml(name).get("recipe")
     return base if isinstance(base, str) else None
 
 
-def _named(name: str | None) -> Settings:
-    if name is None:
-        return {}
+def _is_yaml(name: str) -> bool:
+    return Path(name).suffix in (".yaml", ".yml")
+
+
+def _by_name(name: str) -> Settings:
     if name in RECIPES:
         return RECIPES[name]()
     raise SettingError(

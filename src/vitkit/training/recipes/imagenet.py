@@ -1,4 +1,4 @@
-"""Recipes for a million images, from scratch, as the papers have them: for several GPUs.
+"""Recipes of papers for ImageNet-1k, from scratch, on several GPUs.
 
 None of them was run to its end here: each quotes the score and the time that its paper or its
 authors' repository reports. `--max-steps 20` shows that one runs on your machine.
@@ -6,13 +6,14 @@ authors' repository reports. `--max-steps 20` shows that one runs on your machin
 
 from __future__ import annotations
 
-from vitkit.training.config.train_config import Settings
+from vitkit.training.config.field_types import Settings
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def vit_paper() -> Settings:
-    """ViT-B/16 on ImageNet-1k by the first paper's own settings.
+    """Return settings for ViT-B/16 on ImageNet-1k, as in the first ViT paper.
 
     Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Table 3: 300 epochs, batch 4096,
     Adam 3e-3, decay 0.3, 10,000 steps of warm-up, dropout 0.1, cosine decay of the rate.
@@ -30,20 +31,22 @@ def vit_paper() -> Settings:
         "batch_size": 4096,
         "lr": 3e-3,
         "min_lr": 0.0,
+        # 10,000 steps of 4,096 of the 1,281,167 images
         "warmup_epochs": 32.0,
         "opt": "adam",
         "weight_decay": 0.3,
         "clip_grad": 1.0,
         "label_smoothing": 0.0,
+        # the Inception crop of the authors' code
         "crop_scale": 0.05,
     }
 
 
 def vit_paper_decay01() -> Settings:
-    """The same with the decay that the paper's text has for pre-training, and most copies quote.
+    """Return `vit_paper` with weight decay 0.1, which most reimplementations quote.
 
-    Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Sec. 4.1: Adam, decay 0.1; the rate
-    is that of its Table 3 for ImageNet, where it stands beside a decay of 0.3.
+    Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), Sec. 4.1, on pre-training: Adam,
+    decay 0.1; the rate is that of its Table 3 for ImageNet, which has a decay of 0.3.
     Command: `vitkit train imagenet/ --recipe vit-paper-decay01`
     Expected: no score was published for this pair.
     """
@@ -51,7 +54,7 @@ def vit_paper_decay01() -> Settings:
 
 
 def deit() -> Settings:
-    """DeiT-S on ImageNet-1k.
+    """Return settings for DeiT-S on ImageNet-1k.
 
     Paper: "Training data-efficient image transformers" (arXiv 2012.12877), Table 9.
     Command: `vitkit train imagenet/ --recipe deit`
@@ -65,10 +68,12 @@ def deit() -> Settings:
         "min_lr": 1e-5,
         "warmup_epochs": 5.0,
         "weight_decay": 0.05,
+        # its Table 9 clips no gradients
         "clip_grad": None,
         "drop_path": 0.1,
         "label_smoothing": 0.1,
         "crop_scale": 0.08,
+        # 224 of 256 pixels
         "crop_ratio": 0.875,
         "aa": "rand-m9-mstd0.5-inc1",
         "mixup": 0.8,
@@ -81,7 +86,7 @@ def deit() -> Settings:
 
 
 def deit3() -> Settings:
-    """DeiT III-S on ImageNet-1k.
+    """Return settings for DeiT III-S on ImageNet-1k.
 
     Paper: "DeiT III: Revenge of the ViT" (arXiv 2204.07118), with the numbers of its repository
     (README_revenge.md). Its fused LAMB clips the gradient's norm at 1 by itself, of a loss that is
@@ -116,7 +121,7 @@ def deit3() -> Settings:
 
 
 def plain_vit_s16_90ep() -> Settings:
-    """ViT-S/16 on ImageNet-1k in 90 epochs, with as little as will do.
+    """Return settings for a simple ViT-S/16 baseline on ImageNet-1k, in 90 epochs.
 
     Paper: "Better plain ViT baselines for ImageNet-1k" (arXiv 2205.01580). Its decay of 1e-4 is not
     multiplied by the rate; divided by the peak rate it is the 0.1 here, as in `augreg`.
@@ -146,7 +151,7 @@ def plain_vit_s16_90ep() -> Settings:
 
 
 def augreg() -> Settings:
-    """ViT-S/16 on ImageNet-1k by AugReg's "medium2".
+    """Return settings for ViT-S/16 on ImageNet-1k with AugReg's "medium2".
 
     Paper: "How to train your ViT?" (arXiv 2106.10270), Sec. 3; big_vision's vit_i1k.py.
     Command: `vitkit train imagenet/ --recipe augreg`
@@ -154,6 +159,7 @@ def augreg() -> Settings:
     """
     return {
         "model": "vit_small_patch16_224",
+        # -log 1000: each class begins with a probability of 1 in 1,000
         "spec": {"head_bias": -6.9},
         "epochs": 300,
         "opt": "adam",

@@ -1,8 +1,8 @@
-"""The receipt of a recipe: what it scored, where, and how its curve went; is a run keeping up?
+"""Reference results of recipes, and the comparison of a run with them.
 
-A receipt is a file of `reference_results/`, written by `benchmarks/recipes.py` from runs with
-several seeds. A recipe of a paper, which was not run here, has none; its docstring quotes the
-paper's score.
+A reference result is a file of `reference_results/`, written by `benchmarks/recipes.py` from runs
+with several seeds: scores, times, the range of the validation curves, all settings. A recipe of a
+paper, which was not run here, has none; its docstring quotes the paper's score.
 """
 
 from __future__ import annotations
@@ -15,41 +15,37 @@ from importlib.resources import files
 from typing import Any
 
 from vitkit.evaluation.metrics import Metrics
-from vitkit.training.config.train_config import Settings, TrainConfig
-from vitkit.training.recipes import underlying
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.recipes import base_recipe
 
 SLACK = 0.01
-"""Top-1 by which a run may be below the worst seed before it counts as behind, at least."""
+"""Top-1 by which a run may at least be below the worst seed before it counts as behind."""
 CHANCE = 2.0
-"""So many standard deviations of a difference of two shares of the validation images may be."""
+"""Standard deviations that two top-1 scores on the same number of images may differ by chance."""
 EARLY = 0.1
-"""Part of a run in which curves say little."""
-WITHOUT_WEIGHT = frozenset({
-    "data", "recipe", "data_root", "cache", "output", "overwrite", "resume", "seed", "device",
-    "devices", "parallel", "timeout", "threads", "workers", "log_interval", "log_histograms",
-    "log_examples", "logger", "quiet", "save_every", "save_augmented_grid", "grad_checkpointing",
-    "test", "attention_kernel",
-})  # fmt: skip
-"""Settings that do not change where a curve goes, beyond a seed's spread."""
-NAMED = 3
-OWN = "the model's own"
-"""What a field of the spec is where no setting names it."""
+"""Share of a run in which the validation curve is too noisy to compare."""
+MOST_REASONS = 3
+"""Reasons that are written out; more are counted."""
+MODEL_DEFAULT = "the model's own"
+"""Stands for the value of a spec field that no setting names."""
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """What a recipe did.
+class ReferenceResult:
+    """Results of a recipe's reference runs, one for each seed.
 
     Attributes:
         recipe: its name.
-        command: what was run.
-        hardware: on what.
-        date: when, as 2026-11-21.
-        seconds: of a run, the lowest and the highest over the seeds.
-        images: of the training split.
+        command: the command that was run.
+        hardware: the machine, in words.
+        date: of the runs, as 2026-11-21.
+        seconds: duration of a run, the lowest and the highest over the seeds.
+        images: number of training images.
         test: top-1 of each seed on the test split, read once.
         curve: validation top-1 after each epoch, the lowest and the highest over the seeds.
-        settings: all that was set.
+        settings: all settings of the runs.
     """
 
     recipe: str
@@ -63,52 +59,66 @@ class Receipt:
     settings: Settings
 
     def expected(self, share: float) -> float:
-        """What any seed's best epoch had reached after a share of the epochs, in (0, 1]."""
+        """Return the best top-1 that every seed had reached by then.
+
+        Args:
+            share: part of the epochs that is done, in (0, 1].
+        """
         epoch = max(1, round(share * len(self.curve)))
         return max(low for low, _ in self.curve[:epoch])
 
-    def says(self) -> str:
-        """What to expect, in a line."""
+    def summary(self) -> str:
+        """Return the expected test score and duration, in one line."""
         mean = sum(self.test) / len(self.test)
-        low, high = (f"{seconds:,.0f}" for seconds in self.seconds)
+        low, high = self.seconds
         return (
-            f"receipt of {self.recipe}: test top-1 {mean:.4f} ({min(self.test):.4f} to "
-            f"{max(self.test):.4f} over {len(self.test)} seeds) in {low} to {high} s on "
+            f"reference runs of {self.recipe}: test top-1 {mean:.4f} ({min(self.test):.4f} to "
+            f"{max(self.test):.4f} over {len(self.test)} seeds) in {low:,.0f} to {high:,.0f} s on "
             f"{self.hardware}"
         )
 
 
-def receipt_of(recipe: str | None) -> Receipt | None:
-    """The receipt of a recipe by name or YAML file; `None` where there is none."""
-    recipe = underlying(recipe)
+def reference_result(recipe: str | None) -> ReferenceResult | None:
+    """Return the result of a recipe by name or YAML file, or `None` if it has none."""
+    recipe = base_recipe(recipe)
+    # a name with a slash would lead out of the folder
+    if recipe is None or "/" in recipe:
+        return None
     file = files("vitkit.training.recipes") / "reference_results" / f"{recipe}.json"
-    if recipe is None or "/" in recipe or not file.is_file():
+    if not file.is_file():
         return None
     stored = json.loads(file.read_text(encoding="utf-8"))
     for name in ("seconds", "test"):
         stored[name] = tuple(stored[name])
     stored["curve"] = tuple((low, high) for low, high in stored["curve"])
-    return Receipt(**stored)
+    return ReferenceResult(**stored)
 
 
 class ReferenceMonitor:
-    """Compares a run's best epoch with its receipt's, and speaks when it is behind or catches up.
+    """A comparison of a run's best epoch with the reference runs, made after every epoch.
 
-    A single epoch may be a bad one, so the best ones so far are compared, and by more than what
-    chance makes of so many validation images.
+    The best epochs so far are compared, since a single one may be a bad one, and the margin grows
+    as the number of validation images falls.
 
     Args:
-        receipt: of the run's recipe.
-        settings: of the run, all of them.
-        images: of its training split.
+        reference: result of the run's recipe.
+        settings: all settings of the run.
+        images: number of its training images.
+
+    Attributes:
+        is_behind: true if the run was behind after the last epoch.
     """
 
-    def __init__(self, receipt: Receipt, settings: Mapping[str, Any], images: int) -> None:
-        self.receipt, self._settings, self._images = receipt, settings, images
+    def __init__(
+        self, reference: ReferenceResult, settings: Mapping[str, Any], images: int
+    ) -> None:
+        self.reference = reference
+        self._settings = settings
+        self._images = images
         self.is_behind = False
 
     def after_epoch(self, epoch: int, validation: Metrics, best: float, skipped: int) -> str | None:
-        """A line where something has changed.
+        """Return a line where the run falls behind or catches up, else `None`.
 
         Args:
             epoch: counted from 1.
@@ -119,43 +129,61 @@ class ReferenceMonitor:
         share = epoch / self._settings["epochs"]
         if "top1" not in validation or share < EARLY:
             return None
-        expected = self.receipt.expected(min(share, 1.0))
+        expected = self.reference.expected(min(share, 1.0))
+        # of the difference of two shares, each of this many images
         deviation = math.sqrt(2 * expected * (1 - expected) / validation["images"])
         slack = max(SLACK, CHANCE * deviation)
-        was, self.is_behind = self.is_behind, best < expected - slack
-        if self.is_behind and not was:
+        recipe = self.reference.recipe
+        was_behind = self.is_behind
+        self.is_behind = best < expected - slack
+        if self.is_behind and not was_behind:
             return (
-                f"behind the receipt of {self.receipt.recipe}: best validation top-1 {best:.4f} by "
+                f"behind the reference runs of {recipe}: best validation top-1 {best:.4f} by "
                 f"epoch {epoch}, there at least {expected:.4f}; {self._cause(skipped)}"
             )
-        if was and not self.is_behind:
-            return f"caught up with the receipt of {self.receipt.recipe} after epoch {epoch}"
+        if was_behind and not self.is_behind:
+            return f"caught up with the reference runs of {recipe} after epoch {epoch}"
         return None
 
     def _cause(self, skipped: int) -> str:
-        """The likeliest reasons: numbers that were not finite, less data, other settings."""
+        """Return the likeliest reasons: skipped steps, less data, other settings."""
         if skipped:
             return f"{skipped} steps were skipped; try a lower --lr"
         reasons = []
-        data, trained_on = self._settings["data"], self.receipt.command.split()[2]
-        if data != trained_on:
-            reasons.append(f"data {data} instead of {trained_on}")
-        if self._images < self.receipt.images:
-            reasons.append(f"{self._images:,} training images instead of {self.receipt.images:,}")
-        usual = TrainConfig(data=trained_on).to_json()  # for settings younger than the receipt
-        here, there = _flat(self._settings), _flat(usual | dict(self.receipt.settings))
-        reasons += [
-            f"{name} {here.get(name, OWN)} instead of {there.get(name, OWN)}"
-            for name in dict.fromkeys((*here, *there))
-            if name not in WITHOUT_WEIGHT and here.get(name, OWN) != there.get(name, OWN)
-        ]
+        data = self._settings["data"]
+        reference_data = self.reference.command.split()[2]  # vitkit train DATA ...
+        if data != reference_data:
+            reasons.append(f"data {data} instead of {reference_data}")
+        if self._images < self.reference.images:
+            reasons.append(f"{self._images:,} training images instead of {self.reference.images:,}")
+        reasons += self._other_settings(reference_data)
         if not reasons:
             return "the settings are the same, so look at the labels: vitkit check DATA"
-        more = len(reasons) - NAMED
-        return "likely: " + ", ".join(reasons[:NAMED]) + (f" and {more} more" if more > 0 else "")
+        likely = "likely: " + ", ".join(reasons[:MOST_REASONS])
+        if len(reasons) > MOST_REASONS:
+            likely += f" and {len(reasons) - MOST_REASONS} more"
+        return likely
+
+    def _other_settings(self, reference_data: str) -> list[str]:
+        """Return a few words on each setting that differs and can change the result."""
+        # settings that are newer than the reference result had their defaults
+        defaults = TrainConfig(data=reference_data).to_json()
+        own = _with_flat_spec(self._settings)
+        reference = _with_flat_spec(defaults | dict(self.reference.settings))
+        without_weight = fields_where(TrainConfig, changes_result=False)
+        differences = []
+        for name in dict.fromkeys((*own, *reference)):
+            value = own.get(name, MODEL_DEFAULT)
+            expected = reference.get(name, MODEL_DEFAULT)
+            if name not in without_weight and value != expected:
+                differences.append(f"{name} {value} instead of {expected}")
+        return differences
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, each field of the spec one of them."""
-    spec = {f"spec.{name}": value for name, value in settings.get("spec", {}).items()}
-    return spec | {name: value for name, value in settings.items() if name != "spec"}
+def _with_flat_spec(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with each field of the spec as an entry `spec.NAME`."""
+    flat = {f"spec.{name}": value for name, value in settings.get("spec", {}).items()}
+    for name, value in settings.items():
+        if name != "spec":
+            flat[name] = value
+    return flat

@@ -1,23 +1,28 @@
-"""Recipes for small images, from scratch: chosen on validation images and run on two cores."""
+"""Recipes for small images, from scratch, chosen on validation images."""
 
 from __future__ import annotations
 
-from vitkit.training.config.train_config import Settings
+from vitkit.training.config.field_types import Settings
 
+# squash: images of these datasets have the size of the model, so nothing is cut off
 UNCHANGED_IMAGES: Settings = {"flip": 0.0, "shift": 0, "crop_scale": 1.0, "fit": "squash"}
-CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-"""Of the training images; the 0.2023 that is often copied for the first deviation is a mean of
-deviations of single images."""
+"""No random changes besides those that a recipe names."""
+CIFAR10_MEAN = (0.4914, 0.4822, 0.4465)
+CIFAR10_STD = (0.2470, 0.2435, 0.2616)
+"""Over all pixels of the training images; the 0.2023 that is often quoted for red is the mean of
+the deviations of single images."""
 
 
 def digits() -> Settings:
-    """A 0.14 M-parameter ViT on the embedded 8 x 8 digits, in a minute and a half on two cores.
+    """Return settings for a ViT of 0.14 M parameters on the embedded 8 x 8 digits.
+
+    A run takes a minute and a half on two cores.
 
     Command: `vitkit train digits --recipe digits`
     Expected: 98.4 % on folds held out of train; docs/benchmarks.md has the test scores.
 
-    Chosen by cross-validation within train: patches of 4 x 4 are far ahead of 2 x 2, and a long,
-    hot schedule pays for shifts of a pixel.
+    Chosen by cross-validation within train: patches of 4 x 4 are far ahead of 2 x 2, and shifts of
+    a pixel need a long schedule with a high rate.
     """
     return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
@@ -42,13 +47,15 @@ def digits() -> Settings:
 
 
 def fashion_mnist() -> Settings:
-    """A 0.23 M-parameter ViT on Fashion-MNIST, in less than ten minutes on two cores.
+    """Return settings for a ViT of 0.23 M parameters on Fashion-MNIST.
+
+    A run takes less than ten minutes on two cores.
 
     Command: `vitkit train fashion-mnist --recipe fashion-mnist`
     Expected: 91.4 % on the test split (91.1 to 91.6 over three seeds) in 480 to 510 s, in float32.
 
-    Chosen on the validation split: in equal time, Muon is ahead of AdamW by half a point, shifts of
-    one pixel of shifts of two, and three blocks of width 96 of four of width 64.
+    Chosen on the validation split: in equal time, Muon is half a point better than AdamW, shifts of
+    one pixel are better than shifts of two, and three blocks of width 96 than four of width 64.
     """
     return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",
@@ -78,7 +85,9 @@ def fashion_mnist() -> Settings:
 
 
 def mnist() -> Settings:
-    """A 0.23 M-parameter ViT on MNIST, in less than five minutes on two cores.
+    """Return settings for a ViT of 0.23 M parameters on MNIST.
+
+    A run takes less than five minutes on two cores.
 
     Command: `vitkit train mnist --recipe mnist`
     Expected: 99.2 % on the test split (99.20 to 99.25 over three seeds) in 200 to 230 s, in
@@ -94,7 +103,9 @@ def mnist() -> Settings:
 
 
 def cifar10_small() -> Settings:
-    """A plain ViT of 0.81 M parameters on CIFAR-10, in less than an hour on two cores.
+    """Return settings for a plain ViT of 0.81 M parameters on CIFAR-10.
+
+    A run takes less than an hour on two cores.
 
     Command: `vitkit train cifar10 --recipe cifar10-small`
     Expected: 83.5 % on the test split after 26 epochs (one seed; 24 are the recipe's), one hour on
@@ -127,16 +138,16 @@ def cifar10_small() -> Settings:
 
 
 def cifar10() -> Settings:
-    """A 2.7 M-parameter plain ViT on CIFAR-10, for a GPU.
+    """Return settings for a plain ViT of 2.7 M parameters on CIFAR-10, for a GPU.
 
     Paper: "Vision Transformer for Small-Size Datasets" (arXiv 2112.13492), its plain ViT baseline:
     93.58 % after 300 passes over the data.
     Command: `vitkit train cifar10 --recipe cifar10`
     Expected: not run here; the paper's repository reports 93.58 %.
 
-    Theirs draws AutoAugment's policy for CIFAR, for which RandAugment stands here, and repeats
-    every image three times in each of 100 long epochs, for which 300 epochs stand. Of the same
-    kind, wider and shallower: `--model vit_cifar_patch4_32`.
+    Two things differ from the paper. It has AutoAugment's policy for CIFAR, here it is RandAugment.
+    It repeats every image three times in each of 100 epochs, here there are 300 epochs. A wider and
+    shallower model of the same kind is `--model vit_cifar_patch4_32`.
     """
     return UNCHANGED_IMAGES | {
         "model": "vit_tiny_patch16_224",

@@ -1,12 +1,13 @@
-"""Recipes that start from weights or from a teacher."""
+"""Recipes that start from pretrained weights or learn from a teacher."""
 
 from __future__ import annotations
 
-from vitkit.training.config.train_config import Settings
+from vitkit.training.config.field_types import Settings
+from vitkit.training.recipes.imagenet import deit
 
 
 def finetune() -> Settings:
-    """Fine-tune a pre-trained model on your own folder.
+    """Return settings to fine-tune a pretrained model on your own images.
 
     Paper: layer-wise decay as in BEiT (arXiv 2106.08254) and MAE (arXiv 2111.06377).
     Command: `vitkit train images/ --recipe finetune --pretrained WEIGHTS`
@@ -25,7 +26,7 @@ def finetune() -> Settings:
 
 
 def finetune_sgd() -> Settings:
-    """Fine-tune as the ViT paper does: SGD with momentum, no decay, at a higher resolution.
+    """Return settings to fine-tune as in the ViT paper, at a higher resolution.
 
     Paper: "An Image is Worth 16x16 Words" (arXiv 2010.11929), App. B.1.1: batch 512, cosine, no
     decay, gradients clipped at 1, 384 px.
@@ -36,6 +37,7 @@ def finetune_sgd() -> Settings:
         "epochs": 10,
         "batch_size": 512,
         "opt": "sgd",
+        # within the rates that the paper tries
         "lr": 1e-2,
         "min_lr": 0.0,
         "weight_decay": 0.0,
@@ -46,7 +48,7 @@ def finetune_sgd() -> Settings:
 
 
 def linear_probe() -> Settings:
-    """A linear classifier on features that are computed once.
+    """Return settings for a linear classifier on features that are computed once.
 
     Paper: logistic regression on frozen features, as in CLIP (arXiv 2103.00020, App. A.3).
     Command: `vitkit train images/ --recipe linear-probe --pretrained WEIGHTS`
@@ -56,14 +58,12 @@ def linear_probe() -> Settings:
 
 
 def distil() -> Settings:
-    """A DeiT-Ti that learns from a stronger teacher, through its distillation token.
+    """Return settings for a DeiT-Ti that learns from a teacher through its distillation token.
 
     Paper: DeiT (arXiv 2012.12877), Eq. 3: hard labels of the teacher, half of the loss.
     Command: `vitkit train images/ --recipe distil --teacher WEIGHTS`
     Expected: on ImageNet-1k 74.5 % instead of 72.2 % (its Table 3), with a RegNetY-16GF.
     """
-    from vitkit.training.recipes.imagenet import deit
-
     return deit() | {
         "model": "deit_tiny_distilled_patch16_224",
         "distill": "hard",

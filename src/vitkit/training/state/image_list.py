@@ -1,9 +1,9 @@
-"""The images that a run began with: so it can go on, bit for bit, when some files are gone.
+"""The images that a run began with, so that it can resume exactly when some files are gone.
 
-The order of an epoch, the cut into train, val and test and every random draw are functions of an
-image's place in its split. `images.npz` in the run's folder keeps these places: each split's names,
-class numbers and hashes of the files. A run that goes on with `--bad-images skip` takes its splits
-from there; images that are gone, or are others by now, have stand-ins.
+The order of an epoch, the cut into train, val and test, and every random draw are functions of an
+image's index in its split. `images.npz` in the run folder keeps these indices: the file names,
+class numbers and file hashes of each split. A run that resumes with `--bad-images skip` takes its
+splits from there; images that are missing or were changed are replaced by others of their class.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import dataclasses
 import io
 import os
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -20,7 +21,7 @@ from jaxtyping import UInt64
 
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.replacements import StandIns
+from vitkit.data.datasets.replacements import ReplacingSplit
 from vitkit.data.images.rereading import ANOTHER_FILE, file_stamps
 from vitkit.data.sources.open import Dataset, FileSplit, Split
 from vitkit.errors import CheckpointError
@@ -28,98 +29,132 @@ from vitkit.io.atomic import write_bytes
 
 FINGERPRINT, CLASSES = "fingerprint", "classes"
 NAMES, LABELS, LINES, DIGESTS = "names", "labels", "lines", "digests"
-BETWEEN = b"\0"
-DAMAGE = (OSError, ValueError, LookupError, EOFError, TypeError, NotImplementedError, BadZipFile,
-          zlib.error)  # fmt: skip
-"""What reading a damaged list raises."""
+SEPARATOR = b"\0"
+"""Between two texts in an array: no file name has this byte."""
+DAMAGE = (
+    OSError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    NotImplementedError,
+    BadZipFile,
+    zlib.error,
+)
+"""Exceptions raised by reading a damaged list."""
 
 
-def write_image_list(place: Path, dataset: Dataset) -> None:
-    """Write the list of a data set of image files; nothing for one of another kind.
+def write_image_list(path: Path, dataset: Dataset) -> None:
+    """Write the list of a dataset of image files; nothing for one of another kind.
 
     Raises:
         OutputError: the file cannot be written.
     """
     columns: dict[str, np.ndarray] = {
         FINGERPRINT: _packed([dataset.fingerprint.encode()]),
-        CLASSES: _packed([name.encode() for name in dataset.classes]),
+        CLASSES: _packed(map(str.encode, dataset.classes)),
     }
     for name, split in dataset.splits.items():
-        files = split.split if isinstance(split, StandIns) else split
-        if not isinstance(files, FileSplit):
+        files = split.split if isinstance(split, ReplacingSplit) else split
+        if not isinstance(files, FileSplit):  # images in arrays or archives do not go missing
             return
-        root = os.fspath(files.root)
-        columns |= {
-            f"{name}/{NAMES}": _packed([os.fsencode(os.path.relpath(p, root))
-                                        for p in files.paths.texts()]),
-            f"{name}/{LABELS}": files.labels.astype(np.int64),
-            f"{name}/{DIGESTS}": _short_digests(files.paths),
-        }  # fmt: skip
-        if files.lines is not None:
-            columns[f"{name}/{LINES}"] = files.lines
+        columns |= _split_columns(name, files)
+    # In memory first: the file is then written all or nothing.
     stream = io.BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **columns)
-    write_bytes(place, stream.getvalue())
+    write_bytes(path, stream.getvalue())
 
 
-def restored(place: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
-    """The data set as the run began with it, and how many of its images are gone, a line a split.
+def _split_columns(name: str, files: FileSplit) -> dict[str, np.ndarray]:
+    """Return the columns of one split: names relative to its folder, labels, digests, lines."""
+    root = os.fspath(files.root)
+    # Relative names, so that the folder of the images may be moved; bytes, as a file name need not
+    # be valid UTF-8.
+    names = [os.fsencode(os.path.relpath(path, root)) for path in files.paths.texts()]
+    columns = {
+        f"{name}/{NAMES}": _packed(names),
+        f"{name}/{LABELS}": files.labels.astype(np.int64),
+        f"{name}/{DIGESTS}": _short_digests(files.paths),
+    }
+    if files.lines is not None:
+        columns[f"{name}/{LINES}"] = files.lines
+    return columns
+
+
+def restore_dataset(path: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
+    """Restore the dataset as it was when the run began.
 
     Args:
-        place: the list.
-        dataset: what is found now; one of another kind than image files comes back as it is.
+        path: the list.
+        dataset: the dataset as it is now; one that is not of image files is returned unchanged.
+
+    Returns:
+        The dataset, and one line for each split of which images are missing or changed.
 
     Raises:
         CheckpointError: the list cannot be read.
     """
-    root = next((s.root for s in dataset.splits.values() if isinstance(s, FileSplit)), None)
+    root = _image_root(dataset)
     if root is None:
         return dataset, []
     try:
-        with place.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            columns = {name: stored[name] for name in stored.files}
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            columns = dict(stored)  # reads all of them, and so finds any damage
         splits: dict[str, Split] = {}
         notes: list[str] = []
-        for name in [key.removesuffix(f"/{NAMES}") for key in columns if key.endswith(NAMES)]:
-            split, gone = _restored_split(columns, name, root)
+        for key in columns:
+            if not key.endswith(NAMES):
+                continue
+            name = key.removesuffix(f"/{NAMES}")
+            split, missing = _restored_split(columns, name, root)
             splits[name] = split
-            if gone:
+            if missing:
                 notes.append(
-                    f"{gone:,} of {len(split):,} images of {name} are missing or changed since the "
-                    f"run began; others of their class take their places"
+                    f"{missing:,} of {len(split):,} images of {name} are missing or changed since "
+                    f"the run began; others of their class take their places"
                 )
-        classes = tuple(name.decode() for name in _unpacked(columns[CLASSES]))
-        mark = _unpacked(columns[FINGERPRINT])[0].decode()
+        classes = tuple(map(bytes.decode, _unpacked(columns[CLASSES])))
+        fingerprint = _unpacked(columns[FINGERPRINT])[0].decode()
     except DAMAGE as error:
         raise CheckpointError(
-            f"{place}: the list of the run's images is damaged ({error}); bring back the images "
+            f"{path}: the list of the run's images is damaged ({error}); bring back the images "
             f"that are gone and pass --bad-images refuse, or start afresh"
         ) from None
-    return dataclasses.replace(dataset, classes=classes, splits=splits, fingerprint=mark), notes
+    original = dataclasses.replace(dataset, classes=classes, splits=splits, fingerprint=fingerprint)
+    return original, notes
+
+
+def _image_root(dataset: Dataset) -> Path | None:
+    """Return the folder of the dataset's images, if they are files."""
+    for split in dataset.splits.values():
+        if isinstance(split, FileSplit):
+            return split.root
+    return None
 
 
 def _restored_split(columns: dict[str, np.ndarray], name: str, root: Path) -> tuple[FileSplit, int]:
-    """A split of the list, and how many of its images are gone: their stamps fit no file."""
-    names = [os.fsdecode(text) for text in _unpacked(columns[f"{name}/{NAMES}"])]
+    """Rebuild a split from the list; return it and the number of missing or changed images."""
+    names = map(os.fsdecode, _unpacked(columns[f"{name}/{NAMES}"]))
     paths = Paths(names, root)
+    # Before the digests: a file that changes after this line has another stamp when it is read.
     stamps = file_stamps(paths.texts())
-    gone = _short_digests(paths) != columns[f"{name}/{DIGESTS}"]
-    split = FileSplit(
-        paths, columns[f"{name}/{LABELS}"], root, columns.get(f"{name}/{LINES}"),
-        np.where(gone, ANOTHER_FILE, stamps),
-    )  # fmt: skip
-    return split, int(gone.sum())
+    missing = _short_digests(paths) != columns[f"{name}/{DIGESTS}"]
+    # This stamp fits no file, so that the reader treats the image as missing.
+    stamps = np.where(missing, ANOTHER_FILE, stamps)
+    labels = columns[f"{name}/{LABELS}"]
+    split = FileSplit(paths, labels, root, columns.get(f"{name}/{LINES}"), stamps)
+    return split, int(missing.sum())
 
 
 def _short_digests(paths: Paths) -> UInt64[np.ndarray, " N"]:
-    """The first 64 bits of each file's SHA-256 (N,)."""
-    whole = np.ascontiguousarray(file_digests(paths)[:, :8])
-    return whole.view(np.uint64)[:, 0]
+    """Return the first 64 bits of each file's SHA-256 (N,)."""
+    first_bytes = np.ascontiguousarray(file_digests(paths)[:, :8])
+    return first_bytes.view(np.uint64)[:, 0]
 
 
-def _packed(texts: list[bytes]) -> np.ndarray:
-    return np.frombuffer(BETWEEN.join(texts), np.uint8)
+def _packed(texts: Iterable[bytes]) -> np.ndarray:
+    return np.frombuffer(SEPARATOR.join(texts), np.uint8)
 
 
 def _unpacked(packed: np.ndarray) -> list[bytes]:
-    return packed.tobytes().split(BETWEEN)
+    return packed.tobytes().split(SEPARATOR)

@@ -1,7 +1,8 @@
-"""Everything a run goes on from, by name: what is not here is no state.
+"""The registry of all resumable training state, by name.
 
-Saving, loading, hashing and the tests that leave something out all go over this one registry. A
-part is tensors and JSON values, so that nothing that is stored can run code.
+Saving, loading, hashing and the tests that leave a part out all go over this one registry, so that
+state that is not registered cannot be saved by accident. A part is tensors and JSON values: nothing
+that is stored can run code.
 """
 
 from __future__ import annotations
@@ -13,44 +14,45 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn, optim
 
+from vitkit.distributed import distribute_like
 from vitkit.errors import CheckpointError, VitkitError
-from vitkit.training.parallel.fsdp import placed
 
 Tensors = dict[str, Tensor]
-Values = dict[str, Any]
+Metadata = dict[str, Any]
+"""The part of a state that is not tensors, as JSON values."""
 
 
 @runtime_checkable
-class Part(Protocol):
-    """One thing whose content decides the next step."""
+class Stateful(Protocol):
+    """An object whose content decides the next training step."""
 
     def tensors(self) -> Tensors:
-        """Its tensors by name."""
+        """Return its tensors by name."""
 
-    def values(self) -> Values:
-        """The rest of it, as JSON values."""
+    def metadata(self) -> Metadata:
+        """Return everything else that it needs, as JSON values."""
 
-    def restore(self, tensors: Tensors, values: Values) -> None:
-        """Take both in again. Raises `CheckpointError` where they are of something else."""
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
+        """Restore both. Raises `CheckpointError` if they belong to another object."""
 
 
 @dataclass
 class Progress:
-    """Where a run stands, besides its tensors. Everything the loop counts is here.
+    """The counters of the training loop.
 
     Attributes:
         step: optimizer steps done.
         loss_sum: sum of the training losses of this epoch's steps so far.
-        losses: how many those are.
+        losses: number of losses in that sum.
         best_top1: best validation top-1 so far; -1 before the first.
-        best_loss: its validation loss.
-        best_epoch: its epoch, counted from 1.
+        best_loss: validation loss of the best epoch.
+        best_epoch: number of the best epoch, counted from 1.
         stale: epochs without a higher top-1.
         skipped: steps left out because a number was not finite.
         skipped_in_a_row: the same, since the last step that was made.
         seconds: time spent training, over all sessions.
-        data: fingerprint of the data set the run is about.
-        unvalidated: whether this step ends an epoch that is still to be validated and written down.
+        data: fingerprint of the dataset.
+        unvalidated: True if this step ends an epoch that still has to be validated and logged.
     """
 
     step: int = 0
@@ -84,141 +86,173 @@ class Progress:
         return mean
 
     def count_best(self, epoch: int, validation: Mapping[str, float]) -> bool:
-        """Whether this epoch is the best so far: by validation top-1, then by loss."""
-        if not validation:
+        """Return whether this epoch is the best so far, by validation top-1, then by loss."""
+        if not validation:  # without a validation split the last epoch is the best
             return True
         top1, loss = validation["top1"], validation["loss"]
         self.stale = 0 if top1 > self.best_top1 else self.stale + 1
         if (top1, -loss) <= (self.best_top1, -self.best_loss):
             return False
-        self.best_top1, self.best_loss, self.best_epoch = top1, loss, epoch
+        self.best_top1 = top1
+        self.best_loss = loss
+        self.best_epoch = epoch
         return True
 
     def tensors(self) -> Tensors:
-        """None."""
+        """Return no tensors."""
         return {}
 
-    def values(self) -> Values:
-        """All of it."""
+    def metadata(self) -> Metadata:
+        """Return all counters."""
         return dataclasses.asdict(self)
 
-    def restore(self, tensors: Tensors, values: Values) -> None:
-        """Every field there, of its type, and none besides."""
-        mine = self.values()
-        _same_names("progress", mine, values)
-        for name, value in values.items():
-            if type(value) is not type(mine[name]):
-                raise CheckpointError(f"progress: {name} is {value!r}, no {type(mine[name])}")
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
+        """Restore all counters. Raises `CheckpointError` for other names or types."""
+        own = self.metadata()
+        _check_same_names("progress", own, metadata)
+        for name, value in metadata.items():
+            # Compared exactly: True would pass for 1.
+            if type(value) is not type(own[name]):
+                raise CheckpointError(f"progress: {name} is {value!r}, no {type(own[name])}")
             setattr(self, name, value)
 
 
 @dataclass(frozen=True)
 class ModelPart:
-    """A model's parameters and buffers."""
+    """The parameters and buffers of a model."""
 
     model: nn.Module
 
     def tensors(self) -> Tensors:
-        """Its `state_dict`."""
+        """Return its `state_dict`."""
         return dict(self.model.state_dict())
 
-    def values(self) -> Values:
-        """None."""
+    def metadata(self) -> Metadata:
+        """Return nothing."""
         return {}
 
-    def restore(self, tensors: Tensors, values: Values) -> None:
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Fill the model in place."""
-        mine = self.model.state_dict()
-        _same_names("model", mine, tensors)
+        own = self.model.state_dict()
+        _check_same_names("model", own, tensors)
         try:
-            self.model.load_state_dict({n: placed(t, mine[n]) for n, t in tensors.items()})
-        except RuntimeError as error:
+            # Stored tensors are whole; those of a sharded model are split again.
+            state = {}
+            for name, tensor in tensors.items():
+                state[name] = distribute_like(tensor, own[name])
+            self.model.load_state_dict(state)
+        except RuntimeError as error:  # the last line of torch's message names the tensor
             raise CheckpointError(f"model: {str(error).splitlines()[-1].strip()}") from None
 
 
 @dataclass(frozen=True)
 class OptimizerPart:
-    """An optimizer: `17.exp_avg` is the mean gradient of its parameter 17."""
+    """The state of an optimizer: `17.exp_avg` is the mean gradient of its parameter 17."""
 
     optimizer: optim.Optimizer
 
     def tensors(self) -> Tensors:
-        """The state of every parameter, as far as it is tensors."""
-        return {
-            f"{number}.{name}": value.contiguous()
-            for number, values in self.optimizer.state_dict()["state"].items()
-            for name, value in values.items()
-            if isinstance(value, Tensor)
-        }
+        """Return the tensors in the state of every parameter."""
+        tensors = {}
+        for number, state in self.optimizer.state_dict()["state"].items():
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    # safetensors stores contiguous tensors only.
+                    tensors[f"{number}.{name}"] = value.contiguous()
+        return tensors
 
-    def values(self) -> Values:
-        """The settings of its groups, which tensors every parameter has, and its numbers."""
+    def metadata(self) -> Metadata:
+        """Return the group settings, the tensor names of every parameter, and its numbers."""
         document = self.optimizer.state_dict()
-        kinds, numbers = {}, {}
-        for number, values in document["state"].items():
-            kinds[str(number)] = sorted(n for n, v in values.items() if isinstance(v, Tensor))
-            numbers[str(number)] = {n: v for n, v in values.items() if not isinstance(v, Tensor)}
-        stored = {"groups": document["param_groups"], "kinds": kinds}
-        return stored | ({"numbers": numbers} if any(numbers.values()) else {})
+        tensor_names: dict[str, list[str]] = {}
+        numbers: dict[str, Metadata] = {}
+        for number, state in document["state"].items():
+            names = list[str]()
+            others: Metadata = {}
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    names.append(name)
+                else:
+                    others[name] = value
+            # Keys of JSON objects are strings.
+            tensor_names[str(number)] = sorted(names)
+            numbers[str(number)] = others
+        metadata = {"groups": document["param_groups"], "kinds": tensor_names}
+        # Most optimizers keep tensors only; their metadata has no entry for numbers.
+        if any(numbers.values()):
+            metadata["numbers"] = numbers
+        return metadata
 
-    def restore(self, tensors: Tensors, values: Values) -> None:
+    def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Fill the optimizer in place."""
-        numbers = values.get("numbers", {})
-        _same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")),
-                    values | {"numbers": numbers})  # fmt: skip
-        kinds = values["kinds"].items()
-        _same_names("optimizer", {f"{number}.{n}": 0 for number, names in kinds for n in names},
-                    tensors)  # fmt: skip
-        state: dict[int, Values] = {int(number): dict(found) for number, found in numbers.items()}
+        metadata = dict(metadata)
+        metadata.setdefault("numbers", {})
+        _check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
+        expected: dict[str, None] = {}
+        for number, names in metadata["kinds"].items():
+            for name in names:
+                expected[f"{number}.{name}"] = None
+        _check_same_names("optimizer", expected, tensors)
+        state: dict[int, Metadata] = {}
+        for number, numbers in metadata["numbers"].items():
+            state[int(number)] = dict(numbers)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for key, tensor in tensors.items():
             number, _, name = key.partition(".")
-            if tensor.ndim:
-                tensor = placed(tensor, parameters[int(number)])
+            if tensor.ndim:  # scalars, such as step counts, are the same in every process
+                tensor = distribute_like(tensor, parameters[int(number)])
             state.setdefault(int(number), {})[name] = tensor
         try:
-            self.optimizer.load_state_dict({"state": state, "param_groups": values["groups"]})
+            self.optimizer.load_state_dict({"state": state, "param_groups": metadata["groups"]})
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"optimizer: {error}") from None
 
 
-class Registry(Mapping[str, Part]):
-    """The parts of a run's state, by name."""
+class Registry(Mapping[str, Stateful]):
+    """The parts of the state of a run, by name."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, Stateful] = {}
         self._objects: list[object] = []
 
-    def register(self, name: str, part: Part, whose: object = None) -> None:
-        """Add a part; `whose` is the object that it speaks for, where it is not itself.
+    def register(self, name: str, part: Stateful, stored: object = None) -> None:
+        """Add a part.
+
+        Args:
+            name: name of the part, unique in the registry.
+            part: reads and restores the state.
+            stored: object whose state it is; `None` for the part itself.
 
         Raises:
-            VitkitError: two parts of one name.
+            VitkitError: there is a part of this name.
         """
         if name in self._parts:
             raise VitkitError(f"the state has two parts {name!r}; give one another name")
         self._parts[name] = part
-        self._objects.append(part if whose is None else whose)
+        self._objects.append(part if stored is None else stored)
 
     def check_all_registered(self, owner: object) -> None:
-        """Every attribute that has a state must be registered, else it would be lost on resume.
+        """Refuse an object with a stateful attribute that is not registered.
+
+        The state of that attribute would be lost on resume.
 
         Raises:
-            VitkitError: one that is not, by name.
+            VitkitError: an attribute is not registered; the message names it.
         """
         for name, value in vars(owner).items():
             stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Progress)
-            if stateful and not any(value is one for one in self._objects):
+            # Compared by identity: equal modules would be different states.
+            if stateful and not any(value is known for known in self._objects):
                 raise VitkitError(
                     f"{type(owner).__name__}.{name} has a state that no checkpoint would hold; "
                     f"call registry.register({name!r}, ...)"
                 )
 
     def check_names(self, stored: Mapping[str, object]) -> None:
-        """Raises `CheckpointError` unless exactly the registered parts are stored."""
-        _same_names("state", self._parts, stored)
+        """Raise `CheckpointError` unless exactly the registered parts are stored."""
+        _check_same_names("state", self._parts, stored)
 
-    def __getitem__(self, name: str) -> Part:
+    def __getitem__(self, name: str) -> Stateful:
         return self._parts[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -228,10 +262,12 @@ class Registry(Mapping[str, Part]):
         return len(self._parts)
 
 
-def _same_names(what: str, mine: Mapping[str, object], stored: Mapping[str, object]) -> None:
-    missing, extra = sorted(mine.keys() - stored.keys()), sorted(stored.keys() - mine.keys())
+def _check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
+    """Raise `CheckpointError` if stored names are missing or unknown; at most 5 are listed."""
+    missing = sorted(own.keys() - stored.keys())
+    extra = sorted(stored.keys() - own.keys())
     if missing or extra:
         raise CheckpointError(
-            f"{what}: {', '.join(missing[:5]) or 'nothing'} missing, "
+            f"{part}: {', '.join(missing[:5]) or 'nothing'} missing, "
             f"{', '.join(extra[:5]) or 'nothing'} unknown"
         )

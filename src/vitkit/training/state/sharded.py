@@ -1,9 +1,9 @@
-"""Tensors that lie in parts on several processes, as safetensors files: each writes its own parts.
+"""Sharded tensors as safetensors files: each process writes its own shards.
 
-Written by torch's distributed checkpoints, whose safetensors writer says in the header where in the
-whole tensor a part begins. It merges files, too, but would make every scalar zero (torch 2.13: its
-merge returns early for an empty shape), so the parts stay as they are and are put together when
-they are read. Scalars are the same everywhere and never come here.
+They are written by torch's distributed checkpoints, whose safetensors writer stores in the header
+where in the full tensor a shard begins. torch can merge the files, too, but sets every scalar to
+zero (torch 2.13: its merge returns early for an empty shape). Therefore the shards are put together
+here when they are read. Scalars are the same in every process and are not written here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vitkit.errors import CheckpointError
 from vitkit.io.atomic import output_error
 
 OFFSETS = "DCP_SHARDING_INFO"
-"""The header's entry with where each part begins."""
+"""Entry of the header with the offsets of each shard in its full tensor."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -32,39 +32,50 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     try:
         save(dict(tensors), storage_writer=writer)
-    except CheckpointException as error:  # what each process has met; all of them know of all
-        met = [failure for failure, _ in error.failures.values()]
-        full = next((failure for failure in met if isinstance(failure, OSError)), None)
-        if full is None:
-            raise RuntimeError(f"{folder}: {met[0]}") from error
-        raise output_error(folder, full, sum(t.nbytes for t in tensors.values())) from error
+    except CheckpointException as error:
+        # Every process gets the failures of all of them.
+        for failure, _ in error.failures.values():
+            if isinstance(failure, OSError):
+                needed = sum(tensor.nbytes for tensor in tensors.values())
+                raise output_error(folder, failure, needed) from error
+        first, _ = next(iter(error.failures.values()))
+        raise RuntimeError(f"{folder}: {first}") from error
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors that the files of a folder have parts of; none if it is not there.
+    """Read the full tensors whose shards are in a folder; nothing if there is no such folder.
 
     Raises:
-        CheckpointError: parts are missing.
+        CheckpointError: shards are missing.
     """
-    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
+    shards: dict[str, list[tuple[list[int], Tensor]]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
-            begins = json.loads(file.metadata()[OFFSETS])
-            for name in file.keys():  # noqa: SIM118 - no mapping
-                part = file.get_tensor(name)
-                parts.setdefault(name, []).append((begins[name]["saved_offsets"], part))
-    return {name: _together(f"{folder}: {name}", found) for name, found in parts.items()}
+            offsets = json.loads(file.metadata()[OFFSETS])
+            for name in file.keys():  # noqa: SIM118 - it is not a mapping
+                shard = file.get_tensor(name)
+                shards.setdefault(name, []).append((offsets[name]["saved_offsets"], shard))
+    return {name: _merge(f"{folder}: {name}", parts) for name, parts in shards.items()}
 
 
-def _together(name: str, parts: list[tuple[list[int], Tensor]]) -> Tensor:
-    shape = [
-        max(begin[axis] + part.shape[axis] for begin, part in parts)
-        for axis in range(parts[0][1].ndim)
-    ]
-    result = torch.empty(shape, dtype=parts[0][1].dtype)
-    if sum(part.numel() for _, part in parts) != result.numel():
+def _merge(name: str, shards: list[tuple[list[int], Tensor]]) -> Tensor:
+    """Put the shards of one tensor together, each at its offsets."""
+    # The shape is not stored: it is where the last shard ends along each axis.
+    first = shards[0][1]
+    shape = [0] * first.ndim
+    for offsets, shard in shards:
+        for axis, offset in enumerate(offsets):
+            shape[axis] = max(shape[axis], offset + shard.shape[axis])
+    full = torch.empty(shape, dtype=first.dtype)
+    # Shards do not overlap, so their sizes add up to that of the full tensor.
+    covered = 0
+    for _, shard in shards:
+        covered += shard.numel()
+    if covered != full.numel():
         raise CheckpointError(f"{name} of shape {tuple(shape)} is not covered by its parts")
-    for begin, part in parts:
-        place = [slice(b, b + size) for b, size in zip(begin, part.shape, strict=True)]
-        result[tuple(place)] = part
-    return result
+    for offsets, shard in shards:
+        region = full
+        for axis, offset in enumerate(offsets):
+            region = region.narrow(axis, offset, shard.shape[axis])
+        region.copy_(shard)
+    return full

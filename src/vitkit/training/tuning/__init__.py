@@ -1,1 +1,1 @@
-"""Trials before the first step: learning rate, batch size and compilation."""
+"""Auto-tuning before training: precision, torch.compile, batch size and learning rate."""

@@ -1,1 +1,1 @@
-"""Between formats: exact folds, resizing, writing and the proof."""
+"""Writing a model in another format: folding, resizing, files, verification."""

@@ -1,4 +1,4 @@
-"""The same model for another patch or image size: FlexiViT's kernels and resampled positions."""
+"""A model for another patch or image size: FlexiViT's kernels and resampled positions."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from vitkit.spec import ViTSpec
 def resize_kernel(
     kernel: Float[Tensor, "D C P Q"], size: tuple[int, int], mode: str = "bilinear"
 ) -> Float[Tensor, "D C P2 Q2"]:
-    """A patch projection for another patch size: FlexiViT's PI-resize (arXiv 2212.08013), Eq. 4.
+    """Resize a patch projection: FlexiViT's PI-resize (arXiv 2212.08013), Eq. 4.
 
-    With B the matrix that resizes a patch, the new kernel is pinv(B^T) w: a resized patch then
-    gives as nearly as possible the token that the patch gave; exactly so when it was enlarged.
+    With B the matrix that resizes a patch, the new kernel is pinv(B^T) w: the token of a resized
+    patch is then as near as possible to that of the original one, and equal when it was enlarged.
 
     Args:
         kernel: w (D, C, P, Q).
         size: (height, width) of the new patches, in pixels.
-        mode: how B resizes, `bilinear` (antialiased, the paper's) or `bicubic`.
+        mode: of B, antialiased: `bilinear` (the paper's) or `bicubic`.
+
+    Returns:
+        The new kernel (D, C, P2, Q2), in the dtype of the old one.
     """
     old = tuple(kernel.shape[2:])
     if old == size:
@@ -36,12 +39,12 @@ def resize_kernel(
     resized = F.interpolate(basis, size=size, mode=mode, antialias=True)
     inverse = torch.linalg.pinv(resized.flatten(1))  # rows of B^T, (P Q, P2 Q2) -> (P2 Q2, P Q)
     exact = exact_dtype(kernel.device)
-    made = kernel.flatten(2).to(exact) @ inverse.to(kernel.device, exact).T
-    return made.unflatten(2, size).to(kernel.dtype)
+    new_kernel = kernel.flatten(2).to(exact) @ inverse.to(kernel.device, exact).T
+    return new_kernel.unflatten(2, size).to(kernel.dtype)
 
 
 def exact_dtype(device: torch.device) -> torch.dtype:
-    """float64, or float32 on Apple's GPUs, which have no float64."""
+    """Return float64, or float32 on Apple's GPUs, which have no float64."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
@@ -51,7 +54,7 @@ def resized(
     image_size: int | tuple[int, int] | None = None,
     patch_size: int | tuple[int, int] | None = None,
 ) -> ViT:
-    """A copy of a model with weights for other images, other patches, or both.
+    """Return a copy of a model with weights for other images, other patches, or both.
 
     The patch kernel is resized by `resize_kernel`, learned positions by the spec's
     `position_resampling`; all else is copied. `patch_size=8` on a FlexiViT at 240 pixels gives
@@ -66,9 +69,14 @@ def resized(
         SpecError: sizes that do not divide, or another patch for a stem that is no projection of
             pixels.
     """
-    changes = {"image_size": image_size, "patch_size": patch_size}
     old = model.spec
-    spec = old.replace(**{name: size for name, size in changes.items() if size is not None})
+    spec = old
+    if image_size is not None or patch_size is not None:
+        # Changed at once: each alone might not divide the other.
+        spec = old.replace(
+            image_size=old.image_size if image_size is None else image_size,
+            patch_size=old.patch_size if patch_size is None else patch_size,
+        )
     state = dict(model.state_dict())
     if spec.patch_size != old.patch_size:
         if old.stem not in ("convolution", "linear"):
@@ -87,10 +95,10 @@ def resized(
 
 
 def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
-    """A copy of a model under another spec, with these weights and the model's own settings.
+    """Return a copy of a model under another spec, with these weights and its own settings.
 
     Args:
-        model: gives the caller's backbone if it has one, its mode, checkpointing, what is frozen.
+        model: its backbone (if any), mode, checkpointing and frozen parameters are taken over.
         spec: the new one; `state` fits it.
         state: tensors by name; they are copied.
     """
@@ -98,10 +106,11 @@ def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
     if spec.stem == "backbone":
         backbone = copy.deepcopy(model.patch_embed.get_submodule("backbone"))
     with torch.device("meta"):
-        made = ViT(spec, backbone=backbone)
-    made.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
+        new_model = ViT(spec, backbone=backbone)
+    copies = {name: tensor.clone() for name, tensor in state.items()}
+    new_model.load_state_dict(copies, assign=True)
     frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
-    for name, parameter in made.named_parameters():
+    for name, parameter in new_model.named_parameters():
         parameter.requires_grad_(name not in frozen)
-    made.run_block = model.run_block
-    return made.train(model.training)
+    new_model.run_block = model.run_block
+    return new_model.train(model.training)

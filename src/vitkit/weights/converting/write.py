@@ -1,127 +1,174 @@
-"""A checkpoint on its way into the files of a format: fitted to what it holds, renamed, written."""
+"""Writing a checkpoint in any format: fitted to the format's classes, renamed, written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, OutputError, did_you_mean
+from vitkit.errors import CheckpointError, OutputError
 from vitkit.io.atomic import FileWriter, write_new
-from vitkit.io.strict_json import BESIDE
+from vitkit.io.strict_json import DOCUMENT_FILES
+from vitkit.messages import did_you_mean
 from vitkit.spec import ViTSpec
-from vitkit.weights.converting.fold import Step, fit
-from vitkit.weights.files.open import PICKLES, WHOLE
-from vitkit.weights.formats.format import Bundle
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.converting.fit import fit_to_format
+from vitkit.weights.files.open import WEIGHTS_FILES
+from vitkit.weights.files.pickles import PICKLE_ENDINGS
+from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.model_tensors import as_saved
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.formats.vitkit import OWN, content
+from vitkit.weights.formats.vitkit import OWN_FORMAT, own_file_writer
 
-if TYPE_CHECKING:
-    from vitkit.weights.checkpoint import Checkpoint
-
-FILES = (".safetensors", ".npz", *PICKLES)
-"""Endings by which a place is a file and no folder."""
+FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
+"""Endings by which an output path is a file and no folder."""
 
 
-class Made(NamedTuple):
-    """A model on its way into files."""
+class _PreparedFiles(NamedTuple):
+    """Files that are ready to be written.
 
-    contents: dict[str, FileWriter]
+    Attributes:
+        writers: file name -> writer.
+        fitted: the model that they hold.
+    """
+
+    writers: dict[str, FileWriter]
+    fitted: Fitted
+
+
+class WrittenCheckpoint(NamedTuple):
+    """A checkpoint on disk.
+
+    Attributes:
+        files: written.
+        spec: of the model in them.
+        steps: the changes that the format needed.
+        unchanged: number of tensors with the same bits as before.
+    """
+
+    files: tuple[Path, ...]
     spec: ViTSpec
-    state: Mapping[str, Tensor]
     steps: tuple[Step, ...]
+    unchanged: int
 
 
-def refuse_unknown(to: str) -> None:
-    """Raise `CheckpointError` for what is no format."""
-    if to not in (OWN, *FORMATS):
-        near = did_you_mean(to, [OWN, *FORMATS])
-        raise CheckpointError(f"format {to!r} is none of {OWN}, {', '.join(FORMATS)}{near}")
+def refuse_unknown_format(to: str) -> None:
+    """Raise `CheckpointError` if there is no format of this name."""
+    if to not in (OWN_FORMAT, *FORMATS):
+        near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
+        raise CheckpointError(f"format {to!r} is none of {OWN_FORMAT}, {', '.join(FORMATS)}{near}")
 
 
-def _made(given: Checkpoint, to: str, allow_lossy: bool) -> Made:
-    """The files of the target, what they hold, and the steps that led there."""
-    stored, place = getattr(torch, given.dtype), given.path or "checkpoint"
-    spec, before = as_saved(given.model, Path(place))
-    if to == OWN:
-        metadata = {**given.metadata, "source_format": given.format}
-        file = content(
-            given.model, given.preprocess, given.classes, metadata, stored, place=Path(place)
+def write_checkpoint(
+    checkpoint: Checkpoint, out: Path, to: str, allow_lossy: bool, before: Mapping[str, Tensor]
+) -> WrittenCheckpoint:
+    """Write a checkpoint in a format.
+
+    Args:
+        checkpoint: the model with its metadata.
+        out: a folder, or a file with the format's ending.
+        to: the format.
+        allow_lossy: also take steps that approximate or lose something.
+        before: the tensors to count unchanged ones against; no copy of them is kept.
+
+    Raises:
+        CheckpointError: a model that the format cannot hold, or cannot without loss.
+        OutputError: a file exists already, or cannot be written.
+    """
+    writers, (spec, state, steps) = _prepare_files(checkpoint, to, allow_lossy)
+    unchanged = sum(name in before and _same(before[name], state[name]) for name in state)
+    return WrittenCheckpoint(_write_files(out, writers, to), spec, tuple(steps), unchanged)
+
+
+def _prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _PreparedFiles:
+    """Return the files of the target, the model in them, and the steps of the conversion."""
+    dtype: torch.dtype = getattr(torch, checkpoint.dtype)
+    path = checkpoint.path or Path("checkpoint")
+    spec, before = as_saved(checkpoint.model, path)
+    if to == OWN_FORMAT:
+        writer = own_file_writer(
+            checkpoint.model,
+            checkpoint.preprocess,
+            checkpoint.classes,
+            {**checkpoint.metadata, "source_format": checkpoint.format},
+            dtype,
+            path=path,
         )
-        return Made({"model.safetensors": file}, spec, before, ())
+        return _PreparedFiles({WEIGHTS_FILE: writer}, Fitted(spec, before, []))
     form = FORMATS[to]
     try:
-        spec, state, steps = form.settle(fit(spec, before, *form.capabilities))
+        fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
     except CheckpointError as error:
-        raise CheckpointError(f"{place}: as {to}: {error}") from None
-    if (lossy := [step.text for step in steps if step.kind != "folded"]) and not allow_lossy:
+        raise CheckpointError(f"{path}: as {to}: {error}") from None
+    lossy = [step.text for step in fitted.steps if step.kind != "folded"]
+    if lossy and not allow_lossy:
         raise CheckpointError(
-            f"{place}: {to} cannot hold all of it: {'; '.join(lossy)}; "
+            f"{path}: {to} cannot hold all of it: {'; '.join(lossy)}; "
             f"say --allow-lossy (allow_lossy=True) to go on without"
         )
-    tensors = write_tensors(form.table(spec), spec, state)
-    if not steps:  # numbers that were computed anew keep all their bits
-        tensors = {name: tensor.to(stored) for name, tensor in tensors.items()}
-    files = form.write(Bundle(spec, tensors, given.preprocess, given.classes))
-    return Made(files, spec, state, tuple(steps))
-
-
-def written(
-    given: Checkpoint, out: Path, to: str, allow_lossy: bool, before: Mapping[str, Tensor]
-) -> tuple[tuple[Path, ...], ViTSpec, tuple[Step, ...], int]:
-    """Files, the spec they hold, the steps, how many tensors stayed; keeps no copy of them."""
-    contents, spec, state, steps = _made(given, to, allow_lossy)
-    kept = sum(name in before and _same(before[name], tensor) for name, tensor in state.items())
-    return _place(out, contents, to), spec, steps, kept
+    tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
+    # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
+    if not fitted.steps:
+        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, checkpoint.classes)
+    return _PreparedFiles(form.write(bundle), fitted)
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
     if left.data_ptr() == right.data_ptr():
-        return True
+        return True  # the same memory, without reading it
     return left.shape == right.shape and torch.equal(left, right)
 
 
-def _place(out: Path, contents: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
+def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
     """Write into the folder `out`, or the one file of that name."""
-    if out.suffix not in FILES:
-        _refuse_company(out, set(contents), to)
-        return write_new(out, contents)
-    if len(contents) > 1:
-        raise CheckpointError(f"{out}: {to} is a folder of {', '.join(contents)}; give a folder")
-    ((name, only),) = contents.items()
+    if out.suffix not in FILE_ENDINGS:
+        _refuse_company(out, set(writers), to)
+        return write_new(out, writers)
+    if len(writers) > 1:
+        raise CheckpointError(f"{out}: {to} is a folder of {', '.join(writers)}; give a folder")
+    ((name, writer),) = writers.items()
     if out.suffix != Path(name).suffix:
         raise CheckpointError(f"{out}: {to} files end in {Path(name).suffix}; name it so")
     _refuse_company(out.parent, {out.name}, to)
-    return write_new(out.parent, {out.name: only})
+    return write_new(out.parent, {out.name: writer})
 
 
 def _refuse_company(folder: Path, names: set[str], to: str) -> None:
-    """Raise `OutputError` where new files would change what those in a folder mean, or the reverse.
+    """Refuse new files that would change the meaning of those in a folder, or the reverse.
 
-    A folder is read by the first of `WHOLE` that it has, and weights by the JSON beside them.
+    A folder is read by the first of `WEIGHTS_FILES` in it, and weights by the JSON beside them.
+
+    Raises:
+        OutputError: another folder must be chosen.
     """
     if not folder.is_dir() or any((folder / name).exists() for name in names):
-        return  # the one that is there already is named by `write_new`
-    there = {file.name for file in folder.iterdir()}
-    if names & set(WHOLE):
-        if "config.yaml" in there and there & {"state", "weights"}:
-            raise OutputError(f"{folder} is the folder of a run; choose another one")
-        if other := next((name for name in WHOLE if (folder / name).is_file()), None):
-            raise OutputError(f"{folder} is read by its {other}; choose another folder")
-    beside = set(BESIDE.values())
-    weights = sorted(name for name in there if name.endswith((*FILES, ".safetensors.index.json")))
-    if names & beside and weights:
+        return  # a file that exists is reported by `write_new`
+    existing = {file.name for file in folder.iterdir()}
+    if not names.isdisjoint(WEIGHTS_FILES):
+        _refuse_other_weights(folder, existing)
+    documents = set(DOCUMENT_FILES.values())
+    endings = (*FILE_ENDINGS, ".safetensors.index.json")
+    weights = sorted(name for name in existing if name.endswith(endings))
+    if names & documents and weights:
         raise OutputError(
-            f"{folder / weights[0]} would be read by the new {min(names & beside)}; choose another "
-            f"folder"
+            f"{folder / weights[0]} would be read by the new {min(names & documents)}; choose "
+            f"another folder"
         )
-    if to != OWN and there & beside and not names & beside:
+    if to != OWN_FORMAT and existing & documents and not names & documents:
         raise OutputError(
-            f"{', '.join(names)} would be read by {folder / min(there & beside)}, which is not of "
-            f"it; choose another folder"
+            f"{', '.join(names)} would be read by {folder / min(existing & documents)}, which is "
+            f"not of it; choose another folder"
         )
+
+
+def _refuse_other_weights(folder: Path, existing: set[str]) -> None:
+    if "config.yaml" in existing and existing & {"state", "weights"}:
+        raise OutputError(f"{folder} is the folder of a run; choose another one")
+    for name in WEIGHTS_FILES:
+        if (folder / name).is_file():
+            raise OutputError(f"{folder} is read by its {name}; choose another folder")

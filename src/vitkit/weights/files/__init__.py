@@ -1,1 +1,1 @@
-"""Weights files: opened lazily, pickles and archives checked first."""
+"""Files of weights on disk: opened lazily; pickles and archives are checked before use."""

@@ -1,29 +1,182 @@
-"""What torch's reader made of a pickle: the entry that holds the weights, and plain tensors."""
+"""Pickles of `torch.save`: read by torch's restricted reader, then reduced to plain tensors.
+
+A pickle can run code when it is read, so none is opened without the user's trust, and even then
+only by the `weights_only` reader.
+"""
 
 from __future__ import annotations
 
+import argparse
+import re
+import tarfile
+import warnings
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+from vitkit.weights.files.source import Header, Source
+from vitkit.weights.files.zip_checks import READ_ERRORS, checked_entries
 
-CONTAINERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model_state_dict", "model_state",
-              "model", "module", "net", "network", "weights", "params", "teacher", "student",
-              "encoder")  # fmt: skip
+PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
+TRUST = (
+    "say --trust-pickle (trust_pickle=True); a command without that flag takes what vitkit convert "
+    "FILE OUT --to vitkit --trust-pickle makes of it"
+)
+"""The end of a message that refuses a pickle: how to trust it."""
+CONTAINERS = (
+    "state_dict_ema",
+    "model_ema",
+    "ema",
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "module",
+    "net",
+    "network",
+    "weights",
+    "params",
+    "teacher",
+    "student",
+    "encoder",
+)
 """Entries of a training checkpoint that hold the weights, best first."""
+
+
+def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
+    """Open a pickle of `torch.save`, such as a `.pth` file.
+
+    Args:
+        path: the file.
+        documents: the JSON files beside it.
+        trust: True if the user trusts the file.
+
+    Raises:
+        CheckpointError: no trust, a file that the restricted reader refuses, or no plain tensors.
+    """
+    if not trust:
+        raise CheckpointError(
+            f"{path}: a pickle, which can run code when it is read; ask for a .safetensors file, "
+            f"or, if you trust where it comes from, {TRUST}"
+        )
+    records = pickle_records(path)
+    try:
+        # DeiT's and timm's training checkpoints hold their settings as a Namespace, plain data.
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=records is not None
+            )
+    except Exception as error:  # noqa: BLE001 - a hostile pickle makes torch raise anything
+        raise CheckpointError(
+            f"{path}: torch's weights_only reader refuses: {_refusal(error)}"
+        ) from None
+    stated = stated_model(content)
+    tensors, notes = unpacked(path, content, records)
+    if stated:
+        notes = (*notes, f"says that its model is {stated['architecture']}")
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for name, tensor in tensors.items():
+        shapes[name] = tuple(tensor.shape)
+        dtypes[name] = str(tensor.dtype).removeprefix("torch.")
+        readers[name] = tensor.clone  # torch maps the file, which may change later
+    header = Header(path, shapes, dtypes, {}, documents, notes, stated)
+    return Source(header, readers, ExitStack())
+
+
+def _refusal(error: Exception) -> str:
+    """Return one line with the reason of torch's error."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    reason = next((line.strip() for line in lines if "Unsupported global" in line), lines[0])
+    match = re.search(r"Unsupported global: GLOBAL (\S+)", reason)
+    if match is None:
+        return reason
+    return f"it holds a {match[1]}; torch.save(model.state_dict(), ...) writes tensors alone"
+
+
+def pickle_records(path: Path) -> set[int] | None:
+    """Return the sizes of the records in `torch.save`'s archive; None for an old, bare file.
+
+    Raises:
+        CheckpointError: neither of the two, or an archive that torch would unpack, run or write.
+    """
+    with path.open("rb") as file:
+        start = file.read(4)
+    # Since torch 1.6 an archive; before, a pickle (0x80) or a tar file of several.
+    if start != b"PK\x03\x04":
+        if start[:1] != b"\x80" or tarfile.is_tarfile(path):
+            raise CheckpointError(f"{path}: no pickle of torch's, and no archive of torch.save")
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = checked_entries(path, archive)
+    except READ_ERRORS as error:
+        raise CheckpointError(f"{path}: not a whole archive: {error}") from None
+    for entry in entries:
+        if entry.filename.endswith("/constants.pkl"):
+            raise CheckpointError(f"{path}: a TorchScript program; save its state_dict() instead")
+    sizes: set[int] = set()
+    for entry in entries:
+        if entry.compress_type != zipfile.ZIP_STORED:
+            raise CheckpointError(
+                f"{path}: it is compressed, which torch.save's archives never are"
+            )
+        sizes.add(entry.file_size)
+    return sizes
+
+
+def stated_model(content: object) -> dict[str, Any]:
+    """Return the model that a training checkpoint names, with the keys of timm's `config.json`.
+
+    timm's train.py writes the name as `arch`, and its settings as `args`, a Namespace.
+
+    Returns:
+        `architecture`, `model_args` and `global_pool` as far as they are there; empty without a
+        name.
+    """
+    if not isinstance(content, Mapping):
+        return {}
+    args = content.get("args")
+    if isinstance(args, argparse.Namespace):
+        args = vars(args)
+    if not isinstance(args, Mapping):
+        args = {}
+    for name in (content.get("arch"), args.get("model")):
+        if isinstance(name, str) and re.fullmatch(r"[\w./-]{1,100}", name):
+            break
+    else:
+        return {}
+    keywords = args.get("model_kwargs")
+    arguments = dict(keywords) if isinstance(keywords, Mapping) else {}
+    size = args.get("img_size")
+    if isinstance(size, int):
+        arguments.setdefault("img_size", size)
+    # "timm/vit_base_patch16_224.augreg" -> "vit_base_patch16_224"
+    architecture = name.rpartition("/")[2].partition(".")[0]
+    stated: dict[str, Any] = {"architecture": architecture, "model_args": arguments}
+    pool = args.get("gp")
+    if isinstance(pool, str):
+        stated["global_pool"] = pool
+    return stated
 
 
 def unpacked(
     path: Path, content: object, records: set[int] | None
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The dictionary of tensors inside a training checkpoint, and through what it was reached.
+    """Return the dictionary of tensors inside a training checkpoint, and notes on the way there.
 
     Args:
         path: the file, for messages.
-        content: what torch's restricted reader made of it.
-        records: the sizes of the file's records, as `pickle_records` has them.
+        content: the object that torch's restricted reader returned.
+        records: the sizes of the file's records, from `pickle_records`.
 
     Raises:
         CheckpointError: no dictionary of tensors, several of them, or tensors that are not plain.
@@ -31,50 +184,70 @@ def unpacked(
     notes: list[str] = []
     while isinstance(content, dict):
         holding = [name for name, value in content.items() if _holds_tensors(value)]
-        inner = next((n for n in CONTAINERS if _leads_to_tensors(content.get(n))), None)
-        if inner is None and len(holding) == 1 and not _holds_tensors(content):
-            (inner,) = holding
-        elif inner is None and len(holding) > 1:
-            shown = ", ".join(str(name)[:50] for name in holding[:5])
-            raise CheckpointError(
-                f"{path}: several of its entries hold tensors ({shown}); save one of them alone"
-            )
+        inner = _entry_with_weights(path, content, holding)
         if inner is None:
             break
         if len(notes) == len(CONTAINERS):
             raise CheckpointError(f"{path}: its entry {inner!r} is nested without end")
         notes.append(f"weights taken from the entry {inner!r}")
-        if others := [str(name)[:50] for name in holding if name != inner]:
-            notes.append(f"other entries with tensors, left out: {', '.join(others[:5])}")
+        others = [name for name in holding if name != inner]
+        if others:
+            notes.append(f"other entries with tensors, left out: {_first_names(others)}")
         content = content[inner]
     if not isinstance(content, dict) or not any(isinstance(v, Tensor) for v in content.values()):
         raise CheckpointError(f"{path}: holds no dictionary of tensors; save a state_dict()")
-    tensors = {name: _plain(path, name, value, records) for name, value in content.items()
-               if isinstance(name, str) and isinstance(value, Tensor)}  # fmt: skip
+    tensors: dict[str, Tensor] = {}
+    rest: list[Any] = []
+    for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, Tensor):
+            tensors[name] = _plain(path, name, value, records)
+        else:
+            rest.append(name)
+    # Views of one small storage may pretend to be gigabytes.
     if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
         raise CheckpointError(f"{path}: its tensors share so many numbers that they are no model")
-    if others := [name for name in content if name not in tensors]:
-        shown = ", ".join(name[:50] for name in others[:5] if isinstance(name, str))
-        notes.append(f"no tensors, left out: {shown or len(others)}")
+    if rest:
+        shown = _first_names([name for name in rest[:5] if isinstance(name, str)])
+        notes.append(f"no tensors, left out: {shown or len(rest)}")
     return tensors, tuple(notes)
 
 
+def _entry_with_weights(path: Path, content: dict[Any, Any], holding: list[Any]) -> Any:
+    """Return the entry to unpack next, or None where the tensors are in `content` itself."""
+    for name in CONTAINERS:
+        if _leads_to_tensors(content.get(name)):
+            return name
+    if len(holding) == 1 and not _holds_tensors(content):
+        return holding[0]
+    if len(holding) > 1:
+        raise CheckpointError(
+            f"{path}: several of its entries hold tensors ({_first_names(holding)}); save one of "
+            f"them alone"
+        )
+    return None
+
+
+def _first_names(names: list[Any]) -> str:
+    return ", ".join(str(name)[:50] for name in names[:5])
+
+
 def _holds_tensors(value: object) -> bool:
-    """Whether it is a dictionary with more than numbers: `{"decay": tensor(0.99)}` holds none."""
-    parts = value.values() if isinstance(value, dict) else ()
-    return any(isinstance(part, Tensor) and part.dim() > 0 for part in parts)
+    """True if it is a dictionary with more than numbers: `{"decay": tensor(0.99)}` holds none."""
+    if not isinstance(value, dict):
+        return False
+    return any(isinstance(part, Tensor) and part.dim() > 0 for part in value.values())
 
 
 def _leads_to_tensors(value: object, levels: int = 3) -> bool:
-    """Whether it holds tensors, in itself or through entries of `CONTAINERS`; settings do not."""
+    """True if it holds tensors, in itself or through entries of `CONTAINERS`; settings do not."""
     if not isinstance(value, dict) or not levels or _holds_tensors(value):
         return isinstance(value, dict)
     return any(_leads_to_tensors(value.get(name), levels - 1) for name in CONTAINERS)
 
 
 def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
-    """The tensor without what training hung on it, if its numbers are all there."""
-    if tensor.is_nested:  # which has no shape
+    """Return the tensor without gradient and hooks, if all its numbers are in the file."""
+    if tensor.is_nested:  # a nested tensor has no shape
         raise CheckpointError(f"{path}: {name} is no plain tensor but a nested one")
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:
         raise CheckpointError(f"{path}: {name} is no plain tensor but {type(tensor).__name__}")

@@ -1,1 +1,1 @@
-"""One module or package a format: its key table, detection and configuration."""
+"""Published checkpoint formats: each detects its files, infers the spec and renames tensors."""

@@ -1,87 +1,139 @@
 """facebookresearch/deit: training checkpoints of DeiT (2012.12877) and DeiT III (2204.07118).
 
-Names are timm's of that time: main.py saves `{"model": state_dict, ...}`, models.py has the
-distilled class and models_v2.py DeiT III's, whose LayerScale is `gamma_1`, `gamma_2` and whose
-table of positions has no row for the class token. A plain model differs from timm's by its
-container alone; without that, it is read as timm's, which computes the same.
+Names are those that timm had at the time, so this format extends timm's: main.py saves
+`{"model": state_dict, ...}`, models.py has the distilled class and models_v2.py DeiT III's, whose
+LayerScale is `gamma_1`, `gamma_2` and whose table of positions has no row for the class token. A
+plain model differs from timm's by its container alone; without that, it is read as timm's, which
+computes the same.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.open import Header, Source
-from vitkit.weights.formats.format import CODE, PLAIN, Bundle, Format, Inferred, safetensors_file
-from vitkit.weights.formats.infer_spec import IMAGENET
-from vitkit.weights.formats.key_table import Table
-from vitkit.weights.formats.timm import format as timm
+from vitkit.weights.files.source import Header, Source
+from vitkit.weights.formats.format import (
+    FIRST_PAPER,
+    FIXED_BY_CODE,
+    WEIGHTS_FILE,
+    BuiltModel,
+    Bundle,
+    Capabilities,
+    Format,
+    Inferred,
+    ReferenceLibrary,
+    bundle_writer,
+)
+from vitkit.weights.formats.infer_spec import IMAGENET_MEAN
+from vitkit.weights.formats.key_table import Row, Table
+from vitkit.weights.formats.timm.architecture import timm_architecture
+from vitkit.weights.formats.timm.format import TIMM
+from vitkit.weights.formats.timm.infer import FIRST_BLOCK, infer_with_defaults
+from vitkit.weights.formats.timm.reference import TIMM_LIBRARY, filled_timm_model
 
-BLOCK = timm.BLOCK
-ENTRIES = ("'model'", "'model_ema'")
-LAYOUT = "facebookresearch/deit"
-PREPROCESS = IMAGENET.replace(interpolation="bicubic", crop_ratio=0.875)
+_CONTAINERS = ("'model'", "'model_ema'")
+"""Entries of its training checkpoints, as a note on the way in names them."""
+_LAYOUT = "facebookresearch/deit"
+"""The mark that vitkit writes into the header, where no container shows the origin."""
+_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
 
 
-def detect(header: Header) -> bool:
-    """DeiT III's LayerScale beside a fused bias, or timm's names in the entry `model`."""
+def _detect(header: Header) -> bool:
+    """Return True for DeiT III's LayerScale beside a fused bias, or timm's names in `model`."""
+    shapes = header.shapes
     if "architecture" in header.documents.get("config", {}):
+        return False  # timm's own folder
+    if f"{FIRST_BLOCK}norm11.weight" in shapes and f"{FIRST_BLOCK}norm21.weight" in shapes:
+        return True  # DeiT III's parallel blocks, which `_infer` refuses by name
+    if not TIMM.detect(header) or "pos_embed" not in shapes:
         return False
-    if f"{BLOCK}norm11.weight" in header.shapes and f"{BLOCK}norm21.weight" in header.shapes:
+    # timm's Eva has gamma_1 beside split biases; DeiT III has it beside a fused one.
+    deit3 = {f"{FIRST_BLOCK}gamma_1", f"{FIRST_BLOCK}attn.qkv.bias", "cls_token"}
+    if deit3 <= shapes.keys() or header.metadata.get("layout") == _LAYOUT:
         return True
-    if not timm.detect(header) or "pos_embed" not in header.shapes:
-        return False
-    scaled = {f"{BLOCK}gamma_1", f"{BLOCK}attn.qkv.bias", "cls_token"} <= header.shapes.keys()
-    boxed = any(note.endswith(entry) for note in header.notes for entry in ENTRIES)
-    return scaled or boxed or header.metadata.get("layout") == LAYOUT
+    return any(note.endswith(_CONTAINERS) for note in header.notes)
 
 
-def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
-    """As for timm, with ImageNet's mean; DeiT III is evaluated on the whole shorter side."""
-    if f"{BLOCK}norm11.weight" in header.shapes:
+def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+    """Infer as for timm, with ImageNet's mean; DeiT III is evaluated on the whole shorter side."""
+    if f"{FIRST_BLOCK}norm11.weight" in header.shapes:
         raise CheckpointError("DeiT III's parallel blocks are not something that vitkit computes")
-    scaled = f"{BLOCK}gamma_1" in header.shapes
-    preprocess = PREPROCESS.replace(crop_ratio=1.0) if scaled else PREPROCESS
-    return timm.infer_as(header, overrides, preprocess, position_resampling="bicubic")
+    preprocess = _PREPROCESS
+    if f"{FIRST_BLOCK}gamma_1" in header.shapes:
+        preprocess = _PREPROCESS.replace(crop_ratio=1.0)
+    return infer_with_defaults(header, overrides, preprocess, position_resampling="bicubic")
 
 
-def prepare(source: Source) -> Source:
-    """timm's names of LayerScale become the first ones."""
-    names = {name: _scales(name) for name in source}
-    return source.renamed(names) if any(old != new for old, new in names.items()) else source
+def _prepare(source: Source) -> Source:
+    """Rename timm's LayerScale to the first names."""
+    return source.renamed_by(_first_scale_names)
 
 
-def table(spec: ViTSpec) -> Table:
-    """timm's, but for LayerScale."""
-    theirs = timm.table(spec)
-    rows = tuple(
-        line._replace(theirs=tuple(_scales(name) for name in line.theirs)) for line in theirs.rows
-    )
-    return Table(rows, theirs.aside)
+def _table(spec: ViTSpec) -> Table:
+    """Return timm's table with the first names of LayerScale."""
+    timm_table = TIMM.table(spec)
+    rows: list[Row] = []
+    for timm_row in timm_table.rows:
+        theirs = tuple(map(_first_scale_names, timm_row.theirs))
+        rows.append(timm_row._replace(theirs=theirs))
+    return Table(tuple(rows), timm_table.ignored)
 
 
-def _scales(name: str) -> str:
+def _first_scale_names(name: str) -> str:
     return name.replace("ls1.gamma", "gamma_1").replace("ls2.gamma", "gamma_2")
 
 
-FIRST: dict[str, Any] = {
-    **PLAIN, "representation_width": (None,), "distilled_readout": ("mean",),
-    "positions_cover_prefix": (True,), "layer_scale": (None,),
-}  # fmt: skip
-"""What models.py computes; any value of the other fields fits."""
-THIRD: dict[str, Any] = {
-    **PLAIN, "representation_width": (None,), "distillation_token": (False,),
+def _write(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return one file with the names of their `model.state_dict()`; no pickle is written."""
+    return {WEIGHTS_FILE: bundle_writer(bundle, {"layout": _LAYOUT})}
+
+
+def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
+    """Build the model by timm, whose classes DeiT's own code uses.
+
+    LayerScale has other names there since DeiT III.
+    """
+    timm: Any = importlib.import_module("timm")
+    architecture = timm_architecture(spec)
+    if architecture is None or spec.layer_scale is not None:
+        return None
+    name, arguments = architecture
+    return filled_timm_model(
+        path, lambda: timm.create_model(name, num_classes=spec.num_classes, **arguments)
+    )
+
+
+_DEIT: Capabilities = {
+    **FIRST_PAPER,
+    "representation_width": (None,),
+    "distilled_readout": ("mean",),
+    "positions_cover_prefix": (True,),
+    "layer_scale": (None,),
+}
+"""The models of models.py."""
+_DEIT_III: Capabilities = {
+    **FIRST_PAPER,
+    "representation_width": (None,),
+    "distillation_token": (False,),
     "positions_cover_prefix": (False,),
-}  # fmt: skip
-"""What models_v2.py computes, with LayerScale and without."""
-
-
-def write(bundle: Bundle) -> dict[str, FileWriter]:
-    """`model.safetensors` with the names of their `model.state_dict()`; no pickle is written."""
-    return {"model.safetensors": safetensors_file(bundle, {"layout": LAYOUT})}
-
-
-FORMAT = Format("deit", detect, prepare, infer, table, (FIRST, THIRD), write, CODE)
+}
+"""The models of models_v2.py, with LayerScale and without."""
+DEIT = Format(
+    name="deit",
+    detect=_detect,
+    prepare=_prepare,
+    infer=_infer,
+    table=_table,
+    capabilities=(_DEIT, _DEIT_III),
+    write=_write,
+    fixed=FIXED_BY_CODE,
+    reference=ReferenceLibrary(
+        TIMM_LIBRARY.distribution, TIMM_LIBRARY.oldest, TIMM_LIBRARY.modules, _build
+    ),
+)

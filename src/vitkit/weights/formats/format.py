@@ -1,20 +1,25 @@
-"""What a format is: how its files are known, what they say of the model, and its table."""
+"""The description of a checkpoint format, and of the data that pass through one.
+
+A format recognises its files (`detect`), infers the model's spec from one (`infer`), and maps the
+names of its tensors to ours and back (`table`). `FORMATS` in `registry` has all of them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.converting.fold import Capabilities, Fitted
-from vitkit.weights.files.open import Header, Source
+from vitkit.weights.files.safetensors_file import safetensors_writer
+from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.key_table import Table
-from vitkit.weights.formats.vitkit import ABOUT, about, safetensors_writer
+from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY, model_description
 
 Sure = Literal["stored", "shapes", "usual"]
 """How a value is known: the file says it; shapes force it; files of this format usually have it."""
@@ -22,11 +27,11 @@ Sure = Literal["stored", "shapes", "usual"]
 
 @dataclass(frozen=True)
 class Inferred:
-    """What a file of some format says of its model.
+    """A model's description, inferred from a file of some format.
 
     Attributes:
         spec: the architecture.
-        preprocess: what images become.
+        preprocess: how images are resized and normalised.
         classes: the K class names in the order of the logits; empty where the file has none.
         sure: spec field, or `preprocess`, -> how it is known.
         warnings: one line each.
@@ -46,9 +51,9 @@ class Bundle:
     """A model on its way to a file.
 
     Attributes:
-        spec: the architecture, which the format holds.
+        spec: the architecture, which the format can hold.
         tensors: under the format's names, float32.
-        preprocess: what images become.
+        preprocess: how images are resized and normalised.
         classes: the class names, or none.
     """
 
@@ -58,8 +63,107 @@ class Bundle:
     classes: tuple[str, ...]
 
 
+State: TypeAlias = dict[str, Tensor]
+"""Tensors by our names."""
+Capabilities: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""Spec field -> the values that a class of models can have, the preferred one first."""
+StepKind = Literal["folded", "approximated", "lost"]
+STEP_KINDS: tuple[StepKind, ...] = get_args(StepKind)
+"""From the least loss to the greatest."""
+
+
+class Step(NamedTuple):
+    """One change of a model on its way into a format.
+
+    Attributes:
+        kind: `folded` (the same function), `approximated` or `lost`.
+        text: one line.
+    """
+
+    kind: StepKind
+    text: str
+
+    @classmethod
+    def from_line(cls, line: str) -> Step:
+        """Parse a line that `str` wrote."""
+        kind, _, text = line.partition(": ")
+        return cls(cast(StepKind, kind), text)
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+class Fitted(NamedTuple):
+    """A model that a class of the format can hold.
+
+    Attributes:
+        spec: its architecture.
+        state: its tensors, by our names.
+        steps: the changes made, in order; none where nothing had to change.
+    """
+
+    spec: ViTSpec
+    state: State
+    steps: list[Step]
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """The worst kind of step, then the number of steps; less is better."""
+        worst = max((1 + STEP_KINDS.index(step.kind) for step in self.steps), default=0)
+        return worst, len(self.steps)
+
+
+def _block_output(inputs: Any, output: Any) -> Any:
+    return output
+
+
+def _as_logits(output: Any) -> Any:
+    return output
+
+
+class BuiltModel(NamedTuple):
+    """A model of another library, with its weights.
+
+    Attributes:
+        model: maps images (B, C, H, W) to the argument of `logits`.
+        blocks: the module at the end of each block.
+        tokens: maps that module's input and output to the block's tokens (B, T, D).
+        logits: maps the model's output to logits (B, K).
+    """
+
+    model: nn.Module
+    blocks: Iterable[nn.Module]
+    tokens: Callable[[Any, Any], Any] = _block_output
+    logits: Callable[[Any], Any] = _as_logits
+
+
+class ReferenceLibrary(NamedTuple):
+    """The Python package that reads a format.
+
+    Attributes:
+        distribution: its name on the package index.
+        oldest: the first version that vitkit is tested with.
+        modules: modules that must be importable.
+        build: makes the library's model of files: a folder or one file, and the spec of the model
+            in them. Returns None where none of its classes computes that model.
+    """
+
+    distribution: str
+    oldest: tuple[int, ...]
+    modules: tuple[str, ...]
+    build: Callable[[Path, ViTSpec], BuiltModel | None]
+
+
 Writer = Callable[[Bundle], dict[str, FileWriter]]
-"""File name -> content, for a folder; a single file where there is one."""
+"""Makes the files of a folder: name -> writer; a single one where the format is one file."""
+
+
+def _unchanged(fitted: Fitted) -> Fitted:
+    return fitted
+
+
+def _no_resampling(spec: ViTSpec) -> str | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -67,19 +171,19 @@ class Format:
     """One published way to store a ViT.
 
     Attributes:
-        name: as people say it, such as `huggingface`.
-        detect: whether a file is of this format, by names and shapes alone.
-        prepare: brings older or other names of the format to the ones its table has.
-        infer: what a prepared file says of the model; overrides are spec fields the user gives.
+        name: as used on the command line, such as `huggingface`.
+        detect: returns True for a file of this format, by names and shapes alone.
+        prepare: renames older or other names of the format to those of its table.
+        infer: infers the model of a prepared file; overrides are spec fields that the user gives.
         table: the rows between its names and ours, for a spec.
-        capabilities: for each of its classes, spec field -> the values its models can have; any for
-        a
-            field not named.
-        write: the files of a folder in this format.
+        capabilities: for each of its classes, spec field -> the values its models can have; a field
+            that is not in it may have any.
+        write: makes the files of a folder in this format.
         fixed: fields that the code of the format decides, whatever model a file is of.
         settle: exact changes that depend on the numbers, after those that the spec asks for.
-        resampling: how its library brings learned positions to another image size; `None` where
+        resampling: how its library resamples learned positions for another image size; `None` where
             it takes one size only.
+        reference: the package that reads the format, or `None`.
     """
 
     name: str
@@ -90,27 +194,63 @@ class Format:
     capabilities: tuple[Capabilities, ...]
     write: Writer
     fixed: frozenset[str] = frozenset()
-    settle: Callable[[Fitted], Fitted] = lambda fitted: fitted
-    resampling: Callable[[ViTSpec], str | None] = lambda spec: None
+    settle: Callable[[Fitted], Fitted] = _unchanged
+    resampling: Callable[[ViTSpec], str | None] = _no_resampling
+    reference: ReferenceLibrary | None = None
 
 
-CODE = frozenset(("activation", "norm_eps", "position_resampling"))
+FIXED_BY_CODE = frozenset(("activation", "norm_eps", "position_resampling"))
 """Fields that code with one kind of model decides, whatever model a file is of."""
-PLAIN: dict[str, tuple[Any, ...]] = {
-    "stem": ("convolution", "linear"), "patch_bias": (True,), "class_token": (True,),
-    "num_registers": (0,), "positions": ("learned",), "embedding_norm": (False,),
-    "block": ("pre_norm",), "norm": ("layer",), "norm_eps": (1e-6,), "activation": ("gelu",),
-    "mlp": ("plain",), "qkv_bias": (True,), "qk_norm": (False,), "pooling": ("cls",),
-    "final_norm": (True,), "norm_before_pool": (True,), "head_width": (None,),
-}  # fmt: skip
-"""What the ViT of the first paper is in every PyTorch code: what all their `capabilities` share."""
-SINGLE: dict[str, tuple[Any, ...]] = {
-    "distillation_token": (False,), "positions_cover_prefix": (True,), "layer_scale": (None,),
-}  # fmt: skip
-"""A class token alone, with a position, and branches that are not scaled."""
+FIRST_PAPER: dict[str, tuple[Any, ...]] = {
+    "stem": ("convolution", "linear"),
+    "patch_bias": (True,),
+    "class_token": (True,),
+    "num_registers": (0,),
+    "positions": ("learned",),
+    "embedding_norm": (False,),
+    "block": ("pre_norm",),
+    "norm": ("layer",),
+    "norm_eps": (1e-6,),
+    "activation": ("gelu",),
+    "mlp": ("plain",),
+    "qkv_bias": (True,),
+    "qk_norm": (False,),
+    "pooling": ("cls",),
+    "final_norm": (True,),
+    "norm_before_pool": (True,),
+    "head_width": (None,),
+}
+"""Capabilities of PyTorch code for the ViT of the first paper: those that all such code shares."""
+CLASS_TOKEN_ONLY: dict[str, tuple[Any, ...]] = {
+    "distillation_token": (False,),
+    "positions_cover_prefix": (True,),
+    "layer_scale": (None,),
+}
+"""Capabilities of code with a class token alone, with a position, and without LayerScale."""
+WEIGHTS_FILE = "model.safetensors"
 
 
-def safetensors_file(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> FileWriter:
-    """The bundle's tensors as one safetensors file, whose header says what its format cannot."""
-    said = about(bundle.spec, bundle.preprocess, bundle.classes)
-    return safetensors_writer(bundle.tensors, {ABOUT: json.dumps(said), **(metadata or {})})
+def bundle_writer(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> FileWriter:
+    """Return the writer of a bundle's tensors as one safetensors file.
+
+    Args:
+        bundle: its spec, preprocessing and classes go into the header, where the format itself may
+            have no place for them.
+        metadata: further text entries of the header.
+    """
+    description = model_description(bundle.spec, bundle.preprocess, bundle.classes)
+    header = {FOREIGN_METADATA_KEY: json.dumps(description), **(metadata or {})}
+    return safetensors_writer(bundle.tensors, header)
+
+
+def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, but: str) -> dict[str, Tensor]:
+    """Return tensors with a prefix before all names that do not contain `but`."""
+    prefixed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        prefixed[name if but in name else prefix + name] = tensor
+    return prefixed
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file of weights in a folder written by vitkit, or `path` if it is a file."""
+    return path / WEIGHTS_FILE if path.is_dir() else path

@@ -1,4 +1,4 @@
-"""What shapes say of an architecture, for every format alike."""
+"""Inference of a spec from tensor names and shapes: the parts that formats share."""
 
 from __future__ import annotations
 
@@ -11,35 +11,56 @@ from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.formats.format import Inferred, Sure
 
-HALF = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
-IMAGENET = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-HEADS = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
+HALF_MEAN = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
+IMAGENET_MEAN = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 """Widths whose published models have heads that are not 64 wide; 1536 has 24 in DINOv2."""
 
 
 def usual_heads(width: int) -> int:
-    """The number of heads that published models of this width have."""
-    return HEADS.get(width, max(1, width // 64))
+    """Return the number of heads that published models of this width have."""
+    return HEADS_BY_WIDTH.get(width, max(1, width // 64))
+
+
+def as_pair(size: Any) -> tuple[int, int]:
+    """Return (height, width) of a size that may be one number."""
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
 
 
 def depth_of(names: Iterable[str], pattern: str) -> int:
-    """How many blocks the names count: `pattern` is a regular expression with one group, i.
+    """Return the number of blocks that the names count.
+
+    Args:
+        names: of tensors.
+        pattern: a regular expression with one group, the number of the block.
 
     Raises:
-        CheckpointError: none, or a number that is left out.
+        CheckpointError: no block, or a number that is left out.
     """
-    found = {int(match[1]) for name in names if (match := re.match(pattern, name))}
-    if not found:
+    matches = (re.match(pattern, name) for name in names)
+    numbers = {int(match[1]) for match in matches if match}
+    if not numbers:
         raise CheckpointError("it has no blocks")
-    count = len(found)
-    if gaps := [number for number in range(min(max(found), count) + 1) if number not in found]:
-        which = f"block {gaps[0]} is" if len(gaps) == 1 else f"blocks {gaps[0]}, {gaps[1]}, ... are"
-        raise CheckpointError(f"{which} missing; the file has {count} others")
+    count = len(numbers)
+    # The largest number may be absurd; gaps are only looked for as far as there are blocks.
+    gaps = [n for n in range(min(max(numbers), count) + 1) if n not in numbers]
+    if gaps:
+        subject = f"block {gaps[0]} is"
+        if len(gaps) > 1:
+            subject = f"blocks {gaps[0]}, {gaps[1]}, ... are"
+        raise CheckpointError(f"{subject} missing; the file has {count} others")
     return count
 
 
 def square_grid(rows: int, prefix: int) -> int:
-    """The side of a square grid whose position table has so many rows.
+    """Return the side of a square grid whose position table has this number of rows.
+
+    Args:
+        rows: of the table.
+        prefix: those of them that belong to prefix tokens.
 
     Raises:
         CheckpointError: no square; the image's size must then be given (`image_size=`).
@@ -53,25 +74,38 @@ def square_grid(rows: int, prefix: int) -> int:
     return side
 
 
-def image_size(rows: int, prefix: int, patch: tuple[int, int], asked: object) -> tuple[int, int]:
-    """The image (H, W) that a position table is for: as asked, or a square of the grid it has."""
-    if asked is None:
+def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -> tuple[int, int]:
+    """Return the image size (H, W) in pixels that a position table is for.
+
+    Args:
+        rows: of the table.
+        prefix: those of them that belong to prefix tokens.
+        patch: (height, width) in pixels.
+        requested: one number, (H, W), or None for a square of the grid in the table.
+
+    Raises:
+        CheckpointError: a requested size with another number of patches, or that patches do not
+            divide.
+    """
+    if requested is None:
         side = square_grid(rows, prefix)
         return side * patch[0], side * patch[1]
-    height, width = (asked, asked) if isinstance(asked, int) else tuple(asked)  # type: ignore[arg-type]
-    if (height // patch[0]) * (width // patch[1]) != rows - prefix:
+    height, width = as_pair(requested)
+    grid = (height // patch[0], width // patch[1])
+    if grid[0] * grid[1] != rows - prefix:
         raise CheckpointError(
-            f"image_size {height} x {width} makes {height // patch[0]} x {width // patch[1]} "
-            f"patches; the file has positions for {rows - prefix}"
+            f"image_size {height} x {width} makes {grid[0]} x {grid[1]} patches; the file has "
+            f"positions for {rows - prefix}"
         )
     if height % patch[0] or width % patch[1]:
-        whole = (height // patch[0] * patch[0], width // patch[1] * patch[1])
-        one = whole[0] == whole[1]
+        covered = (grid[0] * patch[0], grid[1] * patch[1])
+        keyword, flag = str(covered), str(list(covered))
+        if covered[0] == covered[1]:
+            keyword = flag = str(covered[0])
         raise CheckpointError(
             f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
-            f"{patch[1]}; they cover {whole[0]} x {whole[1]} pixels: give "
-            f"image_size={whole[0] if one else whole} "
-            f"(--spec.image-size {whole[0] if one else list(whole)})"
+            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: give "
+            f"image_size={keyword} (--spec.image-size {flag})"
         )
     return height, width
 
@@ -86,23 +120,26 @@ def finish(
     classes: tuple[str, ...] = (),
     warnings: tuple[str, ...] = (),
 ) -> Inferred:
-    """Put an `Inferred` together: fields from shapes, those stored in the file, those only usual.
+    """Return an `Inferred` of fields that are known in different ways.
 
     Args:
-        fields: of `ViTSpec`.
-        overrides: what the user says; it counts as stored.
+        fields: of `ViTSpec`; those that are neither `stored` nor `usual` follow from shapes.
+        overrides: fields that the user gives; they count as stored.
         preprocess: its `image_size` becomes the spec's; for another number of channels, mean and
             std become the means of theirs, as many formats state three for grey images too.
         stored: fields (or `preprocess`) that the file itself states.
-        usual: fields (or `preprocess`) that are only what files of this format usually have.
+        usual: fields (or `preprocess`) that are only usual for files of this format.
         classes: class names, if the file has them.
         warnings: one line each.
     """
     spec = ViTSpec(**{**fields, **overrides})
+    # In this order: a value that is stated is no longer only usual.
     sure: dict[str, Sure] = dict.fromkeys(fields, "shapes")
     sure |= dict.fromkeys(usual, "usual")
     sure |= dict.fromkeys((*stored, *overrides), "stored")
-    if (count := spec.in_channels) != preprocess.channels:
-        mean, std = (sum(values) / len(values) for values in (preprocess.mean, preprocess.std))
+    count = spec.in_channels
+    if count != preprocess.channels:
+        mean = sum(preprocess.mean) / len(preprocess.mean)
+        std = sum(preprocess.std) / len(preprocess.std)
         preprocess = preprocess.replace(mean=(mean,) * count, std=(std,) * count)
     return Inferred(spec, preprocess.replace(image_size=spec.image_size), classes, sure, warnings)

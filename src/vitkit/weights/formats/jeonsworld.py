@@ -13,52 +13,59 @@ from typing import Any
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, ViTSpec
-from vitkit.weights.files.open import Header, Source
+from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
-    CODE,
-    PLAIN,
-    SINGLE,
+    CLASS_TOKEN_ONLY,
+    FIRST_PAPER,
+    FIXED_BY_CODE,
+    WEIGHTS_FILE,
     Bundle,
+    Capabilities,
     Format,
     Inferred,
-    safetensors_file,
+    bundle_writer,
 )
-from vitkit.weights.formats.infer_spec import HALF, depth_of, finish, image_size, usual_heads
+from vitkit.weights.formats.infer_spec import HALF_MEAN, depth_of, finish, image_size, usual_heads
 from vitkit.weights.formats.key_table import Row, Table, row, stacked
 
-EMBEDDINGS, BLOCK, OURS = (
-    "transformer.embeddings.", "transformer.encoder.layer.{i}.", "blocks.{i}.",
-)  # fmt: skip
-RESNET, STEM = f"{EMBEDDINGS}hybrid_model.", "patch_embed.backbone."
-STAGES = 3
-PREPROCESS = HALF.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
+_EMBEDDINGS = "transformer.embeddings."
+_THEIRS = "transformer.encoder.layer.{i}."
+_OURS = "blocks.{i}."
+_RESNET = f"{_EMBEDDINGS}hybrid_model."
+_OUR_RESNET = "patch_embed.backbone."
+_STAGES = 3
+_PREPROCESS = HALF_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 
 
-def detect(header: Header) -> bool:
-    """Its blocks have an `attention_norm`."""
-    return f"{BLOCK.format(i=0)}attention_norm.weight" in header.shapes
+def _detect(header: Header) -> bool:
+    """Return True if blocks have an `attention_norm`."""
+    return f"{_THEIRS.format(i=0)}attention_norm.weight" in header.shapes
 
 
-def prepare(source: Source) -> Source:
-    """There is one version of the names."""
+def _prepare(source: Source) -> Source:
+    """Return the file as it is: there is one version of the names."""
     return source
 
 
-def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
-    """Everything but heads, epsilon and activation follows from shapes."""
+def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+    """Infer everything from shapes, except number of heads, epsilon and activation."""
     shapes = header.shapes
-    width, channels, *cells = shapes[f"{EMBEDDINGS}patch_embeddings.weight"]
-    hybrid: dict[str, Any] = {}
+    width, channels, *kernel = shapes[f"{_EMBEDDINGS}patch_embeddings.weight"]  # (D, C, P, P)
+    stem: dict[str, Any] = {}
     stride = 1
-    if root := shapes.get(f"{RESNET}root.conv.weight"):
-        layers = tuple(
-            len(fnmatch.filter(shapes, f"{RESNET}body.block{stage}.unit*.conv1.weight"))
-            for stage in range(1, STAGES + 1)
-        )
-        hybrid = {"stem": "resnet", "resnet_layers": layers, "resnet_variant": "jeonsworld"}
-        channels, stride = root[1], STAGE_STRIDES[STAGES]
-    patch = (cells[0] * stride, cells[1] * stride)
-    rows = shapes[f"{EMBEDDINGS}position_embeddings"][1]
+    root = shapes.get(f"{_RESNET}root.conv.weight")
+    if root is not None:
+        units = [f"{_RESNET}body.block{stage}.unit*.conv1.weight" for stage in (1, 2, 3)]
+        stem = {
+            "stem": "resnet",
+            "resnet_layers": tuple(len(fnmatch.filter(shapes, pattern)) for pattern in units),
+            "resnet_variant": "jeonsworld",
+        }
+        # The kernel of a hybrid covers cells of the ResNet's output, `stride` pixels each.
+        channels = root[1]
+        stride = STAGE_STRIDES[_STAGES]
+    patch = (kernel[0] * stride, kernel[1] * stride)
+    rows = shapes[f"{_EMBEDDINGS}position_embeddings"][1]  # (1, 1 + N, D)
     fields = {
         "image_size": image_size(rows, 1, patch, overrides.get("image_size")),
         "patch_size": patch,
@@ -67,17 +74,23 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "width": width,
         "depth": depth_of(shapes, r"transformer\.encoder\.layer\.(\d+)\."),
         "num_heads": usual_heads(width),
-        "mlp_width": shapes[f"{BLOCK.format(i=0)}ffn.fc1.weight"][0],
+        "mlp_width": shapes[f"{_THEIRS.format(i=0)}ffn.fc1.weight"][0],
         "position_resampling": "bilinear_aligned",
-        **hybrid,
+        **stem,
     }
-    usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
-             "preprocess"}  # fmt: skip
-    return finish(fields, overrides, PREPROCESS, usual=usual)
+    usual = (
+        "num_heads",
+        "norm_eps",
+        "activation",
+        "image_size",
+        "position_resampling",
+        "preprocess",
+    )
+    return finish(fields, overrides, _PREPROCESS, usual=usual)
 
 
-def table(spec: ViTSpec) -> Table:
-    """Query, key and value one under the other are our `qkv`; the rest is a rename.
+def _table(spec: ViTSpec) -> Table:
+    """Return a renaming; query, key and value are stacked into our `qkv`.
 
     Raises:
         CheckpointError: a ResNet of other than three stages, or of another variant.
@@ -87,40 +100,39 @@ def table(spec: ViTSpec) -> Table:
             f"resnet_variant {spec.resnet_variant!r} has no place in it: its ResNet pads and "
             f"normalises otherwise ('jeonsworld')"
         )
-    if spec.stem == "resnet" and len(spec.resnet_layers) != STAGES:
+    if spec.stem == "resnet" and len(spec.resnet_layers) != _STAGES:
         raise CheckpointError(
-            f"resnet_layers {spec.resnet_layers} has no place in it: its ResNet has {STAGES} stages"
+            f"resnet_layers {spec.resnet_layers} has no place in it: its ResNet has {_STAGES} "
+            f"stages"
         )
-    return Table((
-        row(f"{EMBEDDINGS}cls_token", "cls_token"),
-        row(f"{EMBEDDINGS}position_embeddings", "pos_embed"),
+    projections = [f"{_THEIRS}attn.{name}.{{p}}" for name in ("query", "key", "value")]
+    rows = (
+        row(f"{_EMBEDDINGS}cls_token", "cls_token"),
+        row(f"{_EMBEDDINGS}position_embeddings", "pos_embed"),
         *_resnet_rows(spec.resnet_layers),
-        row(f"{EMBEDDINGS}patch_embeddings.{{p}}", "patch_embed.proj.{p}"),
-        row(BLOCK + "attention_norm.{p}", OURS + "norm1.{p}"),
-        row(
-            [f"{BLOCK}attn.{name}.{{p}}" for name in ("query", "key", "value")],
-            OURS + "attn.qkv.{p}",
-            stacked(3),
-        ),
-        row(BLOCK + "attn.out.{p}", OURS + "attn.proj.{p}"),
-        row(BLOCK + "ffn_norm.{p}", OURS + "norm2.{p}"),
-        row(BLOCK + "ffn.fc1.{p}", OURS + "mlp.fc1.{p}"),
-        row(BLOCK + "ffn.fc2.{p}", OURS + "mlp.fc2.{p}"),
+        row(f"{_EMBEDDINGS}patch_embeddings.{{p}}", "patch_embed.proj.{p}"),
+        row(_THEIRS + "attention_norm.{p}", _OURS + "norm1.{p}"),
+        row(projections, _OURS + "attn.qkv.{p}", stacked(3)),
+        row(_THEIRS + "attn.out.{p}", _OURS + "attn.proj.{p}"),
+        row(_THEIRS + "ffn_norm.{p}", _OURS + "norm2.{p}"),
+        row(_THEIRS + "ffn.fc1.{p}", _OURS + "mlp.fc1.{p}"),
+        row(_THEIRS + "ffn.fc2.{p}", _OURS + "mlp.fc2.{p}"),
         row("transformer.encoder.encoder_norm.{p}", "norm.{p}"),
         row("head.{p}", "head.{p}"),
-    ))  # fmt: skip
+    )
+    return Table(rows)
 
 
 def _resnet_rows(layers: tuple[int, ...]) -> list[Row]:
-    """The stem's rows; theirs count stages and units from 1. Without a stem none applies."""
+    """Return the stem's rows; theirs count stages and units from 1. Without a stem none applies."""
     rows = [
-        row(f"{RESNET}root.conv.weight", f"{STEM}stem.conv.weight"),
-        row(f"{RESNET}root.gn.{{p}}", f"{STEM}stem.norm.{{p}}"),
+        row(f"{_RESNET}root.conv.weight", f"{_OUR_RESNET}stem.conv.weight"),
+        row(f"{_RESNET}root.gn.{{p}}", f"{_OUR_RESNET}stem.norm.{{p}}"),
     ]
     for stage, depth in enumerate(layers):
         for unit in range(depth):
-            theirs = f"{RESNET}body.block{stage + 1}.unit{unit + 1}."
-            ours = f"{STEM}stages.{stage}.blocks.{unit}."
+            theirs = f"{_RESNET}body.block{stage + 1}.unit{unit + 1}."
+            ours = f"{_OUR_RESNET}stages.{stage}.blocks.{unit}."
             rows.append(row(f"{theirs}downsample.weight", f"{ours}downsample.conv.weight"))
             rows.append(row(f"{theirs}gn_proj.{{p}}", f"{ours}downsample.norm.{{p}}"))
             for k in (1, 2, 3):
@@ -129,15 +141,24 @@ def _resnet_rows(layers: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-FIXED: dict[str, Any] = {
-    **PLAIN, **SINGLE, "stem": ("convolution", "linear", "resnet"), "representation_width": (None,),
-}  # fmt: skip
-"""What its class computes; any value of the other fields fits."""
+def _write(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return one file with the names of its `VisionTransformer`'s `state_dict()`."""
+    return {WEIGHTS_FILE: bundle_writer(bundle)}
 
 
-def write(bundle: Bundle) -> dict[str, FileWriter]:
-    """`model.safetensors` with the names of its `VisionTransformer`'s `state_dict()`."""
-    return {"model.safetensors": safetensors_file(bundle)}
-
-
-FORMAT = Format("jeonsworld", detect, prepare, infer, table, (FIXED,), write, CODE)
+_CAPABILITIES: Capabilities = {
+    **FIRST_PAPER,
+    **CLASS_TOKEN_ONLY,
+    "stem": ("convolution", "linear", "resnet"),
+    "representation_width": (None,),
+}
+JEONSWORLD = Format(
+    name="jeonsworld",
+    detect=_detect,
+    prepare=_prepare,
+    infer=_infer,
+    table=_table,
+    capabilities=(_CAPABILITIES,),
+    write=_write,
+    fixed=FIXED_BY_CODE,
+)

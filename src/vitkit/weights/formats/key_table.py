@@ -1,9 +1,9 @@
-"""A foreign format is a two-way table: rows of their names and ours, with an invertible transform.
+"""Two-way tables between a format's tensor names and ours, with invertible transforms.
 
-Reading, writing and complaining live here, once. A row's names may hold `{i}`, the number of a
-block, and `{p}`, `weight` or `bias`; it applies where the model at hand has our names. Every tensor
-of the model must be claimed by exactly one row, and every tensor of the file by a row or by a
-pattern of what may be left aside: nothing is dropped in silence.
+Reading, writing and their errors are implemented here, once for all formats. A row's names may hold
+`{i}`, the number of a block, and `{p}`, `weight` or `bias`; it applies where the model has our
+names. Every tensor of the model must be claimed by exactly one row, and every tensor of the file by
+a row or by a pattern of `ignored`: none is dropped silently.
 """
 
 from __future__ import annotations
@@ -20,48 +20,53 @@ import torch
 from einops import EinopsError
 from torch import Tensor
 
-from vitkit.errors import CheckpointError, did_you_mean, plural
+from vitkit.errors import CheckpointError
+from vitkit.messages import did_you_mean, plural
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.open import Header, Source
+from vitkit.weights.files.source import Header, Source
 
-Tensors: TypeAlias = Mapping[str, Tensor]
-Parts: TypeAlias = tuple[Tensor, ...]
+TensorParts: TypeAlias = tuple[Tensor, ...]
+"""The tensors of one row, in its order."""
+PARTIAL_HINT = "strict=False (--allow-partial) goes on without"
+INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
+"""Dtypes of whole numbers, as safetensors, numpy or torch name them."""
 
 
-class Transform(NamedTuple):
-    """What is done to the tensors of a row, there and back.
+class KeyTransform(NamedTuple):
+    """An invertible change of a row's tensors.
 
     Attributes:
         to_ours: their tensors, in the row's order, and the spec -> ours.
         to_theirs: the inverse.
     """
 
-    to_ours: Callable[[Parts, ViTSpec], Parts]
-    to_theirs: Callable[[Parts, ViTSpec], Parts]
+    to_ours: Callable[[TensorParts, ViTSpec], TensorParts]
+    to_theirs: Callable[[TensorParts, ViTSpec], TensorParts]
 
 
-def _as_is(parts: Parts, spec: ViTSpec) -> Parts:
+def _as_is(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     return parts
 
 
-AS_IS = Transform(_as_is, _as_is)
-TRANSPOSED = Transform(
-    lambda parts, spec: tuple(part.mT for part in parts),
-    lambda parts, spec: tuple(part.mT for part in parts),
-)
+def _transposed(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    return tuple(part.mT for part in parts)
 
 
-def stacked(count: int) -> Transform:
-    """`count` tensors of theirs one under the other in one of ours: q, k, v in `qkv`."""
-    return Transform(
+AS_IS = KeyTransform(_as_is, _as_is)
+TRANSPOSED = KeyTransform(_transposed, _transposed)
+
+
+def stacked(count: int) -> KeyTransform:
+    """Return the transform of `count` tensors into one, along rows: q, k, v into `qkv`."""
+    return KeyTransform(
         lambda parts, spec: (torch.cat(parts, dim=0),),
         lambda parts, spec: tuple(parts[0].chunk(count, dim=0)),
     )
 
 
 class Row(NamedTuple):
-    """One correspondence.
+    """One correspondence between their tensors and ours.
 
     Attributes:
         theirs: their names.
@@ -71,11 +76,11 @@ class Row(NamedTuple):
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
-    how: Transform = AS_IS
+    how: KeyTransform = AS_IS
 
 
-def row(theirs: str | Sequence[str], ours: str | Sequence[str], how: Transform = AS_IS) -> Row:
-    """A `Row`, from single names too."""
+def row(theirs: str | Sequence[str], ours: str | Sequence[str], how: KeyTransform = AS_IS) -> Row:
+    """Return a `Row`; a single name may be a plain string."""
     return Row(_names(theirs), _names(ours), how)
 
 
@@ -89,52 +94,72 @@ class Table:
 
     Attributes:
         rows: correspondences; the first one that claims a tensor of ours has it.
-        aside: patterns of their tensors that carry nothing of a ViT's forward pass, and why.
+        ignored: patterns of their tensors that no forward pass of a ViT uses, each with the reason.
     """
 
     rows: tuple[Row, ...]
-    aside: tuple[tuple[str, str], ...] = ()
+    ignored: tuple[tuple[str, str], ...] = ()
 
     def applied(self, spec: ViTSpec) -> list[Row]:
-        """The rows with names filled in, one for each tensor (or few) of a model of this spec.
+        """Return the rows for a model of this spec, with block numbers and kinds filled in.
 
         Raises:
             CheckpointError: a tensor of the model that no row claims: the format cannot hold it.
         """
-        wanted = shapes(spec)
-        taken: set[str] = set()
-        found: list[Row] = []
+        shapes = tensor_shapes(spec)
+        claimed: set[str] = set()
+        rows: list[Row] = []
         for rule in self.rows:
             for filled in _fillings(rule, spec.depth):
-                if taken.isdisjoint(filled.ours) and wanted.keys() >= set(filled.ours):
-                    taken |= set(filled.ours)
-                    found.append(filled)
-        if unclaimed := sorted(wanted.keys() - taken):
+                if claimed.isdisjoint(filled.ours) and shapes.keys() >= set(filled.ours):
+                    claimed |= set(filled.ours)
+                    rows.append(filled)
+        unclaimed = sorted(shapes.keys() - claimed)
+        if unclaimed:
             raise CheckpointError(
                 f"the format has no place for {few(unclaimed)}; convert to one that has"
             )
-        return found
+        return rows
+
+
+def _fillings(rule: Row, depth: int) -> Iterator[Row]:
+    """Yield a row once for each block and for `weight` and `bias`, as far as its names ask."""
+    names = " ".join(rule.ours)
+    layers = range(depth if "{i}" in names else 1)
+    kinds = ("weight", "bias") if "{p}" in names else ("",)
+
+    for layer in layers:
+        for kind in kinds:
+            yield Row(
+                tuple(_filled(name, layer, kind) for name in rule.theirs),
+                tuple(_filled(name, layer, kind) for name in rule.ours),
+                rule.how,
+            )
+
+
+def _filled(name: str, layer: int, kind: str) -> str:
+    return name.replace("{i}", str(layer)).replace("{p}", kind)
 
 
 @lru_cache(maxsize=4)
-def shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
-    """Names and shapes of a model's tensors, without memory for them."""
+def tensor_shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
+    """Return names and shapes of a model's tensors, without allocating them."""
     with torch.device("meta"):
         return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}
 
 
 def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
-    """Hold a spec against the tensors of a file, before a model of it is made.
+    """Check a spec against the tensors of a file, before a model of it is made.
 
     Args:
-        spec: what the file is said to be.
+        spec: the one inferred for the file.
         theirs: name -> shape, as in its header.
 
     Raises:
         CheckpointError: more blocks than tensors, or more numbers in blocks than the file declares.
     """
     blocks = spec.depth + sum(spec.resnet_layers)
-    numbers = sum(math.prod(shape) for shape in theirs.values())
+    numbers = sum(map(math.prod, theirs.values()))
     matrices = spec.width * (3 * spec.attention_width + 2 * spec.mlp_width)
     if blocks > len(theirs) or spec.depth * matrices > numbers:
         raise CheckpointError(
@@ -143,58 +168,77 @@ def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
         )
 
 
-class Account(NamedTuple):
-    """What each tensor of a file is to a model, by names alone.
+class KeyMatch(NamedTuple):
+    """The tensors of a file matched with those of a model, by names alone.
 
     Attributes:
-        rows: the rows of the table whose tensors are all there.
+        rows: the rows of the table whose tensors are all in the file.
         missing: names that other rows need and the file lacks.
-        fresh: our names of what cannot be read because of that.
-        alone: names that are there and of no use without the missing ones.
-        aside: a line for each tensor that is known and not needed.
+        fresh: our names of tensors that cannot be read because of that.
+        unusable: names in the file that are of no use without the missing ones.
+        ignored: a line for each tensor that is known and not needed.
         unknown: names that belong to nothing known.
     """
 
     rows: tuple[Row, ...]
     missing: tuple[str, ...]
     fresh: tuple[str, ...]
-    alone: tuple[str, ...]
-    aside: tuple[str, ...]
+    unusable: tuple[str, ...]
+    ignored: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
-def account(table: Table, spec: ViTSpec, header: Header) -> Account:
-    """Hold the names in a file against those that a format has for a model of this spec."""
-    names, rows = header.shapes.keys(), table.applied(spec)
-    there = [line for line in rows if names >= set(line.theirs)]
-    other = [line for line in rows if not names >= set(line.theirs)]
-    needed = {name: None for line in other for name in line.theirs}
-    rest = sorted(names - {name for line in there for name in line.theirs} - needed.keys())
-    aside = dict(_set_aside(table, rest))
-    counts = {name: "whole numbers, no weights" for name in rest
-              if name not in aside and is_integer(header.dtypes[name])}  # fmt: skip
-    return Account(
-        tuple(there),
-        tuple(name for name in needed if name not in names),
-        tuple(name for line in other for name in line.ours),
-        tuple(name for name in needed if name in names),
-        tuple(f"{name}: {why}" for name, why in (aside | counts).items()),
-        tuple(name for name in rest if name not in aside and name not in counts),
+def match_keys(table: Table, spec: ViTSpec, header: Header) -> KeyMatch:
+    """Match the names in a file with those that a format has for a model of this spec."""
+    names = header.shapes.keys()
+    complete: list[Row] = []
+    claimed: set[str] = set()
+    needed: dict[str, None] = {}  # an ordered set
+    fresh: list[str] = []
+    for line in table.applied(spec):
+        if names >= set(line.theirs):
+            complete.append(line)
+            claimed.update(line.theirs)
+        else:
+            needed.update(dict.fromkeys(line.theirs))
+            fresh += line.ours
+    ignored: list[str] = []
+    integers: list[str] = []
+    unknown: list[str] = []
+    for name in sorted(names - claimed - needed.keys()):
+        reason = _reason_to_ignore(table, name)
+        if reason is not None:
+            ignored.append(f"{name}: {reason}")
+        elif is_integer(header.dtypes[name]):  # counters, such as num_batches_tracked
+            integers.append(f"{name}: whole numbers, no weights")
+        else:
+            unknown.append(name)
+    return KeyMatch(
+        rows=tuple(complete),
+        missing=tuple(name for name in needed if name not in names),
+        fresh=tuple(fresh),
+        unusable=tuple(name for name in needed if name in names),
+        ignored=(*ignored, *integers),
+        unknown=tuple(unknown),
     )
 
 
-INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
+def _reason_to_ignore(table: Table, name: str) -> str | None:
+    for pattern, reason in table.ignored:
+        if fnmatchcase(name, pattern):
+            return reason
+    return None
 
 
 def is_integer(dtype: str) -> bool:
-    """Whether a dtype, as safetensors, numpy or torch names it, is of whole numbers."""
+    """Return True if a dtype, as safetensors, numpy or torch names it, is of whole numbers."""
     return INTEGER.fullmatch(dtype) is not None
 
 
 def read_tensors(
     table: Table, spec: ViTSpec, theirs: Source, *, strict: bool = True
-) -> tuple[dict[str, Tensor], Account]:
-    """Their tensors under our names, and what each of them is.
+) -> tuple[dict[str, Tensor], KeyMatch]:
+    """Read their tensors under our names.
 
     Args:
         table: of their format.
@@ -202,78 +246,69 @@ def read_tensors(
         theirs: the open file, with the names of the table.
         strict: refuse missing and unknown tensors; else those are left out.
 
+    Returns:
+        Tensors by our names, and the role of each tensor in the file.
+
     Raises:
         CheckpointError: a tensor that is missing, unknown, or of another shape than the spec says.
     """
-    expected, found = shapes(spec), account(table, spec, theirs.header)
+    shapes = tensor_shapes(spec)
+    match = match_keys(table, spec, theirs.header)
     if strict:
-        _refuse(found, theirs)
+        _refuse_partial(match, theirs)
     ours: dict[str, Tensor] = {}
-    for rule in found.rows:
-        parts = tuple(theirs[name] for name in rule.theirs)
-        try:
-            made = rule.how.to_ours(parts, spec)
-        except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
-            named = zip(rule.theirs, parts, strict=True)
-            shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
-            raise CheckpointError(f"{shown} cannot become {few(rule.ours)}") from None
-        for name, tensor in zip(rule.ours, made, strict=True):
-            if tuple(tensor.shape) != expected[name]:
+    for rule in match.rows:
+        for name, tensor in zip(rule.ours, _transformed(rule, spec, theirs), strict=True):
+            if tuple(tensor.shape) != shapes[name]:
                 raise CheckpointError(
                     f"{' + '.join(rule.theirs)} gives {name} the shape {tuple(tensor.shape)}; "
-                    f"the model needs {expected[name]}"
+                    f"the model needs {shapes[name]}"
                 )
-            ours[name] = tensor.contiguous()  # now, so that theirs need not stay in memory
-    return ours, found
+            # Copied at once where it is a view, so that theirs need not stay in memory.
+            ours[name] = tensor.contiguous()
+    return ours, match
 
 
-def _refuse(found: Account, theirs: Source) -> None:
-    """Raise `CheckpointError` for missing and for unknown tensors."""
-    if missing := found.missing:
+def _transformed(rule: Row, spec: ViTSpec, theirs: Source) -> TensorParts:
+    """Read the tensors of a row, and change them to ours."""
+    parts = tuple(map(theirs.__getitem__, rule.theirs))
+    try:
+        return rule.how.to_ours(parts, spec)
+    except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
+        named = zip(rule.theirs, parts, strict=True)
+        shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
+        raise CheckpointError(f"{shown} cannot become {few(rule.ours)}") from None
+
+
+def _refuse_partial(match: KeyMatch, theirs: Source) -> None:
+    """Refuse missing and unknown tensors."""
+    missing = match.missing
+    if missing:
         near = did_you_mean(missing[0], theirs)
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise CheckpointError(
-            f"tensor {missing[0]}{more} {'are' if more else 'is'} missing{near}; {PARTIAL}"
-        )
-    if unknown := found.unknown:
-        raise CheckpointError(
-            f"{plural(len(unknown), 'unknown tensor')}: {few(unknown)}; {PARTIAL}"
-        )
+        subject = f"tensor {missing[0]} is"
+        if len(missing) > 1:
+            subject = f"tensor {missing[0]} and {len(missing) - 1} more are"
+        raise CheckpointError(f"{subject} missing{near}; {PARTIAL_HINT}")
+    if match.unknown:
+        count = plural(len(match.unknown), "unknown tensor")
+        raise CheckpointError(f"{count}: {few(match.unknown)}; {PARTIAL_HINT}")
 
 
-PARTIAL = "strict=False (--allow-partial) goes on without"
+def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return our tensors under their names, contiguous.
 
-
-def write_tensors(table: Table, spec: ViTSpec, ours: Tensors) -> dict[str, Tensor]:
-    """Our tensors under their names, contiguous; `CheckpointError` for what has no place."""
-    made: dict[str, Tensor] = {}
+    Raises:
+        CheckpointError: a tensor that the format cannot hold.
+    """
+    theirs: dict[str, Tensor] = {}
     for rule in table.applied(spec):
-        parts = rule.how.to_theirs(tuple(ours[name] for name in rule.ours), spec)
-        made |= {name: part.contiguous() for name, part in zip(rule.theirs, parts, strict=True)}
-    return made
-
-
-def _fillings(rule: Row, depth: int) -> Iterator[Row]:
-    layers = range(depth) if any("{i}" in name for name in rule.ours) else range(1)
-    kinds = ("weight", "bias") if any("{p}" in name for name in rule.ours) else ("",)
-    for layer in layers:
-        for kind in kinds:
-            theirs = tuple(
-                name.replace("{i}", str(layer)).replace("{p}", kind) for name in rule.theirs
-            )
-            ours = tuple(name.replace("{i}", str(layer)).replace("{p}", kind) for name in rule.ours)
-            yield Row(theirs, ours, rule.how)
-
-
-def _set_aside(table: Table, names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    for name in names:
-        for pattern, why in table.aside:
-            if fnmatchcase(name, pattern):
-                yield name, why
-                break
+        parts = rule.how.to_theirs(tuple(map(ours.__getitem__, rule.ours)), spec)
+        for name, part in zip(rule.theirs, parts, strict=True):
+            theirs[name] = part.contiguous()
+    return theirs
 
 
 def few(names: Sequence[str], most: int = 5) -> str:
-    """The first names of many, in words."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+    """Return the first names of a list as text, with the number of the others."""
+    text = ", ".join(names[:most])
+    return f"{text} and {len(names) - most} more" if len(names) > most else text

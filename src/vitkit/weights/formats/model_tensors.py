@@ -1,7 +1,7 @@
-"""A model as a file can hold it: without wrappers, and with the head that it has now.
+"""Tensors and spec of a model that is to be saved: without wrappers, with its present head.
 
 A file that could not be read again must not be written, so every difference between a model and its
-spec is found here, or refused with the call that mends it.
+spec is found here, or refused with the call that removes it.
 """
 
 from __future__ import annotations
@@ -12,27 +12,30 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, plural
+from vitkit.errors import CheckpointError
+from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.open import FLOATS
-from vitkit.weights.formats.key_table import shapes
+from vitkit.weights.files.source import WEIGHT_DTYPES
+from vitkit.weights.formats.key_table import tensor_shapes
 
 COMPILED = "_orig_mod"
-"""What `torch.compile` calls the module inside."""
-MEND = {
+"""Name of the inner module in `torch.compile`'s wrapper."""
+REMEDIES = {
     "lora_": "merge the adapters first: model = peft_model.merge_and_unload()",
     "weight_orig": "end the pruning first: torch.nn.utils.prune.remove(module, 'weight')",
-    "parametrizations.": "end the parametrization first: "
-                         "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')",
-}  # fmt: skip
+    "parametrizations.": (
+        "end the parametrization first: "
+        "torch.nn.utils.parametrize.remove_parametrizations(module, 'weight')"
+    ),
+}
 """Part of a tensor's name that a spec does not know -> the call that makes it a plain weight."""
 
 
 def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
-    """The spec of a model as it is now, and its tensors under the names that the spec gives them.
+    """Return the spec of a model as it is now, and its tensors by the names of that spec.
 
-    A model in `torch.compile`, data parallelism or `AveragedModel` is taken out of it. Another
+    `torch.compile`, data parallelism and `AveragedModel` are unwrapped. Another
     linear layer in place of `head` changes the number of classes; an `nn.Identity` there means
     that the model has no head.
 
@@ -50,28 +53,38 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
             "beside the code that makes the backbone, or take stem 'resnet'"
         )
     spec = _spec_with_its_head(vit)
+    # Single blocks may be compiled, too.
     state = {name.replace(f"{COMPILED}.", ""): t for name, t in vit.state_dict().items()}
     _refuse_misfits(spec, state, path)
     return spec, state
 
 
 def refuse_unusable(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Raise `CheckpointError` for numbers that reading a file would refuse: NaN, integers, none."""
+    """Refuse tensors that reading the file would refuse.
+
+    Raises:
+        CheckpointError: NaN, infinities, integers, or a tensor on the meta device.
+    """
     for name, tensor in tensors.items():
-        if tensor.dtype not in FLOATS or tensor.is_meta:
-            what = "has no numbers, on the meta device" if tensor.is_meta else f"is {tensor.dtype}"
-            raise CheckpointError(f"{path}: {name} {what}; a file holds floats")
-        if not torch.isfinite(tensor.sum(dtype=torch.float32)):  # sums never lose a NaN or infinity
-            wrong = int((~torch.isfinite(tensor.float())).sum())
-            if wrong:
-                raise CheckpointError(
-                    f"{path}: {name}: {wrong} of {tensor.numel()} numbers are not finite in "
-                    f"float32, and no model can be read from such a file; save a model from before "
-                    f"they were"
-                )
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"{path}: {name} has no numbers, on the meta device; a file holds floats"
+            )
+        if tensor.dtype not in WEIGHT_DTYPES:
+            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; a file holds floats")
+        # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
+        if torch.isfinite(tensor.sum(dtype=torch.float32)):
+            continue
+        wrong = int((~torch.isfinite(tensor.float())).sum())
+        if wrong:
+            raise CheckpointError(
+                f"{path}: {name}: {wrong} of {tensor.numel()} numbers are not finite in float32, "
+                f"and no model can be read from such a file; save a model from before they were"
+            )
 
 
 def _unwrapped(model: object, path: Path) -> ViT:
+    """Return the ViT inside of any wrappers."""
     inner = model
     while not isinstance(inner, ViT):
         wrapped = getattr(inner, COMPILED, None) or getattr(inner, "module", None)
@@ -80,13 +93,14 @@ def _unwrapped(model: object, path: Path) -> ViT:
         inner = wrapped
     if isinstance(inner, ViT):
         return inner
-    mend = "give a vitkit.ViT, such as checkpoint.model"
+    remedy = "give a vitkit.ViT, such as checkpoint.model"
     if hasattr(model, "merge_and_unload"):
-        mend = MEND["lora_"]
-    raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {mend}")
+        remedy = REMEDIES["lora_"]
+    raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
 
 
 def _spec_with_its_head(vit: ViT) -> ViTSpec:
+    """Return the spec with the number of classes that the head has now."""
     head = getattr(vit.head, COMPILED, vit.head)
     count = vit.spec.num_classes
     if isinstance(head, nn.Identity):
@@ -97,15 +111,17 @@ def _spec_with_its_head(vit: ViT) -> ViTSpec:
 
 
 def _refuse_misfits(spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> None:
-    expected = shapes(spec)
-    unknown, missing = sorted(state.keys() - expected.keys()), sorted(expected.keys() - state)
+    """Refuse a model whose tensors are not those of its spec."""
+    expected = tensor_shapes(spec)
+    unknown = sorted(state.keys() - expected.keys())
+    missing = sorted(expected.keys() - state)
     if unknown or missing:
-        found = "; ".join(mend for part, mend in MEND.items() if any(part in n for n in unknown))
+        remedies = [text for part, text in REMEDIES.items() if any(part in n for n in unknown)]
+        remedy = "; ".join(remedies) or "save its state_dict() beside the code that makes it"
         raise CheckpointError(
             f"{path}: the model is not what its spec says: {plural(len(missing), 'tensor')} "
             f"missing ({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
-            f"({', '.join(unknown[:3]) or 'none'}); "
-            f"{found or 'save its state_dict() beside the code that makes it'}"
+            f"({', '.join(unknown[:3]) or 'none'}); {remedy}"
         )
     for name, tensor in state.items():
         if tuple(tensor.shape) != expected[name]:

@@ -1,14 +1,17 @@
-"""The foreign formats by name, in the order in which a file is held against them."""
+"""All foreign formats by name, in the order in which `detect` is called on a file."""
 
 from __future__ import annotations
 
-from vitkit.weights.formats import deit, dinov2, jeonsworld, lucidrains, torchvision
+from vitkit.weights.formats.deit import DEIT
+from vitkit.weights.formats.dinov2 import DINOV2
 from vitkit.weights.formats.format import Format
-from vitkit.weights.formats.google import format as google
-from vitkit.weights.formats.huggingface import format as huggingface
-from vitkit.weights.formats.timm import format as timm
+from vitkit.weights.formats.google.format import GOOGLE
+from vitkit.weights.formats.huggingface.format import HUGGINGFACE
+from vitkit.weights.formats.jeonsworld import JEONSWORLD
+from vitkit.weights.formats.lucidrains.format import LUCIDRAINS
+from vitkit.weights.formats.timm.format import TIMM
+from vitkit.weights.formats.torchvision import TORCHVISION
 
-FORMATS: dict[str, Format] = {
-    room.FORMAT.name: room.FORMAT
-    for room in (google, huggingface, torchvision, jeonsworld, lucidrains, dinov2, deit, timm)
-}
+# timm comes last: its names are the most general, and files of others match them, too.
+_IN_ORDER = (GOOGLE, HUGGINGFACE, TORCHVISION, JEONSWORLD, LUCIDRAINS, DINOV2, DEIT, TIMM)
+FORMATS: dict[str, Format] = {form.name: form for form in _IN_ORDER}

@@ -1,45 +1,63 @@
 """torchvision's `vision_transformer`: `state_dict()` files of vit_b_16 and its siblings.
 
-Published files may bear the names of the first version of its MLP (`linear_1`, `linear_2`); ours
-are written with the second's (`mlp.0`, `mlp.3`).
+Published files may have the names of the first version of its MLP (`linear_1`, `linear_2`); vitkit
+writes the second's (`mlp.0`, `mlp.3`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
 
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.open import Header, Source
+from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
-    CODE,
-    PLAIN,
-    SINGLE,
+    CLASS_TOKEN_ONLY,
+    FIRST_PAPER,
+    FIXED_BY_CODE,
+    WEIGHTS_FILE,
+    BuiltModel,
     Bundle,
+    Capabilities,
     Format,
     Inferred,
-    safetensors_file,
+    ReferenceLibrary,
+    bundle_writer,
+    weights_file,
 )
-from vitkit.weights.formats.infer_spec import IMAGENET, depth_of, finish, image_size, usual_heads
+from vitkit.weights.formats.infer_spec import (
+    IMAGENET_MEAN,
+    depth_of,
+    finish,
+    image_size,
+    usual_heads,
+)
 from vitkit.weights.formats.key_table import Table, row
 from vitkit.weights.formats.unwrapping import plain_head
 
-BLOCK, OURS = "encoder.layers.encoder_layer_{i}.", "blocks.{i}."
-PREPROCESS = IMAGENET.replace(interpolation="bilinear", crop_ratio=0.875)
+_THEIRS = "encoder.layers.encoder_layer_{i}."
+_OURS = "blocks.{i}."
+_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bilinear", crop_ratio=0.875)
 
 
-def detect(header: Header) -> bool:
-    """Its blocks are called `encoder_layer_0`."""
+def _detect(header: Header) -> bool:
+    """Return True if the blocks are called `encoder_layer_0` and so on."""
     return "encoder.layers.encoder_layer_0.ln_1.weight" in header.shapes
 
 
-def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
-    """Everything but heads, epsilon and activation follows from shapes."""
+def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+    """Infer everything from shapes, except number of heads, epsilon and activation."""
     shapes = header.shapes
-    width, channels, *patch = shapes["conv_proj.weight"]
-    representation = shapes.get("heads.pre_logits.weight")
-    rows = shapes["encoder.pos_embedding"][1]
+    width, channels, *patch = shapes["conv_proj.weight"]  # (D, C, P, P)
+    representation_width = shapes.get("heads.pre_logits.weight", (0,))[0]
+    rows = shapes["encoder.pos_embedding"][1]  # (1, 1 + N, D), a row for the class token
     fields = {
         "image_size": image_size(rows, 1, (patch[0], patch[1]), overrides.get("image_size")),
         "patch_size": tuple(patch),
@@ -48,49 +66,89 @@ def infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "width": width,
         "depth": depth_of(shapes, r"encoder\.layers\.encoder_layer_(\d+)\."),
         "num_heads": usual_heads(width),
-        "mlp_width": shapes[f"{BLOCK.format(i=0)}mlp.0.weight"][0],
-        "representation_width": representation[0] if representation else None,
+        "mlp_width": shapes[f"{_THEIRS.format(i=0)}mlp.0.weight"][0],
+        "representation_width": representation_width or None,
         "position_resampling": "bicubic_aligned",
     }
-    usual = {"num_heads", "norm_eps", "activation", "image_size", "position_resampling",
-             "preprocess"}  # fmt: skip
-    return finish(fields, overrides, PREPROCESS, usual=usual)
+    usual = (
+        "num_heads",
+        "norm_eps",
+        "activation",
+        "image_size",
+        "position_resampling",
+        "preprocess",
+    )
+    return finish(fields, overrides, _PREPROCESS, usual=usual)
 
 
-def prepare(source: Source) -> Source:
-    """The first version's names of the MLP become the second's; a head that was replaced, as
-    `heads` or in an `nn.Sequential`, gets the usual name."""
-    names = {n: n.replace("mlp.linear_1", "mlp.0").replace("mlp.linear_2", "mlp.3") for n in source}
-    if any(old != new for old, new in names.items()):
-        source = source.renamed(names)
-    return plain_head(source, "heads.", "heads.head")
+def _prepare(source: Source) -> Source:
+    """Rename the first version's MLP to the second's, and a replaced head to the usual name."""
+    return plain_head(source.renamed_by(_second_version), "heads.", "heads.head")
 
 
-def table(spec: ViTSpec) -> Table:
-    """A plain rename; query, key and value lie in one matrix on both sides."""
-    return Table((
+def _second_version(name: str) -> str:
+    return name.replace("mlp.linear_1", "mlp.0").replace("mlp.linear_2", "mlp.3")
+
+
+def _table(spec: ViTSpec) -> Table:
+    """Return a plain renaming; query, key and value are one matrix on both sides."""
+    rows = (
         row("class_token", "cls_token"),
         row("encoder.pos_embedding", "pos_embed"),
         row("conv_proj.{p}", "patch_embed.proj.{p}"),
-        row(BLOCK + "ln_1.{p}", OURS + "norm1.{p}"),
-        row(BLOCK + "self_attention.in_proj_{p}", OURS + "attn.qkv.{p}"),
-        row(BLOCK + "self_attention.out_proj.{p}", OURS + "attn.proj.{p}"),
-        row(BLOCK + "ln_2.{p}", OURS + "norm2.{p}"),
-        row(BLOCK + "mlp.0.{p}", OURS + "mlp.fc1.{p}"),
-        row(BLOCK + "mlp.3.{p}", OURS + "mlp.fc2.{p}"),
+        row(_THEIRS + "ln_1.{p}", _OURS + "norm1.{p}"),
+        row(_THEIRS + "self_attention.in_proj_{p}", _OURS + "attn.qkv.{p}"),
+        row(_THEIRS + "self_attention.out_proj.{p}", _OURS + "attn.proj.{p}"),
+        row(_THEIRS + "ln_2.{p}", _OURS + "norm2.{p}"),
+        row(_THEIRS + "mlp.0.{p}", _OURS + "mlp.fc1.{p}"),
+        row(_THEIRS + "mlp.3.{p}", _OURS + "mlp.fc2.{p}"),
         row("encoder.ln.{p}", "norm.{p}"),
         row("heads.pre_logits.{p}", "pre_logits.fc.{p}"),
         row("heads.head.{p}", "head.{p}"),
-    ))  # fmt: skip
+    )
+    return Table(rows)
 
 
-FIXED: dict[str, Any] = {**PLAIN, **SINGLE}
-"""What its class computes; any value of the other fields fits."""
+def _write(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return one file with the names of `torchvision.models.vit_b_16().state_dict()`."""
+    return {WEIGHTS_FILE: bundle_writer(bundle)}
 
 
-def write(bundle: Bundle) -> dict[str, FileWriter]:
-    """`model.safetensors` with the names of `torchvision.models.vit_b_16().state_dict()`."""
-    return {"model.safetensors": safetensors_file(bundle)}
+def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
+    """Build torchvision's model by the class of `vit_b_16`."""
+    library: Any = importlib.import_module("torchvision.models.vision_transformer")
+    height, width = spec.image_size
+    rows, columns = spec.patch_size
+    # Its constructor takes one number for each size, and has no keyword for channels.
+    if height != width or rows != columns or spec.in_channels != 3:
+        return None
+    # On the meta device no weights are drawn that the file replaces anyway.
+    with torch.device("meta"):
+        model = library.VisionTransformer(
+            image_size=height,
+            patch_size=rows,
+            num_layers=spec.depth,
+            num_heads=spec.num_heads,
+            hidden_dim=spec.width,
+            mlp_dim=spec.mlp_width,
+            num_classes=spec.num_classes,
+            representation_size=spec.representation_width,
+        )
+    if not spec.num_classes:  # its constructor always makes a head
+        model.heads.head = nn.Identity()
+    model.load_state_dict(load_file(weights_file(path)), assign=True)
+    return BuiltModel(model, model.encoder.layers)
 
 
-FORMAT = Format("torchvision", detect, prepare, infer, table, (FIXED,), write, CODE)
+_CAPABILITIES: Capabilities = {**FIRST_PAPER, **CLASS_TOKEN_ONLY}
+TORCHVISION = Format(
+    name="torchvision",
+    detect=_detect,
+    prepare=_prepare,
+    infer=_infer,
+    table=_table,
+    capabilities=(_CAPABILITIES,),
+    write=_write,
+    fixed=FIXED_BY_CODE,
+    reference=ReferenceLibrary("torchvision", (0, 26), ("torchvision",), _build),
+)

@@ -1,8 +1,8 @@
-"""Finding the ViT among the tensors of a file, behind what other code puts before their names.
+"""Finding the ViT among the tensors of a file, behind the prefixes that other code adds to names.
 
 Data parallelism, compilation and averaging wrap a model; Lightning modules and own classes hold it
-as a part. Then all its tensors have names with one common prefix. What lies outside of that prefix
-is not read, and it is listed.
+as a part. Then all its tensors have names with one common prefix. Tensors outside of that prefix
+are not read, and are listed.
 """
 
 from __future__ import annotations
@@ -12,36 +12,42 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from vitkit.errors import CheckpointError, plural
-from vitkit.weights.files.open import Source
+from vitkit.errors import CheckpointError
+from vitkit.messages import plural
+from vitkit.weights.files.source import Source
 from vitkit.weights.formats.format import Format
 from vitkit.weights.formats.key_table import few, is_integer
 
-WHOLE = ("module.", "_orig_mod.", "backbone.")
-"""Prefixes that all names of a file may have; they are taken off before a format is looked for."""
-INSIDE = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What compiling or sharding some parts of a model puts into the middle of names."""
-LONGEST = 5
+WHOLE_PREFIXES = ("module.", "_orig_mod.", "backbone.")
+"""Prefixes that all names of a file may have; they are removed before a format is looked for."""
+INNER_PARTS = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""Parts that compiling or sharding single blocks of a model puts into the middle of names."""
+MOST_PREFIX_PARTS = 5
 """Most parts of a prefix, as in `model.module.student.vit.`."""
-LEAST = 8
+FEWEST_TENSORS = 8
 """Fewest tensors of a ViT: each block alone has more."""
-CHOSEN = {"base_encoder.": "momentum_encoder."}
-"""Of two models in one file, the one to take, and the other: MoCo v3 evaluates its base encoder."""
+PREFERRED = {"base_encoder.": "momentum_encoder."}
+"""Of two models in one file, the one to take -> the other: MoCo v3 evaluates its base encoder."""
 UNSUPPORTED = {
-    "clip": "*clip*", "clip_vision_model": "*clip*", "siglip": "*siglip*",
-    "siglip_vision_model": "*siglip*", "siglip2": "*siglip*", "siglip2_vision_model": "*siglip*",
-    "dinov3_vit": "*dinov3*", "ijepa": "*ijepa*",
-}  # fmt: skip
+    "clip": "*clip*",
+    "clip_vision_model": "*clip*",
+    "siglip": "*siglip*",
+    "siglip_vision_model": "*siglip*",
+    "siglip2": "*siglip*",
+    "siglip2_vision_model": "*siglip*",
+    "dinov3_vit": "*dinov3*",
+    "ijepa": "*ijepa*",
+}
 """`model_type` of transformers -> pattern of the catalogue's names for such models."""
 
 
-class Found(NamedTuple):
+class FoundModel(NamedTuple):
     """A model in a file.
 
     Attributes:
         form: the format of its names.
         source: its tensors, without the prefix.
-        prefix: what was before the names; empty where there was nothing.
+        prefix: removed from the names; empty where there was none.
         outside: the names of the other tensors, which are not read.
     """
 
@@ -52,35 +58,44 @@ class Found(NamedTuple):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A line on what is not read, if there is something."""
+        """A line on the tensors that are not read, if there are any."""
         if not self.outside:
             return ()
         parts = Counter(name.partition(".")[0] for name in self.outside)
-        said = [f"{part} ({plural(count, 'tensor')})" for part, count in parts.items()]
-        return (f"left out, as it is outside of {self.prefix!r}: {few(said, most=10)}",)
+        shown = [f"{part} ({plural(count, 'tensor')})" for part, count in parts.items()]
+        return (f"left out, as it is outside of {self.prefix!r}: {few(shown, most=10)}",)
 
 
-def find_model(source: Source, forms: Iterable[Format]) -> Found | None:
-    """The model in a file: its format, and its tensors by the format's names; None for no model.
+def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
+    """Find the model in a file, and its format.
+
+    Args:
+        source: the open file.
+        forms: formats in the order in which they are tried.
+
+    Returns:
+        The model with the names of its format; None for no model.
 
     Raises:
-        CheckpointError: several models, of which none can be preferred.
+        CheckpointError: several models, of which none is preferred.
     """
     forms = tuple(forms)
-    source = _without_wrappers(_without_whole_prefix(source))
-    if form := _format_of(source, forms):
-        return Found(form, source)
-    models: dict[str, Found] = {}
+    source = _without_inner_parts(_without_whole_prefix(source))
+    form = _format_of(source, forms)
+    if form is not None:
+        return FoundModel(form, source)
+    models: dict[str, FoundModel] = {}
     for prefix, names in _groups(source).items():
         if any(prefix.startswith(shorter) for shorter in models):
-            continue
+            continue  # a part of a model that is found already
         inner = source.renamed({name: name[len(prefix) :] for name in names})
-        if form := _format_of(inner, forms):
-            models[prefix] = _taken(source, prefix, names, form)
+        form = _format_of(inner, forms)
+        if form is not None:
+            models[prefix] = _part_of(source, prefix, names, form)
     for prefix in list(models):
-        for chosen, other in CHOSEN.items():
-            if prefix.endswith(chosen):
-                models.pop(prefix.removesuffix(chosen) + other, None)
+        for preferred, other in PREFERRED.items():
+            if prefix.endswith(preferred):
+                models.pop(prefix.removesuffix(preferred) + other, None)
     if len(models) > 1:
         first = next(iter(models))
         raise CheckpointError(
@@ -91,85 +106,114 @@ def find_model(source: Source, forms: Iterable[Format]) -> Found | None:
 
 
 def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
-    """The error for a file in which no model was found."""
+    """Return the error for a file in which no model was found."""
     header = source.header
-    kind = header.documents["config"].get("model_type") if "config" in header.documents else None
+    kind = None
+    if "config" in header.documents:
+        kind = header.documents["config"].get("model_type")
     if isinstance(kind, str) and kind in UNSUPPORTED:
         return CheckpointError(
             f"{header.path}: transformers' model_type {kind!r} is not supported; "
             f"`vitkit models --pretrained '{UNSUPPORTED[kind]}'` lists such models as timm has them"
         )
-    names, more = ", ".join(list(source)[:3]), ", ..." if len(source) > 3 else ""
-    said = f"; config.json says model_type {kind!r}" if isinstance(kind, str) else ""
+    names = ", ".join(list(source)[:3])
+    if len(source) > 3:
+        names += ", ..."
+    stated = f"; config.json says model_type {kind!r}" if isinstance(kind, str) else ""
     return CheckpointError(
-        f"{header.path}: {plural(len(source), 'tensor')} ({names}{more}) of no known "
-        f"format{said}; known are vitkit, {', '.join(known)}"
+        f"{header.path}: {plural(len(source), 'tensor')} ({names}) of no known "
+        f"format{stated}; known are vitkit, {', '.join(known)}"
     )
 
 
 def plain_head(source: Source, root: str, target: str) -> Source:
-    """The one linear layer under `root` as `target`, wherever a container such as
-    `nn.Sequential(nn.Dropout(), nn.Linear(768, 3))` puts it; more than one layer is left alone.
+    """Rename the one linear layer under `root` to `target`.
+
+    Its name differs where a container such as `nn.Sequential(nn.Dropout(), nn.Linear(768, 3))`
+    replaced the head. A head of more than one layer stays as it is.
 
     Args:
-        source: whose names are changed.
-        root: what all names of the head start with, such as `heads.`.
+        source: the open file.
+        root: start of all names of the head, such as `heads.`.
         target: the name of the layer in the format, such as `heads.head`.
     """
     names = {name for name in source if name.startswith(root)}
-    layer = next((n.removesuffix(".weight") for n in names if n.endswith(".weight")), target)
-    matrix = len(source.header.shapes.get(f"{layer}.weight", ())) == 2
-    known = re.sub(r"(\.\d+)+$", "", layer) in (root.rstrip("."), target)
-    if layer == target or not known or not matrix or names - {f"{layer}.weight", f"{layer}.bias"}:
+    weight = next((name for name in names if name.endswith(".weight")), None)
+    if weight is None:
         return source
-    new = {name: name.replace(layer, target, 1) if name in names else name for name in source}
+    layer = weight.removesuffix(".weight")
+    is_matrix = len(source.header.shapes.get(f"{layer}.weight", ())) == 2
+    # Only the root itself, or numbered members of a Sequential in its place: heads.1, head.0.2
+    in_container = re.sub(r"(\.\d+)+$", "", layer) in (root.rstrip("."), target)
+    is_single = names <= {f"{layer}.weight", f"{layer}.bias"}
+    if layer == target or not (in_container and is_matrix and is_single):
+        return source
     note = f"the head is read from {layer}"
     if re.search(r"\.[1-9]\d*$", layer):
         note += "; what was before it has no tensors and is taken for dropout"
-    return source.renamed(new, note)
+
+    def rename(name: str) -> str:
+        return name.replace(layer, target, 1) if name in names else name
+
+    return source.renamed_by(rename, note)
 
 
 def _format_of(source: Source, forms: Sequence[Format]) -> Format | None:
-    return next((form for form in forms if form.detect(source.header)), None)
+    for form in forms:
+        if form.detect(source.header):
+            return form
+    return None
 
 
 def _without_whole_prefix(source: Source) -> Source:
-    for prefix in WHOLE:
-        names = list(source)
-        if names and all(name.startswith(prefix) for name in names):
-            note = f"prefix {prefix!r} taken off"
-            new = {name: name.removeprefix(prefix) for name in names}
-            return _without_whole_prefix(source.renamed(new, note))
+    """Remove prefixes that all names have, one after the other."""
+    for prefix in WHOLE_PREFIXES:
+        if source and all(name.startswith(prefix) for name in source):
+            names = {name: name.removeprefix(prefix) for name in source}
+            return _without_whole_prefix(source.renamed(names, f"prefix {prefix!r} taken off"))
     return source
 
 
-def _without_wrappers(source: Source) -> Source:
-    for part in INSIDE:
+def _without_inner_parts(source: Source) -> Source:
+    """Remove the wrappers of single blocks, unless two names would become one."""
+    for part in INNER_PARTS:
+        wrapped = [name for name in source if part in name]
         names = {name: name.replace(part, "") for name in source}
-        changed = sum(old != new for old, new in names.items())
-        if changed and len(set(names.values())) == len(names):
-            source = source.renamed(names, f"{part!r} taken out of {changed} names")
+        if wrapped and len(set(names.values())) == len(names):
+            source = source.renamed(names, f"{part!r} taken out of {len(wrapped)} names")
     return source
 
 
 def _groups(source: Source) -> Mapping[str, list[str]]:
-    """Prefix -> the names that have it, for prefixes that a model may have; short ones first."""
+    """Return prefix -> its names, for prefixes that a model may have; short ones first."""
     groups: dict[str, list[str]] = {}
     for name in source:
-        parts = name.split(".")
-        for count in range(1, min(LONGEST, len(parts) - 1) + 1):
-            groups.setdefault(".".join(parts[:count]) + ".", []).append(name)
-    large = {prefix: names for prefix, names in groups.items() if len(names) >= LEAST}
+        prefix = ""
+        for part in name.split(".")[:-1][:MOST_PREFIX_PARTS]:
+            prefix += f"{part}."
+            groups.setdefault(prefix, []).append(name)
+    large = {prefix: names for prefix, names in groups.items() if len(names) >= FEWEST_TENSORS}
     return dict(sorted(large.items(), key=lambda group: group[0].count(".")))
 
 
-def _taken(source: Source, prefix: str, names: Sequence[str], form: Format) -> Found:
-    inside = {name: name[len(prefix) :] for name in names}
-    if prefix.endswith("base_encoder."):  # MoCo's head is for its own training
-        inside = {name: new for name, new in inside.items() if not new.startswith("head.")}
-    notes, dtypes = [f"prefix {prefix!r} taken off"], source.header.dtypes
-    outside = [name for name in source if name not in inside]
-    if counts := [name for name in outside if is_integer(dtypes[name])]:
-        notes.append(f"whole numbers, no weights, left out: {few(counts)}")
-    outside = [name for name in outside if name not in counts]
-    return Found(form, source.renamed(inside, *notes), prefix, tuple(outside))
+def _part_of(source: Source, prefix: str, names: Sequence[str], form: Format) -> FoundModel:
+    """Return the model whose names have this prefix."""
+    inside: dict[str, str] = {}
+    for name in names:
+        inner_name = name.removeprefix(prefix)
+        # The head of MoCo's encoder is for its own training.
+        if not (prefix.endswith("base_encoder.") and inner_name.startswith("head.")):
+            inside[name] = inner_name
+    outside: list[str] = []
+    counters: list[str] = []
+    for name in source:
+        if name in inside:
+            continue
+        if is_integer(source.header.dtypes[name]):
+            counters.append(name)
+        else:
+            outside.append(name)
+    notes = [f"prefix {prefix!r} taken off"]
+    if counters:
+        notes.append(f"whole numbers, no weights, left out: {few(counters)}")
+    return FoundModel(form, source.renamed(inside, *notes), prefix, tuple(outside))

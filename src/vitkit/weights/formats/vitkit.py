@@ -3,45 +3,44 @@
 The tensors have timm's names, so timm loads them as they are. The header's metadata has one JSON
 document under the key `vitkit`: format version, spec, preprocessing, class names, versions, a
 sha256 for each group of tensors, and whatever the writer adds (recipe, metrics, data fingerprint,
-licence). Reading holds all of it against the header's shapes before any tensor is touched.
+licence). Reading checks all of it against the header's shapes before any tensor is read.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, SpecError, plural
+from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.atomic import FileWriter, replacing
-from vitkit.io.digests import digests
-from vitkit.io.strict_json import parse
+from vitkit.io.digests import tensor_digests
+from vitkit.io.strict_json import parse_json
+from vitkit.messages import plural
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.files.open import LONGEST_HEADER, Header, Source
-from vitkit.weights.formats.key_table import shapes
+from vitkit.weights.files.safetensors_file import safetensors_writer
+from vitkit.weights.files.source import Header, Source
+from vitkit.weights.formats.key_table import tensor_shapes
 from vitkit.weights.formats.model_tensors import as_saved, refuse_unusable
 
-FORMAT_VERSION = 1
-OWN = "vitkit"
+OWN_FORMAT = "vitkit"
+OWN_VERSION = 1
+"""Version of the format, written into every file."""
+METADATA_KEY = "vitkit"
 """The entry of the header's metadata with the description."""
+FOREIGN_METADATA_KEY = "vitkit_about"
+"""That entry in files of another format: everything that the format has no place for."""
 DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha256")
-"""What `save` says by itself."""
-ENTRY = 200
-"""Bytes that a tensor's entry in a header takes beside its name, at most."""
+"""Keys of the description that `save` writes itself."""
 LONGEST_REASON = 300
-"""Characters of what is wrong with a description, which may quote all of it."""
-ABOUT = "vitkit_about"
-"""The entry of files that are written in another format: what that format has no place for."""
+"""Characters of an error about a description, as that error may quote all of it."""
 
 
 def save(
@@ -57,10 +56,11 @@ def save(
     A file that `load` could not read is never written.
 
     Args:
-        path: a file ending in `.safetensors`; an older one is replaced only when the new is whole.
+        path: a file ending in `.safetensors`; an older one is replaced only when the new is
+            complete.
         model: a `ViT`, also one that is compiled or wrapped for data parallelism. Its spec goes
             into the file; a linear layer put in place of `head` counts as the model's head.
-        preprocess: what its images must become; needed, since no model can say it.
+        preprocess: how images are resized and normalised for it; needed, since no model has it.
         classes: the K class names in the order of the logits.
         **metadata: further JSON values, such as `metrics`, `recipe` or `licence`.
 
@@ -72,7 +72,7 @@ def save(
             parametrizations, which no spec describes; weights that are not finite; class names that
             are no texts or do not fit the head; images of other channels than the model's;
             metadata that JSON cannot hold (NaN among them), or more than 25 MB of them.
-        OutputError: the file cannot be written; what was there is untouched.
+        OutputError: the file cannot be written; an older file is untouched.
     """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
@@ -87,111 +87,94 @@ def save(
             f"{path}: preprocess= is missing, what images become before the model sees them; "
             f"pass checkpoint.preprocess of the weights it began with, or a vitkit.Preprocess"
         )
-    own = content(model, preprocess, classes, metadata, place=path)
-    with replacing(path, needed=own.size) as temporary:
-        own.write(temporary)
+    writer = own_file_writer(model, preprocess, classes, metadata, path=path)
+    with replacing(path, needed=writer.size) as temporary:
+        writer.write(temporary)
     return path
 
 
-def content(
+def own_file_writer(
     model: nn.Module,
     preprocess: Preprocess,
     classes: Sequence[str],
     metadata: Mapping[str, Any],
     dtype: torch.dtype | None = None,
     *,
-    place: Path,
+    path: Path,
 ) -> FileWriter:
-    """The file that `save` writes, on its way; in another dtype if one is given.
+    """Return the writer of the file that `save` writes.
 
-    `place` is the file to be written, for messages; errors as for `save`.
+    Args:
+        model: as for `save`.
+        preprocess: as for `save`.
+        classes: as for `save`.
+        metadata: as for `save`.
+        dtype: of the tensors in the file; default as in the model.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: as for `save`.
     """
-    spec, state = as_saved(model, place)
+    spec, state = as_saved(model, path)
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
-    refuse_unusable(tensors, place)
+    refuse_unusable(tensors, path)
+    # Our own entries come last, so that metadata of an older file never replace them.
     document = {
         **metadata,
-        "format_version": FORMAT_VERSION,
-        **about(spec, preprocess, _class_names(classes, place)),
+        "format_version": OWN_VERSION,
+        **model_description(spec, preprocess, _class_names(classes, path)),
         "versions": {"vitkit": version("vitkit"), "torch": torch.__version__},
-        "sha256": digests(tensors),
+        "sha256": tensor_digests(tensors),
     }
     try:
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{place}: the metadata are not JSON: {error}; give plain values"
+            f"{path}: the metadata are not JSON: {error}; give plain values"
         ) from None
-    description(Header(place, {}, {}, {OWN: text}))  # what reading the file will demand of it
-    return safetensors_writer(tensors, {OWN: text}, place)
+    # Parsed as reading the file will parse it, so that errors appear before it is written.
+    read_description(Header(path, {}, {}, {METADATA_KEY: text}))
+    return safetensors_writer(tensors, {METADATA_KEY: text}, path)
 
 
-def _class_names(classes: object, place: Path) -> list[str]:
-    """The names as a list; `CheckpointError` for anything but several texts."""
-    wrong: object = classes
-    if isinstance(classes, Iterable) and not isinstance(classes, str):
-        given = list(classes)
-        names = [name for name in given if isinstance(name, str)]
-        if len(names) == len(given):
-            return names
-        wrong = next(name for name in given if not isinstance(name, str))
-    raise CheckpointError(
-        f"{place}: classes has {wrong!r}; give a list with a text for each class, such as "
-        f"['cat', 'dog']"
-    )
-
-
-def about(spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]) -> dict[str, Any]:
-    """What a model is, as JSON values."""
-    return {
-        "spec": spec.to_json(), "preprocess": preprocess.to_json(), "classes": list(classes),
-    }  # fmt: skip
-
-
-def safetensors_writer(
-    tensors: Mapping[str, Tensor], metadata: Mapping[str, str], place: Path | str = "weights"
-) -> FileWriter:
-    """Tensors as a safetensors file, on its way.
+def _class_names(classes: object, path: Path) -> list[str]:
+    """Return the names as a list.
 
     Raises:
-        CheckpointError: a longer header than `load` reads, because of its metadata.
+        CheckpointError: anything but several texts.
     """
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    taken: set[int] = set()
-    for name, tensor in whole.items():  # the library refuses blocks that share their weights
-        if tensor.data_ptr() in taken:
-            whole[name] = tensor.clone()
-        taken.add(tensor.data_ptr())
-    size = sum(tensor.nbytes for tensor in whole.values())
-    header = {"format": "pt", **metadata}
-    length = len(json.dumps(header)) + sum(len(name) + ENTRY for name in whole)
-    if length > LONGEST_HEADER:
-        raise CheckpointError(
-            f"{place}: {length / 1e6:.1f} MB of metadata; a file of weights holds at most "
-            f"{LONGEST_HEADER / 1e6:g} MB; keep them in a file of their own"
-        )
+    values = [classes]  # a single text is a mistake, though it could be iterated
+    if isinstance(classes, Iterable) and not isinstance(classes, str):
+        values = list(classes)
+    names: list[str] = []
+    for name in values:
+        if not isinstance(name, str) or isinstance(classes, str):
+            raise CheckpointError(
+                f"{path}: classes has {name!r}; give a list with a text for each class, such as "
+                f"['cat', 'dog']"
+            )
+        names.append(name)
+    return names
 
-    def write(path: Path) -> None:
-        path.touch()
-        mode = path.stat().st_mode  # as the umask has it; the library makes a file of mode 600
-        try:
-            safetensors.torch.save_file(whole, path, header)
-        except SafetensorError as error:  # the library hides the system's error in its text
-            if (number := re.search(r"os error (\d+)", str(error))) is None:
-                raise
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-        path.chmod(mode)
 
-    return FileWriter(size, write)
+def model_description(
+    spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
+) -> dict[str, Any]:
+    """Return spec, preprocessing and class names as JSON values."""
+    return {
+        "spec": spec.to_json(),
+        "preprocess": preprocess.to_json(),
+        "classes": list(classes),
+    }
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a file of ours, or one that vitkit wrote in another format, says of its model.
+    """The description in a file of ours, or in one that vitkit wrote in another format.
 
     Attributes:
         spec: the architecture.
-        preprocess: what images become.
+        preprocess: how images are resized and normalised.
         classes: the class names, or none.
         document: all of the JSON.
     """
@@ -202,16 +185,20 @@ class Description:
     document: dict[str, Any]
 
 
-def description(header: Header, entry: str = OWN) -> Description | None:
-    """The description in a header, or None where it has none.
+def read_description(header: Header, entry: str = METADATA_KEY) -> Description | None:
+    """Return the description in a header, or None where it has none.
+
+    Args:
+        header: of the file.
+        entry: key of the header's metadata: `METADATA_KEY` or `FOREIGN_METADATA_KEY`.
 
     Raises:
-        CheckpointError: one that cannot be read, or that contradicts itself.
+        CheckpointError: a description that cannot be read, or that contradicts itself.
     """
     if entry not in header.metadata:
         return None
     try:
-        document = parse(header.metadata[entry])
+        document = parse_json(header.metadata[entry])
         spec = ViTSpec.from_json(document["spec"])
         preprocess = Preprocess.from_json(document["preprocess"])
         classes = document.get("classes", [])
@@ -232,57 +219,61 @@ def description(header: Header, entry: str = OWN) -> Description | None:
     return Description(spec, preprocess, tuple(classes), document)
 
 
-def read_own(source: Source, said: Description) -> dict[str, Tensor]:
-    """The tensors of an open file of ours, after everything in it was held against the rest.
+def read_own(source: Source, description: Description) -> dict[str, Tensor]:
+    """Read the tensors of a file of ours, checked against its description and its digests.
 
     Raises:
-        CheckpointError: weights that do not fit the spec that the file declares, or are damaged.
+        CheckpointError: weights that do not fit the spec in the file, or are damaged.
     """
-    check(source.header, said)
+    check_description(source.header, description)
     tensors = {name: source[name] for name in source}
-    if (sealed := said.document.get("sha256")) is not None:
-        _check_digests(source.header.path, sealed, digests(tensors))
+    expected = description.document.get("sha256")
+    if expected is not None:
+        _check_digests(source.header.path, expected, tensor_digests(tensors))
     return tensors
 
 
-def check(header: Header, said: Description) -> None:
-    """Hold a description against the header: version, names and shapes; no tensor is read.
+def check_description(header: Header, description: Description) -> None:
+    """Check a description against the header: version, names and shapes; no tensor is read.
 
     Raises:
         CheckpointError: a newer version; tensors missing, unknown, or of another shape.
     """
-    found = said.document.get("format_version")
-    if type(found) is not int or not 1 <= found <= FORMAT_VERSION:
+    file_version = description.document.get("format_version")
+    if type(file_version) is not int or not 1 <= file_version <= OWN_VERSION:
         raise CheckpointError(
-            f"{header.path}: format version {found!r}; this vitkit reads 1 to {FORMAT_VERSION}; "
-            f"upgrade it"
+            f"{header.path}: format version {file_version!r}; this vitkit reads 1 to "
+            f"{OWN_VERSION}; upgrade it"
         )
-    blocks = said.spec.depth + sum(said.spec.resnet_layers)
+    # Checked before `tensor_shapes` builds the model: a file may declare a million blocks.
+    blocks = description.spec.depth + sum(description.spec.resnet_layers)
     if blocks > len(header.shapes):
         raise CheckpointError(
             f"{header.path}: {blocks} blocks in a file of {len(header.shapes)} tensors"
         )
-    ours, theirs = shapes(said.spec), header.shapes
-    missing, extra = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+    expected = tensor_shapes(description.spec)
+    missing = sorted(expected.keys() - header.shapes.keys())
+    extra = sorted(header.shapes.keys() - expected.keys())
     if missing or extra:
         raise CheckpointError(
             f"{header.path}: {plural(len(missing), 'tensor')} missing "
             f"({', '.join(missing[:5]) or 'none'}), {len(extra)} unknown "
             f"({', '.join(extra[:5]) or 'none'}) for the spec in the file"
         )
-    for name, shape in theirs.items():
-        if shape != ours[name]:
+    for name, shape in header.shapes.items():
+        if shape != expected[name]:
             raise CheckpointError(
-                f"{header.path}: {name} has shape {shape}, the spec in the file needs {ours[name]}"
+                f"{header.path}: {name} has shape {shape}, the spec in the file needs "
+                f"{expected[name]}"
             )
 
 
-def _check_digests(path: Path, sealed: object, found: Mapping[str, str]) -> None:
-    if not isinstance(sealed, dict) or sealed.keys() != found.keys():
+def _check_digests(path: Path, expected: object, actual: Mapping[str, str]) -> None:
+    if not isinstance(expected, dict) or expected.keys() != actual.keys():
         raise CheckpointError(f"{path}: its sha256 are not of the groups of tensors it holds")
-    for group, digest in found.items():
-        if sealed[group] != digest:
+    for group, digest in actual.items():
+        if expected[group] != digest:
             raise CheckpointError(
                 f"{path}: {group} is damaged: its sha256 is {digest}, the file says "
-                f"{sealed[group]}; take the file from where it came again"
+                f"{expected[group]}; take the file from where it came again"
             )

@@ -1,1 +1,1 @@
-"""Google's `.npz` files."""
+"""Google's `.npz` files: vit_jax's and big_vision's."""

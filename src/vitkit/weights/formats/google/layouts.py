@@ -1,8 +1,8 @@
-"""The layouts of Google's `.npz` files: names brought to those of 2021, arrays as Flax has them.
+"""The layouts of Google's `.npz` files: names changed to those of 2021, arrays from Flax's axes.
 
 Flax numbered the parts of a block by one counter at first (`LayerNorm_2`, `MlpBlock_3`), and each
 class by its own since Linen (`LayerNorm_1`, `MlpBlock_0`). big_vision puts trees around the model
-and may stack its blocks along a first axis. What was what: big_vision, models/vit.py
+and may stack its blocks along a first axis. The correspondences are in big_vision, models/vit.py
 (`fix_old_checkpoints`), and vit_jax, checkpoint.py.
 """
 
@@ -13,167 +13,208 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import MOST_BLOCKS, ViTSpec
-from vitkit.weights.files.open import Header, Source
-from vitkit.weights.files.zip_checks import MOST
-from vitkit.weights.formats.key_table import Parts, Transform
+from vitkit.weights.files.source import Source
+from vitkit.weights.files.zip_checks import MAX_TENSORS
+from vitkit.weights.formats.key_table import KeyTransform, TensorParts
 
-PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/", "opt/target/img/")
+TREE_PREFIXES = ("", "opt/target/", "params/", "params/img/", "img/", "opt/target/img/")
 """Before every name: nothing; an optimiser's state; a training state; the image's tower."""
 ANCHORS = ("embedding/kernel", "Transformer/encoder_norm/scale")
+"""Names that every ViT of Google's has."""
 POSITIONS = "Transformer/posembed_input/pos_embedding"
-"""A table of the encoder, which is given the class token too and so has a row for it."""
+"""A table of the encoder, whose input includes the class token: it has a row for that token."""
 PATCH_POSITIONS = "pos_embedding"
-"""A table of the patches alone, added before the class token joins; so wherever there is none."""
+"""A table of the patches alone, added before the class token joins, or without class token."""
 LINEN = {
     "MultiHeadDotProductAttention_0/": "MultiHeadDotProductAttention_1/",
     "LayerNorm_1/": "LayerNorm_2/",
     "MlpBlock_0/": "MlpBlock_3/",
 }
 """Parts of a block by Linen's numbers -> by one counter."""
-STACK, BLOCK = "Transformer/encoderblock/", "Transformer/encoderblock_{i}/"
+STACK_PREFIX = "Transformer/encoderblock/"
+BLOCK_PREFIX = "Transformer/encoderblock_{i}/"
 ROOT_MAP = re.compile(r"probe$|(MultiHeadDotProductAttention_0|LayerNorm_0|MlpBlock_0)/")
 """The attention pool of the first ViT-G files, which has no module of its own."""
 
-T = TypeVar("T")
+
+def tree_prefix(names: Iterable[str]) -> str | None:
+    """Return the prefix of a ViT's names, or `None` where there is no ViT."""
+    present = set(names)
+    for prefix in TREE_PREFIXES:
+        if all(prefix + name in present for name in ANCHORS):
+            return prefix
+    return None
 
 
-def prefix_of(names: Iterable[str]) -> str | None:
-    """What stands before the names of a ViT, or `None` where there is none."""
-    there = set(names)
-    return next((p for p in PREFIXES if all(p + name in there for name in ANCHORS)), None)
+def with_names_of_2021(source: Source) -> Source:
+    """Rename a file's tensors to the names of 2021, one for each block, without a prefix.
+
+    Raises:
+        CheckpointError: two tensors would get one name, or stacks that fit no model.
+    """
+    source = _without_prefix(source, tree_prefix(source) or "")
+    if any(name.startswith(STACK_PREFIX) for name in source):
+        source = _unstacked(source)
+    classic_name = partial(_classic_name, has_class_token="cls" in source)
+    clash = "two tensors have the place of one; two layouts are mixed"
+    return source.renamed_by(classic_name, clash=clash)
 
 
-def one_layout(source: Source) -> Source:
-    """The file's tensors by the names of 2021, one for each block, without a prefix."""
-    prefix = prefix_of(source) or ""
-    inside = [name for name in source if name.startswith(prefix)]
-    notes = [f"prefix {prefix!r} taken off"] if prefix else []
-    if outside := len(source) - len(inside):
+def _without_prefix(source: Source, prefix: str) -> Source:
+    """Keep the tensors whose names have a prefix, without it."""
+    if not prefix:
+        return source
+    names = {name: name.removeprefix(prefix) for name in source if name.startswith(prefix)}
+    notes = [f"prefix {prefix!r} taken off"]
+    outside = len(source) - len(names)
+    if outside:
         notes.append(f"{outside} tensors outside of {prefix!r} left out")
-    source = source.renamed({name: name.removeprefix(prefix) for name in inside}, *notes)
-    if any(name.startswith(STACK) for name in source):
-        source = unstacked(source)
-    names = {name: classic_name(name, "cls" in source) for name in source}
-    if len(set(names.values())) < len(names):
-        raise CheckpointError("two tensors have the place of one; two layouts are mixed")
-    return source.renamed(names)
+    return source.renamed(names, *notes)
 
 
-def classic_name(name: str, token: bool) -> str:
-    """The name of 2021 of any layout's, prefix and stack aside; `token`: of a model with one."""
+def _classic_name(name: str, has_class_token: bool) -> str:
+    """Return the name of 2021 of any layout's, without prefix and stack."""
     if name in (POSITIONS, "Transformer/pos_embedding"):
-        return POSITIONS if token else PATCH_POSITIONS
+        return POSITIONS if has_class_token else PATCH_POSITIONS
     if ROOT_MAP.match(name):
         return f"MAPHead_0/{name}"
-    return in_blocks(name, LINEN)
+    return _rename_part(name, LINEN)
 
 
 def big_vision_name(name: str) -> str:
-    """The name that big_vision gives to what has this one in 2021's files."""
-    return "params/" + in_blocks(name, {new: old for old, new in LINEN.items()})
+    """Return big_vision's name for a name of 2021."""
+    by_counter = {counter: linen for linen, counter in LINEN.items()}
+    return "params/" + _rename_part(name, by_counter)
 
 
-def in_blocks(name: str, parts: Mapping[str, str]) -> str:
-    """Rename the part of a block that a name leads into; other names stay."""
+def _rename_part(name: str, parts: Mapping[str, str]) -> str:
+    """Rename the part of a block that a name belongs to; other names stay."""
     match = re.match(r"(Transformer/encoderblock_\d+/)([^/]+/)(.*)", name)
-    return f"{match[1]}{parts.get(match[2], match[2])}{match[3]}" if match else name
+    if match is None:
+        return name
+    block, part, rest = match.groups()
+    return f"{block}{parts.get(part, part)}{rest}"
 
 
-def unstacked(source: Source) -> Source:
-    """Blocks that are stacked along a first axis, one by one.
+def _unstacked(source: Source) -> Source:
+    """Split blocks that are stacked along a first axis.
 
     Raises:
-        CheckpointError: the stacks are not of one height, or higher than any model.
+        CheckpointError: stacks of different heights, or higher than any model.
     """
     old = source.header
-    stacks = {name: name.removeprefix(STACK) for name in source if name.startswith(STACK)}
-    depths = {old.shapes[name][:1] for name in stacks}
-    if len(depths) > 1 or () in depths:
-        raise CheckpointError(f"{STACK}: stacks of {sorted(depths)} blocks; expected one number")
-    ((depth,),) = depths
-    if depth > MOST_BLOCKS:
-        raise CheckpointError(f"{STACK}: stacks of {depth} blocks; {MOST_BLOCKS} are the most")
-    if depth * len(stacks) > MOST:
-        raise CheckpointError(
-            f"{STACK}: {len(stacks):,} stacks of {depth} blocks; {MOST:,} tensors are the most"
-        )
+    leaves = {name: name.removeprefix(STACK_PREFIX) for name in source if _is_stack(name)}
+    depth = _stack_height({old.shapes[name][:1] for name in leaves}, len(leaves))
 
-    @lru_cache(maxsize=3)  # query, key and value of a block are asked for together
+    @lru_cache(maxsize=3)  # query, key and value of a block are read one after the other
     def whole(name: str) -> Tensor:
         return source[name]
 
     def level(name: str, i: int) -> Tensor:
         return whole(name)[i]
 
-    def spread(of: Callable[[str], T], of_block: Callable[[str, int], T]) -> dict[str, T]:
-        made = {name: of(name) for name in source if name not in stacks}
-        for name, leaf in stacks.items():
-            made |= {BLOCK.format(i=i) + leaf: of_block(name, i) for i in range(depth)}
-        return made
-
-    header: Header = replace(
-        old,
-        shapes=spread(old.shapes.__getitem__, lambda name, i: old.shapes[name][1:]),
-        dtypes=spread(old.dtypes.__getitem__, lambda name, i: old.dtypes[name]),
-        notes=(*old.notes, f"{depth} blocks taken from one stack"),
-    )
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    readers: dict[str, Callable[[], Tensor]] = {}
+    for name in source:
+        if name not in leaves:
+            shapes[name] = old.shapes[name]
+            dtypes[name] = old.dtypes[name]
+            readers[name] = partial(source.__getitem__, name)
+    for name, leaf in leaves.items():
+        for i in range(depth):
+            block_name = BLOCK_PREFIX.format(i=i) + leaf
+            shapes[block_name] = old.shapes[name][1:]
+            dtypes[block_name] = old.dtypes[name]
+            readers[block_name] = partial(level, name, i)
+    notes = (*old.notes, f"{depth} blocks taken from one stack")
     files = ExitStack()
-    files.push(source)  # closes with it
-    readers: dict[str, Callable[[], Tensor]] = spread(
-        lambda name: partial(source.__getitem__, name), lambda name, i: partial(level, name, i)
-    )
-    return Source(header, readers, files)
+    files.push(source)  # closed together with the new source
+    return Source(replace(old, shapes=shapes, dtypes=dtypes, notes=notes), readers, files)
 
 
-def _heads_to_ours(parts: Parts, spec: ViTSpec) -> Parts:
-    """Kernels [D, H, h] or biases [H, h], one under the other, head by head."""
-    return (
-        torch.cat([part.flatten(-2).mT if part.ndim > 2 else part.flatten() for part in parts]),
-    )
+def _is_stack(name: str) -> bool:
+    return name.startswith(STACK_PREFIX)
 
 
-def _heads_to_theirs(count: int) -> Any:
-    def split(parts: Parts, spec: ViTSpec) -> Parts:
-        return tuple(part.mT.unflatten(-1, (spec.num_heads, -1)) if part.ndim > 1
-                     else part.unflatten(0, (spec.num_heads, -1))
-                     for part in parts[0].chunk(count))  # fmt: skip
+def _stack_height(heights: set[tuple[int, ...]], stacks: int) -> int:
+    """Return the common height of all stacks, the number of blocks.
+
+    Args:
+        heights: the first side of each stack, in a tuple; empty for a single number.
+        stacks: how many there are.
+    """
+    if len(heights) > 1 or () in heights:
+        raise CheckpointError(
+            f"{STACK_PREFIX}: stacks of {sorted(heights)} blocks; expected one number"
+        )
+    ((depth,),) = heights
+    if depth > MOST_BLOCKS:
+        raise CheckpointError(
+            f"{STACK_PREFIX}: stacks of {depth} blocks; {MOST_BLOCKS} are the most"
+        )
+    if depth * stacks > MAX_TENSORS:
+        raise CheckpointError(
+            f"{STACK_PREFIX}: {stacks:,} stacks of {depth} blocks; {MAX_TENSORS:,} tensors are "
+            f"the most"
+        )
+    return depth
+
+
+def _heads_to_ours(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    """Stack kernels [D, H, h] or biases [H, h] along rows, head by head."""
+    rows: list[Tensor] = []
+    for part in parts:
+        rows.append(part.flatten(-2).mT if part.ndim > 2 else part.flatten())
+    return (torch.cat(rows),)
+
+
+def _heads_to_theirs(count: int) -> Callable[[TensorParts, ViTSpec], TensorParts]:
+    def split(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+        kernels: list[Tensor] = []
+        for part in parts[0].chunk(count):
+            if part.ndim > 1:  # (H h, D) -> [D, H, h]
+                kernels.append(part.mT.unflatten(-1, (spec.num_heads, -1)))
+            else:  # (H h) -> [H, h]
+                kernels.append(part.unflatten(0, (spec.num_heads, -1)))
+        return tuple(kernels)
 
     return split
 
 
-def heads(count: int) -> Transform:
-    """`count` projections into heads in one matrix of ours: query, key, value."""
-    return Transform(_heads_to_ours, _heads_to_theirs(count))
-
-
-OUT = Transform(
-    lambda parts, spec: (parts[0].flatten(0, 1).mT,),  # [H, h, D] -> (D, H h)
-    lambda parts, spec: (parts[0].T.unflatten(0, (spec.num_heads, -1)),),
-)
-CONVOLUTION = Transform(
-    lambda parts, spec: (parts[0].permute(3, 2, 0, 1),),  # HWIO -> OIHW
-    lambda parts, spec: (parts[0].permute(2, 3, 1, 0),),
-)
-PATCHES = Transform(  # NaFlex has a matrix [P P C, D], channel fastest
-    lambda parts, spec: CONVOLUTION.to_ours((_as_kernel(parts[0], spec),), spec),
-    CONVOLUTION.to_theirs,
-)
-TABLE = Transform(  # NaFlex has [gh, gw, D]
-    lambda parts, spec: (parts[0].reshape(1, -1, parts[0].shape[-1]),),
-    lambda parts, spec: parts,
-)
-GROUPS = Transform(  # [1, 1, 1, c]; Linen since 2021: [c]
-    lambda parts, spec: (parts[0].flatten(),),
-    lambda parts, spec: (parts[0].reshape(1, 1, 1, -1),),
-)
+def heads(count: int) -> KeyTransform:
+    """Return the transform of `count` projections into heads to one matrix: query, key, value."""
+    return KeyTransform(_heads_to_ours, _heads_to_theirs(count))
 
 
 def _as_kernel(part: Tensor, spec: ViTSpec) -> Tensor:
+    """Return a kernel HWIO; NaFlex has a matrix [P P C, D], channel fastest."""
     return part.unflatten(0, (*spec.patch_size, spec.in_channels)) if part.ndim == 2 else part
+
+
+OUTPUT_PROJECTION = KeyTransform(
+    lambda parts, spec: (parts[0].flatten(0, 1).mT,),  # [H, h, D] -> (D, H h)
+    lambda parts, spec: (parts[0].T.unflatten(0, (spec.num_heads, -1)),),
+)
+CONVOLUTION = KeyTransform(
+    lambda parts, spec: (parts[0].permute(3, 2, 0, 1),),  # HWIO -> OIHW
+    lambda parts, spec: (parts[0].permute(2, 3, 1, 0),),
+)
+PATCH_KERNEL = KeyTransform(
+    lambda parts, spec: CONVOLUTION.to_ours((_as_kernel(parts[0], spec),), spec),
+    CONVOLUTION.to_theirs,
+)
+POSITION_TABLE = KeyTransform(  # NaFlex has [gh, gw, D]
+    lambda parts, spec: (parts[0].reshape(1, -1, parts[0].shape[-1]),),
+    lambda parts, spec: parts,
+)
+GROUP_NORM = KeyTransform(  # [1, 1, 1, c]; Linen since 2021: [c]
+    lambda parts, spec: (parts[0].flatten(),),
+    lambda parts, spec: (parts[0].reshape(1, 1, 1, -1),),
+)

@@ -1,1 +1,1 @@
-"""Folders of Hugging Face transformers."""
+"""Folders of Hugging Face transformers: ViT, DeiT, DINOv2."""

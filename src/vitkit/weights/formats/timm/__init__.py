@@ -1,1 +1,1 @@
-"""Files and folders of timm."""
+"""Files and folders of timm, for its `VisionTransformer` and `Eva` classes."""

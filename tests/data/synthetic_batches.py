@@ -1,4 +1,4 @@
-"""Batches made of nothing but pixels, and what becomes of them."""
+"""Batches of synthetic pixels, and the model's inputs that `BatchTransform` makes of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def preprocess(channels: int, size: tuple[int, int] = (28, 28)) -> Preprocess:
 
 
 def images(count: int, channels: int = 3, size: tuple[int, int] = (28, 28)) -> torch.Tensor:
-    """Smooth ones with noise, so that no two have a pixel in common."""
+    """Return smooth images with noise, so that no two have a pixel in common."""
     draw = np.random.default_rng(count)
     height, width = size
     slope = np.linspace(60, 180, width) + np.linspace(-20, 20, height)[:, None]
-    made = slope[None, :, :, None] + draw.normal(0, 12, (count, height, width, channels))
-    return torch.from_numpy(made.clip(0, 255).astype(np.uint8))
+    smooth = slope[None, :, :, None] + draw.normal(0, 12, (count, height, width, channels))
+    return torch.from_numpy(smooth.clip(0, 255).astype(np.uint8))
 
 
 def batch(pixels: torch.Tensor, indices: list[int] | None = None, epoch: int = 0, view: int = 0):
@@ -36,7 +36,7 @@ def fed(
     pixels: torch.Tensor, indices: list[int] | None = None, *, epoch: int = 0, view: int = 0,
     seed: int = 0, **settings: object,
 ) -> torch.Tensor:  # fmt: skip
-    """What the model is given for some pixels, on the scale [0, 1] but for what is erased."""
+    """Return the model's inputs for some pixels, on the scale [0, 1] but for erased boxes."""
     shown = preprocess(pixels.shape[-1], (pixels.shape[1], pixels.shape[2]))
     feed = BatchTransform(shown, CPU, Augmentation(**settings), seed=seed)
     return feed(batch(pixels, indices, epoch, view), step=0).images * 0.25 + 0.5

@@ -1,4 +1,4 @@
-"""The same images are the same data set from a folder, a CSV, Parquet, tars and a cache."""
+"""The same images are the same dataset from a folder, a CSV, Parquet, tars and a cache."""
 
 from __future__ import annotations
 

@@ -1,45 +1,52 @@
-"""Reading images out of tables: a group of rows at a time, the last ones kept."""
+"""Images in tables, read a group of rows at a time; the last groups are kept in memory."""
 
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Int64
 
-from vitkit.data.images.decode import escape
+from vitkit.data.datasets.dataset import Store
 from vitkit.errors import DataError, ImageError
-from vitkit.io.index_cache import stamp
+from vitkit.io.index_cache import file_stamp
+from vitkit.messages import escape
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyarrow.parquet import ParquetFile
 
-Kind = Literal["parquet", "arrow"]
+TableKind = Literal["parquet", "arrow"]
 
-MOST_KEPT = 256 << 20
+MOST_CACHED = 256 << 20
 """Bytes of row groups that one process keeps."""
 
 
-@runtime_checkable
-class Groups(Protocol):
+class RowGroups(ABC):
     """An open table: groups of rows, each of which can be read by itself."""
 
     schema: pa.Schema
 
+    @abstractmethod
     def __len__(self) -> int:
-        """How many groups."""
+        """Return the number of groups."""
 
+    @abstractmethod
     def read(self, number: int, columns: list[str]) -> pa.Table:
-        """Some columns of a group; raises `DataError` where it is damaged."""
+        """Return some columns of a group.
+
+        Raises:
+            DataError: the file is damaged.
+        """
 
 
-def groups_of(path: Path, kind: Kind) -> Groups:
+def groups_of(path: Path, kind: TableKind) -> RowGroups:
     """Open a table.
 
     Raises:
@@ -48,14 +55,15 @@ def groups_of(path: Path, kind: Kind) -> Groups:
     return _ParquetGroups(path) if kind == "parquet" else _ArrowGroups(path)
 
 
-class _ParquetGroups:
+class _ParquetGroups(RowGroups):
     """The row groups of a Parquet file."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow as pa
         from pyarrow.parquet import ParquetFile
 
-        self._path, self._errors = path, (pa.ArrowException, OSError)
+        self._path = path
+        self._errors = (pa.ArrowException, OSError)
         try:
             # Threads of a library would not live on in a forked worker.
             self._file: ParquetFile = ParquetFile(path, pre_buffer=False)
@@ -73,7 +81,7 @@ class _ParquetGroups:
             raise _refused(self._path, "Parquet", error) from error
 
 
-class _ArrowGroups:
+class _ArrowGroups(RowGroups):
     """An Arrow stream, mapped into memory: one group, of which nothing is read yet."""
 
     def __init__(self, path: Path) -> None:
@@ -92,12 +100,12 @@ class _ArrowGroups:
         return self._table.select(columns)
 
 
-def _refused(path: Path, what: str, error: BaseException) -> DataError:
-    return DataError(f"{escape(path)}: cannot be read as a {what} file: {error}")
+def _refused(path: Path, kind: str, error: BaseException) -> DataError:
+    return DataError(f"{escape(path)}: cannot be read as a {kind} file: {error}")
 
 
 def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
-    """The encoded image of a row; None where it holds none.
+    """Return the encoded image of a row; None where it holds none.
 
     Args:
         value: bytes, or {"bytes": ..., "path": ...}.
@@ -109,7 +117,8 @@ def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
     if isinstance(row.get("bytes"), bytes):
         return bytes(row["bytes"])
     path = row.get("path")
-    if isinstance(path, str) and any(_below(Path(path), root) for root in roots):
+    # A path comes with the table: it may lead nowhere but to the caches of `datasets`.
+    if isinstance(path, str) and any(_is_file_below(Path(path), root) for root in roots):
         try:
             return Path(path).read_bytes()
         except OSError:
@@ -117,7 +126,7 @@ def image_bytes(value: object, roots: Sequence[Path]) -> bytes | None:
     return None
 
 
-def _below(path: Path, root: Path) -> bool:
+def _is_file_below(path: Path, root: Path) -> bool:
     try:
         return path.resolve().is_relative_to(root.resolve()) and path.is_file()
     except (OSError, ValueError):
@@ -125,14 +134,16 @@ def _below(path: Path, root: Path) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class TableStore:
-    """Images in tables. Every process opens the files for itself and keeps the groups it read
-    last."""
+class TableStore(Store):
+    """Images in tables.
+
+    Every process opens the files for itself and keeps the row groups that it read last.
+    """
 
     files: tuple[Path, ...]
     stamps: tuple[tuple[int, int], ...]
     """Each file's size and time of change when it was indexed."""
-    kind: Kind
+    kind: TableKind
     column: str
     file: Int64[np.ndarray, " G"]
     """Each group's file (G,)."""
@@ -143,58 +154,62 @@ class TableStore:
     file_starts: Int64[np.ndarray, " T"]
     """Each file's first image, and the number of images (F + 1,)."""
     roots: tuple[Path, ...] = ()
-    _kept: _Kept = field(default_factory=lambda: _Kept(), repr=False)
+    _cache: _GroupCache = field(default_factory=lambda: _GroupCache(), repr=False)
 
     def name(self, number: int) -> str:
         file = int(np.searchsorted(self.file_starts, number, "right")) - 1
         return f"{self.files[file].name} row {number - self.file_starts[file]}"
 
     def encoded(self, number: int) -> bytes:
-        place = int(np.searchsorted(self.starts, number, "right")) - 1
+        group = int(np.searchsorted(self.starts, number, "right")) - 1
         try:
-            with self._kept.lock:
-                column = self._kept.get(place)
+            # Threads share the cache: a group is read once, while the others wait for it.
+            with self._cache.lock:
+                column = self._cache.get(group)
                 if column is None:
-                    column = self._read(place, number)
-                    mapped = self.kind == "arrow"  # the system's memory, not ours
-                    self._kept.add(place, column, 0 if mapped else column.nbytes)
-            content = image_bytes(column[int(number - self.starts[place])].as_py(), self.roots)
+                    column = self._read(group, number)
+                    is_mapped = self.kind == "arrow"  # the system's memory, not ours
+                    self._cache.add(group, column, 0 if is_mapped else column.nbytes)
+            content = image_bytes(column[int(number - self.starts[group])].as_py(), self.roots)
         except (DataError, OSError) as error:
             raise ImageError(self.name(number), "damaged", str(error)) from error
         if not content:
             raise ImageError(self.name(number), "empty", "expected an image, the row has no bytes")
         return content
 
-    def _read(self, place: int, number: int) -> pa.ChunkedArray:
-        file = int(self.file[place])
-        if stamp(self.files[file]) != self.stamps[file]:
+    def _read(self, group: int, number: int) -> pa.ChunkedArray:
+        file = int(self.file[group])
+        if file_stamp(self.files[file]) != self.stamps[file]:
             raise ImageError(
                 self.name(number), "missing", "the file was changed after it was opened"
             )
-        table = groups_of(self.files[file], self.kind).read(int(self.group[place]), [self.column])
+        table = groups_of(self.files[file], self.kind).read(int(self.group[group]), [self.column])
         return table.column(self.column)
 
 
-class _Kept:
-    """The groups that were read last; empty again in a process it is sent to."""
+class _GroupCache:
+    """The row groups that were read last; empty again in a process it is sent to."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._columns: OrderedDict[int, pa.ChunkedArray] = OrderedDict()
         self._sizes: dict[int, int] = {}
 
-    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
-        return (_Kept, ())
+    def __reduce__(self) -> tuple[type[_GroupCache], tuple[()]]:
+        # Neither a lock nor megabytes of images go to another process.
+        return (_GroupCache, ())
 
-    def get(self, place: int) -> pa.ChunkedArray | None:
-        """A group that is kept, from now on the one used last."""
-        if place in self._columns:
-            self._columns.move_to_end(place)
-        return self._columns.get(place)
+    def get(self, group: int) -> pa.ChunkedArray | None:
+        """Return a group that is in memory, from now on the one used last."""
+        if group in self._columns:
+            self._columns.move_to_end(group)
+        return self._columns.get(group)
 
-    def add(self, place: int, column: pa.ChunkedArray, size: int) -> None:
-        """Keep a group of `size` bytes; the ones used longest ago make room."""
-        self._columns[place], self._sizes[place] = column, size
-        while len(self._columns) > 1 and sum(self._sizes.values()) > MOST_KEPT:
+    def add(self, group: int, column: pa.ChunkedArray, size: int) -> None:
+        """Keep a group of `size` bytes and drop those used longest ago, if they are too many."""
+        self._columns[group] = column
+        self._sizes[group] = size
+        # The newest group stays, even if it alone is above the limit.
+        while len(self._columns) > 1 and sum(self._sizes.values()) > MOST_CACHED:
             oldest, _ = self._columns.popitem(last=False)
             del self._sizes[oldest]

@@ -1,0 +1,200 @@
+"""Measure how the code is cut and how it reads: `python scripts/measure_code.py [SOURCE]`.
+
+Prints one line a figure: sizes of files and functions, folders, imports and what they bring along,
+docstrings, words, and how dense the lines are. SOURCE is the folder of the package; the default is
+`src/vitkit` beside this script. `tests/test_structure.py` holds the limits.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import statistics
+import sys
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+WORDS = ("said", "told", "brought", "suited", "rung", "whereabouts", "nobody")
+"""Words that the field does not use; no docstring has them."""
+CLAUSES = ("What", "Who", "Whose", "Whether", "Of")
+"""First words of a docstring that is no sentence."""
+DENSE: dict[str, tuple[type[ast.AST], ...]] = {
+    "comprehensions": (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
+    "conditional expressions": (ast.IfExp,),
+    "walrus": (ast.NamedExpr,),
+}
+CLOSURES = ("training.trainer", "training.step", "data.loading.loader", "weights.checkpoint")
+"""Modules whose imports are counted, with all that these import."""
+
+
+class Code:
+    """The parsed modules of a package, and which of them import which.
+
+    Args:
+        root: the folder of the package.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = sorted(root.rglob("*.py"))
+        self.texts = {self.name(path): path.read_text(encoding="utf-8") for path in self.files}
+        self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+
+    def name(self, path: Path) -> str:
+        """Return the dotted name of a file; a package has the name of its folder."""
+        parts = path.relative_to(self.root.parent).with_suffix("").parts
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @cached_property
+    def imports(self) -> dict[str, set[str]]:
+        """Module -> the modules of the package that it imports, for types alone included."""
+        return {name: set(self._imported(name)) for name in self.trees}
+
+    def _imported(self, module: str) -> Iterator[str]:
+        package = self.root.name
+        for node in ast.walk(self.trees[module]):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            if node.module.split(".")[0] != package:
+                continue
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                target = inner if inner in self.trees else node.module
+                if target not in (package, module):
+                    yield target
+
+    def behind(self, module: str) -> set[str]:
+        """Return a module and all that importing it brings along."""
+        found: set[str] = set()
+        todo = [module]
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo += self.imports[name]
+        return found
+
+    @cached_property
+    def longest_chain(self) -> list[str]:
+        """The longest chain of imports; a circle counts once."""
+        chains: dict[str, list[str]] = {}
+
+        def chain(name: str, above: tuple[str, ...] = ()) -> list[str]:
+            if name not in chains:
+                below = [n for n in sorted(self.imports[name]) if n not in above]
+                longest = max((chain(n, (*above, name)) for n in below), key=len, default=[])
+                chains[name] = [name, *longest]
+            return chains[name]
+
+        return max((chain(name) for name in sorted(self.trees)), key=len)
+
+    @cached_property
+    def folders(self) -> dict[Path, int]:
+        """Folder -> the number of its modules, `__init__` and `__main__` apart."""
+        counts: dict[Path, int] = defaultdict(int)
+        for path in self.files:
+            counts[path.parent] += not path.name.startswith("__")
+        return dict(counts)
+
+    @cached_property
+    def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+        """Every function."""
+        nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
+        return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    @cached_property
+    def docstrings(self) -> list[tuple[str, str]]:
+        """Every docstring of a module, class or function, with where it is."""
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = []
+        for name, tree in self.trees.items():
+            for node in ast.walk(tree):
+                if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+                    found.append((f"{name}:{getattr(node, 'lineno', 1)}", text))
+        return found
+
+    @cached_property
+    def public_names(self) -> dict[str, list[str]]:
+        """Public class or function at the top level -> the modules that have one of that name."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for name, tree in self.trees.items():
+            for node in tree.body:
+                if not isinstance(node, ast.ClassDef | ast.FunctionDef):
+                    continue
+                if not node.name.startswith("_"):
+                    found[node.name].append(name)
+        return dict(found)
+
+    @cached_property
+    def comments(self) -> int:
+        """The number of comments for a reader; those for tools do not count."""
+        count = 0
+        for text in self.texts.values():
+            for token in tokenize.generate_tokens(io.StringIO(text).readline):
+                tool = re.match(r"#\s*(fmt:|type:|noqa|pragma)", token.string)
+                count += token.type == tokenize.COMMENT and tool is None
+        return count
+
+    def count(self, pattern: str) -> int:
+        """Return how often a regular expression occurs in the source."""
+        return sum(len(re.findall(pattern, text)) for text in self.texts.values())
+
+
+def strays(code: Code) -> list[str]:
+    """Return where a docstring begins with a clause or has a word of `WORDS`."""
+    words = re.compile(rf"\b({'|'.join(WORDS)})s?\b", re.IGNORECASE)
+    found = []
+    for place, text in code.docstrings:
+        if text.split(maxsplit=1)[0] in CLAUSES or words.search(text):
+            found.append(f"{place} {text.splitlines()[0]}")
+    return found
+
+
+def _spread(values: list[int]) -> str:
+    ranked = sorted(values)
+    nine = ranked[len(ranked) * 9 // 10]
+    return f"median {statistics.median(ranked):g}, p90 {nine}, max {ranked[-1]}"
+
+
+def figures(code: Code) -> Iterator[tuple[str, object]]:
+    """Yield the name of each figure and its value."""
+    lines = {name: len(text.splitlines()) for name, text in code.texts.items()}
+    total = sum(lines.values())
+    yield "files, lines", f"{len(lines)}, {total}"
+    yield "lines a file", _spread([*lines.values()])
+    lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in code.functions]
+    yield "lines a function", _spread(lengths)
+    largest = max(code.folders, key=lambda folder: code.folders[folder])
+    yield "largest folder", f"{code.folders[largest]} ({largest.relative_to(code.root)})"
+    yield "longest import chain", len(code.longest_chain)
+    most = max(code.imports, key=lambda name: len(code.imports[name]))
+    yield "most own imports", f"{len(code.imports[most])} ({most})"
+    for name in CLOSURES:
+        yield f"modules behind {name}", len(code.behind(f"{code.root.name}.{name}"))
+    twice = sorted(name for name, where in code.public_names.items() if len(where) > 1)
+    yield "public names used twice", f"{len(twice)} {twice}"
+    yield "docstrings", len(code.docstrings)
+    first = [text.split(maxsplit=1)[0] for _, text in code.docstrings]
+    yield "docstrings that begin with a clause", sum(word in CLAUSES for word in first)
+    prose = " ".join(text for _, text in code.docstrings)
+    for word in WORDS:
+        yield f'"{word}" in docstrings', len(re.findall(rf"\b{word}s?\b", prose, re.IGNORECASE))
+    nodes = [node for tree in code.trees.values() for node in ast.walk(tree)]
+    for name, kinds in DENSE.items():
+        count = sum(isinstance(node, kinds) for node in nodes)
+        yield f"{name} per 1,000 lines", round(count / total * 1000, 1)
+    yield "comments per 100 lines", round(code.comments / total * 100, 1)
+    yield "fmt: skip", code.count(r"# fmt: skip")
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parents[1] / "src" / "vitkit"
+    measured = Code(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else here)
+    for label, value in figures(measured):
+        print(f"{label:40} {value}")
+    print("chain:", " > ".join(measured.longest_chain))
+    print(*strays(measured), sep="\n")

@@ -1,0 +1,155 @@
+"""The interface of a split: N labelled images in a fixed order."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Int, Int64, UInt8, UInt64
+
+from vitkit.data.images.file_types import FileProperty
+
+LONGEST_PAUSE = 120.0
+"""Seconds that `Split.read` may wait without doing anything, such as for an overloaded server."""
+
+AdmitPixels = Callable[[int], object]
+"""Called with the number of pixels of an image before it is decoded; it may wait."""
+
+
+def admit_any(pixels: int) -> None:
+    """Let an image of any size be decoded at once."""
+
+
+class Split(ABC):
+    """One part of a dataset: N labelled images in a fixed order.
+
+    A new source implements the abstract methods. The others have defaults that are right for
+    images that are held in memory or generated: no file, no server, nothing to cache.
+    """
+
+    labels: Int64[np.ndarray, " N"]
+    """Class numbers (N,)."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of images N."""
+
+    @abstractmethod
+    def name(self, index: int) -> str:
+        """Return the name of an image for a message."""
+
+    @abstractmethod
+    def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
+        """Return one image, (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
+
+        Raises:
+            ImageError: it cannot be read or decoded.
+        """
+
+    @abstractmethod
+    def subset(self, indices: Int[np.ndarray, " M"]) -> Split:
+        """Return the images at `indices`, in that order, under their old names."""
+
+    @abstractmethod
+    def relabelled(self, labels: Int64[np.ndarray, " N"]) -> Split:
+        """Return the same images under other class numbers (N,)."""
+
+    @property
+    def in_memory(self) -> bool:
+        """True if the decoded images are in memory: workers and caches make them no faster."""
+        return False
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the images come over the network, many of them in one file."""
+        return False
+
+    @property
+    def reads_single_files(self) -> bool:
+        """True if an image can become unreadable during a run while the others stay readable."""
+        return False
+
+    def examine(
+        self, index: int, admit: AdmitPixels = admit_any
+    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[FileProperty]]:
+        """Return one image as `read` does, and the properties of its file that decoding changed.
+
+        Args:
+            index: the image.
+            admit: called with the number of pixels before a file is decoded; it may wait.
+
+        Raises:
+            ImageError: it cannot be read or decoded.
+        """
+        return self.read(index), ()
+
+    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
+        """Return a key of each image's content for a `FileCache` (N,); 0 where there is none."""
+        return np.zeros(len(self), np.uint64)
+
+    def shards(self) -> Int64[np.ndarray, " N"] | None:
+        """Return the number of the remote file that each image is in (N,); None for local images.
+
+        An epoch reads all images of one such file before those of the next.
+        """
+        return None
+
+    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:  # noqa: B027 - optional
+        """Start to fetch the files that the images at `indices` need after the first of them.
+
+        Returns at once. The default does nothing.
+        """
+
+    def failures(self) -> tuple[str, ...]:
+        """Return, and forget, a line for each image that could not be read since the last call."""
+        return ()
+
+    def original(self) -> Split:
+        """Return the split that this one wraps, if any, else the split itself."""
+        return self
+
+    def folder(self) -> Path | None:
+        """Return the folder of the image files; None for images that are not single files."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class WrappedSplit(Split):
+    """A split with the labels and names of another one; subclasses read images in their own way."""
+
+    split: Split
+    """The wrapped split."""
+    labels: Int64[np.ndarray, " N"] = field(init=False)
+    """Class numbers (N,) of the wrapped split."""
+
+    def __post_init__(self) -> None:
+        # A frozen dataclass has no other way to set a field that follows from another.
+        object.__setattr__(self, "labels", self.split.labels)
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    @property
+    def is_remote(self) -> bool:
+        return self.split.is_remote
+
+    def name(self, index: int) -> str:
+        return self.split.name(index)
+
+    def cache_keys(self) -> UInt64[np.ndarray, " N"]:
+        return self.split.cache_keys()
+
+    def shards(self) -> Int64[np.ndarray, " N"] | None:
+        return self.split.shards()
+
+    def prefetch(self, indices: Int64[np.ndarray, " M"]) -> None:
+        self.split.prefetch(indices)
+
+    def original(self) -> Split:
+        return self.split.original()
+
+    def folder(self) -> Path | None:
+        return self.split.folder()

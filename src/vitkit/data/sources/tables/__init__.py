@@ -1,0 +1,1 @@
+"""Images in the columns of tables: Parquet files, and the Arrow files of `datasets`."""

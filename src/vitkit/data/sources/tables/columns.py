@@ -1,0 +1,134 @@
+"""The columns of a table that hold images and labels, and the class names in its schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.data.sources.tables.table_store import TableKind, groups_of
+from vitkit.errors import DataError
+from vitkit.messages import escape, quote_list
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+IMAGE_NAMES = ("image", "img", "picture", "jpg", "png")
+LABEL_NAMES = ("label", "labels", "fine_label", "class", "class_name", "target", "cls", "y")
+"""Names of the column that is meant where several could be: the first of these that is there."""
+TYPE_SHOWN = 40
+"""Characters of a column's type in a message."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of images and labels of a table."""
+
+    image: str
+    label: str
+    classes: tuple[str, ...]
+    """The names of the numbers in `label`; empty where the table has none."""
+
+
+def find_columns(schema: pa.Schema, where: str) -> Columns:
+    """Find the columns of images and labels, by their types, then by their names.
+
+    Args:
+        schema: of the table.
+        where: the file's name for messages.
+
+    Raises:
+        DataError: none, or several and no usual name among them.
+    """
+    features = _features(schema)
+    images: list[str] = []
+    labels: list[str] = []
+    for column in schema:
+        feature = features.get(column.name, {}).get("_type")
+        if feature == "Image" or _holds_bytes(column.type):
+            images.append(column.name)
+        if feature == "ClassLabel":
+            labels.append(column.name)
+    # Other tables than those of `datasets` have no ClassLabel: there the name decides.
+    if not labels:
+        labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
+    shown = ", ".join(f"{escape(f.name)}: {str(f.type)[:TYPE_SHOWN]}" for f in schema)
+    image = _choose(images, IMAGE_NAMES, f"{where}: {{}} of images among {shown}")
+    known = ", ".join(LABEL_NAMES)
+    usual = f"labels are numbers, text or true and false in a column named one of {known}"
+    label = _choose(labels, LABEL_NAMES, f"{where}: {{}} of labels among {shown}; {usual}")
+    return Columns(image, label, _class_names(features.get(label, {}), label, where))
+
+
+def common_columns(files: Sequence[Path], kind: TableKind) -> Columns:
+    """Return the columns of the first file, which all others must have, too.
+
+    Raises:
+        DataError: another file has others, or as `find_columns`.
+    """
+    found = [find_columns(groups_of(file, kind).schema, escape(file)) for file in files]
+    for file, columns in zip(files, found, strict=True):
+        if columns != found[0]:
+            raise DataError(
+                f"{escape(file)}: its columns or class names are not those of {files[0].name}"
+            )
+    return found[0]
+
+
+def _class_names(feature: dict[str, Any], label: str, where: str) -> tuple[str, ...]:
+    """Return the class names that `datasets` wrote for the label column; none for another type."""
+    if feature.get("_type") != "ClassLabel":
+        return ()
+    names = feature.get("names")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise DataError(f"{where}: the names of {label!r} are no list of class names")
+    if len({*names}) < len(names):
+        raise DataError(f"{where}: the class names of {label!r} are not all different")
+    return tuple(names)
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """Return the features that `datasets` wrote into a schema, by column; none for other tables."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        index = kind.get_field_index("bytes")
+        return index >= 0 and _holds_bytes(kind.field(index).type)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_labels(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text)
+
+
+def _choose(candidates: Sequence[str], usual: Sequence[str], problem: str) -> str:
+    """Return the one column that is meant.
+
+    Args:
+        candidates: all that it could be.
+        usual: names that decide between several.
+        problem: the message, with `{}` for what is wrong.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    for name in usual:
+        if name in candidates:
+            return name
+    if candidates:
+        raise DataError(problem.format(f"expected one column, got {quote_list(candidates)}"))
+    raise DataError(problem.format("expected a column, got none"))

@@ -1,0 +1,67 @@
+"""Intervals of 95 % for shares and for the balanced accuracy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+Z = 1.959963984540054
+"""The 97.5 % quantile of the normal distribution, for intervals of 95 %."""
+RESAMPLES = 2000
+
+
+def wilson_interval(hits: int, images: int) -> tuple[float, float]:
+    """Return the 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3)."""
+    return _wilson(hits / images, float(images))
+
+
+def _wilson(share: float, images: float) -> tuple[float, float]:
+    square = Z * Z / images
+    centre = (share + square / 2) / (1 + square)
+    half_width = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
+    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+
+
+def balanced_interval(
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"]
+) -> tuple[float, float]:
+    """Return the 95 % interval of the balanced accuracy, also for few images and scores near 1.
+
+    The bootstrap draws classes that are all right only as all right, so where that is too narrow it
+    is widened to Wilson's interval for as many images as a plain share of this variance would
+    have, K^2 / sum_k 1 / n_k; for classes of one size those are all images.
+
+    Args:
+        right: correctly classified images of each class (K,).
+        images: images of each class (K,); classes without any are left out.
+    """
+    present = images > 0
+    share = float((right[present] / images[present]).mean())
+    count = int(present.sum()) ** 2 / float((1 / images[present]).sum())
+    bootstrap_low, bootstrap_high = bootstrap_balanced(right, images)
+    wilson_low, wilson_high = _wilson(share, count)
+    return min(bootstrap_low, wilson_low), max(bootstrap_high, wilson_high)
+
+
+def bootstrap_balanced(
+    right: Float64[np.ndarray, " K"], images: Float64[np.ndarray, " K"], seed: int = 0
+) -> tuple[float, float]:
+    """Return the 95 % bootstrap percentile interval of the balanced accuracy.
+
+    Images are resampled within each class. Of n images drawn from a class in which h of n are
+    right, Binomial(n, h / n) are right, so the images themselves are not needed (Efron 1979;
+    stratified by class).
+
+    Args:
+        right: correctly classified images of each class (K,).
+        images: images of each class (K,); classes without any are left out.
+        seed: of the random numbers.
+    """
+    present = images > 0
+    n = images[present].astype(np.int64)
+    share = right[present] / images[present]
+    samples = np.random.default_rng(seed).binomial(n, share, (RESAMPLES, len(n))) / n
+    low, high = np.quantile(samples.mean(1), [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,84 @@
+"""Words for messages: counts, quoted lists, escaped names, and hints for what was mistyped."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+ENTRIES_SHOWN = 8
+"""Entries of a folder, or names of a list, that a message shows."""
+
+
+def plural(number: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> plural(1, "epoch"), plural(1000, "epoch")
+    ('1 epoch', '1,000 epochs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def escape(name: str | os.PathLike[str]) -> str:
+    """Escape line breaks, control characters and invalid bytes of a file name.
+
+    >>> escape("two\\nlines")
+    'two\\\\nlines'
+    """
+    text = os.fspath(name)
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
+
+
+def quote_list(names: Iterable[str], most: int = ENTRIES_SHOWN) -> str:
+    """Quote names, the first `most` of them, for one line of a message.
+
+    >>> quote_list(["a", "b", "c"], most=2)
+    "'a', 'b' and 1 more"
+    """
+    names = list(names)
+    more = len(names) - most
+    return ", ".join(map(repr, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
+def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
+    """Suggest the nearest choices, or return an empty string if none is near.
+
+    Upper and lower case do not matter.
+
+    >>> did_you_mean("wdith", ["width", "depth"])
+    "; did you mean 'width'?"
+    """
+    by_lower = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
+    if not matches:
+        return ""
+    return f"; did you mean {' or '.join(repr(by_lower[match]) for match in matches)}?"
+
+
+def nearest_parent(path: Path) -> str:
+    """Describe the nearest existing folder above a missing path.
+
+    Such as `the nearest folder that exists is /a/b, with: c, d`.
+    """
+    parent = next((p for p in path.absolute().parents if _is_folder(p)), Path("/"))
+    try:
+        entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
+    except PermissionError:
+        return f"the nearest folder that exists is {parent}, which cannot be listed"
+    shown = ", ".join(entries[:ENTRIES_SHOWN])
+    more = len(entries) - ENTRIES_SHOWN
+    if more > 0:
+        shown += f" and {more} more"
+    return f"the nearest folder that exists is {parent}, with: {shown or 'nothing in it'}"
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except PermissionError:  # a folder above it may not be entered
+        return False

@@ -1,0 +1,33 @@
+"""The settings that two runs share if they are repeats of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.train_config import TrainConfig
+
+
+def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the settings in which two runs differ if one is not a repeat of the other.
+
+    Neither the seed nor the path of the weights that they started from is among them.
+
+    Args:
+        settings: of a run, as its checkpoint stores them.
+
+    Returns:
+        The settings; `None` if there are none.
+    """
+    not_compared = fields_where(TrainConfig, resume="not compared")
+    without_weight = fields_where(TrainConfig, changes_result=False)
+    # these may be at another path on resume, and make another run all the same
+    aside = {*not_compared, *without_weight} - {"data", "teacher", "start"}
+    kind = {name: value for name, value in settings.items() if name not in aside}
+    start = kind.get("start")
+    if isinstance(start, Mapping):
+        # the same weights may come from another path
+        kind["start"] = start.get("sha256")
+        kind.pop("pretrained", None)
+    return kind or None

@@ -1,0 +1,1 @@
+"""The sections of `TrainConfig`: settings that belong together, one class and one file each."""

@@ -1,0 +1,26 @@
+"""Settings of evaluation: the test split, and when validation ends a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from vitkit.errors import SettingError
+from vitkit.frozen import frozen
+from vitkit.training.config.field_types import PositiveInt
+from vitkit.training.config.meaning import Meaning
+
+
+@frozen(raises=SettingError)
+class EvaluationSettings:
+    """The test split and early stopping."""
+
+    test: Annotated[
+        bool,
+        Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
+    ] = True
+    """Evaluate on the test split, once, at the end."""
+    patience: Annotated[
+        PositiveInt | None,
+        Meaning(resume="may change", changes_result=True, with_probe="refused"),
+    ] = None
+    """Stop after this many epochs without a higher validation top-1."""

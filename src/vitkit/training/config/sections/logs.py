@@ -1,0 +1,48 @@
+"""Settings of what a run reports: curves, images, services, the terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from vitkit.errors import SettingError
+from vitkit.frozen import frozen
+from vitkit.training.config.field_types import PositiveInt, TrackerName
+from vitkit.training.config.meaning import Meaning
+
+
+@frozen(raises=SettingError)
+class LoggingSettings:
+    """Curves, image grids, tracking services, and output on the terminal."""
+
+    # a probe logs no steps
+    log_interval: Annotated[
+        PositiveInt, Meaning(resume="may change", changes_result=False, with_probe="ignored")
+    ] = 50
+    """Steps between two points of the TensorBoard curves and two lines of metrics.jsonl."""
+    log_histograms: Annotated[
+        bool, Meaning(resume="may change", changes_result=False, with_probe="used")
+    ] = True
+    """Show the distribution of the weights in TensorBoard, at the end of epochs."""
+    log_examples: Annotated[
+        bool, Meaning(resume="may change", changes_result=False, with_probe="used")
+    ] = True
+    """Show some validation images with their predictions in TensorBoard."""
+    save_augmented_grid: Annotated[
+        bool, Meaning(resume="may change", changes_result=False, with_probe="refused")
+    ] = False
+    """Before the first step, write the images of the first batch, as the model gets them, with
+    their labels, to augmented.png."""
+    logger: Annotated[
+        tuple[TrackerName, ...],
+        Meaning(
+            resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
+        ),
+    ] = ()
+    """Services that receive the curves, too: `wandb`, `mlflow`."""
+    quiet: Annotated[
+        bool,
+        Meaning(
+            resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
+        ),
+    ] = False
+    """No progress bar and no messages; the run folder has them all the same."""

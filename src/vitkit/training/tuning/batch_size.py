@@ -1,0 +1,97 @@
+"""Find a batch size: double it until the speed no longer grows, or memory ends."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from vitkit.data.loading.loader import Batch
+from vitkit.errors import SettingError
+from vitkit.messages import plural
+from vitkit.models.vit import ViT
+from vitkit.training.optimization.precision import wait_for
+from vitkit.training.setup import Plan
+from vitkit.training.step import is_out_of_memory
+from vitkit.training.tuning.trial import preserve_generators, trial
+
+SMALLEST, LARGEST = 8, 4096
+"""Range of the batch sizes that are tried, in images."""
+SPEEDUP = 1.05
+"""A batch of twice the size must train at least this many times as many images per second."""
+TIMED = 3
+"""Timed steps of each size, after one that warms up; the fastest counts."""
+MIN_STEPS = 8
+"""Steps of an epoch that a batch size must leave."""
+
+
+def limit_batch_size(images: int, batch_size: int) -> int:
+    """Lower a batch size to a power of two with which an epoch has `MIN_STEPS` steps.
+
+    Args:
+        images: images of an epoch.
+        batch_size: the upper limit.
+    """
+    most = max(MIN_STEPS, images // MIN_STEPS)
+    power_of_two = 1 << most.bit_length() - 1
+    return min(batch_size, power_of_two, images)
+
+
+def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
+    """Find the batch size beyond which doubling is no faster, or does not fit into memory.
+
+    An epoch keeps `MIN_STEPS` steps. Every trial is a complete step of a copy of the model,
+    including the state of the optimizer. The learning rate is not adapted, although a larger batch
+    may need another one.
+
+    Returns:
+        The batch size, and a line with the images per second of each size.
+
+    Raises:
+        SettingError: the smallest batch does not fit into memory.
+    """
+    limit = limit_batch_size(len(plan.steps.split), LARGEST)
+    size = min(SMALLEST, limit)
+    chosen, best = size, 0.0
+    speeds = []
+    with preserve_generators(plan.device):
+        while size <= limit:
+            speed = _images_per_second(plan, model, size)
+            speeds.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
+            # The first size that gains nothing ends the search: larger ones gain less.
+            if not speed or speed < SPEEDUP * best:
+                break
+            chosen, best = size, speed
+            size *= 2
+    if not best:
+        raise SettingError(
+            f"{plan.device} is out of memory at {plural(size, 'image')} at once; lower "
+            f"--img-size or the model, or pass --grad-checkpointing"
+        )
+    line = f"batch size: {chosen} (images per second at {', '.join(speeds)})"
+    if limit < size <= LARGEST:
+        line += f"; a larger one leaves an epoch fewer than {MIN_STEPS} steps"
+    if chosen != plan.config.batch_size and not plan.config.find_lr:
+        line += f"; lr {plan.config.lr:g} is left as it is"
+    return chosen, line
+
+
+def _images_per_second(plan: Plan, model: ViT, size: int) -> float:
+    """Time training steps of a batch size; return the speed of the fastest, 0 if memory ends."""
+    try:
+        step = trial(plan, model)
+        sizes = plan.steps.sizes
+        # With images that grow, in the epoch of the largest ones.
+        epoch = sizes.index(max(sizes)) if sizes else 0
+        batch: Batch = plan.steps.variants(np.arange(size), epoch)
+        times = []
+        for number in range(TIMED + 1):
+            start = time.perf_counter()
+            step(batch, number)
+            wait_for(plan.device)  # a GPU returns before it is done
+            times.append(time.perf_counter() - start)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return 0.0
+    return size / min(times[1:])

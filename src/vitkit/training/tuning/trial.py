@@ -1,0 +1,37 @@
+"""A trial: training steps of a copy of the model, which leave the run unchanged."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import AbstractContextManager
+
+import torch
+
+from vitkit.models.attention import use_attention
+from vitkit.models.vit import ViT
+from vitkit.training.build import make_objective, make_step, make_transform
+from vitkit.training.initial_weights import train_mode
+from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
+from vitkit.training.optimization.optimizers import configured_optimizer
+from vitkit.training.setup import Plan
+from vitkit.training.step import TrainingStep
+
+
+def trial(plan: Plan, model: ViT) -> TrainingStep:
+    """Make a training step of a copy of the model, as the run will have it but not compiled."""
+    config = plan.config
+    # The run starts from the weights that the model has now.
+    copied = copy.deepcopy(model)
+    train_mode(copied)
+    checkpoint_gradients(copied, config.grad_checkpointing)
+    assert config.amp != "auto", "the precision is decided before any trial"
+    if config.attention_kernel != "auto":
+        use_attention(copied, config.attention_kernel)
+    objective = make_objective(plan, copied, config.amp)
+    optimizer = configured_optimizer(copied, config)
+    return make_step(plan, objective, optimizer, make_transform(plan))
+
+
+def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
+    """Restore torch's random generators after a block, so that a trial does not change the run."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -1,0 +1,69 @@
+"""Decide the settings that a run leaves open, before its first step.
+
+Precision and attention kernel follow from a rule. Batch size and learning rate are measured if the
+user asks for it, with a copy of the model on training images of the run. The results are settings
+like any others: they are written to config.yaml and kept on resume.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vitkit.models.vit import ViT
+from vitkit.training.config.field_types import Settings
+from vitkit.training.optimization.precision import choose_kernel, choose_precision
+from vitkit.training.setup import Plan
+from vitkit.training.tuning.batch_size import find_batch_size
+from vitkit.training.tuning.compilation import compiler_problem
+from vitkit.training.tuning.learning_rate import find_lr
+
+
+def tune_settings(plan: Plan, model: ViT, say: Callable[[str], None]) -> Settings:
+    """Decide the settings that a run leaves open.
+
+    Args:
+        plan: plan of the run.
+        model: freshly initialised, on the plan's device; it is not changed.
+        say: called with one line for every decision, and its reason.
+
+    Returns:
+        The settings that were decided.
+    """
+    config = plan.config
+    decided: Settings = {"find_lr": False, "find_batch_size": False}
+    decided |= _arithmetic(plan, model, say)
+    if config.compile:
+        problem = compiler_problem(plan.device)
+        if problem is None:
+            say("compile: the first steps take long, as they are compiled")
+        else:
+            decided["compile"] = False
+            say(f"compile: {problem}; the training step stays as it is")
+    if config.find_batch_size:
+        plan = plan.with_settings(decided)
+        decided["batch_size"], line = find_batch_size(plan, model)
+        say(line)
+    # After the batch size, on which the best learning rate depends.
+    if config.find_lr:
+        plan = plan.with_settings(decided)
+        decided["lr"], line = find_lr(plan, model)
+        decided["min_lr"] = min(config.min_lr, decided["lr"])
+        say(line)
+    return decided
+
+
+def _arithmetic(plan: Plan, model: ViT, say: Callable[[str], None]) -> Settings:
+    """Choose the precision and the attention kernel where the settings have `auto`."""
+    config = plan.config
+    precision, kernel, reason = config.amp, config.attention_kernel, ""
+    if precision == "auto":
+        if config.probe is None:
+            precision, reason = choose_precision(model, config.batch_size, plan.device)
+        else:  # a probe computes its features once, exactly
+            precision = "off"
+    if kernel == "auto":
+        kernel = choose_kernel(model, precision, plan.device)
+    if reason:
+        name = "float32" if precision == "off" else f"{precision} autocast"
+        say(f"precision: {name}, {kernel} attention ({reason})")
+    return {"amp": precision, "attention_kernel": kernel}

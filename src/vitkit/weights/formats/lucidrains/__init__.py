@@ -1,0 +1,1 @@
+"""lucidrains' `vit-pytorch`: `state_dict()` files of every era."""

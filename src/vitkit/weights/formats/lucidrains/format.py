@@ -1,0 +1,336 @@
+"""lucidrains' `vit-pytorch`: `state_dict()` files of `ViT` and `SimpleViT`, of every era.
+
+A model is written for the last release that computes it, named in the safetensors header beside the
+constructor's arguments. Files of theirs contain nothing on head width, on pooling before 1.16, or
+on preprocessing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from einops import rearrange
+
+from vitkit.errors import CheckpointError
+from vitkit.io.atomic import FileWriter
+from vitkit.io.strict_json import parse_json
+from vitkit.spec import ViTSpec
+from vitkit.weights.files.source import Header, Source
+from vitkit.weights.formats.format import (
+    CLASS_TOKEN_ONLY,
+    FIRST_PAPER,
+    FIXED_BY_CODE,
+    WEIGHTS_FILE,
+    Bundle,
+    Capabilities,
+    Format,
+    Inferred,
+    bundle_writer,
+)
+from vitkit.weights.formats.infer_spec import HALF_MEAN, as_pair, depth_of, finish, image_size
+from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
+from vitkit.weights.formats.lucidrains.releases import (
+    ARGUMENTS_KEY,
+    OLD_PARTS,
+    RELEASE_KEY,
+    RELEASES,
+    VIT_PYTORCH,
+    constructor_arguments,
+    release,
+    renamed_parts,
+)
+
+_PATCHES = "to_patch_embedding."
+_THEIRS = "transformer.layers.{i}."
+_OURS = "blocks.{i}."
+_HEAD_WIDTH = 64
+"""The constructor's default of `dim_head`."""
+_NORM_AFTER_POOLING = "last norm after pooling, as in vit-pytorch before 1.4"
+"""A note of `_prepare`, which `_infer` reads."""
+_SPEC_FIELDS = {
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+    "channels": "in_channels",
+    "heads": "num_heads",
+    "dim_head": "head_width",
+    "pool": "pooling",
+}
+"""Keyword of their constructor -> our spec field."""
+
+
+def _detect(header: Header) -> bool:
+    """Return True for `to_patch_embedding` and blocks that are pairs in `transformer.layers`."""
+    names = header.shapes
+    block = _THEIRS.format(i=0)
+    return f"{_PATCHES}1.weight" in names and any(name.startswith(f"{block}0.") for name in names)
+
+
+def _prepare(source: Source) -> Source:
+    """Rename the parts from before 1.4 to their names since."""
+    names = renamed_parts(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
+    if names.keys() & {"mlp_head.0.weight", "linear_head.0.weight"}:
+        return source.renamed(names, _NORM_AFTER_POOLING)
+    return source.renamed(names)
+
+
+def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
+    """Infer sizes from shapes; head width, pooling and preprocessing are usual or given."""
+    shapes = header.shapes
+    is_simple = "pos_embedding" not in shapes
+    is_normed = f"{_PATCHES}3.weight" in shapes
+    # Since 1.16 models that pool by the mean have an empty token (0, D).
+    class_token = not is_simple and shapes["cls_token"][-2] > 0
+    given = {**_stated_fields(header, class_token), **overrides}
+    # A norm comes first where the projection has one on each side.
+    width, values = shapes[f"{_PATCHES}{1 + is_normed}.weight"]
+    channels, patch = _channels_and_patch(values, given)
+    block = _THEIRS.format(i=0)
+    if not is_simple and f"{block}0.to_out.0.weight" not in shapes:
+        given = {"num_heads": 1, **given}  # only a single head goes without projection
+    warnings = ["mean and std 0.5 are a guess: such files say nothing of how images are scaled"]
+    size = given.get("image_size")
+    if not is_simple:
+        size = image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
+    elif size is None:
+        size = tuple(256 // side * side for side in patch)  # 256 is the size in its README
+        warnings.append(f"image_size {size} is a guess; say image_size= if it is another")
+    pooling = given.get("pooling", "cls" if class_token else "mean")
+    head = "linear_head.weight" if is_simple else "mlp_head.weight"
+    fields = {
+        "image_size": size,
+        "patch_size": patch,
+        "in_channels": channels,
+        "num_classes": shapes.get(head, (0,))[0],
+        "width": width,
+        "depth": depth_of(shapes, r"transformer\.layers\.(\d+)\."),
+        **_head_fields(shapes[f"{block}0.to_qkv.weight"][0] // 3, width, given),
+        "mlp_width": shapes[f"{block}1.net.1.weight"][0],
+        "stem": "normed_linear" if is_normed else "convolution",
+        "class_token": class_token,
+        "positions": "sincos_2d" if is_simple else "learned",
+        "norm_eps": 1e-5,
+        "qkv_bias": False,
+        "pooling": pooling,
+        "norm_before_pool": pooling == "cls" or _NORM_AFTER_POOLING not in header.notes,
+    }
+    usual = [
+        "num_heads",
+        "head_width",
+        "norm_eps",
+        "activation",
+        "position_resampling",
+        "image_size",
+        "patch_size",
+        "in_channels",
+        "preprocess",
+    ]
+    if class_token:
+        usual.append("pooling")
+    for name in ("num_heads", "head_width"):
+        if name in given:
+            given[name] = fields[name]
+    return finish(fields, given, HALF_MEAN, usual=usual, warnings=tuple(warnings))
+
+
+def _stated_fields(header: Header, class_token: bool) -> dict[str, Any]:
+    """Return the spec fields in the header, which only files written by vitkit have."""
+    try:
+        arguments = dict(parse_json(header.metadata.get(ARGUMENTS_KEY, "{}")))
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"the header's vit_pytorch is no JSON object: {error}") from None
+    fields: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in _SPEC_FIELDS:
+            if isinstance(value, list):
+                value = tuple(value)
+            fields[_SPEC_FIELDS[name]] = value
+    # With a class token, vit-pytorch's "mean" includes that token.
+    if class_token and fields.get("pooling") == "mean":
+        fields["pooling"] = "mean_all"
+    return fields
+
+
+def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tuple[int, int]]:
+    """Return channels and patch size of a patch with this number of values.
+
+    A square patch decides the channels: 3 P^2 is never a square itself.
+    """
+    requested = given.get("patch_size")
+    candidates = (given["in_channels"],) if "in_channels" in given else (3, 1)
+    for channels in candidates:
+        patch = requested or math.isqrt(values // channels)
+        height, width = as_pair(patch)
+        if channels * height * width == values:
+            return channels, (height, width)
+    raise CheckpointError(
+        f"{values} values a patch are not {requested or 'a square'} of 1 or 3 channels; say "
+        f"patch_size"
+    )
+
+
+def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return num_heads and head_width (None at the default) of heads that are `inner` wide."""
+    heads = given.get("num_heads")
+    head_width = given.get("head_width")
+    if not head_width:
+        head_width = inner // heads if heads else _HEAD_WIDTH
+    heads = heads or inner // head_width
+    if heads * head_width != inner or not inner:
+        raise CheckpointError(
+            f"the heads are {inner} wide together, which {head_width} a head does not divide into "
+            f"{heads}; say num_heads"
+        )
+    return {"num_heads": heads, "head_width": None if inner == width else head_width}
+
+
+def _reordered(pattern: str, parts: TensorParts, spec: ViTSpec) -> TensorParts:
+    rows, columns = spec.patch_size
+    return (rearrange(parts[0], pattern, P=rows, Q=columns, C=spec.in_channels),)
+
+
+def _ordered(ours: str) -> KeyTransform:
+    """Return the transform of a patch's values, which theirs have by (row, column, channel)."""
+    theirs = "... (P Q C)"
+    return KeyTransform(
+        partial(_reordered, f"{theirs} -> {ours}"), partial(_reordered, f"{ours} -> {theirs}")
+    )
+
+
+_FLAT_PATCH = _ordered("... (C P Q)")
+_PATCH_KERNEL = _ordered("... C P Q")
+_BATCH_AXIS = KeyTransform(  # tokens and positions have a batch axis in releases before 1.16
+    lambda parts, spec: (parts[0].reshape(1, -1, spec.width),),
+    lambda parts, spec: parts if release(spec) < (1, 16) else (parts[0][0],),
+)
+_EMPTY_TOKEN = KeyTransform(  # the class token (0, D) of models that pool by the mean
+    lambda parts, spec: (), lambda parts, spec: (torch.zeros(0, spec.width),)
+)
+
+
+def _projection(stored: int) -> KeyTransform:
+    """Return the transform of the output projection's weight and bias.
+
+    Args:
+        stored: the number of the two that theirs has: none where the one head is as wide as the
+            tokens, the weight in `SimpleViT`, both else. The others are identity and zero.
+    """
+    errors = (
+        "attn.proj is no identity, and ViT has none where its one head is as wide as the tokens",
+        "attn.proj.bias is not zero, and SimpleViT's to_out has no bias",
+    )
+
+    def complete(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+        defaults = (torch.eye(spec.width), torch.zeros(spec.width))
+        return (*parts, *defaults[stored:])
+
+    def reduce(parts: TensorParts, spec: ViTSpec) -> TensorParts:
+        if not all(map(torch.equal, parts, complete(parts[:stored], spec))):
+            raise CheckpointError(errors[stored])
+        return parts[:stored]
+
+    return KeyTransform(complete, reduce)
+
+
+def _table(spec: ViTSpec) -> Table:
+    """Return the table with the names since 1.4; a file without positions is a `SimpleViT`.
+
+    Raises:
+        CheckpointError: a model that its classes never compute.
+    """
+    is_simple = spec.positions != "learned"
+    is_normed = spec.stem == "normed_linear"
+    if spec.class_token and spec.pooling == "mean":
+        raise CheckpointError("with a class token its mean is of all tokens: pooling 'mean_all'")
+    if is_simple:
+        head, fc2, to_out = "linear_head", 3, ["weight"]
+    else:
+        # ViT has dropouts that SimpleViT lacks, so its layers have other numbers.
+        head, fc2, to_out = "mlp_head", 4, ["0.weight", "0.bias"]
+        if (spec.num_heads, spec.attention_width) == (1, spec.width):
+            to_out = []
+    matrix = f"{_PATCHES}{1 + is_normed}."
+    kernel = _FLAT_PATCH if is_normed else _PATCH_KERNEL
+    projection = [f"{_OURS}attn.proj.weight", f"{_OURS}attn.proj.bias"]
+    rows = [row("pos_embedding", "pos_embed", _BATCH_AXIS)]
+    rows.append(row("cls_token", "cls_token", _BATCH_AXIS))
+    if not is_simple and not spec.class_token:
+        rows.append(row("cls_token", (), _EMPTY_TOKEN))
+    rows += [
+        row(f"{_PATCHES}1.{{p}}", "patch_embed.norm_patches.{p}", _FLAT_PATCH),
+        row(f"{matrix}weight", "patch_embed.proj.weight", kernel),
+        row(f"{matrix}bias", "patch_embed.proj.bias"),
+        row(f"{_PATCHES}3.{{p}}", "patch_embed.norm.{p}"),
+        row(f"{_THEIRS}0.norm.{{p}}", f"{_OURS}norm1.{{p}}"),
+        row(f"{_THEIRS}0.to_qkv.weight", f"{_OURS}attn.qkv.weight"),
+        row([f"{_THEIRS}0.to_out.{p}" for p in to_out], projection, _projection(len(to_out))),
+        row(f"{_THEIRS}1.net.0.{{p}}", f"{_OURS}norm2.{{p}}"),
+        row(f"{_THEIRS}1.net.1.{{p}}", f"{_OURS}mlp.fc1.{{p}}"),
+        row(f"{_THEIRS}1.net.{fc2}.{{p}}", f"{_OURS}mlp.fc2.{{p}}"),
+        # One of the two applies: a model's last norm is before pooling or after it.
+        row("transformer.norm.{p}", "norm.{p}"),
+        row("transformer.norm.{p}", "fc_norm.{p}"),
+        row(f"{head}.{{p}}", "head.{p}"),
+    ]
+    return Table(tuple(rows))
+
+
+def _write(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return one file with the names of its release, and the constructor's arguments.
+
+    Raises:
+        CheckpointError: no head, for a release whose class always has one.
+    """
+    spec = bundle.spec
+    era = release(spec)
+    arguments = constructor_arguments(spec)
+    class_name = arguments["class"]
+    number = ".".join(map(str, era))
+    if not spec.num_classes and (class_name == "SimpleViT" or era < (1, 17)):
+        raise CheckpointError(
+            f"{class_name} of {number} always has a head; num_classes must be >= 1"
+        )
+    if era < (1, 4):
+        old_parts = {new: old for old, new in OLD_PARTS[class_name].items()}
+        names = renamed_parts(bundle.tensors, old_parts)
+        tensors = {names[name]: tensor for name, tensor in bundle.tensors.items()}
+        bundle = replace(bundle, tensors=tensors)
+    metadata = {ARGUMENTS_KEY: json.dumps(arguments), RELEASE_KEY: number}
+    return {WEIGHTS_FILE: bundle_writer(bundle, metadata)}
+
+
+_SHARED: dict[str, Any] = {
+    **{name: values for name, values in FIRST_PAPER.items() if name != "head_width"},
+    **CLASS_TOKEN_ONLY,
+    "norm_eps": (1e-5,),
+    "qkv_bias": (False,),
+    "representation_width": (None,),
+}
+_CAPABILITIES: tuple[Capabilities, ...] = tuple(
+    {
+        **_SHARED,
+        "stem": (stem, "linear") if stem == "convolution" else (stem,),
+        "positions": (positions,),
+        "class_token": (class_token,),
+        "pooling": (pooling,),
+        "norm_before_pool": (norm_first,),
+    }
+    for stem, positions, class_token, pooling, norm_first in RELEASES
+)
+"""The classes of each era."""
+LUCIDRAINS = Format(
+    name="lucidrains",
+    detect=_detect,
+    prepare=_prepare,
+    infer=_infer,
+    table=_table,
+    capabilities=_CAPABILITIES,
+    write=_write,
+    fixed=FIXED_BY_CODE,
+    reference=VIT_PYTORCH,
+)

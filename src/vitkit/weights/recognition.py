@@ -1,0 +1,122 @@
+"""Recognising a file of a foreign format: its format, its tensors, and the model in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import CheckpointError, SpecError
+from vitkit.models.presets import preset
+from vitkit.spec import ViTSpec
+from vitkit.weights.catalogue import CatalogueEntry
+from vitkit.weights.files.source import Source
+from vitkit.weights.formats.format import Format, Inferred
+from vitkit.weights.formats.key_table import check_size
+from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.formats.unwrapping import find_model, unknown_format
+from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY, Description, read_description
+from vitkit.weights.hints import Hints, infer_with_hints, with_guess_warning
+
+MALFORMED = (
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    AttributeError,
+    RuntimeError,
+)
+"""Exceptions of a format's code for documents and shapes that no such file has."""
+
+
+def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
+    """Raise `CheckpointError` if the named preset is not the model in the file."""
+    differences = hints.differences(spec, "patch_size")
+    if differences:
+        raise CheckpointError(
+            f"{path}: of another model than --model names: {'; '.join(differences)}"
+        )
+
+
+def recognise(
+    source: Source,
+    overrides: Mapping[str, Any],
+    hints: Hints,
+    entry: CatalogueEntry | None = None,
+) -> tuple[Format, Source, Inferred]:
+    """Return the format of a file, its tensors by that format's names, and its model.
+
+    Args:
+        source: the open file.
+        overrides: spec fields that hold in any case.
+        hints: values for fields that the file leaves open.
+        entry: the file's entry in the catalogue, if it has one.
+
+    Raises:
+        CheckpointError: no known format, or a file that contradicts itself.
+    """
+    path = source.header.path
+    model = find_model(source, FORMATS.values())
+    if model is None:
+        raise unknown_format(source, FORMATS)
+    form = model.form
+    # An entry of the catalogue is as good as a model named by the caller.
+    if entry:
+        published = {**hints.fields, "image_size": entry.image_size}
+        hints = Hints(published, hints.named or preset(entry.preset))
+    # Files that vitkit wrote in another format have our description beside theirs.
+    description = read_description(model.source.header, FOREIGN_METADATA_KEY)
+    known: dict[str, Any] = {}
+    if description is not None:
+        known = {"image_size": description.spec.image_size}
+        hints = Hints()
+    elif entry is not None:
+        known = entry.fields
+    try:
+        source = form.prepare(model.source)
+        inferred = infer_with_hints(form, source.header, {**known, **overrides}, hints)
+        check_size(inferred.spec, source.header.shapes)
+        if description is not None:
+            inferred = _with_description(inferred, description)
+        elif entry is not None:
+            inferred = _as_published(inferred, entry)
+        inferred = with_guess_warning(inferred, form)
+    except (SpecError, CheckpointError) as error:
+        raise CheckpointError(f"{path}: as {form.name}: {error}") from None
+    except MALFORMED as error:
+        raise CheckpointError(
+            f"{path}: as {form.name}: not what such a file holds ({type(error).__name__}: {error})"
+        ) from None
+    warnings = (*inferred.warnings, *model.warnings)
+    return form, source, replace(inferred, warnings=warnings, left_out=model.outside)
+
+
+def _with_description(inferred: Inferred, description: Description) -> Inferred:
+    """Replace values that are only usual by those that vitkit wrote into the file's header."""
+    for name in ("num_classes", "in_channels", "width", "depth"):
+        stated, actual = getattr(description.spec, name), getattr(inferred.spec, name)
+        if stated != actual:
+            raise CheckpointError(f"the header says {name} {stated}, the tensors {actual}")
+    usual = [name for name, how in inferred.sure.items() if how == "usual"]
+    fields = {name: getattr(description.spec, name) for name in usual if name != "preprocess"}
+    preprocess = description.preprocess if "preprocess" in usual else inferred.preprocess
+    return replace(
+        inferred,
+        spec=inferred.spec.replace(**fields),
+        preprocess=preprocess,
+        classes=inferred.classes or description.classes,
+        sure={**inferred.sure, **dict.fromkeys(usual, "stored")},
+        warnings=(),
+    )
+
+
+def _as_published(inferred: Inferred, entry: CatalogueEntry) -> Inferred:
+    """Take the publisher's preprocessing, where the file has none."""
+    if entry.preprocess is None or inferred.sure.get("preprocess") != "usual":
+        return inferred
+    return replace(
+        inferred,
+        preprocess=entry.preprocess.replace(image_size=inferred.spec.image_size),
+        sure={**inferred.sure, "preprocess": "stored"},
+    )

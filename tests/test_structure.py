@@ -1,0 +1,95 @@
+"""The limits of the structure, measured by `scripts/measure_code.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitkit
+from vitkit.training.config.meaning import meanings
+from vitkit.training.config.train_config import TrainConfig
+
+ROOT = Path(vitkit.__file__).parent
+sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
+
+from measure_code import Code, strays  # noqa: E402
+
+LARGEST_CLOSURES = {
+    "training.trainer": 40, "training.step": 37, "data.loading.loader": 14,
+    "weights.checkpoint": 18,
+}  # fmt: skip
+"""Modules that importing one of these may bring along, itself included."""
+SHARED_NAMES = {"run", "train", "finish", "linear_probe", "Report", "scaled_dot_product_attention"}
+"""Public names that two modules have: the verbs' protocol, a recipe beside its function, ..."""
+MOST_IMPORTS = {"training.train": 36, "training.setup": 27, "training.build": 24,
+                "training.auto.auto": 24, "training.check_config": 19,
+                "training.initial_weights": 18,
+                "training.auto.training_candidates": 17, "training.callbacks.report": 17,
+                "api": 18}  # fmt: skip
+"""Modules that wire others together; any other imports at most 15 of ours."""
+
+
+@pytest.fixture(scope="module")
+def code() -> Code:
+    return Code(ROOT)
+
+
+def test_a_folder_has_at_most_fourteen_modules(code):
+    assert {str(folder): count for folder, count in code.folders.items() if count > 14} == {}
+
+
+def test_a_module_imports_few_of_ours(code):
+    imports = {name.removeprefix("vitkit."): len(found) for name, found in code.imports.items()}
+    del imports["vitkit"]  # the public names
+    assert {
+        name: count for name, count in imports.items() if count > MOST_IMPORTS.get(name, 15)
+    } == {}
+
+
+@pytest.mark.parametrize("name", LARGEST_CLOSURES)
+def test_little_comes_with_what_is_read_alone(code, name):
+    assert len(code.behind(f"vitkit.{name}")) <= LARGEST_CLOSURES[name]
+
+
+def test_the_longest_chain_of_imports(code):
+    assert len(code.longest_chain) <= 34
+
+
+def test_public_names_are_unique(code):
+    twice = {name for name, where in code.public_names.items() if len(where) > 1}
+    assert twice <= SHARED_NAMES
+
+
+def test_docstrings_are_sentences_in_words_of_the_field(code):
+    assert strays(code) == []
+
+
+def test_the_formatter_is_rarely_switched_off(code):
+    assert code.count("# fmt: skip") <= 20
+
+
+def test_lines_are_not_bought_by_density(code):
+    import ast
+
+    nodes = [node for tree in code.trees.values() for node in ast.walk(tree)]
+    lines = sum(len(text.splitlines()) for text in code.texts.values())
+    kinds = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+    assert sum(isinstance(node, kinds) for node in nodes) / lines <= 0.016
+    assert sum(isinstance(node, ast.IfExp) for node in nodes) / lines <= 0.0125
+
+
+def test_every_setting_has_its_facts():
+    facts = meanings(TrainConfig)
+    assert set(facts) == set(TrainConfig(data="digits").to_json())
+    assert all(fact is not None for fact in facts.values())
+
+
+def test_the_tree_of_modules_is_that_of_the_code():
+    import runpy
+
+    script = runpy.run_path(str(ROOT.parents[1] / "scripts" / "module_tree.py"))
+    assert script["page"]() == script["PAGE"].read_text(encoding="utf-8"), (
+        "docs/architecture.md is not what scripts/module_tree.py writes; run it"
+    )
