@@ -87,7 +87,7 @@ def test_a_val_class_unknown_to_train(complaint, tmp_path):
     assert "--ignore-extra-classes" in said
 
 
-def test_a_image_that_cannot_be_decoded_is_named_before_the_first_step(complaint, tmp_path, capsys):
+def test_an_undecodable_image_is_named_before_the_first_step(complaint, tmp_path, capsys):
     root = folder(tmp_path / "d", "train/ant", "train/cat")
     broken = root / "train" / "cat" / "3.png"
     broken.write_bytes(broken.read_bytes()[:300])

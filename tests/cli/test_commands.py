@@ -161,7 +161,7 @@ def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monke
     assert "shut: cannot be listed: Permission denied" in capsys.readouterr().err
 
 
-def test_explain_writes_a_png_a_image(run, best, tmp_path, capsys):
+def test_explain_writes_a_png_an_image(run, best, tmp_path, capsys):
     same_name = tmp_path / "image-0.png"
     same_name.write_bytes((run / "image-0.png").read_bytes())
     out = tmp_path / "out"

@@ -95,7 +95,7 @@ def test_a_rotation_is_pillows():
 
 @pytest.mark.parametrize("settings", POLICIES, ids=str)
 @pytest.mark.parametrize(("channels", "size"), [(1, (8, 8)), (3, (28, 28)), (3, (20, 33))])
-def test_a_image_does_not_depend_on_its_batch(settings, channels, size):
+def test_an_image_does_not_depend_on_its_batch(settings, channels, size):
     pixels = images(40, channels, size)
     together = fed(pixels, epoch=2, **settings)
     shuffled = [31, 4, 17, 8, 39, 0]
@@ -108,7 +108,7 @@ def test_a_image_does_not_depend_on_its_batch(settings, channels, size):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", [*POINTWISE, *GEOMETRIC])
-def test_every_operation_gives_a_image_at_any_size(name, channels):
+def test_every_operation_gives_an_image_at_any_size(name, channels):
     for size in ((8, 8), (28, 28), (3, 5)):
         pixels = images(1, channels, size)[0].numpy()
         out = done(pixels, name, 1.0)

@@ -74,7 +74,7 @@ def test_workers_processes_and_parts_see_the_same_images():
     assert torch.equal(here[0].first(3).views, here[0].views[:3])
 
 
-def test_the_views_of_a_image_go_to_different_parts():
+def test_the_views_of_an_image_go_to_different_parts():
     """So that mixing with another of the part is mixing with another image."""
     for part in steps(2)[0].parts(4):
         assert len(set(part.indices.tolist())) == len(part.indices) == 2

@@ -84,7 +84,7 @@ def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
     assert "differ only in case" in refusal(folder(tmp_path, {**COUNTS, "train/A": 1}))
 
 
-def test_a_image_in_train_and_val_is_told(tmp_path: Path) -> None:
+def test_an_image_in_train_and_val_is_told(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
     (leak,) = (f for f in check_dataset(open_dataset(root)).findings if f.kind == "leak")
@@ -122,7 +122,7 @@ def test_every_trap_is_reported_once_and_none_hangs(tmp_path: Path) -> None:
     assert any("loop" in note for note in report.notes)
 
 
-def test_a_device_is_refused_as_a_link_out_and_as_a_image(tmp_path: Path) -> None:
+def test_a_device_is_refused_as_a_link_out_and_as_an_image(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     (root / "train" / "a" / "endless.jpg").symlink_to("/dev/zero")
     assert "lead out of the folder" in refusal(root)

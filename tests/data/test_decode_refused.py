@@ -130,7 +130,7 @@ def test_the_limits_come_from_the_header_before_any_pixel() -> None:
     assert reason_of(png(30, 1, 8, 0, [bytes(30)]), max_pixels=29) == "too large"
 
 
-def test_a_image_beyond_pillows_warning_is_refused_without_one() -> None:
+def test_an_image_beyond_pillows_warning_is_refused_without_one() -> None:
     assert reason_of(png(10_000, 10_000, 8, 2, [b""])) == "too large"
 
 
@@ -191,7 +191,7 @@ def test_a_tiff_with_a_tag_of_several_values_is_refused_without_a_warning() -> N
 
 
 @pytest.mark.parametrize(("width", "height"), [(0, 5), (5, 0)])
-def test_a_image_without_pixels_is_refused(width: int, height: int) -> None:
+def test_an_image_without_pixels_is_refused(width: int, height: int) -> None:
     assert reason_of(png(width, height, 8, 2, [b""])) in ("damaged", "truncated")
 
 
@@ -294,7 +294,7 @@ SEEDS = [
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=12),
     cut=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_flipped_bytes_give_a_image_or_an_image_error(
+def test_flipped_bytes_give_an_image_or_an_image_error(
     seed: bytes, flips: list[tuple[float, int]], cut: float | None
 ) -> None:
     content = bytearray(seed)

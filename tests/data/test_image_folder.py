@@ -151,7 +151,7 @@ def test_a_flat_split_follows_the_images_and_not_their_names(tmp_path: Path) -> 
     assert len(one.splits["train"]) == 56
 
 
-def test_adding_a_image_moves_few_others(tmp_path: Path) -> None:
+def test_adding_an_image_moves_few_others(tmp_path: Path) -> None:
     root = folder(tmp_path, {"cat": 100, "dog": 100})
     before = contents(open_dataset(root))
     save(root / "cat" / "000-first.png", 9999)

@@ -163,7 +163,7 @@ def test_flips_and_shifts_are_what_indexing_gives(shape: tuple[int, ...], most: 
     np.testing.assert_array_equal(pixels, given)
 
 
-def test_augmentation_of_a_image_does_not_depend_on_its_batch():
+def test_augmentation_of_an_image_does_not_depend_on_its_batch():
     pixels, indices = counting(50), np.arange(50)
     whole = augment_batch(pixels, EVERYTHING, 0, 4, indices)
     part = augment_batch(pixels[[7, 3]], EVERYTHING, 0, 4, np.array([7, 3]))
@@ -222,7 +222,7 @@ def test_images_in_memory_and_in_files_are_treated_alike(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
+def test_an_image_that_vanishes_during_a_run_is_named(folder, tmp_path, workers):
     files = folder.splits["train"].subset(np.arange(8))
     lost = type(files)(
         Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent
@@ -258,7 +258,7 @@ def test_a_process_that_fails_does_not_wait_for_its_workers(started):
     assert done.stderr.strip().endswith("ValueError: the consumer fails")
 
 
-def test_the_workers_end_when_a_image_is_lost_though_the_error_is_kept(folder, tmp_path):
+def test_the_workers_end_when_an_image_is_lost_though_the_error_is_kept(folder, tmp_path):
     files = folder.splits["train"].subset(np.arange(8))
     lost = type(files)(
         Paths([*[*files.paths][:-1], tmp_path / "gone.png"]), files.labels, tmp_path.parent

@@ -82,7 +82,7 @@ def test_squash_crop_takes_the_centre_of_the_whole_image() -> None:
     assert (top, left, height, width) == (2 * 50 / 32, 3 * 90 / 48, 28 * 50 / 32, 42 * 90 / 48)
 
 
-def test_a_image_of_the_right_size_is_returned_untouched() -> None:
+def test_an_image_of_the_right_size_is_returned_untouched() -> None:
     grey = image(28, 28, 1)
     preprocess = Preprocess(image_size=28, fit="squash", **GREY)
     assert fit(grey, preprocess) is grey

@@ -200,7 +200,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         assert "train.parquet: cannot be read as a Parquet file" in refusal(path)
 
 
-def test_rows_without_a_image_are_bad_images(tmp_path: Path) -> None:
+def test_rows_without_an_image_are_bad_images(tmp_path: Path) -> None:
     (tmp_path / "secret.png").write_bytes(IMAGES[0])
     paths = [None, "x.png", str(tmp_path / "secret.png"), "y.png"]
     contents = [IMAGES[1], None, None, b""]

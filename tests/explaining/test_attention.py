@@ -110,7 +110,7 @@ def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
     return vitkit.load(path)
 
 
-def test_explain_gives_the_map_the_prediction_and_a_image_of_both(checkpoint, tmp_path):
+def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
     made = vitkit.explain(checkpoint, image)
     assert made.heatmap.shape == (50, 60)

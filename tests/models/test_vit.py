@@ -89,7 +89,7 @@ def test_the_linear_stem_is_the_convolution_and_its_stream_is_contiguous():
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32), (1, 3, 33, 32), (1, 3, 32, 36)])
-def test_a_image_that_does_not_fit_is_named_with_what_was_expected(shape):
+def test_an_image_that_does_not_fit_is_named_with_what_was_expected(shape):
     with pytest.raises(
         ShapeError, match=f"images are {shape[1]} x {shape[2]} x {shape[3]}.*expected 3"
     ):

@@ -68,7 +68,7 @@ def test_a_setting_out_of_range_is_named(settings):
         TrainConfig(data="digits", **settings)
 
 
-def test_a_image_in_the_grid_keeps_its_shape():
+def test_an_image_in_the_grid_keeps_its_shape():
     """The images are twice as wide as high."""
     pixels = np.zeros((1, 4, 8, 1), np.uint8)
     sheet = grid(pixels, [[]], across=1)

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 import pytest
-from training.faulty import On, on
+from training.faulty import On, on, stopping_at
 from training.starts import bits, train
 
 from vitkit.data.loading import worker_watch
@@ -55,3 +55,12 @@ def test_a_signal_is_heard_while_the_loader_hangs(straight, tmp_path, monkeypatc
         train(tmp_path / "run", sending(signal.SIGSTOP, term=True), **ASKED)
     assert set(multiprocessing.active_children()) <= others
     assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
+
+
+def test_a_run_that_stops_leaves_no_loader_process(tmp_path):
+    """At once, though the error with its frames is kept; the collector comes later or never."""
+    before = set(multiprocessing.active_children())
+    with pytest.raises(Interrupted) as kept:
+        train(tmp_path / "run", stopping_at(2), **ASKED)
+    assert kept.value.__traceback__ is not None
+    assert set(multiprocessing.active_children()) == before

@@ -260,7 +260,7 @@ def test_a_chapter_ends_with_exercises_whose_solutions_are_tests(path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_a_image_says_what_to_see_in_it(path):
+def test_an_image_says_what_to_see_in_it(path):
     for cell in cells_that_draw(path):
         assert len(cell.caption) >= 40, cell.source
 

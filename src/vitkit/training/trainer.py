@@ -8,7 +8,7 @@ on ends with the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 from ignite.engine import Engine, Events
 
@@ -129,7 +129,12 @@ class Trainer:
             engine.add_event_handler(Events.EPOCH_STARTED, lambda: self._fire("before_epoch"))
             engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
             engine.add_event_handler(Events.EPOCH_COMPLETED, self._after_epoch)
-            engine.run(self.batches(remaining))
+            batches = self.batches(remaining)
+            try:
+                engine.run(batches)
+            finally:  # ends loader processes at once, not when the collector comes
+                if isinstance(batches, Generator):
+                    batches.close()
         self._fire("on_end")
 
     def _step(self, engine: Engine, batch: Batch) -> float:

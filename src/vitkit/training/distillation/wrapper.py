@@ -44,7 +44,7 @@ class DistillWrapper(nn.Module):
 
     >>> import torch
     >>> spec = dict(image_size=8, patch_size=4, width=16, depth=1, num_heads=2, mlp_width=16)
-    >>> from vitkit.spec import ViTSpec
+    >>> from vitkit import ViT, ViTSpec
     >>> student, teacher = (ViT(ViTSpec(**spec, num_classes=3)) for _ in range(2))
     >>> loss = DistillWrapper(student, teacher)(torch.zeros(2, 3, 8, 8), torch.tensor([0, 2]))
     >>> loss.shape
