@@ -1,4 +1,4 @@
-"""What a teacher is worth: a small student alone, and the same student with a teacher.
+"""Measure distillation: a small student alone, and the same student with a teacher.
 
     python benchmarks/distil.py [--seeds 0 1 2] [--teacher WEIGHTS] [--output FILE]
                                 [-- FLAGS]
@@ -41,7 +41,7 @@ LOOKED = re.compile(r"teacher: view .* in (\d+) s$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Trained:
-    """What one command came to: its seconds, and those of them in which the teacher looked."""
+    """The result of one command: its seconds, and those of them that the teacher took."""
 
     top1: float
     seconds: float

@@ -58,7 +58,7 @@ def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, 
 
 
 def reference_result(recipe: str, runs: list[dict[str, object]], images: int) -> dict[str, object]:
-    """What is kept of the runs."""
+    """Return the parts of the runs that are kept."""
     curves = zip(*(made["curve"] for made in runs), strict=True)
     seconds = [made["seconds"] for made in runs]
     return {

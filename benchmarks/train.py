@@ -1,4 +1,4 @@
-"""What training costs besides the arithmetic: the log, a checkpoint, waiting for images.
+"""Measure the cost of training besides the arithmetic: log, checkpoint, waiting for images.
 
     python benchmarks/train.py [--only overhead checkpoint waiting] [--rounds 8] [--block 5]
 

@@ -1,4 +1,4 @@
-"""What pre-training is worth: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
+"""Measure pre-training: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
 
     python benchmarks/transfer.py [--data-root DIR] [--seeds 0 1 2] [--test] [--img-size 36]
                                   [--first 'runs/{seed}/weights/best.safetensors']

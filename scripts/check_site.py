@@ -20,7 +20,7 @@ IN_STYLES = re.compile(r"""url\(\s*["']?([^"')]+)|@import\s+["']([^"']+)""")
 
 
 class Page(HTMLParser):
-    """What one page links to, what it fetches, and what can be linked to in it."""
+    """The links of a page, the files that it fetches, and its anchors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 
 
 def addresses(style: str) -> list[str]:
-    """What a style sheet fetches."""
+    """Return the addresses that a style sheet fetches."""
     return [first or second for first, second in IN_STYLES.findall(style)]
 
 
@@ -103,7 +103,7 @@ def parsed(path: Path) -> Page:
 
 
 def is_foreign(address: str) -> bool:
-    """Whether it names a host; data: and fragments do not."""
+    """Return True for an address with a host; data: and fragments have none."""
     return bool(urlsplit(address).netloc)
 
 

@@ -70,7 +70,7 @@ def row(name: str, entry: PresetEntry, shared: dict[str, Any]) -> str:
 
 
 def further(entry: PresetEntry) -> dict[str, Any]:
-    """What is special about a model, as keywords of `ViTSpec`."""
+    """Return the fields of a model that differ from the defaults, as keywords of `ViTSpec`."""
     return {field: value for field, value in entry.fields.items() if field not in COLUMNS}
 
 

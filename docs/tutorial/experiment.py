@@ -1,4 +1,4 @@
-"""What a measurement of the tutorial is: a function from what is asked to numbers."""
+"""A measurement of the tutorial: a function from its settings to numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Numbers = dict[str, Any]
 
 @dataclass(frozen=True)
 class Asked:
-    """How an experiment is to be run.
+    """The settings with which an experiment is run.
 
     Attributes:
         seeds: one training for each.

@@ -53,7 +53,7 @@ def hidden(
 
 
 def on_digit(places: Tensor) -> Tensor:
-    """Of images of 48 x 48: 1 at the four patches that have the digit, 0 elsewhere, (B, 36)."""
+    """Return 1 at the four patches with the digit and 0 elsewhere, (B, 36), for images of 48 x 48."""
     inside = torch.zeros(len(places), SIDE // PATCH, SIDE // PATCH)
     across = DIGIT // PATCH
     for image, (row, column) in zip(inside, places.tolist(), strict=True):

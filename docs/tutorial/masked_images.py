@@ -19,7 +19,7 @@ class MaskedImages(nn.Module):
     """
 
     def __init__(self, model: vitkit.ViT, share: float = 0.5) -> None:
-        """Of a model without a class token; `share` of its patches are hidden."""
+        """Hide a `share` of the patches of a model without a class token."""
         super().__init__()
         self.model, self.hidden = model, round(share * model.spec.num_patches)
         values = model.patch_embed.patch_size[0] * model.patch_embed.patch_size[1]

@@ -36,7 +36,7 @@ def experiments() -> dict[str, Experiment]:
 
 
 def command(name: str, asked: Asked) -> str:
-    """What was typed for one experiment; where the data lie is no part of it."""
+    """Return the command of one experiment, without the place of the data."""
     words = ["python docs/tutorial/measure.py", name]
     words += ["--data-root DIR"] if asked.data_root else []
     words += ["--run RUN"] if asked.run else ["--seeds", *map(str, asked.seeds)]

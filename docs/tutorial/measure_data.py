@@ -1,4 +1,4 @@
-"""How much data a ViT wants, beside a CNN of its size; and which positions."""
+"""Measure how much data a ViT needs, beside a CNN of its size; and compare positions."""
 
 from __future__ import annotations
 

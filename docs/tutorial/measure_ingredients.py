@@ -1,4 +1,4 @@
-"""What each ingredient of the MNIST recipe is worth: one is changed, all else stays.
+"""Measure each ingredient of the MNIST recipe: one is changed, all else stays.
 
 A small copy of the whole: 12 passes over 3,200 of its 54,000 images, with a quarter of its batch.
 Every variant starts from noise, sees the same images in the same order, and is scored once, after

@@ -1,4 +1,4 @@
-"""What pre-training without labels is worth where few images have one."""
+"""Measure pre-training without labels where few images have one."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Maker = Callable[[TrainConfig, int, int], nn.Module]
 
 @dataclass(frozen=True)
 class Images:
-    """What is trained on, and what is scored on; the test split is not touched.
+    """The training images, and the images that are scored; the test split is not read.
 
     Attributes:
         train: training images.

@@ -1,4 +1,4 @@
-"""What a bug shows: the error that it ends with."""
+"""The symptom of a bug: the error that it ends with."""
 
 from __future__ import annotations
 
