@@ -1,4 +1,4 @@
-# `make demo` and `make test` set up everything they need in .venv; nothing else is touched.
+# `make demo` and `make test` install everything they need into .venv and change nothing else.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -7,26 +7,26 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 help:
 	@echo "make demo        train a ViT on real digits, then show what it looks at"
-	@echo "make test        lint, types, import layers and tests"
-	@echo "make soak        the long tests"
-	@echo "make docs        run the tutorial's chapters and build the site, build/docs"
-	@echo "make tutorial    measure again what the tutorial shows of long trainings (hours), then make docs"
-	@echo "make bench-demo  the demo's figures, and import times"
-	@echo "make bench-recipes  digits and fashion-mnist over three seeds, reference results (half an hour)"
-	@echo "make bench-train what training costs besides the arithmetic"
+	@echo "make test        check lint, types, import layers and tests"
+	@echo "make soak        run the long tests"
+	@echo "make docs        run the tutorial's chapters and build the site in build/docs"
+	@echo "make tutorial    repeat the long measurements of the tutorial (hours), then make docs"
+	@echo "make bench-demo  measure the demo and import times"
+	@echo "make bench-recipes  measure digits and fashion-mnist with three seeds (half an hour)"
+	@echo "make bench-train measure the overhead of training"
 	@echo "make format      format the code"
-	@echo "make clean       remove .venv and caches; runs/ stays"
+	@echo "make clean       remove .venv and caches, keep runs/"
 
 .venv/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "vitkit needs Python 3.11 or newer; pass PYTHON=python3.12, say"; exit 2; }
+		{ echo "vitkit needs Python 3.11 or newer; pass, for example, PYTHON=python3.12"; exit 2; }
 	$(PYTHON) -m venv .venv || { rm -rf .venv; exit 2; }
 
 .venv/.use: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-# The last vit-pytorch whose ViT is plain, for the tests alone: apart from the newest one.
+# The last vit-pytorch with a plain ViT, for the tests only, separate from the newest one.
 .venv/apart/vit-pytorch-0.40.2: | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
 		--target $@ vit-pytorch==0.40.2 || { rm -rf $@; exit 2; }
@@ -54,20 +54,21 @@ types: .venv/.develop
 layers: .venv/.develop
 	$(BIN)/lint-imports
 
+# Bytecode is kept, whatever the shell has set: pytest's rewritten tests take longest to compile.
 pytest: .venv/.develop
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		--cov --cov-report=term:skip-covered
 
 soak: .venv/.develop
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak --timeout 900
 
-# All pages are read afresh, so that no warning is missed; cells that ran are kept in build/cells.
+# Builds all pages again, so that no warning is missed; results of cells are cached in build/cells.
 docs: .venv/.docs
 	rm -rf build/docs
 	$(BIN)/sphinx-build -E -W --keep-going -q -d build/doctrees -b html docs build/docs
 	$(BIN)/python scripts/check_site.py build/docs
 
-# MNIST and the like are looked for in DATA_ROOT, and fetched where it is not given.
+# Datasets are read from DATA_ROOT, or downloaded if it is not given.
 tutorial: .venv/.develop
 	names=$$(cd docs/tutorial && ../../$(BIN)/python -c 'import measure; print(*measure.experiments())') && \
 		$(BIN)/python docs/tutorial/measure.py $$names $(if $(DATA_ROOT),--data-root $(DATA_ROOT))

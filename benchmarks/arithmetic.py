@@ -41,7 +41,7 @@ MODELS = {  # image size, patch, width, depth, heads, images a step
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure the models, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -33,13 +33,13 @@ def child(recipe: str, amp: str, threads: int) -> None:
 
     import vitkit
     from vitkit.data.augmentation.crop_flip import Augmentation
+    from vitkit.data.datasets.dataset import ArraySplit, Dataset
     from vitkit.data.loading.loader import TrainingSteps
-    from vitkit.data.sources.open import ArraySplit, Dataset
     from vitkit.models.presets import preset
     from vitkit.models.vit import ViT
     from vitkit.training.config.train_config import TrainConfig
     from vitkit.training.recipes import recipe_settings
-    from vitkit.training.setup import Plan
+    from vitkit.training.run_plan import Plan
     from vitkit.training.tuning.trial import trial
 
     torch.set_num_threads(threads)
@@ -85,12 +85,12 @@ class Way:
 
     def steps(self, number: int) -> float:
         """Run `number` steps; return the mean milliseconds of one."""
-        asked, answered = self.process.stdin, self.process.stdout
-        assert asked is not None
-        assert answered is not None
-        asked.write(f"{number}\n")
-        asked.flush()
-        return 1000 * float(answered.readline()) / number
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"{number}\n")
+        stdin.flush()
+        return 1000 * float(stdout.readline()) / number
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def shown(values: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure, and print a table."""
+    """Measure the settings, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipe", default="fashion-mnist")
     parser.add_argument("--amp", default="bfloat16")

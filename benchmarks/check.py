@@ -1,12 +1,12 @@
-"""The figures of `vitkit check`: time and memory on many small images, and what it tells apart.
+"""Measure `vitkit check`: time and memory on many small images, and the copies that it finds.
 
     python benchmarks/check.py [--only size near bad] [--images 5000 50000]
 
-`size`: a folder of 64-px JPEGs is checked twice, each time in a process of its own, whose wall
-time, processor time and peak memory are taken; the cache of vitkit is fresh, the disk's is warm.
-`near`: how many changed copies of photographs are found, and how many pairs in digits and
-Fashion-MNIST are taken for copies. `bad`: how many bad images of every kind are found. Nothing
-here is a pass or a fail.
+`size` checks a folder of 64-pixel JPEGs twice, each time in its own process, and measures wall
+time, processor time and peak memory; vitkit's cache is empty at first, the disk's is warm. `near`
+counts the changed copies of photographs that are found, and the pairs of digits and Fashion-MNIST
+that count as copies. `bad` counts the unreadable images of each kind that are found. The script
+reports figures; it does not pass or fail.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIDE = 64
 
 
 def make_folder(root: Path, count: int) -> None:
-    """Small JPEGs of two classes, a tenth of them for validation."""
+    """Write small JPEGs of two classes, a tenth of them for validation."""
     draw = np.random.default_rng(0)
     for split in ("train", "val"):
         for name in ("cat", "dog"):
@@ -48,7 +48,7 @@ def make_folder(root: Path, count: int) -> None:
 
 
 def checked(data: str, cache: Path) -> dict[str, float]:
-    """One `vitkit check` in a process of its own."""
+    """Run `vitkit check` in its own process."""
     start = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, "-m", "vitkit", "check", data],
@@ -66,7 +66,7 @@ def checked(data: str, cache: Path) -> dict[str, float]:
 
 
 def sizes(counts: list[int]) -> dict[str, object]:
-    """First and second run for each number of images."""
+    """Measure the first and the second run for each number of images."""
     rows: dict[str, object] = {}
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:
@@ -114,9 +114,9 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 
 
 def near() -> dict[str, object]:
-    """Copies found among photographs; pairs found in sets that should have none."""
+    """Count copies found among photographs, and pairs in datasets that should have none."""
     from vitkit.data.checks.check import check_dataset
-    from vitkit.data.checks.duplicates import nearest_copies
+    from vitkit.data.checks.copy_search import nearest_copies
     from vitkit.data.datasets.scan import summarise
     from vitkit.data.sources.open import open_dataset
 
@@ -140,7 +140,7 @@ def near() -> dict[str, object]:
 
 
 def photographs() -> list[Image.Image]:
-    """The photographs that scikit-image, scikit-learn and matplotlib come with."""
+    """Return the photographs of scikit-image, scikit-learn and matplotlib."""
     import matplotlib
     import skimage
     import sklearn
@@ -156,7 +156,7 @@ def photographs() -> list[Image.Image]:
 
 
 def bad() -> dict[str, object]:
-    """Fifty bad images of every kind among a thousand good ones."""
+    """Check fifty unreadable images of each kind among a thousand good ones."""
     from bad_images import make_bad_folder, refused_by_header
 
     from vitkit.data.checks.check import check_dataset
@@ -182,14 +182,14 @@ def main() -> None:
     names = ("size", "near", "bad")
     parser.add_argument("--only", nargs="+", choices=names, default=list(names))
     parser.add_argument("--images", nargs="+", type=int, default=[5_000, 50_000])
-    asked = parser.parse_args()
+    args = parser.parse_args()
     results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
     measures: dict[str, Callable[[], object]] = {
-        "size": lambda: sizes(asked.images),
+        "size": lambda: sizes(args.images),
         "near": near,
         "bad": bad,
     }
-    for name in asked.only:
+    for name in args.only:
         results[name] = measures[name]()
         print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
     write_results("check-", results)

@@ -1,9 +1,9 @@
-"""The figures of docs/benchmarks.md for the demo and for import times.
+"""Measure the demo and import times, as quoted in docs/benchmarks.md.
 
     python benchmarks/demo.py [--only demo imports]
 
-Every measurement is a process of its own, one after the other. The results are printed and written
-to benchmarks/results/<processor>-<date>.json. Nothing here is a pass or a fail.
+Every measurement runs in its own process, one after the other. The script prints the results and
+writes them to benchmarks/results/<processor>-<date>.json; it does not pass or fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SEEDS = 5
 
 
 def run(*command: str, folder: Path | None = None) -> tuple[float, float, str]:
-    """Seconds, peak memory in MB and output of one command, children included."""
+    """Return seconds, peak memory in MB and output of one command, with its children."""
     with tempfile.TemporaryFile("w+") as out:
         start = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, cwd=folder)
@@ -59,7 +59,7 @@ def demo() -> dict[str, object]:
 
 
 def imports() -> dict[str, float]:
-    """Median seconds of starting Python and importing; the interpreter's own start included."""
+    """Measure the median seconds of starting Python and importing."""
     programs = {
         "python": "pass",
         "import_torch": "import torch",
@@ -78,13 +78,13 @@ def imports() -> dict[str, float]:
 
 
 def results_file(prefix: str = "") -> Path:
-    """Where today's results of this processor go."""
+    """Return the results file of today and this processor."""
     slug = re.sub(r"[^a-z0-9]+", "-", processor().lower()).strip("-")
     return HERE / "results" / f"{prefix}{slug}-{date.today().isoformat()}.json"
 
 
 def write_results(prefix: str, results: dict[str, object], output: Path | None = None) -> None:
-    """Put results beside what the file has already: the same day's, where none is named."""
+    """Add results to a file; the default is the results file of today."""
     place = output or results_file(prefix)
     place.parent.mkdir(exist_ok=True)
     before = json.loads(place.read_text()) if place.exists() else {}
@@ -93,7 +93,7 @@ def write_results(prefix: str, results: dict[str, object], output: Path | None =
 
 
 def processor() -> str:
-    """The processor's name and how many cores there are."""
+    """Return the processor's name and the number of cores."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     measures = {"demo": demo, "imports": imports}
     parser.add_argument("--only", nargs="+", choices=list(measures), default=list(measures))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     import torch
 
     results: dict[str, object] = {
@@ -115,7 +115,7 @@ def main() -> None:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    for name in asked.only:
+    for name in args.only:
         results[name] = measures[name]()
         print(f"{name}: {json.dumps(results[name], indent=2)}", flush=True)
     write_results("", results)

@@ -1,15 +1,15 @@
-"""Time to an accuracy on Fashion-MNIST: a recipe against vit-pytorch's SimpleViT in a plain loop.
+"""Measure the time to an accuracy on Fashion-MNIST: a recipe and SimpleViT in a plain loop.
 
     python benchmarks/race.py [--goal 0.91] [--seeds 0 1 2] [--epochs 12] [--patience 4]
                               [--threads 2] [--rates 1e-3 2e-3]
 
-Both have width 96, 3 blocks, 3 heads of 32 and patches of 7 x 7. Ours is `vitkit train
-fashion-mnist --recipe fashion-mnist --epochs E` in a process of its own: its clock starts after the
-first trial of arithmetic and counts all else, validation included. The plain loop is float32, AdamW
-at a constant rate, shuffled batches of 256, cross-entropy and the recipe's flips and shifts; its
-clock counts nothing but its steps, and it may take `--patience` times our time. Both are scored on
-the same 6,000 images held out of train; the test split is not read. The loop runs at each of
-`--rates`, and the fastest counts. Seeds are run in turn. Nothing here is a pass or a fail.
+Both models have width 96, 3 blocks, 3 heads of 32 and patches of 7 x 7. vitkit runs `vitkit train
+fashion-mnist --recipe fashion-mnist --epochs E` in its own process; its time includes validation.
+The plain loop trains vit-pytorch's SimpleViT in float32: AdamW at a constant learning rate,
+shuffled batches of 256, cross-entropy and the recipe's flips and shifts. Its time counts only its
+steps, and it may take `--patience` times as long as vitkit. Both are evaluated on the same 6,000
+images held out of train; the test split is not read. The loop runs at each of `--rates`, and the
+fastest counts. Seeds are run in turn. The script does not pass or fail.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from torch.nn import functional as F
 sys.path.insert(0, str(HERE.parent / "tests"))
 import conftest  # noqa: F401 - lets torchvision be imported beside a CPU-only torch
 
-from vitkit.data.sources.open import open_dataset, with_validation
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.sources.open import open_dataset
 
 BATCH = 256
 MEAN, STD = 0.2860, 0.3530
 
 
-def ours(goal: float, seed: int, asked: argparse.Namespace) -> dict[str, object]:
-    """Seconds of training to the first epoch at the goal, and the best of all."""
+def ours(goal: float, seed: int, args: argparse.Namespace) -> dict[str, object]:
+    """Train by the recipe; return the seconds to the goal, and the best accuracy."""
     with tempfile.TemporaryDirectory() as folder:
         left = Path(folder) / "run"
         run(sys.executable, "-m", "vitkit", "train", "fashion-mnist", "--recipe", "fashion-mnist",
-            "--epochs", str(asked.epochs), "--seed", str(seed), "--threads", str(asked.threads),
+            "--epochs", str(args.epochs), "--seed", str(seed), "--threads", str(args.threads),
             "--no-test", "--quiet", "--output", str(left))  # fmt: skip
         rows = [json.loads(line) for line in (left / "metrics.jsonl").read_text().splitlines()]
     epochs = [row for row in rows if row["kind"] == "epoch"]
@@ -59,7 +60,7 @@ def ours(goal: float, seed: int, asked: argparse.Namespace) -> dict[str, object]
 def images(
     seed: int, parts: tuple[str, ...] = ("train", "val")
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """The same splits that a run makes, as floats."""
+    """Return the splits that a run uses, as floats."""
     splits = with_validation(open_dataset("fashion-mnist"), 0.1, seed).splits
     made = {}
     for name in parts:
@@ -71,7 +72,7 @@ def images(
 
 
 def varied(images: Tensor) -> Tensor:
-    """Flipped half of the time, and shifted by at most a pixel, each image by itself."""
+    """Flip half of the images, and shift each by at most a pixel."""
     flipped = torch.where(torch.rand(len(images), 1, 1, 1) < 0.5, images.flip(3), images)
     padded = F.pad(flipped, (1, 1, 1, 1), value=-MEAN / STD)
     windows = padded.unfold(2, 28, 1).unfold(3, 28, 1)  # B C 3 3 28 28
@@ -81,7 +82,7 @@ def varied(images: Tensor) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Part that is right."""
+    """Return the share of correct predictions."""
     chosen = torch.cat([model(part).argmax(1) for part in images.split(1000)])
     return float((chosen == labels).double().mean())
 
@@ -89,7 +90,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 def plain_loop(
     goal: float, seed: int, rate: float, most: float, data: dict[str, tuple[Tensor, Tensor]]
 ) -> dict[str, object]:
-    """The same of the peer; it ends at the goal, or when its time is over."""
+    """Train SimpleViT until it reaches the goal or its time is over; return as `ours` does."""
     from vit_pytorch import SimpleViT
 
     torch.manual_seed(seed)
@@ -114,7 +115,7 @@ def plain_loop(
             "best": best, "images_per_s": seen / taken}  # fmt: skip
 
 
-def told(made: dict[str, object], goal: float) -> str:
+def describe(made: dict[str, object], goal: float) -> str:
     seconds = made["seconds"]
     when = f"{seconds:.0f} s" if seconds is not None else f"not in {made['in_all']:.0f} s"
     return f"{goal:.0%} {when}, best {made['best']:.4f}, {made['images_per_s']:,.0f} images/s"
@@ -128,25 +129,27 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=4.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-3, 2e-3])
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
     data, results = images(0), []
-    for seed in asked.seeds:
-        mine = ours(asked.goal, seed, asked)
-        print(f"seed {seed}: vitkit {told(mine, asked.goal)}", flush=True)
-        most = asked.patience * float(mine["seconds"] or mine["in_all"])
-        peers = [plain_loop(asked.goal, seed, rate, most, data) for rate in asked.rates]
-        for peer in peers:
-            print(f"  SimpleViT at {peer['rate']:g}: {told(peer, asked.goal)}", flush=True)
-        fastest = min(peers, key=lambda peer: peer["seconds"] or peer["in_all"] * 1e3)
+    for seed in args.seeds:
+        mine = ours(args.goal, seed, args)
+        print(f"seed {seed}: vitkit {describe(mine, args.goal)}", flush=True)
+        most = args.patience * float(mine["seconds"] or mine["in_all"])
+        baselines = [plain_loop(args.goal, seed, rate, most, data) for rate in args.rates]
+        for baseline in baselines:
+            print(
+                f"  SimpleViT at {baseline['rate']:g}: {describe(baseline, args.goal)}", flush=True
+            )
+        fastest = min(baselines, key=lambda run: run["seconds"] or run["in_all"] * 1e3)
         ratio = float(fastest["seconds"] or fastest["in_all"]) / float(mine["seconds"] or np.inf)
         at_least = "" if fastest["seconds"] else "at least "
         print(f"  {at_least}{ratio:.2f} times shorter")
-        results.append({"seed": seed, "vitkit": mine, "peers": peers, "ratio": ratio,
+        results.append({"seed": seed, "vitkit": mine, "peers": baselines, "ratio": ratio,
                         "reached": fastest["seconds"] is not None})  # fmt: skip
     about = {"processor": processor(), "date": str(date.today()), "torch": torch.__version__}
-    write_results("race-", {**about, "asked": vars(asked), "runs": results})
+    write_results("race-", {**about, "asked": vars(args), "runs": results})
 
 
 if __name__ == "__main__":

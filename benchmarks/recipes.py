@@ -3,10 +3,10 @@
     python benchmarks/recipes.py digits fashion-mnist [--seeds 0 1 2] [--data-root DIR]
                                  [--keep FOLDER] [-- FLAGS]
 
-Every run is `vitkit train NAME --recipe NAME --seed S` in a process of its own, one by one. The
-result goes to src/vitkit/training/recipes/reference_results/NAME.json, where a run of that recipe
-finds it to compare itself with, and what was measured to benchmarks/results. The runs are removed,
-or kept as FOLDER/NAME-SEED. Flags after -- go to every run; then no result is written.
+Every run is `vitkit train NAME --recipe NAME --seed S` in its own process, one after the other. The
+reference result is written to src/vitkit/training/recipes/reference_results/NAME.json, where runs
+of the recipe read it; all measurements go to benchmarks/results. The runs are removed, or kept as
+FOLDER/NAME-SEED. Flags after -- go to every run; then no reference result is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from statistics import mean
 
 from demo import HERE, processor, run, write_results
 
-from vitkit.data.sources.open import open_dataset, with_validation
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
@@ -29,16 +30,16 @@ from vitkit.training.recipes import recipe_settings
 
 REFERENCE_RESULTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"
 DATA = {"cifar10-small": "cifar10"}
-"""The data of a recipe that is not named after them."""
+"""Recipe -> its data, if the recipe has another name."""
 PLACES = ("data", "data_root", "output", "resume", "overwrite", "seed")
-"""Settings that say nothing of a recipe."""
+"""Settings that are not part of a recipe."""
 
 
 SHOWN = ("seed", "test", "seconds", "peak_mb")
 
 
 def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, object]:
-    """One run: its scores, its curve, its settings, time and memory."""
+    """Run a recipe; return scores, curve, settings, time and memory."""
     seconds, memory, _ = run(
         sys.executable, "-m", "vitkit", "train", DATA.get(recipe, recipe), "--recipe", recipe,
         "--seed", str(seed), "--output", str(left), *flags,
@@ -58,7 +59,7 @@ def measured(recipe: str, seed: int, left: Path, flags: list[str]) -> dict[str, 
 
 
 def reference_result(recipe: str, runs: list[dict[str, object]], images: int) -> dict[str, object]:
-    """Return the parts of the runs that are kept."""
+    """Return what the reference result keeps of the runs."""
     curves = zip(*(made["curve"] for made in runs), strict=True)
     seconds = [made["seconds"] for made in runs]
     return {
@@ -86,29 +87,29 @@ def main() -> None:
         if "--" in words
         else (words, [])
     )
-    asked = parser.parse_args(own)
-    where = [] if asked.data_root is None else ["--data-root", asked.data_root]
-    for recipe in asked.recipes:
+    args = parser.parse_args(own)
+    where = [] if args.data_root is None else ["--data-root", args.data_root]
+    for recipe in args.recipes:
         runs = []
-        for seed in asked.seeds:
+        for seed in args.seeds:
             with tempfile.TemporaryDirectory() as folder:
-                left = Path(asked.keep or folder) / f"{recipe}-{seed}"
+                left = Path(args.keep or folder) / f"{recipe}-{seed}"
                 runs.append(measured(recipe, seed, left, [*where, *flags]))
             shown = {key: runs[-1][key] for key in SHOWN}
             print(f"  {recipe}: {shown}", flush=True)
         scores = [float(str(made["test"])) for made in runs]
         print(f"{recipe}: mean {mean(scores):.4f}, {min(scores):.4f} to {max(scores):.4f}")
-        told = [{key: made[key] for key in SHOWN} for made in runs]
-        write_results("recipes-", {recipe: told})
+        shown_runs = [{key: made[key] for key in SHOWN} for made in runs]
+        write_results("recipes-", {recipe: shown_runs})
         if not flags:
-            kept = reference_result(recipe, runs, images=_images(recipe, asked.data_root))
+            kept = reference_result(recipe, runs, images=_images(recipe, args.data_root))
             REFERENCE_RESULTS.mkdir(exist_ok=True)
             lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(kept[key])}" for key in kept)
             (REFERENCE_RESULTS / f"{recipe}.json").write_text(f"{{\n{lines}\n}}\n")
 
 
 def _images(recipe: str, root: str | None) -> int:
-    """Training images, as a run cuts them."""
+    """Return the number of training images of a run."""
     config = TrainConfig(**layered({"data": DATA.get(recipe, recipe)}, recipe_settings(recipe)))
     dataset = open_dataset(config.data, data_root=root)
     return len(with_validation(dataset, config.val_fraction).splits["train"])

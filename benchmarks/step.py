@@ -1,19 +1,19 @@
-"""A training step of vitkit against timm's, with the same weights, images and optimizer.
+"""Time a training step of vitkit and of timm, with the same weights, images and optimizer.
 
     python benchmarks/step.py [--model vit_small_patch16_224] [--batch 8] [--blocks 7] [--steps 2]
                               [--threads 2] [--device cpu] [--eager] [--curve STEPS]
 
 A step is forward, cross-entropy, backward, clipping at norm 1, fused AdamW and zeroed gradients, on
 random images, without drop-path. Rows: timm and vitkit, in float32 and under bfloat16 autocast,
-and in float32 compiled (`--eager` leaves those out). On a processor vitkit attends in bfloat16 by
-its plain kernel, which is what a run's trial finds there. First the logits of the same weights are
-compared; then blocks of `--steps` steps are timed in turn, forwards and backwards (A B B A), after
-a warm-up that ends compilation. Shown: median seconds of a step with its quartiles, timm's eager
-float32 time over it with a 95 % bootstrap interval, and how far apart the losses of the same steps
-are. The last row is timm against itself, the noise. A row that compiles again while it is timed
-ends the run. With `--curve`, vitkit then trains so many steps on digits enlarged to the model's
-size from three seeds, in float32 and in bfloat16: shown is how far apart the two curves of a seed
-are, and how far apart the seeds are. Nothing here is a pass or a fail.
+and in float32 compiled (`--eager` leaves those out). In bfloat16 on a CPU vitkit uses its plain
+attention kernel, as a run does. The script first compares the logits of the same weights. Then it
+times blocks of `--steps` steps in turn, forwards and backwards (A B B A), after a warm-up that ends
+compilation. It prints the median seconds of a step with quartiles, timm's eager float32 time over
+it with a 95 % bootstrap interval, and the largest difference of the losses of the same steps. The
+last row is timm compared with itself: the noise. A row that compiles again while it is timed ends
+the script. With `--curve`, vitkit then trains so many steps on digits enlarged to the model's size
+from three seeds, in float32 and in bfloat16; the script prints the difference between the two
+curves of a seed, and between the seeds. It does not pass or fail.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from vitkit.models.attention import use_attention
 
 CLASSES = 1000
 WARM = 3
-"""Steps of each row before the clock runs."""
+"""Warm-up steps of each row, which are not timed."""
 LARGEST_DIFFERENCE = 1e-4
-"""Of two logits, in float32."""
+"""The largest allowed difference of two logits, in float32."""
 
 
 @dataclass
@@ -87,7 +87,7 @@ class Row:
 
 
 def images(number: int, batch: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Batch `number`: coarse noise, made smooth, as images are; and labels."""
+    """Return batch `number`: smoothed noise, and labels."""
     generator = torch.Generator().manual_seed(number)
     coarse = torch.randn(batch, 3, size // 8, size // 8, generator=generator)
     images = F.interpolate(coarse, size=size, mode="bicubic").to(device)
@@ -95,7 +95,7 @@ def images(number: int, batch: int, size: int, device: torch.device) -> tuple[Te
 
 
 def same_logits(rows: dict[str, Row], images: Tensor) -> float:
-    """The largest difference between any row's logits and the first one's."""
+    """Return the largest difference of any row's logits from those of the first row."""
     with torch.no_grad():
         plain = [row for row in rows.values() if not row.compiled and not row.half]
         made = [row.model.eval()(images).cpu() for row in plain]
@@ -128,7 +128,7 @@ def measured(rows: dict[str, Row], blocks: int, steps: int, batch: Callable[[int
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Median of theirs over median of ours, and a 95 % bootstrap interval."""
+    """Return the median of theirs over that of ours, with a 95 % bootstrap interval."""
     random = np.random.default_rng(0)
     picks = random.integers(len(ours), size=(2, 2000, len(ours)))
     drawn = np.median(np.array(theirs)[picks[0]], 1) / np.median(np.array(ours)[picks[1]], 1)
@@ -137,18 +137,18 @@ def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
 
 
 def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:
-    """All rows, with timm's own first weights; the last one is timm again."""
+    """Make all rows, with timm's initial weights; the last row is timm again."""
     import timm
 
     torch.manual_seed(0)
     theirs = timm.create_model(name, num_classes=CLASSES)
     weights = theirs.state_dict()
 
-    def row(peer: bool, **how: bool) -> Row:
-        make = timm.create_model if peer else vitkit.create_model
+    def row(is_timm: bool, **how: bool) -> Row:
+        make = timm.create_model if is_timm else vitkit.create_model
         model = make(name, num_classes=CLASSES)
         model.load_state_dict(weights)
-        if not peer and how.get("half") and device.type == "cpu":
+        if not is_timm and how.get("half") and device.type == "cpu":
             use_attention(model, "plain")
         return Row(model.to(device), **how)
 
@@ -161,7 +161,7 @@ def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:
 
 
 def curves(name: str, steps: int, batch: int, device: torch.device) -> dict[str, float]:
-    """Losses of three seeds on real digits in float32 and bfloat16, each the mean of five steps."""
+    """Compare losses of three seeds on digits in float32 and bfloat16, means of five steps."""
     split = open_dataset("digits").splits["train"]
     digits = torch.from_numpy(np.stack([split.read(place) for place in range(len(split))]))
     labels = torch.as_tensor(np.asarray(split.labels))
@@ -198,17 +198,17 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--eager", action="store_true", help="without the compiled rows")
     parser.add_argument("--curve", type=int, default=0, help="steps of the two curves")
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
     torch.set_flush_denormal(True)
-    device = torch.device(asked.device)
-    rows = make_rows(asked.model, device, asked.eager)
+    device = torch.device(args.device)
+    rows = make_rows(args.model, device, args.eager)
     size = rows["vitkit eager"].model.spec.image_size[0]
-    apart = same_logits(rows, images(0, asked.batch, size, device)[0])
-    print(f"{asked.model}, batch {asked.batch}, {asked.threads} threads, load "
+    apart = same_logits(rows, images(0, args.batch, size, device)[0])
+    print(f"{args.model}, batch {args.batch}, {args.threads} threads, load "
           f"{os.getloadavg()[0]:.1f}; logits differ by {apart:.1g}", flush=True)  # fmt: skip
-    measured(rows, asked.blocks, asked.steps,
-             lambda number: images(number, asked.batch, size, device))  # fmt: skip
+    measured(rows, args.blocks, args.steps,
+             lambda number: images(number, args.batch, size, device))  # fmt: skip
     base, results = rows["timm eager"], {}
     for name, row in rows.items():
         low, _, high = quantiles(row.seconds, n=4)
@@ -220,11 +220,11 @@ def main() -> None:
         print(f"  {name:<18} {median(row.seconds):.3f} s [{low:.3f}, {high:.3f}]  "
               f"{faster[0]:.2f} x [{faster[1]:.2f}, {faster[2]:.2f}]  losses differ by "
               f"{differ:.1g}; warm-up {row.compiling:.0f} s")  # fmt: skip
-    compared = curves(asked.model, asked.curve, asked.batch, device) if asked.curve else None
+    compared = curves(args.model, args.curve, args.batch, device) if args.curve else None
     if compared:
         print("  losses on digits: " + ", ".join(f"{k} {v:.3g}" for k, v in compared.items()))
     about = {"processor": processor(), "date": str(date.today()), "torch": torch.__version__}
-    write_results("step-", {**about, "asked": vars(asked), "rows": results,
+    write_results("step-", {**about, "asked": vars(args), "rows": results,
                             "curves": compared})  # fmt: skip
 
 

@@ -1,12 +1,12 @@
-"""A convolutional teacher for Fashion-MNIST, with two residual blocks.
+"""Train a convolutional teacher for Fashion-MNIST, with two residual blocks.
 
     python benchmarks/teacher.py WEIGHTS [--epochs 10] [--threads 2]
 
 DeiT's best teacher is a convolutional network (arXiv 2012.12877, Table 2). This one has 0.46 M
-parameters and learns by SGD with momentum and a one-cycle rate (arXiv 1708.07120) from the training
-images that a run of vitkit trains on, flipped and shifted as there, and from labels that are not
-smoothed: smoothed ones make poor teachers (arXiv 1906.02629). `teacher:trained` hands it to
-`vitkit train --teacher`, from the file that the variable TEACHER_WEIGHTS names.
+parameters and learns by SGD with momentum and a one-cycle learning rate (arXiv 1708.07120). It uses
+the training images of a vitkit run, flipped and shifted in the same way, and labels without
+smoothing, because smoothed labels make poor teachers (arXiv 1906.02629). `vitkit train --teacher
+teacher:trained` loads it from the file that the variable TEACHER_WEIGHTS names.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ EPOCHS = 10
 
 
 def convolution(channels: int, maps: int, stride: int = 1) -> nn.Sequential:
-    """3 x 3 convolution, norm over the batch, ReLU."""
+    """Return a 3 x 3 convolution with batch norm and ReLU."""
     filters = nn.Conv2d(channels, maps, 3, stride=stride, padding=1, bias=False)
     return nn.Sequential(filters, nn.BatchNorm2d(maps), nn.ReLU())
 
 
 class Residual(nn.Module):
-    """(B, C, H, W) -> (B, C, H, W): the input plus two convolutions of it (arXiv 1512.03385)."""
+    """Residual block (B, C, H, W) -> (B, C, H, W) of two convolutions (arXiv 1512.03385)."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Residual(nn.Module):
 
 
 class ConvolutionalTeacher(nn.Module):
-    """(B, 1, 28, 28) -> (B, 10), by maps of 28 x 28, 14 x 14 and 7 x 7."""
+    """CNN (B, 1, 28, 28) -> (B, 10) with feature maps of 28 x 28, 14 x 14 and 7 x 7."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,14 +61,14 @@ class ConvolutionalTeacher(nn.Module):
 
 
 def trained() -> ConvolutionalTeacher:
-    """The teacher that was trained before."""
+    """Load the trained teacher."""
     teacher = ConvolutionalTeacher()
     teacher.load_state_dict(torch.load(os.environ[WEIGHTS], weights_only=True))
     return teacher
 
 
 def train(path: Path, epochs: int) -> None:
-    """Train it, print what validation says of each epoch, and keep the last weights."""
+    """Train it, print the validation accuracy of each epoch, and save the last weights."""
     torch.manual_seed(0)
     teacher, data = ConvolutionalTeacher().to(memory_format=torch.channels_last), raw_images(0)
     images, labels = data["train"]
@@ -92,7 +92,7 @@ def train(path: Path, epochs: int) -> None:
 
 
 def score(path: Path, part: str) -> float:
-    """Top-1 of kept weights on a split."""
+    """Return the top-1 of saved weights on a split."""
     os.environ[WEIGHTS] = str(path)
     return accuracy(trained().eval(), *raw_images(0, (part,))[part])
 
@@ -102,9 +102,9 @@ def main() -> None:
     parser.add_argument("weights", type=Path)
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    train(asked.weights, asked.epochs)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    train(args.weights, args.epochs)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
     python benchmarks/train.py [--only overhead checkpoint waiting] [--rounds 8] [--block 5]
 
-overhead    a step of vit_tiny_patch16_224 at 32 px, patch 4, batch 128 in the training loop, with
-            its events, metrics and log, against a bare loop over the same step; and the time that
-            the loop spends between two steps, by its own clock. Checkpoints are left out.
-checkpoint  `save_state` of ViT-B with AdamW against writing the same bytes once; both wait for the
-            disk.
-waiting     the part of the time that vit_small waits for 224-px JPEGs from a folder.
+overhead    a step of vit_tiny_patch16_224 at 32 pixels, patch 4, batch 128 in the training loop,
+            with its events, metrics and log, relative to a bare loop over the same step; and the
+            time between two steps, by the loop's own clock. No checkpoints are written.
+checkpoint  `save_state` of ViT-B with AdamW, relative to writing the same bytes once; both wait
+            for the disk.
+waiting     the share of time that vit_small waits for 224-pixel JPEGs from a folder.
 
-What is compared is interleaved, in rounds; shown is the median, and between the quartiles in
-brackets. Nothing here is a pass or a fail.
+Compared parts are interleaved, in rounds. The script prints the median and, in brackets, the
+quartiles; it does not pass or fail.
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from demo import processor, write_results
 from PIL import Image
 
 import vitkit
+from vitkit.data.datasets.dataset import ArraySplit, Dataset
 from vitkit.data.loading.loader import Batch, batches
-from vitkit.data.sources.open import ArraySplit, Dataset
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
-from vitkit.training.build import make_run, schedule_of
-from vitkit.training.callbacks.report import Report
+from vitkit.training.callbacks.report import ReportProgress
 from vitkit.training.callbacks.save import Save
 from vitkit.training.callbacks.stop import Stop
 from vitkit.training.config.train_config import TrainConfig
@@ -45,7 +44,8 @@ from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup import Plan
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.build import make_run
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
 from vitkit.training.state.save import save_state
 from vitkit.training.step import StepResult
@@ -54,9 +54,9 @@ from vitkit.training.trainer import Callback, Trainer
 
 
 class NoSave(Save):
-    """Leaves checkpoints out of the measurement."""
+    """A `Save` callback that writes nothing."""
 
-    def save_weights(self, *asked: object) -> None:
+    def save_weights(self, *_: object) -> None:
         pass
 
     def save_state(self) -> None:
@@ -64,7 +64,7 @@ class NoSave(Save):
 
 
 class Clock(Callback):
-    """Measures the time of a run that is spent neither in a step nor waiting for images."""
+    """A clock of the time of a run outside its steps and its waiting for images."""
 
     between = 0.0
     _left: float | None = None
@@ -81,36 +81,36 @@ class Clock(Callback):
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return median and quartiles."""
     low, _, high = quantiles(values, n=4)
     return {"median": median(values), "low": low, "high": high}
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of a call."""
+    """Return the seconds of a call."""
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
 def overhead(rounds: int, block: int) -> dict[str, object]:
-    """The loop against a bare one over the same `TrainingStep`, `block` steps each in turn.
+    """Compare the loop with a bare one over the same `TrainingStep`, `block` steps each in turn.
 
-    The log writes once in a block, where by default it does in 50 steps.
+    The log writes once per block; the default is once in 50 steps.
     """
     plan = small_images(log_interval=block)
     with tempfile.TemporaryDirectory() as name:
         folder = RunFolder(Path(name))
         with RunLog(folder, total=plan.total_steps) as log:
             model, clock = ViT(plan.spec).to(plan.device), Clock()
-            run = make_run(plan, folder, log, model, "off", StopFlag())
+            run = make_run(plan, folder, log, model, StopFlag())
             run.further = [clock]
-            report = Report(run)
+            report = ReportProgress(run)
             trainer = Trainer(
                 run.training_step,
                 run.progress,
                 lambda steps: report.watched(batches(plan.steps, steps)),
-                schedule=schedule_of(plan),
+                schedule=plan.learning_rate,
                 steps_per_epoch=plan.steps.steps_per_epoch,
                 epochs=plan.config.epochs,
                 last_step=0,
@@ -145,7 +145,7 @@ def overhead(rounds: int, block: int) -> dict[str, object]:
 
 
 def small_images(log_interval: int) -> Plan:
-    """Random images of 32 px in memory, in ten classes."""
+    """Return random images of 32 pixels in ten classes."""
     from vitkit.data.augmentation.crop_flip import Augmentation
     from vitkit.data.loading.loader import TrainingSteps
 
@@ -153,7 +153,9 @@ def small_images(log_interval: int) -> Plan:
     pixels = random.integers(0, 256, (4096, 32, 32, 3), dtype=np.uint8)
     split = ArraySplit(pixels, random.integers(0, 10, 4096), "noise")
     classes = tuple("0123456789")
-    config = TrainConfig(data="noise", epochs=1000, log_interval=log_interval, quiet=False)
+    config = TrainConfig(
+        data="noise", epochs=1000, log_interval=log_interval, quiet=False, amp="off"
+    )
     spec = preset("vit_tiny_patch16_224", image_size=32, patch_size=4, num_classes=10)
     preprocess = vitkit.Preprocess(image_size=32)
     steps = TrainingSteps(split, preprocess, Augmentation(flip=0.5), batch_size=128, seed=0)
@@ -163,7 +165,7 @@ def small_images(log_interval: int) -> Plan:
 
 
 def checkpoint(rounds: int) -> dict[str, object]:
-    """`save_state` against one file with the same bytes."""
+    """Compare `save_state` with one file of the same bytes."""
     model = ViT(preset("vit_base_patch16_224", num_classes=1000))
     optimizer = make_optimizer(model, "adamw", lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999))
     for parameter in model.parameters():
@@ -200,7 +202,7 @@ def checkpoint(rounds: int) -> dict[str, object]:
 
 
 def waiting(steps: int, workers: int) -> dict[str, object]:
-    """A run of vit_small from a folder, with and without the first steps."""
+    """Measure the waiting time of a run of vit_small from a folder."""
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as name:
         for number in range(400):
@@ -215,11 +217,11 @@ def waiting(steps: int, workers: int) -> dict[str, object]:
             workers=workers, log_interval=1, amp="off", quiet=True,
         ).run  # fmt: skip
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        said = (run / "train.log").read_text()
+        log = (run / "train.log").read_text()
     last = [row for row in rows if row["kind"] == "step"][-1]
     print(f"  {workers} workers: {last['data_wait']:.1%} of {steps} steps, the start of the "
           f"workers included; {last['images_per_s']:.1f} images/s")  # fmt: skip
-    for line in said.splitlines():
+    for line in log.splitlines():
         if "after 30 steps" in line:
             print(f"  {line[20:]}")
     return {"workers": workers, "data_wait": last["data_wait"],
@@ -233,14 +235,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--block", type=int, default=5, help="steps of a round of `overhead`")
     parser.add_argument("--steps", type=int, default=12, help="of `waiting`; at most 25")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
     measures: dict[str, Callable[[], object]] = {
-        "overhead": lambda: overhead(asked.rounds, asked.block),
-        "checkpoint": lambda: checkpoint(asked.rounds),
-        "waiting": lambda: [waiting(asked.steps, workers) for workers in (2, 0)],
+        "overhead": lambda: overhead(args.rounds, args.block),
+        "checkpoint": lambda: checkpoint(args.rounds),
+        "waiting": lambda: [waiting(args.steps, workers) for workers in (2, 0)],
     }
-    for name in asked.only:
+    for name in args.only:
         print(f"{name}:", flush=True)
         results[name] = measures[name]()
     write_results("train-", results)

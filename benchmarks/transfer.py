@@ -1,16 +1,17 @@
-"""Measure pre-training: Fashion-MNIST first, then 1,000 labelled digits of MNIST, larger.
+"""Measure pre-training: Fashion-MNIST first, then 1,000 labelled digits of MNIST at larger size.
 
     python benchmarks/transfer.py [--data-root DIR] [--seeds 0 1 2] [--test] [--img-size 36]
                                   [--first 'runs/{seed}/weights/best.safetensors']
                                   [--output FILE]
 
-For each seed a model is trained on Fashion-MNIST at 28 x 28 for long (or `--first` names its
+For each seed a model is trained on Fashion-MNIST at 28 x 28 in a long run (or `--first` names its
 weights), then fine-tuned on 1,000 digits of MNIST, a hundred of each class, at a higher resolution.
-The same model is trained from fresh weights on the same digits at the same resolution three times:
-with the same settings, with the rate that suits it, and for twice as many epochs with the rate that
-suits those. All keep the epoch that a tenth of those digits likes best. Without `--test`, which was
-for choosing the settings below, the score is of 10,000 other training digits; with it, of the test
-split. Results go to FILE, or to benchmarks/results; nothing here is a pass or a fail.
+The same model is trained from initial weights on the same digits at the same resolution three
+times: with the same settings, with its best learning rate, and for twice as many epochs with the
+best learning rate for those. All keep the epoch with the best score on a tenth of the digits.
+Without `--test`, for choosing the settings below, the score is that of 10,000 other training
+digits; with it, of the test split. Results go to FILE, or to benchmarks/results; the script does
+not pass or fail.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from vitkit.data.sources.idx import write_idx
 from vitkit.data.sources.open import open_dataset
 
 EACH = 100
-"""Labelled digits of a class."""
+"""Labelled digits per class."""
 TRAIN = [sys.executable, "-m", "vitkit", "train"]
 SPEC = ["--spec.patch-size", "4", "--spec.width", "112", "--spec.num-heads", "4",
         "--spec.mlp-width", "224", "--spec.depth", "4"]  # fmt: skip
-"""0.42 M parameters; patches that are as large at both resolutions."""
+"""0.42 M parameters; the patch size is the same at both resolutions."""
 PRETRAIN = ["fashion-mnist", "--recipe", "fashion-mnist", *SPEC, "--epochs", "38", "--shift", "2",
             "--reprob", "0.25", "--no-test"]  # fmt: skip
 BOTH = ["--opt", "muon", "--beta2", "0.95", "--batch-size", "50", "--warmup-epochs", "3",
@@ -48,7 +49,7 @@ FRESH = {
 
 
 def few_digits(root: str | None, seed: int, test: bool, into: Path) -> None:
-    """A data root whose MNIST has 1,000 training digits, and what they are scored on."""
+    """Write a data root whose MNIST has 1,000 training digits and the evaluation digits."""
     splits = open_dataset("mnist", data_root=root).splits
     train, scored = splits["train"], splits["test"]
     order = np.random.default_rng(seed).permutation(len(train))
@@ -64,7 +65,7 @@ def few_digits(root: str | None, seed: int, test: bool, into: Path) -> None:
 
 
 def trained(output: Path, *flags: str) -> tuple[Path, float]:
-    """The best weights of a run, and its seconds."""
+    """Train; return the best weights and the seconds."""
     seconds, _, _ = run(*TRAIN, *flags, "--quiet", "--output", str(output))
     return output / "weights" / "best.safetensors", seconds
 
@@ -82,38 +83,38 @@ def main() -> None:
     parser.add_argument("--test", action="store_true")
     parser.add_argument("--first")
     parser.add_argument("--output", type=Path)
-    asked, flags = parser.parse_known_args()
+    args, flags = parser.parse_known_args()
     rows = []
-    for seed in asked.seeds:
+    for seed in args.seeds:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            few_digits(asked.data_root, seed, asked.test, folder / "few")
+            few_digits(args.data_root, seed, args.test, folder / "few")
             small = ["mnist", "--data-root", str(folder / "few"), "--seed", str(seed), *BOTH,
                      *flags]  # fmt: skip
-            first, before = Path((asked.first or "").format(seed=seed)), 0.0
-            if asked.first is None:
+            first, before = Path((args.first or "").format(seed=seed)), 0.0
+            if args.first is None:
                 first, before = trained(folder / "first", *PRETRAIN, "--seed", str(seed), *flags)
             tuned, tuning = trained(folder / "tuned", *small, *FINETUNE, "--pretrained",
-                                    str(first), "--img-size", asked.img_size)  # fmt: skip
+                                    str(first), "--img-size", args.img_size)  # fmt: skip
             scores, seconds = {"pretrained": score(tuned)}, {"first": before, "pretrained": tuning}
             for way, settings in FRESH.items():
                 made, seconds[way] = trained(folder / way, *small, *settings, "--spec.image-size",
-                                             asked.img_size)  # fmt: skip
+                                             args.img_size)  # fmt: skip
                 scores[way] = score(made)
             rows.append({"seed": seed, **scores, "seconds": seconds})
         print(rows[-1], flush=True)
     for way in FRESH:
         gains = [100 * (row["pretrained"] - row[way]) for row in rows]
         print(f"over {way}: {mean(gains):+.2f} points ({min(gains):+.2f} to {max(gains):+.2f})")
-    words = ["python benchmarks/transfer.py --data-root DIR", *["--test"] * asked.test,
-             *["--first WEIGHTS"] * bool(asked.first), *flags]  # fmt: skip
-    scored_on = "test" if asked.test else "other training digits"
+    words = ["python benchmarks/transfer.py --data-root DIR", *["--test"] * args.test,
+             *["--first WEIGHTS"] * bool(args.first), *flags]  # fmt: skip
+    scored_on = "test" if args.test else "other training digits"
     write_results("transfer-", {
         "command": " ".join(words), "processor": processor(), "date": str(date.today()),
         "scored on": scored_on,
-        "img_size": asked.img_size, "runs": rows, "both": BOTH, "finetune": FINETUNE, **FRESH,
+        "img_size": args.img_size, "runs": rows, "both": BOTH, "finetune": FINETUNE, **FRESH,
         "pretrain": PRETRAIN, "flags": flags,
-    }, asked.output)  # fmt: skip
+    }, args.output)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""The figures on files of weights: converting ViT-B/16, inspecting 2 GB.
+"""Measure checkpoints: converting ViT-B/16, inspecting a file of 2 GB.
 
     python benchmarks/weights.py [--only convert inspect] [--repeats 3]
 
-Each conversion is a process of its own: seconds from call to return (imports are before) and growth
-of resident memory over what the imports need, both against reading the source and writing as much
-in the target's container once (`copy`: safetensors' or numpy's own functions, and fsync),
-interleaved. Nothing here is a pass or a fail.
+Each conversion runs in its own process. The script measures the seconds of the call (without
+imports) and the growth of resident memory beyond that of the imports. Both are relative to a
+`copy`: reading the source and writing as much in the target's container once, by safetensors' or
+numpy's functions with fsync, interleaved. The script does not pass or fail.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ before, start = peak(), time.perf_counter()
 source, out, to = sys.argv[1:]
 if to == "copy":
     copy(source, out)
-    said = {}
+    result = {}
 elif to == "inspect":
     vitkit.inspect(source)
-    said = {}
+    result = {}
 else:
     report = vitkit.convert(source, out, to=to, allow_lossy=True)
-    said = {"difference": report.max_difference, "proved_by": getattr(report, "proved_by", "")}
-print(json.dumps({"seconds": time.perf_counter() - start, "mb": peak() - before, **said}))
+    result = {"difference": report.max_difference, "proved_by": getattr(report, "proved_by", "")}
+print(json.dumps({"seconds": time.perf_counter() - start, "mb": peak() - before, **result}))
 """
 TARGETS = ("vitkit", "timm", "huggingface", "torchvision", "google", "jeonsworld", "deit",
            "lucidrains")  # fmt: skip
@@ -70,7 +70,7 @@ TARGETS = ("vitkit", "timm", "huggingface", "torchvision", "google", "jeonsworld
 
 
 def measured(source: Path, out: Path, to: str) -> dict[str, float]:
-    """One conversion (or `copy`, `inspect`) in a process of its own."""
+    """Run one conversion (or `copy`, `inspect`) in its own process."""
     done = subprocess.run(
         [sys.executable, "-c", CHILD, source, out, to], capture_output=True, text=True, check=False
     )
@@ -81,7 +81,7 @@ def measured(source: Path, out: Path, to: str) -> dict[str, float]:
 
 
 def conversions(repeats: int, origins: list[str]) -> dict[str, object]:
-    """From some formats to every one that holds a ViT-B/16."""
+    """Convert from some formats to each one that holds a ViT-B/16."""
     rows: dict[str, object] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,7 +118,7 @@ def _pair(source: Path, folder: Path, to: str) -> dict[str, float]:
 
 
 def inspection(repeats: int) -> dict[str, float]:
-    """A safetensors file of 2 GB by timm's names: 26 blocks of width 1280, all zeros, sparse."""
+    """Inspect a sparse file of 2 GB with timm's names: 26 blocks of width 1280, all zeros."""
     spec = vitkit.ViTSpec(width=1280, depth=26, num_heads=20, mlp_width=5120)
     with torch.device("meta"):
         tensors = vitkit.ViT(spec).state_dict()
@@ -146,13 +146,13 @@ def main() -> None:
                         default=["inspect", "convert"])  # fmt: skip
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--origins", nargs="+", choices=TARGETS, default=list(TARGETS))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     results: dict[str, object] = {"processor": processor(), "date": str(date.today())}
-    if "inspect" in asked.only:
-        results["inspect"] = inspection(asked.repeats)
+    if "inspect" in args.only:
+        results["inspect"] = inspection(args.repeats)
         print(results["inspect"], flush=True)
-    if "convert" in asked.only:
-        results["convert"] = conversions(asked.repeats, asked.origins)
+    if "convert" in args.only:
+        results["convert"] = conversions(args.repeats, args.origins)
     write_results("weights-", results)
 
 

@@ -1,7 +1,7 @@
-"""Looks for what is wrong with a built site: `python scripts/check_site.py build/docs`.
+"""Check a built site: `python scripts/check_site.py build/docs`.
 
-A link to a page, a file or an anchor that is not there; anything a page would fetch from another
-host (links that a reader follows may lead anywhere); an image in the text without a caption.
+It reports dead links (pages, files, anchors), anything that a page fetches from another host (links
+for readers may lead anywhere), and images in the text without a caption.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.styled = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what the tag asks for; images of a figure wait for its caption."""
+        """Note what the tag fetches; images of a figure wait for its caption."""
         given = {name: value or "" for name, value in attrs}
         self.anchors.update(given[name] for name in ("id", "name") if name in given)
         relations = set(given.get("rel", "").split())
@@ -56,7 +56,7 @@ class Page(HTMLParser):
             self.open.clear()
 
     def handle_endtag(self, tag: str) -> None:
-        """A figure that ends without a caption leaves its images without one."""
+        """Count the images of a figure that ends without a caption."""
         self.styled = False
         if tag in self.inside:
             self.inside.remove(tag)
@@ -65,7 +65,7 @@ class Page(HTMLParser):
             self.open.clear()
 
     def handle_data(self, data: str) -> None:
-        """Styles within the page fetch, too."""
+        """Note what styles within the page fetch."""
         if self.styled:
             self.fetched += addresses(data)
 
@@ -76,7 +76,7 @@ def addresses(style: str) -> list[str]:
 
 
 def problems(site: Path) -> Iterator[str]:
-    """One line for each thing that is wrong, beginning with the file it is in."""
+    """Yield a line for each problem, beginning with its file."""
     pages = {path.resolve(): parsed(path) for path in sorted(site.rglob("*.html"))}
     if not pages:
         yield f"{site}: no page"
@@ -95,7 +95,7 @@ def problems(site: Path) -> Iterator[str]:
 
 
 def parsed(path: Path) -> Page:
-    """A page, read."""
+    """Parse a page."""
     page = Page()
     page.feed(path.read_text(encoding="utf-8"))
     page.close()
@@ -108,7 +108,7 @@ def is_foreign(address: str) -> bool:
 
 
 def dead(address: str, page: Path, site: Path, pages: dict[Path, Page]) -> Iterator[str]:
-    """Why a link within the site leads nowhere."""
+    """Yield the reason why a link within the site is dead."""
     parts = urlsplit(address)
     if parts.scheme or parts.netloc:
         return
@@ -123,7 +123,7 @@ def dead(address: str, page: Path, site: Path, pages: dict[Path, Page]) -> Itera
 
 
 def main() -> int:
-    """Prints what is wrong; 1 if anything is."""
+    """Print the problems; return 1 if there are any."""
     if len(sys.argv) != 2:
         print(__doc__)
         return 2

@@ -1,7 +1,7 @@
-"""Measure how the code is cut and how it reads: `python scripts/measure_code.py [SOURCE]`.
+"""Measure the structure and style of the code: `python scripts/measure_code.py [SOURCE]`.
 
-Prints one line a figure: sizes of files and functions, folders, imports and what they bring along,
-docstrings, words, and how dense the lines are. SOURCE is the folder of the package; the default is
+It prints one line per figure: sizes of files and functions, folders, imports and their closures,
+docstrings, words, and the density of the lines. SOURCE is the folder of the package; the default is
 `src/vitkit` beside this script. `tests/test_structure.py` holds the limits.
 """
 
@@ -19,16 +19,16 @@ from functools import cached_property
 from pathlib import Path
 
 WORDS = ("said", "told", "brought", "suited", "rung", "whereabouts", "nobody")
-"""Words that the field does not use; no docstring has them."""
+"""Words that docstrings must not have: the field does not use them."""
 CLAUSES = ("What", "Who", "Whose", "Whether", "Of")
-"""First words of a docstring that is no sentence."""
+"""First words of docstrings that are not sentences."""
 DENSE: dict[str, tuple[type[ast.AST], ...]] = {
     "comprehensions": (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
     "conditional expressions": (ast.IfExp,),
     "walrus": (ast.NamedExpr,),
 }
 CLOSURES = ("training.trainer", "training.step", "data.loading.loader", "weights.checkpoint")
-"""Modules whose imports are counted, with all that these import."""
+"""Modules whose import closures are counted."""
 
 
 class Code:
@@ -68,7 +68,7 @@ class Code:
                     yield target
 
     def behind(self, module: str) -> set[str]:
-        """Return a module and all that importing it brings along."""
+        """Return a module and everything that it imports, directly or not."""
         found: set[str] = set()
         todo = [module]
         while todo:
@@ -80,7 +80,7 @@ class Code:
 
     @cached_property
     def longest_chain(self) -> list[str]:
-        """The longest chain of imports; a circle counts once."""
+        """The longest chain of imports; a cycle counts once."""
         chains: dict[str, list[str]] = {}
 
         def chain(name: str, above: tuple[str, ...] = ()) -> list[str]:
@@ -102,13 +102,13 @@ class Code:
 
     @cached_property
     def functions(self) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-        """Every function."""
+        """All functions."""
         nodes = (node for tree in self.trees.values() for node in ast.walk(tree))
         return [node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
 
     @cached_property
     def docstrings(self) -> list[tuple[str, str]]:
-        """Every docstring of a module, class or function, with where it is."""
+        """All docstrings of modules, classes and functions, with their places."""
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
         found = []
         for name, tree in self.trees.items():
@@ -119,19 +119,20 @@ class Code:
 
     @cached_property
     def public_names(self) -> dict[str, list[str]]:
-        """Public class or function at the top level -> the modules that have one of that name."""
+        """Public class or function at the top level -> the modules that define the name."""
         found: dict[str, list[str]] = defaultdict(list)
         for name, tree in self.trees.items():
             for node in tree.body:
                 if not isinstance(node, ast.ClassDef | ast.FunctionDef):
                     continue
-                if not node.name.startswith("_"):
+                # an overloaded function is defined several times in its module
+                if not node.name.startswith("_") and name not in found[node.name]:
                     found[node.name].append(name)
         return dict(found)
 
     @cached_property
     def comments(self) -> int:
-        """The number of comments for a reader; those for tools do not count."""
+        """The number of comments for readers, without those for tools."""
         count = 0
         for text in self.texts.values():
             for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -1,4 +1,4 @@
-"""Writes docs/models.md from src/vitkit/models/presets.toml: `python scripts/models_table.py`."""
+"""Write docs/models.md from src/vitkit/models/presets.toml: `python scripts/models_table.py`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ COLUMNS = {
 }  # fmt: skip
 INTRODUCTION = """# Models
 
-`vitkit.create_model(name)` builds any of these {count} models with initial weights, and
-`vitkit models 'vit_base*'` lists them. A name that timm knows means what timm computes by that
-name. Any field of `ViTSpec` can be given beside it:
+`vitkit.create_model(name)` builds each of these {count} models with initial weights, and
+`vitkit models 'vit_base*'` lists them. A name that timm also has means the model that timm builds.
+Keywords change any field of `ViTSpec`:
 `vitkit.create_model("vit_base_patch16_224", num_classes=37, qkv_bias=False)`.
 
-Parameters are those of the model as built, with its head; 0 classes mean no head, and `forward`
-gives pooled features. Image and patch are pixels of a side. "Further" are fields of `ViTSpec`
-that differ from its defaults. `scripts/models_table.py` writes this page from
-`src/vitkit/models/presets.toml`.
+Parameters include the head. Image and patch are height and width in pixels. With 0 classes the
+model has no head, and `forward` returns pooled features. "Other fields" are fields of `ViTSpec`
+that differ from their defaults.
+
+`scripts/models_table.py` writes this page from `src/vitkit/models/presets.toml`.
 """
 HEADER = """
-| model | parameters | image | patch | width x depth x heads, MLP | classes | further |
+| model | parameters | image | patch | width x depth x heads, MLP | classes | other fields |
 | --- | ---: | ---: | ---: | --- | ---: | --- |
 """
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the whole page."""
     parts = [INTRODUCTION.format(count=len(table()))]
     for family, lines in groupby(table().items(), key=lambda line: line[1].family):
         parts.append(section(family, dict(lines)))
@@ -39,22 +40,22 @@ def page() -> str:
 
 
 def section(family: str, models: dict[str, PresetEntry]) -> str:
-    """One family: heading, source, what all its models have, and a row for each."""
+    """Return one family: heading, source, shared fields, and a row for each model."""
     entries = list(models.values())
     shared = {
         field: value
         for field, value in further(entries[0]).items()
         if all(entry.fields.get(field) == value for entry in entries)
     }
-    said = f"Source: {entries[0].source}."
+    intro = f"Source: {entries[0].source}."
     if shared:
-        said += f" All have {words(shared)}."
+        intro += f" All have {words(shared)}."
     rows = "\n".join(row(name, entry, shared) for name, entry in models.items())
-    return f"## {family}\n\n{said}\n{HEADER}{rows}\n"
+    return f"## {family}\n\n{intro}\n{HEADER}{rows}\n"
 
 
 def row(name: str, entry: PresetEntry, shared: dict[str, Any]) -> str:
-    """One model."""
+    """Return the row of one model."""
     spec = preset(name)
     own = {field: value for field, value in further(entry).items() if field not in shared}
     cells = (
@@ -75,7 +76,7 @@ def further(entry: PresetEntry) -> dict[str, Any]:
 
 
 def words(fields: dict[str, Any]) -> str:
-    """`class_token=False`, `pooling='map'`."""
+    """Return fields as code, such as `class_token=False`, `pooling='map'`."""
     return ", ".join(f"`{field}={value!r}`" for field, value in fields.items())
 
 

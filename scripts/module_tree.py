@@ -1,7 +1,7 @@
 """Write the tree of modules into docs/architecture.md: `python scripts/module_tree.py`.
 
-Each line is the first line of a module's docstring, so the page says what the code says.
-`--check` writes nothing and ends with 1 where the page is not up to date.
+Each line is the first line of a module's docstring. `--check` writes nothing, and exits with 1 if
+the page is not up to date.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ORDER = (
     "cli", "api.py", "prediction.py", "training", "explaining", "evaluation", "weights", "models",
     "data", "io",
 )  # fmt: skip
-"""From the highest layer down; what is not named comes last, by its name."""
+"""From the highest layer down; other modules come last, by name."""
 
 
 def purpose(path: Path) -> str:
@@ -49,7 +49,7 @@ def tree(folder: Path, depth: int = 0) -> Iterator[str]:
 
 
 def page() -> str:
-    """Return the page with the tree as it should be."""
+    """Return the page with the current tree."""
     lines = "\n".join(tree(ROOT / "src" / "vitkit"))
     text = PAGE.read_text(encoding="utf-8")
     block = f"{BEGIN}```\n{lines}\n```\n{END}"

@@ -1,102 +1,110 @@
-"""Writes docs/weights.md from the catalogue: `python scripts/weights_table.py`."""
+"""Write docs/weights.md from the catalogue: `python scripts/weights_table.py`."""
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
-from vitkit.weights.catalogue import SOURCES, CatalogueEntry, catalogue
+from vitkit.weights.catalogue import IMAGE_STATISTICS, CatalogueEntry, catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "weights.md"
-DATA = tomllib.loads(
-    (ROOT / "src" / "vitkit" / "weights" / "catalogue.toml").read_text(encoding="utf-8")
-)
+PAGES = {
+    "timm": "timm 1.0.31, models/{vision_transformer,vision_transformer_hybrid,deit,eva}.py",
+    "torchvision": "torchvision 0.28, models/vision_transformer.py",
+    "Google": "google-research/vision_transformer, README.md; SAM's from timm",
+    "DeiT": "facebookresearch/deit, README_deit.md",
+    "DINOv2": "facebookresearch/dinov2, README.md",
+    "Hugging Face": "the model cards of google and facebook on the Hub",
+}
+"""Publisher -> the page that its lines are from."""
 INTRODUCTION = """# Published weights
 
-The {count} checkpoints that vitkit knows by name; `vitkit models --pretrained 'vit_base*'` lists
-them with their addresses. A model's name alone means the first of its checkpoints.
-`scripts/weights_table.py` writes this page from `src/vitkit/weights/catalogue.toml`.
+vitkit knows {count} checkpoints by name; `vitkit models --pretrained 'vit_base*'` lists them with
+their addresses. The name of a model alone means the first of its checkpoints.
+`scripts/weights_table.py` writes this page from `src/vitkit/weights/catalogue.tsv`.
 
 ## Addresses
 
-| address | what it is |
+| address | meaning |
 | --- | --- |
 | `hf://owner/name` | a repository on the Hugging Face Hub |
 | `hf://owner/name@revision` | the same at a branch, tag or commit |
-| `hf://owner/name@revision:path/file.npz` | one file of it; `@revision` may be left out |
-| `timm://name` | what timm calls so, as a rule `hf://timm/name` |
+| `hf://owner/name@revision:path/file.npz` | one file of it; `@revision` is optional |
+| `timm://name` | a checkpoint of timm, usually `hf://timm/name` |
 | `https://host/path/file.npz` | a file on the web |
 
-Of a repository, `model.safetensors` (or its shards, or `model.npz`) and its two descriptions are
-fetched. Pickles (`.pth`, `.bin`) are neither fetched nor read without `--trust-pickle`.
+From a repository, vitkit downloads `model.safetensors` (or its shards, or `model.npz`) and the two
+JSON files that describe it. It downloads and reads pickles (`.pth`, `.bin`) only with
+`--trust-pickle`.
 
-The Hub's files lie in `huggingface_hub`'s cache, the others in `$VITKIT_CACHE`, else in
-`$XDG_CACHE_HOME/vitkit`, else in `~/.cache/vitkit`. A download that broke off is continued where
-the server still has the same file. It counts only once its length is right and, where a part of
-the SHA-256 is published, that too. With `HF_HUB_OFFLINE=1` the network is left alone, and what is
-in the caches is used.
+## Downloads and caches
+
+Files of the Hub are in the cache of `huggingface_hub`. Other files are in `$VITKIT_CACHE`, else in
+`$XDG_CACHE_HOME/vitkit`, else in `~/.cache/vitkit`. An interrupted download continues if the server
+still has the same file. A file is used only if its length is right and, where a part of its SHA-256
+is published, the digest too. With `HF_HUB_OFFLINE=1` vitkit uses the caches and no network.
 
 ## Class names
 
-A head of 1,000 classes whose file names none gets ImageNet-1k's names, in the order of the sorted
-WordNet ids (`src/vitkit/weights/imagenet.tsv`, from torchvision's and timm's lists). It is an
-assumption: `load` puts it into `metadata["warnings"]`, and `inspect`, `predict` and `convert` say
-it in one line. Names that a file has are kept, and other heads get none.
+A head of 1,000 classes without class names gets those of ImageNet-1k, in the order of the sorted
+WordNet ids (`src/vitkit/weights/imagenet.tsv`, from the lists of torchvision and timm). This is an
+assumption: `load` adds it to `metadata["warnings"]`, and `inspect`, `predict` and `convert` print
+it in one line. Class names in the file are kept, and other heads get none.
 
-## Files of others
+## Checkpoints of other programs
 
-A training checkpoint (`.pth`, `.pth.tar`, `.ckpt`) may hold the weights under any entry
-(`state_dict`, `model_state_dict`, `model`, `teacher`, ...). The names may have a common prefix
-(`module.`, `model.`, `student.vit.`, ...): it is taken off where a known layout lies behind it.
-What lies outside of it, such as a head or a second network, is left out and listed in
-`metadata["warnings"]`; two ViTs in one file are refused. Unknown or missing tensors are refused,
-unless `strict=False` (`--allow-partial`) says to go on without them.
+A training checkpoint (`.pth`, `.pth.tar`, `.ckpt`) may hold the state dict under any entry
+(`state_dict`, `model_state_dict`, `model`, `teacher`, ...). vitkit removes a common prefix of the
+names (`module.`, `model.`, `student.vit.`, ...) if the rest matches a known layout. It leaves out
+other tensors, such as a head or a second network, and lists them in `metadata["warnings"]`. It
+refuses files with two ViTs. It refuses unknown or missing tensors, unless `strict=False`
+(`--allow-partial`) is given.
 
-## What was checked
+## Verified and unverified facts
 
-- timm's and torchvision's lines are held against timm 1.0.31 and torchvision 0.28 by
-  `tests/weights/test_catalogue.py`: address, classes, pixels, images, licence.
-- The other lines are from the pages named below. Nothing of theirs was fetched: that an address
-  still answers, and what the file holds, is not verified.
-- Of no file is the whole SHA-256 known here. torchvision and DeiT put its first eight hex digits
-  into the name of the file; those are checked after a download. Of Google's, DINOv2's and I-JEPA's
-  files nothing is published to check against, so their length alone is.
-- A licence is what the publisher states, and nothing where none is stated. Read it before use.
+- `tests/weights/test_catalogue.py` compares the rows of timm and torchvision with timm 1.0.31 and
+  torchvision 0.28: address, classes, image size, preprocessing, licence.
+- The other rows are from the pages named below. Their files were not downloaded: whether an address
+  still works, and what the file holds, is not verified.
+- vitkit does not know the whole SHA-256 of any file. torchvision and DeiT put its first eight hex
+  digits into the file name; vitkit checks them after a download. For the files of Google, DINOv2
+  and I-JEPA nothing is published; vitkit checks the length only.
+- The licence is the one that the publisher states. Read it before use.
 
-Images: mean and standard deviation by name, then the filter, then the part of the shorter side
-that the crop keeps, or "squash".
+## Preprocessing
+
+The column "preprocessing" has the name of mean and standard deviation, the resampling filter, and
+the part of the shorter side that the centre crop keeps, or "squash".
 
 | name | mean | standard deviation |
 | --- | --- | --- |
 {images}
 """
 HEADER = """
-| checkpoint | classes | pixels | images | licence | trained on |
+| checkpoint | classes | image size | preprocessing | licence | trained on |
 | --- | ---: | ---: | --- | --- | --- |
 """
 
 
 def page() -> str:
-    """The whole document."""
+    """Return the whole page."""
     named = (
         f"| {name} | {', '.join(map(str, mean))} | {', '.join(map(str, std))} |"
-        for name, (mean, std) in DATA["images"].items()
+        for name, (mean, std) in IMAGE_STATISTICS.items()
     )
-    said = INTRODUCTION.format(count=len(catalogue()), images="\n".join(named))
-    return "\n".join([said, *(section(name) for name in SOURCES)])
+    introduction = INTRODUCTION.format(count=len(catalogue()), images="\n".join(named))
+    return "\n".join([introduction, *map(section, PAGES)])
 
 
-def section(name: str) -> str:
-    """One source: heading, page, a row for each of its checkpoints."""
-    facts = DATA[name]
-    entries = [entry for entry in catalogue().values() if entry.source == facts["title"]]
-    said = f"From {facts['page']}. Format `{facts['format']}`."
-    return f"## {facts['title']}\n\n{said}\n{HEADER}" + "".join(map(row, entries))
+def section(source: str) -> str:
+    """Return one source: heading, page, a row for each of its checkpoints."""
+    entries = [entry for entry in catalogue().values() if entry.source == source]
+    origin = f"Source: {PAGES[source]}. Format `{entries[0].format}`."
+    return f"## {source}\n\n{origin}\n{HEADER}" + "".join(map(row, entries))
 
 
 def row(entry: CatalogueEntry) -> str:
-    """One checkpoint."""
+    """Return the row of one checkpoint."""
     cells = (
         f"`{entry.name}`",
         entry.classes,
@@ -109,14 +117,14 @@ def row(entry: CatalogueEntry) -> str:
 
 
 def images(entry: CatalogueEntry) -> str:
-    """`half, bicubic, 0.9`."""
+    """Return the preprocessing of a checkpoint, such as `half, bicubic, 0.9`."""
     given = entry.preprocess
     if given is None:
-        return "as its file says"
+        return "as in its file"
     name = next(
         name
-        for name, (mean, std) in DATA["images"].items()
-        if (tuple(mean), tuple(std)) == (given.mean, given.std)
+        for name, statistics in IMAGE_STATISTICS.items()
+        if statistics == (given.mean, given.std)
     )
     fit = "squash" if given.fit == "squash" else f"{given.crop_ratio:.3g}"
     return f"{name}, {given.interpolation}, {fit}"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import jaxtyping
 import pytest
 import shape_checks
 import torch
+from long_files import LONGEST, UNMEASURED
 
 
 def declare_torchvision_operators() -> None:
@@ -39,19 +43,36 @@ declare_torchvision_operators()
 shape_checks.install()
 
 
-LONGEST = (
-    "test_chapters", "test_compile", "test_resume", "test_round_trips", "test_log", "test_hostile",
-    "test_presets", "test_runs", "test_distributed", "test_launched", "test_timm", "test_distill",
-    "test_google_flax", "test_examples", "test_timm_files", "test_measurements", "test_readme",
-    "test_ladder", "test_memory", "test_finding", "test_progressive", "test_commands",
-)  # fmt: skip
-"""Files in which the tests take longest, in about this order; it need not be exact."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first: of two workers, none is left with one when the other is done."""
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Measure no coverage in the files of `UNMEASURED`."""
+    coverage = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
+    if coverage is None or not is_unmeasured(item):
+        return (yield)
+    coverage.pause()
+    try:
+        return (yield)
+    finally:
+        coverage.resume()
+
+
+def is_unmeasured(item: pytest.Item) -> bool:
+    return item.path.stem in UNMEASURED or item.path.parent.name == "parity"
+
+
+def end_tracing() -> None:
+    """Measure no coverage in a fork, which ends without writing what it has measured."""
+    sys.settrace(None)
+    threading.settrace(None)
+
+
+os.register_at_fork(after_in_child=end_tracing)
 
 
 def pytest_runtest_setup() -> None:

@@ -29,9 +29,9 @@ def peer(module: str, *names: str) -> Any:
         found = importlib.import_module(module)
         parts = [getattr(found, name) for name in names]
     except Exception as error:  # noqa: BLE001 - a broken install raises whatever it likes
-        said = " ".join(str(error).split()) or "no message"
+        reason = " ".join(str(error).split()) or "no message"
         pytest.fail(
-            f"{module} cannot be imported ({type(error).__name__}: {said}); "
+            f"{module} cannot be imported ({type(error).__name__}: {reason}); "
             "the parity tests need it: pip install -c constraints.txt -e '.[parity]'",
             pytrace=False,
         )

@@ -1,4 +1,4 @@
-"""A web server on this machine that gives files, in parts too, and can be told to fail."""
+"""A web server on this machine that gives files, in parts too, and can be made to fail."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class ShardServer:
     Attributes:
         address: where they are, `http://127.0.0.1:PORT/set`.
         files: the files.
-        tagged: whether their versions are told.
+        tagged: whether it sends their versions.
         ranges: whether parts of them can be had.
         breaks: name -> after how many bytes each coming answer ends too early.
         fails: name -> what the coming answers are instead (an HTTP status).
         instead: name -> what the coming requests for the whole file get, without a length.
         resets: name -> after how many bytes each coming answer ends with a reset.
         wait: what answers that fail say under Retry-After.
-        lengths: what is said under Content-Length, where that is not to be true.
+        lengths: what is sent under Content-Length, where that is not to be true.
         fetched: name -> how often it was asked for from its beginning.
         went_on: (name, first byte) of each request for the rest of a file.
     """

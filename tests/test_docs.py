@@ -129,7 +129,7 @@ def built(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> tuple[str
     return (out / "index.html").read_text(encoding="utf-8"), warnings.getvalue(), out
 
 
-def test_a_page_has_its_formulas_and_asks_nobody_for_them(tmp_path, monkeypatch):
+def test_a_page_has_its_formulas_and_loads_them_from_no_server(tmp_path, monkeypatch):
     page, warnings, out = built(
         tmp_path, "# A\n\nLet $x_1$.\n\n$$ y = x \\tag{4} $$\n", monkeypatch
     )
@@ -141,7 +141,7 @@ def test_a_page_has_its_formulas_and_asks_nobody_for_them(tmp_path, monkeypatch)
     assert list(check_site.problems(out)) == []
 
 
-def test_a_broken_formula_is_told_with_page_and_line(tmp_path, monkeypatch):
+def test_a_broken_formula_is_reported_with_page_and_line(tmp_path, monkeypatch):
     _, warnings, _ = built(tmp_path, "# A\n\nRight: $x$.\n\n$$ \\foo y $$\n", monkeypatch)
     assert re.search(r"index\.md:5: WARNING: unknown command \\foo", warnings)
 

@@ -74,8 +74,8 @@ def claims() -> dict[str, list[str]]:
                 and issubclass(made, nn.Module)
                 and (made.__module__ == module.name)
             ):
-                said = made.__doc__ or ""
-                numbers = re.findall(r"^Eq\. (\d):|  Eq\. (\d)$", said, flags=re.MULTILINE)
+                text = made.__doc__ or ""
+                numbers = re.findall(r"^Eq\. (\d):|  Eq\. (\d)$", text, flags=re.MULTILINE)
                 for first, second in numbers:
                     found.setdefault(first or second, []).append(name)
     return found

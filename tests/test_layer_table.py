@@ -62,7 +62,7 @@ def test_any_module_works_and_a_wrong_input_is_named():
     assert vitkit.summary(net, (1, 3, 8, 8)).mult_adds == 36 * 8 * 27 + 8 * 36 * 2
     with pytest.raises(ShapeError, match="Sequential does not take an input of"):
         vitkit.summary(net, (1, 3, 9, 9))
-    with pytest.raises(ShapeError, match="Sequential has no spec: give input_size"):
+    with pytest.raises(ShapeError, match="Sequential has no spec; pass input_size"):
         vitkit.summary(net)
 
 

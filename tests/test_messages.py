@@ -8,11 +8,12 @@ from vitkit import messages
 
 
 def test_hints_name_the_nearest_word_and_the_nearest_folder(tmp_path: Path):
-    assert messages.did_you_mean("wdith", ["width", "depth"]) == "; did you mean 'width'?"
+    assert messages.did_you_mean("wdith", ["width", "depth"]) == " (did you mean 'width'?)"
     assert messages.did_you_mean("qqqq", ["width"]) == ""
-    for name in "abcdefghij":
+    for name in ("photos", "photos2", "zebra", ".phots"):
         (tmp_path / name).mkdir()
-    hint = messages.nearest_parent(tmp_path / "no" / "such")
-    assert str(tmp_path) in hint
-    assert "a/, b/" in hint
-    assert "and 2 more" in hint
+    nearest = f"the nearest folder that exists is {tmp_path}"
+    assert (
+        messages.nearest_parent(tmp_path / "Phots" / "a") == f"{nearest}, with: photos/, photos2/"
+    )
+    assert messages.nearest_parent(tmp_path / "zzzz") == nearest

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
 from PIL import Image
+from processes import PATIENCE
 
 import vitkit
 from vitkit import prediction
@@ -46,7 +46,7 @@ def test_every_kind_of_image_gives_the_same_prediction(checkpoint, images, tmp_p
     kinds = [array, image, path, str(path), encoded.getvalue()]
     logits = predictor.logits(kinds)
     assert (logits == logits[0]).all()
-    assert len({said.label for said in predictor(kinds)}) == 1
+    assert len({each.label for each in predictor(kinds)}) == 1
 
 
 def test_predictions_come_in_order_whatever_the_batch(checkpoint, images):
@@ -59,13 +59,13 @@ def test_predictions_come_in_order_whatever_the_batch(checkpoint, images):
 
 def test_top_k_is_the_softmax_sorted(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
-    for said, logits in zip(predictor(images, top_k=99), predictor.logits(images), strict=True):
+    for each, logits in zip(predictor(images, top_k=99), predictor.logits(images), strict=True):
         probabilities = logits.softmax(0)
         order = probabilities.argsort(descending=True)
-        assert [label for label, _ in said.top] == ["abcdef"[i] for i in order]
-        assert [p for _, p in said.top] == pytest.approx(probabilities[order].tolist())
-        assert (said.label, said.probability) == said.top[0]
-        assert sum(p for _, p in said.top) == pytest.approx(1.0)
+        assert [label for label, _ in each.top] == ["abcdef"[i] for i in order]
+        assert [p for _, p in each.top] == pytest.approx(probabilities[order].tolist())
+        assert (each.label, each.probability) == each.top[0]
+        assert sum(p for _, p in each.top) == pytest.approx(1.0)
     assert len(predictor(images[:1], top_k=2)[0].top) == 2
 
 
@@ -88,10 +88,10 @@ def test_a_stream_names_broken_images_and_goes_on(checkpoint, images, tmp_path):
     broken = tmp_path / "broken.png"
     broken.write_bytes(b"words")
     predictor = vitkit.Predictor.from_checkpoint(checkpoint, batch_size=2)
-    said = [*predictor.stream([broken, images[0], broken, broken, *images[1:]], top_k=2)]
-    assert [place for place, each in enumerate(said) if isinstance(each, ImageError)] == [0, 2, 3]
-    assert said[0].reason == "not an image"
-    good = [each for each in said if not isinstance(each, ImageError)]
+    predictions = [*predictor.stream([broken, images[0], broken, broken, *images[1:]], top_k=2)]
+    assert [n for n, each in enumerate(predictions) if isinstance(each, ImageError)] == [0, 2, 3]
+    assert predictions[0].reason == "not an image"
+    good = [each for each in predictions if not isinstance(each, ImageError)]
     assert [each.label for each in good] == [each.label for each in predictor(images)]
     assert [len(each.top) for each in good] == [2] * 5
     with pytest.raises(ImageError, match=r"broken\.png: not an image"):
@@ -124,13 +124,15 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
     """So large photographs need no more memory on more cores."""
     path = tmp_path / "a.png"
     Image.new("RGB", (10, 10)).save(path)
-    lock, inside, seen = threading.Lock(), [0], [0]
+    lock, inside, seen, two_at_once = threading.Lock(), [0], [0], threading.Event()
 
     def slow(*given):
         with lock:
             inside[0] += 1
             seen[0] = max(seen[0], inside[0])
-        time.sleep(0.01)
+            if seen[0] > 1:
+                two_at_once.set()
+        two_at_once.wait(0.01 if most == 1 else PATIENCE)
         with lock:
             inside[0] -= 1
         return fit(*given)
@@ -147,7 +149,7 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
 
 def test_any_engine_serves_and_nameless_classes_are_numbers(images):
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
-    assert {said.label for said in predictor(images)} <= {"0", "1", "2"}
+    assert {each.label for each in predictor(images)} <= {"0", "1", "2"}
 
 
 def test_what_is_wrong_is_named(checkpoint, images):
@@ -155,7 +157,7 @@ def test_what_is_wrong_is_named(checkpoint, images):
     with pytest.raises(ImageError, match="image 1: mode"):
         predictor([images[0], np.zeros((4, 4, 3), np.float32)])
     for one in (images[0], "a.png"):  # both can be iterated over, by rows and by letters
-        with pytest.raises(SettingError, match=r"one image was given .*write \[image\]"):
+        with pytest.raises(SettingError, match=r"got one image; write \[image\]"):
             predictor(one)
     with pytest.raises(SettingError, match="precision 'float8' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, precision="float8")
@@ -163,7 +165,7 @@ def test_what_is_wrong_is_named(checkpoint, images):
         predictor(images, top_k=0)
     with pytest.raises(SettingError, match="engine 'onx' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, engine="onx")
-    with pytest.raises(DeviceError, match="device 'cuda:9' is not on this machine"):
+    with pytest.raises(DeviceError, match=r"--device '?cuda:9'?"):
         vitkit.Predictor.from_checkpoint(checkpoint, device="cuda:9")
 
 
@@ -189,29 +191,35 @@ def test_a_model_without_a_head_predicts_nothing_and_explains_without_a_label(tm
         mlp_width=32, num_classes=0,
     )  # fmt: skip
     stored = vitkit.load(vitkit.save(tmp_path / "m.safetensors", model, preprocess=PREPROCESS))
-    with pytest.raises(CheckpointError, match=r"m\.safetensors has no head, .*vitkit embed"):
+    with pytest.raises(CheckpointError, match=r"m\.safetensors has no head .*vitkit embed"):
         vitkit.Predictor.from_checkpoint(stored)
     made = vitkit.explain(stored, np.zeros((20, 30, 3), np.uint8))
     assert (made.label, made.probability, made.heatmap.shape) == ("", 0.0, (20, 30))
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
-def test_what_people_pass_instead_is_told_what_to_pass(checkpoint, images):
+def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
     image = images[0]
     cases = [
-        (lambda: vitkit.explain(checkpoint, images), "image is a list; give one image"),
-        (lambda: vitkit.explain(checkpoint, image, layer=[0, 1]), r"layer \[0, 1\] is no whole"),
-        (lambda: vitkit.explain(checkpoint, image, head="all"), "head 'all' is no whole number"),
-        (lambda: vitkit.explain(checkpoint.model, image), "a ViT is no checkpoint; give what"),
-        (lambda: vitkit.embed(checkpoint.model, images), "a ViT is no checkpoint"),
-        (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is no checkpoint"),
-        (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is no checkpoint"),
-        (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; vitkit.resized"),
-        (lambda: vitkit.train(images), "data is a list; give the path of a folder"),
-        (lambda: vitkit.evaluate(checkpoint, np.zeros(3)), "data is a ndarray; give the path"),
-        (lambda: vitkit.check(images), "data is a list; give the path"),
+        (lambda: vitkit.explain(checkpoint, images), "image is a list; pass an image"),
+        (
+            lambda: vitkit.explain(checkpoint, image, layer=[0, 1]),
+            r"layer \[0, 1\] must be one whole",
+        ),
+        (
+            lambda: vitkit.explain(checkpoint, image, head="all"),
+            "head 'all' must be one whole number",
+        ),
+        (lambda: vitkit.explain(checkpoint.model, image), "a ViT is not a checkpoint; pass the"),
+        (lambda: vitkit.embed(checkpoint.model, images), "a ViT is not a checkpoint"),
+        (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is not a checkpoint"),
+        (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is not a checkpoint"),
+        (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; .* vitkit.resized"),
+        (lambda: vitkit.train(images), "data is a list; pass the path of a folder"),
+        (lambda: vitkit.evaluate(checkpoint, np.zeros(3)), "data is a ndarray; pass the path"),
+        (lambda: vitkit.check(images), "data is a list; pass the path"),
     ]
-    for call, said in cases:
-        with pytest.raises(UserError, match=said) as error:
+    for call, message in cases:
+        with pytest.raises(UserError, match=message) as error:
             call()
         assert len(str(error.value)) < 200

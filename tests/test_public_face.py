@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import vitkit
+from vitkit.cli import VERBS
 
 PUBLIC = [
     "MLP",
@@ -98,7 +99,8 @@ def imported(arguments: list[str], *modules: str) -> tuple[int, list[str]]:
     """Run one command in a process of its own; return its exit code and which modules it has."""
     code = (
         "import json, sys; from vitkit.cli import run\n"
-        f"code = run({arguments!r})\n"
+        f"try: code = run({arguments!r})\n"
+        "except SystemExit as end: code = end.code\n"  # --help ends so
         f"print('\\n' + json.dumps([code, sorted({set(modules)!r} & set(sys.modules))]))"
     )
     (line,) = (line for line in in_child(code).splitlines() if line.startswith("["))
@@ -115,6 +117,17 @@ def imported(arguments: list[str], *modules: str) -> tuple[int, list[str]]:
         (["models", "no-such-model"], 2),
         (["no-such-verb"], 2),
         (["predict"], 2),
+        (["predict", "model.safetensors", "no-such.png"], 2),
+        (["embed", "model.safetensors", "no-such.png", "--out", "f.npz"], 2),
+        (["check", "no-such-folder"], 2),
+        (["summary", "no-such-model"], 2),
+        (["train", "digits", "--epochs", "0"], 2),
+        (["train", "digits", "--learning-rate", "1"], 2),
+        *[
+            ([verb, "--help"], 0)
+            for verb in VERBS
+            if verb != "explain"  # its choices are the methods, which are written in torch
+        ],
     ],
 )
 def test_what_needs_no_tensor_needs_no_torch(arguments, expected):
@@ -128,7 +141,12 @@ def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(verb):
         "convert": ["--to", "timm"],
         "inspect": [],
     }.get(verb, [])
-    operand = [] if verb == "inspect" else ["out"]
+    operand = {"inspect": [], "eval": ["digits"], "convert": ["out"]}.get(verb, [__file__])
     heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "tensorboard", "torchvision")
     command = [verb, "no-such.safetensors", *operand, *arguments]
     assert imported(command, *heavy) == (2, [])
+
+
+def test_a_wrong_folder_of_images_does_not_wait_for_the_training_loop():
+    heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "torchvision")
+    assert imported(["train", "no-such-folder"], *heavy) == (2, [])

@@ -10,10 +10,10 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from vitkit.api import check as check
     from vitkit.api import compare as compare
     from vitkit.api import explain as explain
     from vitkit.api import train as train
+    from vitkit.data.checks.check import check as check
     from vitkit.data.sources.open import open_dataset as open_dataset
     from vitkit.errors import VitkitError as VitkitError
     from vitkit.evaluation.evaluate import evaluate as evaluate
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitkit.training.optimization.activation_checkpointing import (
         checkpoint_gradients as checkpoint_gradients,
     )
-    from vitkit.training.optimization.parameter_groups import freeze as freeze
+    from vitkit.training.optimization.freezing import freeze as freeze
     from vitkit.training.optimization.parameter_groups import parameter_groups as parameter_groups
     from vitkit.training.step import Objective as Objective
     from vitkit.training.step import TrainingStep as TrainingStep
@@ -47,16 +47,17 @@ if TYPE_CHECKING:
     from vitkit.weights.adapt import adapt as adapt
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
-    from vitkit.weights.converting.resize import resized as resized
+    from vitkit.weights.converting.resized_model import resized as resized
+    from vitkit.weights.formats.registry import formats as formats
     from vitkit.weights.formats.vitkit import save as save
     from vitkit.weights.inspection import Inspection as Inspection
     from vitkit.weights.inspection import inspect as inspect
-    from vitkit.weights.load import formats as formats
     from vitkit.weights.load import load as load
     from vitkit.weights.pretrained import create_model as create_model
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "vitkit.api": ("check", "compare", "explain", "train"),
+    "vitkit.api": ("compare", "explain", "train"),
+    "vitkit.data.checks.check": ("check",),
     "vitkit.data.sources.open": ("open_dataset",),
     "vitkit.errors": ("VitkitError",),
     "vitkit.evaluation.evaluate": ("evaluate",),
@@ -77,15 +78,17 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.spec": ("Preprocess", "ViTSpec"),
     "vitkit.training.distillation.wrapper": ("DistillWrapper",),
     "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
-    "vitkit.training.optimization.parameter_groups": ("freeze", "parameter_groups"),
+    "vitkit.training.optimization.freezing": ("freeze",),
+    "vitkit.training.optimization.parameter_groups": ("parameter_groups",),
     "vitkit.training.step": ("Objective", "TrainingStep"),
     "vitkit.training.trainer": ("Callback", "Trainer"),
     "vitkit.weights.adapt": ("adapt",),
     "vitkit.weights.convert": ("ConversionReport", "convert"),
-    "vitkit.weights.converting.resize": ("resized",),
+    "vitkit.weights.converting.resized_model": ("resized",),
+    "vitkit.weights.formats.registry": ("formats",),
     "vitkit.weights.formats.vitkit": ("save",),
     "vitkit.weights.inspection": ("Inspection", "inspect"),
-    "vitkit.weights.load": ("formats", "load"),
+    "vitkit.weights.load": ("load",),
     "vitkit.weights.pretrained": ("create_model",),
 }
 """Module -> the public names that it defines."""

@@ -1,4 +1,4 @@
-"""Functions that join several packages: check, train, compare and explain.
+"""Functions that join several packages: train, compare and explain.
 
 The other public functions live in the package that does their work; `vitkit.__getattr__` imports
 them from there.
@@ -10,57 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitkit.data.checks.check import Report, check_dataset
-from vitkit.data.images.preprocess import preprocess_images, viewport
-from vitkit.data.sources.open import open_dataset, refuse_objects
+from vitkit.data.sources.open import refuse_objects
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import SettingError
 from vitkit.evaluation.comparison import Comparison, compare_checkpoints
-from vitkit.explaining import METHODS
-from vitkit.explaining.overlay import Explanation, heatmap_over
-from vitkit.messages import did_you_mean
+from vitkit.explaining.explain import explain_pixels, find_method
+from vitkit.explaining.overlay import Explanation
 from vitkit.prediction import ImageSource, Predictor, read_image
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
 if TYPE_CHECKING:
-    from vitkit.training.train import TrainResult
+    from vitkit.training.result import TrainResult
 
 # Training is imported in the functions that need it: an explanation must not wait for that.
-
-
-def check(
-    data: str | Path,
-    *,
-    data_root: str | Path | None = None,
-    ignore_extra_classes: bool = False,
-    follow_links: bool = False,
-    workers: int = 0,
-) -> Report:
-    """Check every image of a dataset; unchanged files are read only the first time.
-
-    Args:
-        data: as for `train`.
-        data_root: the folder of named datasets.
-        ignore_extra_classes: leave out classes of val and test that train lacks.
-        follow_links: follow symbolic links that lead out of the folder.
-        workers: threads; 0 means one for each core.
-
-    Returns:
-        `.problems`, the images that cannot be decoded; `.findings`, all findings; `.refused`, True
-        if training would refuse the data; `.as_dict()` for JSON.
-
-    Raises:
-        DataError: data that cannot be opened.
-    """
-    refuse_objects(data)
-    dataset = open_dataset(
-        data,
-        data_root=data_root,
-        ignore_extra_classes=ignore_extra_classes,
-        follow_links=follow_links,
-    )
-    return check_dataset(dataset, workers=workers)
 
 
 def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
@@ -68,7 +30,7 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
 
     With `resume`, the settings start from those the run was started with. With `auto=True` and a
     `budget` such as `"10m"`, candidates are tried from cheap to expensive as long as the next one
-    is worth it; the winner is `.best`, and `ladder.json` in the folder lists them all.
+    is worth it; the winner is `.best`, and `search.json` in the folder lists them all.
 
     Args:
         data: a folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or
@@ -86,10 +48,7 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     from vitkit.training.auto.auto import run_search
-    from vitkit.training.config.merging import layered
-    from vitkit.training.config.train_config import TrainConfig
-    from vitkit.training.recipes import recipe_settings
-    from vitkit.training.train import resumed_settings
+    from vitkit.training.resume import settings_of_call
     from vitkit.training.train import train as train_config
 
     refuse_objects(data)
@@ -98,10 +57,7 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
         given["recipe"] = recipe
     for name, value in settings.items():
         given[name] = str(value) if isinstance(value, Path) else value
-    of_recipe = recipe_settings(recipe)
-    stored = resumed_settings(given.get("resume"), given.get("output"), of_recipe)
-    # later ones take precedence
-    config = TrainConfig(**layered(stored, of_recipe, given))
+    config = settings_of_call(given)
     return run_search(config) if config.auto else train_config(config)
 
 
@@ -124,9 +80,9 @@ def compare(
         split: `train`, `val` or `test`; default `test`, else `val`.
         data_root: the folder of named datasets; default that of the first one's training.
         cache: as for `evaluate`.
-        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
-        batch_size: images run at once.
-        workers: loader processes.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
+        workers: number of loader processes.
 
     Returns:
         `.scores`, name -> the result of `evaluate`; `.pairs`, McNemar's exact test of each with the
@@ -171,7 +127,7 @@ def explain(
             model reads the mean) over the patches.
         layer: encoder block; negative ones count from the end.
         head: one head; default their mean.
-        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
 
     Returns:
         `.heatmap` (H, W) in [0, 1], `.overlay()` a PIL image, `.save(path)`, and the prediction, an
@@ -181,21 +137,15 @@ def explain(
         SettingError: a method, layer or head that does not exist.
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    if method not in METHODS:
-        raise SettingError(
-            f"method {method!r} does not exist{did_you_mean(method, METHODS)}; "
-            f"methods are {', '.join(METHODS)}"
-        )
+    find_method(method)  # before the weights are loaded
     checkpoint = as_checkpoint(checkpoint)
     pixels = read_image(image)
-    model_device = resolve_device(device)
     # one copy on the device, for the map and for the prediction
-    checkpoint = replace(checkpoint, model=on_device(checkpoint.model, model_device))
-    images = preprocess_images([pixels], checkpoint.preprocess).to(model_device)
-    (grid,) = METHODS[method](checkpoint.model, images, layer=layer, head=head)
-    size = (pixels.shape[0], pixels.shape[1])
-    heatmap = heatmap_over(grid, size, viewport(size, checkpoint.preprocess))
-    if checkpoint.model.spec.num_classes == 0:
-        return Explanation(pixels, heatmap, method=method)
-    (prediction,) = Predictor.from_checkpoint(checkpoint, device=device)([pixels], top_k=1)
-    return Explanation(pixels, heatmap, prediction.label, prediction.probability, method)
+    model = on_device(checkpoint.model, resolve_device(device))
+    checkpoint = replace(checkpoint, model=model)
+    explanation = explain_pixels(checkpoint, pixels, method=method, layer=layer, head=head)
+    if model.spec.num_classes == 0:
+        return explanation
+    predictor = Predictor.from_checkpoint(checkpoint, device=device)
+    (prediction,) = predictor([pixels], top_k=1)
+    return replace(explanation, label=prediction.label, probability=prediction.probability)

@@ -12,6 +12,9 @@ from vitkit.errors import DeviceError
 
 Model = TypeVar("Model", bound=nn.Module)
 
+GPUS = {"cuda": "CUDA GPU", "mps": "Apple GPU"}
+"""Type of a device -> what it runs on."""
+
 
 def available_devices() -> list[str]:
     """Return the devices of this machine, best first: `cuda:0`, ..., `mps`, `cpu`."""
@@ -31,15 +34,23 @@ def resolve_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(available[0])
     try:
+        # torch knows the syntax, but not what this machine has
         device = torch.device(name)
     except RuntimeError:
         raise DeviceError(
-            f"device {name!r} is no device's name; here are: {', '.join(available)}"
+            f"--device {name!r} is not the name of a device; this machine has "
+            f"{', '.join(available)}"
         ) from None
+    # torch treats `cuda` as the current device, which is the first here
     full_name = "cuda:0" if name == "cuda" else name
+    missing = GPUS.get(device.type)
+    if missing and not any(other.startswith(device.type) for other in available):
+        raise DeviceError(
+            f"--device {name}: this machine has no {missing}; pass --device cpu, or leave it out"
+        )
     if full_name not in available:
         raise DeviceError(
-            f"device {name!r} is not on this machine; here are: {', '.join(available)}"
+            f"--device {name!r} does not exist on this machine; it has {', '.join(available)}"
         )
     return device
 
@@ -50,6 +61,7 @@ def on_device(model: Model, device: torch.device) -> Model:
     The caller's model stays on its device.
     """
     current = next(model.parameters()).device
+    # a device without an index, such as `cuda`, matches any of its type
     same = current.type == device.type and device.index in (None, current.index)
     if not same:
         model = copy.deepcopy(model).to(device)

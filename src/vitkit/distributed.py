@@ -38,8 +38,8 @@ STEP_RECORD = struct.Struct("<q")
 
 
 @dataclass
-class World:
-    """The processes of a run, as seen from this one.
+class ProcessGroup:
+    """The processes of a run, as seen from this one; torch's word for all of them is the world.
 
     Attributes:
         rank: number of this process, from 0; rank 0 alone prints and writes.
@@ -59,31 +59,32 @@ class World:
     _steps: int | None = field(default=None, repr=False)
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """True for rank 0, which prints and writes."""
         return self.rank == 0
 
-    def device(self, asked: torch.device) -> torch.device:
+    def device(self, requested: torch.device) -> torch.device:
         """Return the device of this process: one CUDA device for each local rank.
 
         Raises:
             DeviceError: fewer devices than processes, or one certain device for several of them.
         """
-        if self.size == 1 or asked.type != "cuda":
-            return asked
-        if asked.index is not None:
+        if self.size == 1 or requested.type != "cuda":
+            return requested
+        if requested.index is not None:
             raise DeviceError(
-                f"{asked} is one device, and {self.local_size} processes take one each; pass "
-                f"--device cuda, with CUDA_VISIBLE_DEVICES for certain ones"
+                f"--device {requested} is one device, and {self.local_size} processes need one "
+                "each; pass --device cuda, and choose devices with CUDA_VISIBLE_DEVICES"
             )
         count = torch.cuda.device_count()
         if self.local_rank >= count:
             raise DeviceError(
-                f"{self.local_size} processes on {count} CUDA devices; start {count}, one for each"
+                f"--devices {self.local_size}: this machine has {count} CUDA devices; start "
+                f"{count} processes, one per device"
             )
         return torch.device("cuda", self.local_rank)
 
-    def gathered(self, row: Sequence[float]) -> list[Sequence[float]]:
+    def all_gather(self, row: Sequence[float]) -> list[Sequence[float]]:
         """Gather a row of numbers from every rank, in the order of the ranks."""
         if self.size == 1:
             return [row]
@@ -92,18 +93,19 @@ class World:
         dist.all_gather(rows, own, group=self.group)
         return [gathered.tolist() for gathered in rows]
 
-    def most(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         """Return the largest number of all ranks."""
-        return int(max(row[0] for row in self.gathered([float(number)])))
+        return int(max(row[0] for row in self.all_gather([float(number)])))
 
-    def summed(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Sum a tensor over all ranks; each gets the same bits. The long time-out applies."""
         if self.size > 1:
             values = values.clone()  # `all_reduce` writes into its argument
+            # the default group, with the long time-out
             dist.all_reduce(values)
         return values
 
-    def decided(self, decide: Callable[[], Decision]) -> Decision:
+    def broadcast_from_main(self, decide: Callable[[], Decision]) -> Decision:
         """Call a function on rank 0 alone and return its result on every rank.
 
         Args:
@@ -111,35 +113,36 @@ class World:
         """
         if self.size == 1:
             return decide()
-        if not self.first:
+        if not self.is_main:
             document = json.loads(_receive())
             if "error" in document:
-                raise revived(document["error"])
+                raise error_from_json(document["error"])
             value: Decision = document["value"]
             return value
         try:
             value = decide()
         except VitkitError as error:
             # the other ranks wait for a message, also for that of a failure
-            _send(json.dumps({"error": described(error)}))
+            _send(json.dumps({"error": error_to_json(error)}))
             raise
         _send(json.dumps({"value": value}))
         return value
 
-    def note(self, step: int) -> None:
+    def record_step(self, step: int) -> None:
         """Record the last finished step, also in the launcher's file of steps."""
         self.step = step
         if self._steps is not None:
+            # one record for each rank, at its place
             os.pwrite(self._steps, STEP_RECORD.pack(step), STEP_RECORD.size * self.rank)
 
     def announce(self, run: Path) -> None:
         """Write the path of the run folder for the launcher."""
-        if self.first and (folder := os.environ.get(EXCHANGE)) is not None:
+        if self.is_main and (folder := os.environ.get(EXCHANGE)) is not None:
             (Path(folder) / RUN_FILE).write_text(str(run))
 
 
 @contextmanager
-def joined(device: torch.device, timeout: float) -> Iterator[World]:
+def join_process_group(device: torch.device, timeout: float) -> Iterator[ProcessGroup]:
     """Join the process group that the environment describes, while the block runs.
 
     Args:
@@ -149,16 +152,17 @@ def joined(device: torch.device, timeout: float) -> Iterator[World]:
     Raises:
         LostContact: another process has ended, or does not answer in time.
     """
-    size = int(os.environ["WORLD_SIZE"]) if in_world() else 1
+    size = int(os.environ["WORLD_SIZE"]) if has_rank() else 1
     if size == 1:
-        yield World()
+        yield ProcessGroup()
         return
     rank = int(os.environ["RANK"])
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    world: World | None = None
+    world: ProcessGroup | None = None
     try:
+        # collectives outside of steps wait for long ones of rank 0
         dist.init_process_group(backend, timeout=LONG_TIMEOUT)
-        world = World(
+        world = ProcessGroup(
             rank,
             size,
             local_rank=int(os.environ.get("LOCAL_RANK", rank)),
@@ -169,14 +173,14 @@ def joined(device: torch.device, timeout: float) -> Iterator[World]:
         if device.type == "cuda":
             torch.cuda.set_device(world.device(device))
         yield world
-        world.summed(torch.zeros(1))  # a barrier: no rank ends while another needs it
+        world.all_reduce_sum(torch.zeros(1))  # a barrier: no rank ends while another needs it
     except (RuntimeError, ConnectionError) as error:
         if not is_lost_contact(error):
             raise
         step = world.step if world else 0
         raise LostContact(
-            f"rank {rank} on {socket.gethostname()}, after step {step}: another process is gone, "
-            f"or silent for {timeout:g} s; go on with --resume "
+            f"rank {rank} on {socket.gethostname()}, after step {step}: another process has "
+            f"ended or has not answered for {timeout:g} s; resume with --resume "
             f"({str(error).splitlines()[0][:200]})"
         ) from error
     finally:
@@ -193,7 +197,7 @@ class LostContact(VitkitError):
     """A process of the run that does not answer; the cause is in that process's own error."""
 
 
-def in_world() -> bool:
+def has_rank() -> bool:
     """Return True if the environment gives this process a rank."""
     return {"RANK", "WORLD_SIZE"} <= os.environ.keys()
 
@@ -211,14 +215,14 @@ def is_lost_contact(error: BaseException) -> bool:
     return any(words in message for words in LOST_CONTACT_WORDS)
 
 
-def described(error: VitkitError) -> dict[str, Any]:
+def error_to_json(error: VitkitError) -> dict[str, Any]:
     """Return an error as JSON values."""
     kind = type(error).__name__
     return {"kind": kind, "text": str(error), "signum": getattr(error, "signum", None)}
 
 
-def revived(document: dict[str, Any]) -> VitkitError:
-    """Return the error that `described` turned into JSON; an unknown kind is a `VitkitError`."""
+def error_from_json(document: dict[str, Any]) -> VitkitError:
+    """Return the error of such JSON values; an unknown kind is a `VitkitError`."""
     kind = getattr(errors, document["kind"], VitkitError)
     if kind is Interrupted:
         return Interrupted(document["signum"], document["text"])

@@ -45,6 +45,7 @@ class VitkitError(Exception):
 def _one_line(text: str) -> str:
     """Shorten a message and escape control characters: names in files may hold any text."""
     if len(text) > LONGEST_MESSAGE:
+        # the end stays, as it says how to mend it
         text = f"{text[: LONGEST_MESSAGE - 500]} ... {text[-400:]}"
     if text.isprintable():
         return text

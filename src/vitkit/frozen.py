@@ -27,6 +27,7 @@ def frozen(*, raises: type[UserError]) -> Callable[[type[Instance]], type[Instan
     """Decorate a class: keyword-only, frozen, validated; every mistake raises `raises`."""
 
     def decorate(cls: type[Instance]) -> type[Instance]:
+        # unknown fields and non-finite numbers are mistakes
         config = ConfigDict(extra="forbid", allow_inf_nan=False)
         validated: Any = pydantic_dataclass(cls, frozen=True, kw_only=True, config=config)
         validate = validated.__init__
@@ -50,11 +51,6 @@ def to_json(instance: Any) -> dict[str, Any]:
     return values
 
 
-def replace(instance: Instance, **changes: Any) -> Instance:
-    """Return a copy with some fields changed, validated again; errors as at first."""
-    return type(instance)(**(to_json(instance) | changes))
-
-
 def field_names(cls: type[Any]) -> list[str]:
     """Return the names of a dataclass's fields, in order."""
     return [field.name for field in dataclasses.fields(cls)]
@@ -67,6 +63,7 @@ MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserError]) -> UserError:
     """Describe the first problem of `error` in one line, and count other fields with problems."""
     problems = error.errors(include_url=False)
+    # one line shows one problem; the rest is counted
     first = problems[0]
     name = str(first["loc"][0]) if first["loc"] else "value"
     kind = first["type"]
@@ -76,13 +73,39 @@ def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserErr
         text = f"{cls.__name__} has no field {name!r}{did_you_mean(name, field_names(cls))}"
     elif kind in MISSING and len(first["loc"]) == 1:
         text = f"{cls.__name__} needs the field {name!r}"
+    # raised by a validator of ours, whose text is a whole message
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
         # a field with a union type has a problem for each of its types
         expected = [_expected(problem) for problem in problems if problem["loc"][0] == name]
-        return raises.about(name, first["input"], " or ".join(dict.fromkeys(expected)), others)
+        both = _range(cls, name) if kind in BOUNDS else None
+        wanted = both or " or ".join(dict.fromkeys(expected))
+        return raises.about(name, first["input"], wanted, others)
     return raises(text + others)
+
+
+BOUNDS = ("greater_than_equal", "greater_than", "less_than_equal", "less_than")
+"""Kinds of pydantic's errors about a number that is too small or too large."""
+
+
+def _range(cls: type[Any], name: str) -> str | None:
+    """Describe the range of a field, or return None if it does not end at 1 or below."""
+    bounds: dict[str, float] = {}
+    for fact in cls.__pydantic_fields__[name].metadata:
+        for kind in ("ge", "gt", "le", "lt"):
+            if hasattr(fact, kind):
+                bounds[kind] = getattr(fact, kind)
+    # larger limits are only guards, which tell a user nothing
+    if max(bounds.values(), default=0) > 1:
+        return None
+    if bounds.keys() == {"ge", "le"}:
+        return f"must be from {bounds['ge']:g} to {bounds['le']:g}"
+    if bounds.keys() == {"ge", "lt"}:
+        return f"must be from {bounds['ge']:g} to below {bounds['lt']:g}"
+    if bounds.keys() == {"gt", "le"}:
+        return f"must be above {bounds['gt']:g} and at most {bounds['le']:g}"
+    return None
 
 
 EXPECTATIONS = {

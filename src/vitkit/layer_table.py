@@ -94,9 +94,9 @@ class LayerTable:
             narrow: leave out frames, input sizes and the trainable parameters of each module, so
                 that 80 columns suffice.
         """
-        whole = self.rows[0]
+        model_row = self.rows[0]
         table = Table(
-            title=whole.kind,
+            title=model_row.kind,
             title_justify="left",
             caption_justify="left",
             box=None if narrow else HEAVY_HEAD,
@@ -115,11 +115,11 @@ class LayerTable:
                 cells = _cells(row)
                 table.add_row(*(cells[str(column.header)] for column in table.columns))
         table.caption = (
-            f"parameters {whole.parameters:,}, trainable {whole.trainable:,}\n"
-            f"mult-adds {whole.mult_adds / 1e6:,.2f} M, and {whole.bias_adds / 1e6:,.2f} M "
-            f"additions of biases\n"
-            f"memory: input {self.input_mb:.2f} MB, activations forward and backward "
-            f"{self.activation_mb:.2f} MB, parameters {self.parameter_mb:.2f} MB, "
+            f"parameters {model_row.parameters:,}, trainable {model_row.trainable:,}\n"
+            f"multiply-adds {model_row.mult_adds / 1e6:,.2f} M, and "
+            f"{model_row.bias_adds / 1e6:,.2f} M additions of biases\n"
+            f"memory: input {self.input_mb:.2f} MB, activations forward and "
+            f"backward {self.activation_mb:.2f} MB, parameters {self.parameter_mb:.2f} MB, "
             f"together {self.total_mb:.2f} MB"
         )
         return table
@@ -242,13 +242,13 @@ class _Sizes:
         return 0
 
 
-def _input_size(module: nn.Module, given: Sequence[int] | None) -> tuple[int, ...]:
-    if given is not None:
-        return tuple(given)
+def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int, ...]:
+    if requested is not None:
+        return tuple(requested)
     spec = getattr(module, "spec", None)
     if spec is None:
         raise ShapeError(
-            f"{type(module).__name__} has no spec: give input_size, such as (1, 197, 768)"
+            f"{type(module).__name__} has no spec; pass input_size, such as (1, 197, 768)"
         )
     return (1, spec.in_channels, *spec.image_size)
 

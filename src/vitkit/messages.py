@@ -8,16 +8,21 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ENTRIES_SHOWN = 8
-"""Entries of a folder, or names of a list, that a message shows."""
+"""Names of a list that a message shows."""
+SIMILAR_SHOWN = 3
+"""Entries of a folder that a message suggests in the place of a missing one."""
 
 
 def plural(number: int, noun: str) -> str:
     """Return a count with its noun.
 
-    >>> plural(1, "epoch"), plural(1000, "epoch")
-    ('1 epoch', '1,000 epochs')
+    >>> plural(1, "epoch"), plural(1000, "epoch"), plural(2, "class")
+    ('1 epoch', '1,000 epochs', '2 classes')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    if number == 1:
+        return f"{number:,} {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def escape(name: str | os.PathLike[str]) -> str:
@@ -51,30 +56,37 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
     Upper and lower case do not matter.
 
     >>> did_you_mean("wdith", ["width", "depth"])
-    "; did you mean 'width'?"
+    " (did you mean 'width'?)"
     """
-    by_lower = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
+    matches = _nearest(word, choices, count)
     if not matches:
         return ""
-    return f"; did you mean {' or '.join(repr(by_lower[match]) for match in matches)}?"
+    return f" (did you mean {' or '.join(map(repr, matches))}?)"
+
+
+def _nearest(word: str, choices: Iterable[str], count: int) -> list[str]:
+    # compared in lower case, suggested as written
+    by_lower = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
+    return [by_lower[match] for match in matches]
 
 
 def nearest_parent(path: Path) -> str:
     """Describe the nearest existing folder above a missing path.
 
-    Such as `the nearest folder that exists is /a/b, with: c, d`.
+    Such as `the nearest folder that exists is /a/b, with: c, d`: the names in it that are similar
+    to the missing one, but no hidden files.
     """
     parent = next((p for p in path.absolute().parents if _is_folder(p)), Path("/"))
     try:
-        entries = sorted(p.name + ("/" if p.is_dir() else "") for p in parent.iterdir())
+        entries = [p.name + ("/" if p.is_dir() else "") for p in parent.iterdir()]
     except PermissionError:
         return f"the nearest folder that exists is {parent}, which cannot be listed"
-    shown = ", ".join(entries[:ENTRIES_SHOWN])
-    more = len(entries) - ENTRIES_SHOWN
-    if more > 0:
-        shown += f" and {more} more"
-    return f"the nearest folder that exists is {parent}, with: {shown or 'nothing in it'}"
+    missing = path.absolute().relative_to(parent).parts[0]
+    shown = [entry for entry in sorted(entries) if not entry.startswith(".")]
+    near = _nearest(missing, shown, SIMILAR_SHOWN)
+    similar = f", with: {', '.join(near)}" if near else ""
+    return f"the nearest folder that exists is {parent}{similar}"
 
 
 def _is_folder(path: Path) -> bool:

@@ -63,7 +63,7 @@ class Predictor:
         preprocess: the evaluation transform.
         classes: the K names; empty means numbers.
         device: the device of the images that `forward` receives.
-        batch_size: images run at once.
+        batch_size: images per batch.
         temperature: divides the logits before the softmax.
 
     Attributes:
@@ -110,8 +110,8 @@ class Predictor:
             checkpoint: a checkpoint or its path; its model stays where it is.
             engine: `torch`, or `auto`, which is the same.
             precision: `bfloat16` runs matrix products under autocast.
-            device: `cpu`, `cuda`, `mps`; auto takes the best there is.
-            batch_size: images run at once.
+            device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+            batch_size: images per batch.
 
         Raises:
             CheckpointError: a file that is not a checkpoint, or a model without a head.
@@ -124,13 +124,13 @@ class Predictor:
             )
         if precision not in PRECISIONS:
             raise SettingError(
-                f"precision {precision!r} does not exist; there are {', '.join(PRECISIONS)}"
+                f"precision {precision!r} does not exist; precisions are {', '.join(PRECISIONS)}"
             )
         checkpoint = as_checkpoint(checkpoint)
         if checkpoint.model.spec.num_classes == 0:
             raise CheckpointError(
-                f"{checkpoint.path or 'this model'} has no head, so no classes to predict; vitkit "
-                f"embed gives its features, vitkit train --pretrained a head"
+                f"{checkpoint.path or 'this model'} has no head and predicts no classes; vitkit "
+                "embed writes its features, and vitkit train --pretrained trains a head"
             )
         model_device = resolve_device(device)
         model = on_device(checkpoint.model, model_device)
@@ -188,6 +188,7 @@ class Predictor:
         if top_k < 1:
             raise SettingError.about("top_k", top_k, "must be 1 or more")
         for logits, results in self._batches(images):
+            # (B, K); dividing by a temperature leaves the order of the classes unchanged
             probabilities = (logits / self.temperature).softmax(-1)
             values, classes = probabilities.topk(min(top_k, probabilities.shape[-1]))
             top = [*zip(values.tolist(), classes.tolist(), strict=True)]
@@ -216,6 +217,7 @@ class Predictor:
             for result in results:
                 if isinstance(result, ImageError):
                     raise result
+            # without failures, the rows of a batch are its images in order
             batches.append(rows)
         return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
 
@@ -229,7 +231,8 @@ class Predictor:
     ) -> Iterator[tuple[Float[Tensor, "B K"], list[int | ImageError]]]:
         """Yield the outputs of each batch, and for each of its images its row or its error."""
         if isinstance(images, str | PathLike | bytes | Image.Image | np.ndarray):
-            raise SettingError("one image was given where a list is expected; write [image]")
+            raise SettingError("expected a list of images, got one image; write [image]")
+        # decoders and resizing release the interpreter lock, so threads are enough
         pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, os.cpu_count() or 1))
         memory = MemoryLimit(PIXELS_AT_ONCE)
         waiting: deque[list[Future[ResizedImage | ImageError]]] = deque()
@@ -278,6 +281,7 @@ class Predictor:
             else:
                 results.append(len(pixels))
                 pixels.append(image)
+        # every image of the batch failed, so the model has nothing to run
         if not pixels:
             return torch.empty(0, max(len(self.classes), 1)), results
         images = normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
@@ -292,6 +296,7 @@ def feature_predictor(
     model_device = resolve_device(device)
     model = on_device(checkpoint.model, model_device)
     return Predictor(
+        # (B, C, H, W) -> (B, D), before the head
         lambda images: model.pooled(model.forward_features(images)),
         checkpoint.preprocess,
         device=model_device,
@@ -311,8 +316,8 @@ def embed(
     Args:
         checkpoint: a checkpoint or its path.
         images: paths, bytes, PIL images or uint8 arrays, in any mixture.
-        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
-        batch_size: images run at once.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
 
     Raises:
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
@@ -340,8 +345,8 @@ def read_image(
     """
     if not isinstance(image, str | PathLike | bytes | Image.Image | np.ndarray):
         raise SettingError(
-            f"{name} is a {type(image).__name__}; give one image: a path, bytes, a PIL image "
-            f"or a uint8 array"
+            f"{name} is a {type(image).__name__}; pass an image: a path, bytes, a PIL image or a "
+            "uint8 array"
         )
     if isinstance(image, Image.Image | np.ndarray):
         return as_rgb(image, name)

@@ -49,5 +49,6 @@ def keep_freed_memory() -> None:
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     mallopt = ctypes.CDLL(None).mallopt
+    # a freed block below this size stays in the heap, and the heap keeps its end
     mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
     mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)

@@ -60,6 +60,7 @@ def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
 
     It is the stable argsort of `hash64(seed, epoch, i)`.
     """
+    # stable: two equal hashes would otherwise be sorted in another way elsewhere
     return np.argsort(hash64(seed, epoch, np.arange(n)), kind="stable").astype(np.int64)
 
 

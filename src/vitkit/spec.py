@@ -5,13 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Annotated, Any, Literal, SupportsIndex
+from typing import Annotated, Any, Literal, SupportsIndex, TypeVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from vitkit.errors import SpecError
-from vitkit.frozen import field_names, frozen, replace, to_json
+from vitkit.frozen import field_names, frozen, to_json
 from vitkit.messages import did_you_mean
 
 
@@ -78,14 +78,54 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
         divisors = [k for k in range(1, width + 1) if width % k == 0]
         nearest = sorted(sorted(divisors, key=lambda k: abs(k - num_heads))[:2])
         raise SpecError(
-            f"width {width} is not divisible by num_heads {num_heads}; "
-            f"take {' or '.join(map(str, nearest))} heads, or give head_width"
+            f"width {width} is not divisible by num_heads {num_heads}; use "
+            f"{' or '.join(map(str, nearest))} heads, or set head_width"
         )
     return width // num_heads
 
 
+MAX_LIST_LENGTH = 1000
+"""Values of a field that is a list; no model needs as many."""
+Description = TypeVar("Description", bound="_Described")
+
+
+class _Described:
+    """The base of `ViTSpec` and `Preprocess`: to JSON, from JSON, and copies with changes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` is the inverse."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls: type[Description], values: Mapping[str, Any]) -> Description:
+        """Return the description of these values; `SpecError` for unknown or wrong fields."""
+        return cls(**_object(values, cls))
+
+    def replace(self: Description, **changes: Any) -> Description:
+        """Return a copy with some fields changed, validated again."""
+        return type(self)(**vars(self) | changes)
+
+
+def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
+    """Check that values are fields of the class, before pydantic keeps an error for each other."""
+    if not isinstance(values, Mapping):
+        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
+    known = field_names(cls)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        near = did_you_mean(unknown[0], known)
+        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
+            raise SpecError(
+                f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
+            )
+    return values
+
+
 @frozen(raises=SpecError)
-class ViTSpec:
+class ViTSpec(_Described):
     """The architecture of a plain ViT ("An Image is Worth 16x16 Words", Sec. 3.1).
 
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
@@ -239,41 +279,6 @@ class ViTSpec:
         """The width of all heads side by side, k * h."""
         return self.num_heads * resolve_head_width(self.width, self.num_heads, self.head_width)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` is the inverse."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> ViTSpec:
-        """Return the spec of these values. Raises `SpecError` for unknown or wrong fields."""
-        return cls(**_object(values, cls))
-
-    def replace(self, **changes: Any) -> ViTSpec:
-        """Return a copy with some fields changed, validated again."""
-        return replace(self, **changes)
-
-
-def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
-    """Check that values are fields of the class, before pydantic keeps an error for each other."""
-    if not isinstance(values, Mapping):
-        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
-    known = field_names(cls)
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        near = did_you_mean(unknown[0], known)
-        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
-    for name, value in values.items():
-        if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
-            raise SpecError(
-                f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
-            )
-    return values
-
-
-MAX_LIST_LENGTH = 1000
-"""Values of a field that is a list; no model needs as many."""
-
 
 def _multiples(number: int, divisor: int) -> str:
     """Name the nearest multiple of `divisor`, or both if they are equally near."""
@@ -296,13 +301,13 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
         )
     if spec.positions != "rope" and spec.rope_temperature != ViTSpec.rope_temperature:
         raise SpecError(
-            f"rope_temperature {spec.rope_temperature:g} means nothing with positions "
+            f"rope_temperature {spec.rope_temperature:g} has no effect with positions "
             f"{spec.positions!r}; set positions to 'rope', or leave it out"
         )
     if spec.mlp != "plain" and spec.activation != "silu":
         raise SpecError(
-            f"mlp {spec.mlp!r} is gated by silu and activation is {spec.activation!r}; "
-            "set activation to 'silu', or mlp to 'plain'"
+            f"mlp {spec.mlp!r} has a silu gate, and activation is {spec.activation!r}; set "
+            "activation to 'silu', or mlp to 'plain'"
         )
 
 
@@ -317,7 +322,7 @@ def _check_stem(spec: ViTSpec) -> None:
     fewest = 2 if spec.resnet_variant == "jeonsworld" else 0
     if not fewest <= len(spec.resnet_layers) < len(STAGE_STRIDES):
         raise SpecError(
-            f"resnet_layers {spec.resnet_layers} are {len(spec.resnet_layers)} stages; a "
+            f"resnet_layers {spec.resnet_layers} has {len(spec.resnet_layers)} stages; a "
             f"{spec.resnet_variant} ResNet has {fewest} to {len(STAGE_STRIDES) - 1}"
         )
     stride = STAGE_STRIDES[len(spec.resnet_layers)]
@@ -336,9 +341,14 @@ def _check_tokens(spec: ViTSpec) -> None:
             f"class_token={spec.class_token} and pooling {spec.pooling!r}"
         )
     if spec.distilled_readout == "cls" and not spec.distillation_token:
-        raise SpecError("distilled_readout 'cls' needs distillation_token=True; or leave it out")
+        raise SpecError(
+            "distilled_readout 'cls' needs distillation_token=True; set it, or leave out "
+            "distilled_readout"
+        )
     if spec.pooling in ("cls", "cls_mean") and not spec.class_token:
-        raise SpecError(f"pooling {spec.pooling!r} needs class_token=True; or take pooling 'mean'")
+        raise SpecError(
+            f"pooling {spec.pooling!r} needs class_token=True; set it, or use pooling 'mean'"
+        )
 
 
 Interpolation = Literal["nearest", "bilinear", "bicubic"]
@@ -347,7 +357,7 @@ Channel = tuple[float] | tuple[float, float, float]
 
 
 @frozen(raises=SpecError)
-class Preprocess:
+class Preprocess(_Described):
     """The evaluation transform of a decoded image, (H, W, 3) uint8 RGB.
 
     The image is converted to grey for one channel (Rec. 601), resized to `image_size`, divided by
@@ -376,23 +386,10 @@ class Preprocess:
         if max(self.image_size) > 2**14 * self.crop_ratio:
             raise SpecError(
                 f"image_size {self.image_size} with crop_ratio {self.crop_ratio:g} enlarges "
-                f"images beyond {2**14} pixels; take a smaller size or a larger ratio"
+                f"images to more than {2**14} pixels; use a smaller size or a larger ratio"
             )
 
     @property
     def channels(self) -> int:
         """The number of channels C, 1 for grey and 3 for RGB."""
         return len(self.mean)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` is the inverse."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Preprocess:
-        """Return the transform of these values. Raises `SpecError` as for a new one."""
-        return cls(**_object(values, cls))
-
-    def replace(self, **changes: Any) -> Preprocess:
-        """Return a copy with some fields changed, validated again."""
-        return replace(self, **changes)

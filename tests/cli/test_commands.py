@@ -127,7 +127,7 @@ def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, c
         assert cli.run([words[0], best, *broken, *words[1:]]) == 2
         out, err = capsys.readouterr()
         assert (out, err.splitlines()[-1]) == (
-            "", "vitkit: none of the 2 images could be used, see above")  # fmt: skip
+            "", "vitkit: none of the 2 images could be used; the reasons are above")  # fmt: skip
     assert (table.read_text(), features.read_bytes()) == (before, features_before)
 
 
@@ -142,8 +142,8 @@ def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_pa
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
-        said = process.stderr.read()
-    assert (process.returncode, said) == (0, b"")
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")
     assert len(table.read_text().splitlines()) == 1 + 600 * 5
 
 
@@ -197,10 +197,10 @@ def test_summary_cuts_nothing_on_a_terminal_of_80_columns(name, numbers, monkeyp
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")  # rich takes what is no terminal for one
     assert cli.run(["summary", name]) == 0
-    said = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
-    assert "\N{HORIZONTAL ELLIPSIS}" not in said
-    assert max(map(len, said.splitlines())) <= 80
-    assert [number for number in numbers if number not in said] == []
+    printed = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    assert max(map(len, printed.splitlines())) <= 80
+    assert [number for number in numbers if number not in printed] == []
 
 
 def test_summary_and_models(best, capsys):
@@ -262,10 +262,10 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
         wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
         child.send_signal(signum)
         assert child.wait() == code
-    said = child.stderr
-    assert said.startswith("vitkit: stopped at step ")
-    assert f"vitkit train --resume {output}" in said
-    assert "Traceback" not in said
+    message = child.stderr
+    assert message.startswith("vitkit: stopped at step ")
+    assert f"vitkit train --resume {output}" in message
+    assert "Traceback" not in message
     assert vitkit.load(output / "weights" / "last.safetensors").model.spec.depth == 1
     assert not list(output.glob("state/.tmp*"))
 
@@ -290,7 +290,7 @@ def test_training_in_a_file_prints_plain_lines(tmp_path):
         assert (child.wait(), child.stderr) == (0, "")
     assert "\x1b" not in child.stdout
     assert "epoch   2/2" in child.stdout
-    assert "test, 359 images, read once" in child.stdout
+    assert "test split, 359 images, evaluated once" in child.stdout
 
 
 def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
@@ -306,10 +306,10 @@ def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
     words = ["train", "--resume", str(output), "--epochs", "9"]
     with forked(words, tmp_path, before=limit) as child:
         assert child.wait() == 2, child.stderr
-    said = child.stderr
-    assert "the file would be larger than the limit allows" in said
-    assert "MB needed" in said
-    assert said.count("\n") == 1
+    message = child.stderr
+    assert "the file would be larger than the limit allows" in message
+    assert "MB needed" in message
+    assert message.count("\n") == 1
     for path, content in before.items():
         if path.name not in ("config.yaml", "metrics.csv", "metrics.jsonl"):
             assert path.read_bytes() == content, path
@@ -336,4 +336,4 @@ def test_the_usual_short_flags_mean_the_long_ones(tmp_path):
     assert [kept[name] for name in names] == ["digits", 160, 64, 0.2, 0.0, 0]
     on = ["train", "digits", "--resume", "auto", "--output-dir", str(run), "--max-steps", "2"]
     assert cli.run(on) == 0
-    assert "going on from step 1" in (run / "train.log").read_text()
+    assert "resuming from step 1" in (run / "train.log").read_text()

@@ -16,7 +16,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.comparison import mcnemar
+from vitkit.evaluation.mcnemar import mcnemar
 
 CLASSES = ("ant", "bee", "cat")
 GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.25,), fit="squash")
@@ -61,7 +61,7 @@ def saved(tmp_path_factory, images):
     return make
 
 
-def said(path: str, images: Path) -> tuple[list[str], list[str], list[float]]:
+def predictions_of(path: str, images: Path) -> tuple[list[str], list[str], list[float]]:
     """Of the test images in their order: true class, predicted class, probability."""
     files = sorted((images / "test").glob("*/*.png"))
     found = vitkit.Predictor.from_checkpoint(path, device="cpu")(files)
@@ -70,8 +70,8 @@ def said(path: str, images: Path) -> tuple[list[str], list[str], list[float]]:
 
 def test_two_checkpoints_against_a_count_by_hand(saved, images, capsys):
     first, second = saved(0), saved(1)
-    labels, one, _ = said(first, images)
-    other = said(second, images)[1]
+    labels, one, _ = predictions_of(first, images)
+    other = predictions_of(second, images)[1]
     right = [[a == b for a, b in zip(labels, guess, strict=True)] for guess in (one, other)]
     only_first = sum(a and not b for a, b in zip(*right, strict=True))
     only_second = sum(b and not a for a, b in zip(*right, strict=True))
@@ -116,7 +116,7 @@ def test_one_seed_is_one_run_and_a_run_is_no_other(saved, images):
     assert vitkit.compare(best, last, device="cpu").repeats == ()
     (group,) = vitkit.compare(best, last, other, device="cpu").repeats
     assert group.names == (best, other)
-    with pytest.raises(SettingError, match="compare two or more different checkpoints"):
+    with pytest.raises(SettingError, match="expected two or more different checkpoints"):
         vitkit.compare(best, f"{Path(best).parent}/./{Path(best).name}", device="cpu")
 
 
@@ -133,7 +133,7 @@ def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, images):
     pair = vitkit.compare(path, turned, device="cpu").pairs[0]
     assert (pair.only_first, pair.only_second, pair.p) == (0, 0, 1.0)
     assert pair.both == round(vitkit.evaluate(path, images, device="cpu")["top1"] * 37)
-    assert pair.verdict.startswith("no significant difference")
+    assert pair.verdict.startswith("No significant difference")
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (1, 0), (8, 5), (3, 20), (15, 0), (300, 220)])
@@ -165,20 +165,20 @@ def test_what_cannot_be_compared_is_named(saved, images, tmp_path):
         vitkit.compare(first, first)
     with pytest.raises(SettingError, match="two or more different"):
         vitkit.compare(first)
-    with pytest.raises(SettingError, match="name one with --data"):
+    with pytest.raises(SettingError, match="name the data to compare on with --data"):
         vitkit.compare(first, saved(0, recipe={"data": "digits"}))
     four = saved(0, classes=(*CLASSES, "dog"))
     with pytest.raises(DataError, match="different classes: only one of them has dog"):
         vitkit.compare(first, four, device="cpu")
     write_images(tmp_path / "flat", 10, 3)
     changed = saved(0, data={"fingerprint": "0" * 64})
-    with pytest.raises(DataError, match="not those the checkpoint was trained on"):
+    with pytest.raises(DataError, match="differ from those the checkpoint was trained on"):
         vitkit.compare(second, changed, data=tmp_path / "flat", device="cpu")
 
 
 def test_eval_says_everything_as_json(saved, images, capsys):
     path = saved(5, temperature=2.0)
-    labels, predicted, _ = said(path, images)
+    labels, predicted, _ = predictions_of(path, images)
     assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"top1", "top3", "loss", "images", "brier", "ece", "top1_low", "top1_high",
@@ -199,8 +199,10 @@ def test_eval_says_everything_as_json(saved, images, capsys):
 def test_eval_names_the_classes_that_have_no_images(saved, images, capsys):
     path = saved(0, classes=("ant", "bee", "cat", "dog", "elk"))
     assert cli.run(["eval", path, str(images), "--device", "cpu"]) == 0
-    said = capsys.readouterr().out
-    assert "no images of 2 of the 5 classes: dog, elk; balanced_accuracy is over the others" in said
+    printed = capsys.readouterr().out
+    assert (
+        "no images of 2 of the 5 classes: dog, elk; balanced_accuracy is over the others" in printed
+    )
     assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["classes_without_images"] == ["dog", "elk"]
@@ -214,14 +216,14 @@ def test_eval_names_the_classes_that_have_no_images(saved, images, capsys):
 
 def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     path = saved(5, temperature=2.0)
-    labels, predicted, probabilities = said(path, images)
+    labels, predicted, probabilities = predictions_of(path, images)
     files = {end: tmp_path / f"confusion.{end}" for end in ("png", "csv")}
     rows = tmp_path / "rows.csv"
     words = ["eval", path, str(images), "--device", "cpu", "--predictions", str(rows)]
     for file in files.values():
         assert cli.run([*words, "--confusion", str(file)]) == 0
     table = capsys.readouterr().out
-    for line in ("top1", "95 %:", "balanced_accuracy", "with the temperature:", "worst classes"):
+    for line in ("top1", "95 %:", "balanced_accuracy", "calibrated:", "worst classes"):
         assert line in table
     with Image.open(files["png"]) as image:
         assert image.width >= 3 * 40
@@ -238,4 +240,22 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     assert [float(r["probability"]) for r in written] == pytest.approx(probabilities, abs=2e-6)
     assert len({row["image"] for row in written}) == 37
     assert cli.run(["eval", path, str(images), "--confusion", "matrix.pdf"]) == 2
-    assert "name it .png or .csv" in capsys.readouterr().err
+    assert "expected a name that ends in .png or .csv" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_records_no_data_is_named(saved):
+    known, unknown = saved(0), saved(1, recipe={})
+    with pytest.raises(SettingError, match=f"^{unknown} does not record which data it was"):
+        vitkit.compare(known, unknown)
+    other = saved(2, recipe={"data": "digits"})
+    with pytest.raises(SettingError, match=f"trained on different data .*{other} on digits"):
+        vitkit.compare(known, other)
+
+
+def test_of_other_data_the_classes_are_the_first_problem(saved, tmp_path):
+    write_images(tmp_path, 4, 7)
+    trained = {"data": {"fingerprint": "of other images"}}
+    with pytest.raises(DataError, match="has no test folder"):
+        vitkit.evaluate(saved(3, **trained), tmp_path)
+    with pytest.raises(DataError, match="classes that the checkpoint lacks: ant, bee, cat; it"):
+        vitkit.evaluate(saved(3, ("x", "y", "z"), **trained), tmp_path)

@@ -143,16 +143,19 @@ def test_erasing_puts_noise_into_one_box_of_some_images():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rand-m9-mstd0.5-incl1", r"'incl1' is no part of it; did you mean 'inc'\?"),
-        ("rand-m11", "m11 is above the highest level 10; lower it, or add -mmax11"),
-        ("rand-m40", "m40 must have a number from 0 to 30"),
-        ("rand-n0", "n0 must have a whole number from 1 to 15"),
-        ("rand-p1.5", "p1.5 must have a number from 0 to 1"),
-        ("rand-m15-mmax15-inc1", "the operations of inc1 end at level 10"),
-        ("randaugment", r"is no policy; did you mean 'rand-m9-mstd0.5-inc1'|did you mean 'rand'"),
-        ("trivail", r"is no policy; did you mean 'trivial'\?"),
-        ("3-augment", "is no policy.*take one of"),
-        ("", "is no policy"),
+        ("rand-m9-mstd0.5-incl1", r"'incl1' is not part of a policy .did you mean 'inc'\?"),
+        ("rand-m11", "m11 is above the highest magnitude 10; lower it, or add -mmax11"),
+        ("rand-m40", "the strength m must be from 0 to 30, got 40"),
+        ("rand-n0", "operations n must be a whole number from 1 to 15, got 0"),
+        ("rand-p1.5", r"the probability p must be from 0 to 1, got 1\.5"),
+        ("rand-m15-mmax15-inc1", "with inc1 the highest magnitude is 10"),
+        (
+            "randaugment",
+            r"is not a policy .did you mean 'rand-m9-mstd0.5-inc1'|did you mean 'rand'",
+        ),
+        ("trivail", r"is not a policy .did you mean 'trivial'\?"),
+        ("3-augment", "is not a policy.*pass a policy such as"),
+        ("", "is not a policy"),
     ],
 )
 def test_a_policy_that_means_nothing_is_refused(text, message):

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.data.sources.open import ArraySplit
 from vitkit.spec import Preprocess
 
 SMALL = Preprocess(image_size=12, fit="squash")

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from processes import PATIENCE
 
 from vitkit.data.checks.check import Problem, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
+from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.scan import scan_split
-from vitkit.data.sources.open import FileSplit, open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 
 GOOD = 12
@@ -141,17 +143,22 @@ def test_more_images_than_one_block(tmp_path: Path) -> None:
 
 def test_threads_share_a_bound_of_pixels(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a check of large images needs no more memory on more cores."""
-    inside, most = [0], [0]
+    lock, inside, most, two_at_once = threading.Lock(), [0], [0], threading.Event()
 
-    def plural(*seen: object) -> object:
-        inside[0] += 1
-        most[0] = max(most[0], inside[0])
-        time.sleep(0.003)
-        inside[0] -= 1
+    def noting(*seen: object) -> object:
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            if most[0] > 1:
+                two_at_once.set()
+        two_at_once.wait(PATIENCE)
+        time.sleep(0.003)  # so that others come in, where the bound lets them
+        with lock:
+            inside[0] -= 1
         return summarise(*seen)
 
     summarise = scan.summarise
-    monkeypatch.setattr(scan, "summarise", plural)
+    monkeypatch.setattr(scan, "summarise", noting)
     monkeypatch.setattr(scan, "SCAN_GROUP", 1)
     split = open_dataset(root).splits["val"]
     pixels = split.read(0).shape[0] * split.read(0).shape[1]

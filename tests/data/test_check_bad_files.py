@@ -14,7 +14,8 @@ import pytest
 from bad_images import CONTENTS, TRAPS, make_bad_folder, refused_by_header
 
 from vitkit.data.checks.check import check_dataset
-from vitkit.data.sources.open import FileSplit, open_dataset
+from vitkit.data.datasets.dataset import FileSplit
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError
 
 KINDS = len(CONTENTS) + len(TRAPS)

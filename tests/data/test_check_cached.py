@@ -17,11 +17,11 @@ from image_files import folder, save
 import vitkit.data.datasets.dataset
 from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import scan
-from vitkit.data.datasets.dataset import Store, StoredSplit
+from vitkit.data.datasets.dataset import Dataset, Store, StoredSplit
 from vitkit.data.datasets.file_digests import LEAST_CACHED, file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images import rereading
-from vitkit.data.sources.open import Dataset, cached, open_dataset
+from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, FileCache, file_keys
 
@@ -220,7 +220,7 @@ def test_files_are_hashed_again_when_the_disk_failed_for_a_moment(
         return opened(path, *args, **options)
 
     monkeypatch.setattr("builtins.open", fail)
-    monkeypatch.setattr(rereading.time, "sleep", pauses.append)
+    monkeypatch.setattr("time.sleep", pauses.append)
     expected = [hashlib.sha256(path.name.encode()).digest() for path in paths]
 
     failing[0] = 10**9  # the disk is gone: not every file is waited for

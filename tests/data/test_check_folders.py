@@ -17,8 +17,9 @@ from bad_images import TRAPS
 from image_files import folder, refusal, save
 
 from vitkit.data.checks.check import Report, check_dataset
+from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.images.decode import decode
-from vitkit.data.sources.open import Dataset, open_dataset
+from vitkit.data.sources.open import open_dataset
 
 COUNTS = {"train/a": 3, "train/b": 3, "train/c": 3, "val/a": 2, "val/b": 2, "val/c": 2}
 
@@ -75,7 +76,7 @@ def test_labels_are_aligned_by_name(tmp_path: Path, trap: str) -> None:
 
 
 def test_a_class_that_only_val_has_is_refused(tmp_path: Path) -> None:
-    assert "val has 1 classes that train lacks: 'd'" in refusal(
+    assert "val has 1 class that train lacks: 'd'" in refusal(
         folder(tmp_path, {**COUNTS, "val/d": 1})
     )
 
@@ -84,7 +85,7 @@ def test_classes_that_differ_in_case_are_refused(tmp_path: Path) -> None:
     assert "differ only in case" in refusal(folder(tmp_path, {**COUNTS, "train/A": 1}))
 
 
-def test_an_image_in_train_and_val_is_told(tmp_path: Path) -> None:
+def test_an_image_in_train_and_val_is_reported(tmp_path: Path) -> None:
     root = folder(tmp_path, COUNTS)
     shutil.copy(root / "train" / "a" / "0.png", root / "val" / "a" / "seen.png")
     (leak,) = (f for f in check_dataset(open_dataset(root)).findings if f.kind == "leak")

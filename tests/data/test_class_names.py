@@ -75,13 +75,13 @@ def test_names_that_look_alike_are_refused(names: tuple[str, str]) -> None:
     [("cat", "cat "), ("great white", "great_white"), ("great-white", "GreatWhite"), ("1", "01"),
      ("cat", "\uff43\uff41\uff54"), ("cat", "c\u200bat"), ("img 7", "img 007")],
 )  # fmt: skip
-def test_names_that_may_be_one_class_are_told(names: tuple[str, str]) -> None:
+def test_names_that_may_be_one_class_are_noted(names: tuple[str, str]) -> None:
     (line,) = doubtful_names(("dog", *names))
     assert all(ascii(name) in line for name in names)
     assert "look alike" in line
 
 
-def test_names_that_are_none_are_told_and_others_are_not() -> None:
+def test_names_that_are_none_are_noted_and_others_are_not() -> None:
     assert "missing label" in doubtful_names(["dog", "NaN"])[0]
     assert doubtful_names(["dog", "nancy", "1", "10", "100", "1.5", "1.05", "-", "_"]) == []
 
@@ -104,7 +104,9 @@ def test_long_lists_are_cut() -> None:
     assert quote_list("abcdef", most=2) == "'a', 'b' and 4 more"
 
 
-def test_classes_are_matched_by_name_and_a_later_one_of_two_counts() -> None:
+def test_classes_are_matched_by_name_and_two_of_one_name_are_ambiguous() -> None:
     match = match_classes(["dog", "bird", "cat"], ["cat", "dog", "owl", "cat"])
-    assert match.indices == (1, 3)
+    assert match.indices == (1, 0)
     assert (match.unknown, match.unused) == (("bird",), ("owl",))
+    assert match.ambiguous == ("cat",)
+    assert match_classes(["dog"], ["cat", "dog", "cat"]).ambiguous == ()

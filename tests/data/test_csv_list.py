@@ -80,7 +80,7 @@ def test_without_splits_it_is_cut_as_a_flat_folder_is(tmp_path: Path) -> None:
     assert listed.cut
     assert contents(listed) == contents(whole)
     assert [len(split) for split in listed.splits.values()] == [35, 5, 10]
-    assert "cut 70/10/20" in listed.notes[-1]
+    assert "divided 70/10/20" in listed.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_split_column(images: Path) -> None:
 def test_a_class_that_train_lacks(images: Path) -> None:
     text = "path,label,split\nx/0.png,a,train\nx/1.png,b,train\nx/2.png,c,val\nx/3.png,a,val\n"
     data = listing(images, text)
-    assert "val has 1 classes that train lacks: 'c'" in refusal(data)
+    assert "val has 1 class that train lacks: 'c'" in refusal(data)
     opened = open_dataset(data, ignore_extra_classes=True)
     assert contents(opened)["val"] == {("a", 3)}
     assert opened.splits["val"].name(0) == "x/3.png (line 5)"
@@ -144,13 +144,13 @@ BAD_ROWS = {
     "x/0.png,b": "line 3: 'x/0.png' is 'b' here and 'a' in line 2",
     "./x//0.png,b": "line 3: 'x/0.png' is 'b' here and 'a' in line 2",
     "x/1.png,A": "class names 'A' and 'a' differ only in case",
-    'x/1.png,"b': "not a CSV from line 3 on",
+    'x/1.png,"b': "not a CSV file from line 3 on",
     "x/1.png,a": "only one class has images, 'a'",
 }
 
 
 @pytest.mark.parametrize("row", BAD_ROWS)
-def test_bad_rows_are_told_by_their_line(images: Path, row: str) -> None:
+def test_bad_rows_are_refused_with_their_line(images: Path, row: str) -> None:
     assert BAD_ROWS[row] in refusal(listing(images, f"path,label\nx/0.png,a\n{row}\n"))
 
 
@@ -160,9 +160,25 @@ def test_lines_are_counted_over_quoted_breaks_and_empty_lines(images: Path) -> N
 
 
 def test_only_the_first_bad_rows_are_shown(images: Path) -> None:
-    message = refusal(listing(images, "path,label\n" + "x/1.png\n" * 30))
-    assert "line 2: no label; line 3: no label;" in message
+    rows = "".join(f"../{number}.png,a\n" for number in range(30))
+    message = refusal(listing(images, "path,label\n" + rows))
+    assert "line 2: path '../0.png' leads out" in message
     assert message.endswith("and 25 more")
+
+
+def test_lines_of_one_problem_are_listed_together(images: Path) -> None:
+    rows = "x/0.png,a,trian\n" * 4
+    message = refusal(listing(images, "path,label,split\n" + rows))
+    assert message.endswith("lines 2 to 5: split 'trian'; expected train, val or test")
+    message = refusal(listing(images, "path,label\nx/0.png\nx/1.png,a\nx/2.png\n"))
+    assert message.endswith("2 lines from 2 to 4: no label")
+
+
+def test_a_list_whose_files_are_all_elsewhere_asks_for_their_folder(images: Path) -> None:
+    table = listing(images, "path,label\nx/no.png,a\nx/none.png,b\n")
+    message = refusal(table)
+    assert f"2 of 2 paths do not exist below {images}; pass the folder they are" in message
+    assert "as --data-root" in message
 
 
 @pytest.mark.parametrize(
@@ -175,9 +191,9 @@ def test_only_the_first_bad_rows_are_shown(images: Path) -> None:
         ("path,label\n", "no images"),
         (
             "path,label,split\nx/0.png,a,extra\n",
-            "line 2: split 'extra', expected train, val or test",
+            "line 2: split 'extra'; expected train, val or test",
         ),
-        ("path,label,split\nx/0.png,a,\n", "line 2: split '', expected"),
+        ("path,label,split\nx/0.png,a,\n", "line 2: split ''; expected"),
         ("path,label,split\nx/0.png,a,train\nx/0.png,a,val\n", "is 'val/a' here and 'train/a'"),
     ],
 )
@@ -187,13 +203,13 @@ def test_lists_that_cannot_be_used(images: Path, text: str, expected: str) -> No
 
 def test_a_list_that_is_no_text(images: Path) -> None:
     (images / "data.csv").write_bytes(b"path,label\nx/\xff.png,a\n")
-    assert "expected UTF-8 text" in refusal(images / "data.csv")
+    assert "expected UTF-8" in refusal(images / "data.csv")
     (images / "data.csv").write_bytes("path,label\nx/0.png,a\n".encode("utf-16")[:-1])
-    assert "or UTF-16 with its mark" in refusal(images / "data.csv")
+    assert "or UTF-16 with a byte order mark" in refusal(images / "data.csv")
     (images / "data.csv").write_bytes(b"path,label\nx/0.png," + b"a" * 200_000)
-    assert "not a CSV from line 2 on" in refusal(images / "data.csv")
+    assert "not a CSV file from line 2 on" in refusal(images / "data.csv")
     (images / "data.csv").write_text("x" * 140_000)
-    assert "not a CSV from line 1 on: field larger than" in refusal(images / "data.csv")
+    assert "not a CSV file from line 1 on: field larger than" in refusal(images / "data.csv")
 
 
 def test_links_out_of_the_folder(images: Path, tmp_path: Path) -> None:
@@ -224,6 +240,6 @@ def test_a_file_that_is_not_there_is_a_bad_image_with_its_line(images: Path) -> 
 
 def test_rows_that_repeat_are_counted(images: Path) -> None:
     dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS))
-    assert "12 rows list an image once more" in dataset.notes
-    with pytest.raises(DataError, match="no such folder"):
+    assert "12 rows repeat an image" in dataset.notes
+    with pytest.raises(DataError, match=r"other\.csv: no such file; the nearest"):
         open_dataset(images / "other.csv")

@@ -13,11 +13,8 @@ from image_files import (
     save,
 )
 
-from vitkit.data.sources.open import (
-    open_dataset,
-    stratified_split,
-    with_validation,
-)
+from vitkit.data.datasets.splitting import stratified_split, with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, SettingError
 
 CHANGES: dict[str, Callable[[Path], None]] = {
@@ -110,7 +107,7 @@ def test_validation_is_taken_from_train() -> None:
 
 def test_validation_that_cannot_be_taken(tmp_path: Path) -> None:
     dataset = open_dataset(folder(tmp_path, {"train/a": 1, "train/b": 1}))
-    with pytest.raises(DataError, match="2 images, too few to take 10%"):
+    with pytest.raises(DataError, match="2 images, too few to use 10%"):
         with_validation(dataset, 0.1)
     with pytest.raises(SettingError, match="between 0 and 1"):
         with_validation(dataset, 1.0)

@@ -94,7 +94,7 @@ def test_float_and_32_bit_pixels_are_refused(content: bytes) -> None:
     assert caught.value.reason == "mode"
 
 
-def test_paths_that_are_no_files_are_told_without_opening_them(tmp_path: Path) -> None:
+def test_paths_that_are_no_files_are_reported_without_opening_them(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo.jpg"
     os.mkfifo(fifo)
     reasons: list[str] = []
@@ -262,7 +262,7 @@ def test_a_truncated_file_is_refused_or_all_there(variant: str) -> None:
     assert refused >= 38
 
 
-def test_pillow_told_to_fill_what_is_missing_changes_nothing(
+def test_pillow_s_switch_to_fill_what_is_missing_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)

@@ -14,7 +14,7 @@ from image_files import encode, folder
 from PIL import Image, ImageEnhance
 
 from vitkit.data.checks.check import Report, check_dataset, drop_or_refuse_unreadable
-from vitkit.data.checks.duplicates import NONE, nearest_copies, same_pixels
+from vitkit.data.checks.copy_search import NONE, nearest_copies, same_pixels
 from vitkit.data.checks.finding import FINDING_KINDS, Finding
 from vitkit.data.datasets.scan import THUMBNAIL_SIDE, summarise
 from vitkit.data.sources.open import open_dataset
@@ -40,7 +40,7 @@ def findings_of(root: Path, kind: str) -> list[Finding]:
     ]
 
 
-def test_nothing_is_said_of_images_without_fault(root: Path) -> None:
+def test_there_are_no_findings_for_images_without_fault(root: Path) -> None:
     report = check_dataset(open_dataset(root))
     assert report.findings == ()
     assert report.total == 30
@@ -92,20 +92,20 @@ def test_a_copy_upside_down_is_another_image(root: Path) -> None:
     assert findings_of(root, "near leak") == []
 
 
-def test_a_changed_copy_under_another_class_is_told(root: Path) -> None:
+def test_a_changed_copy_under_another_class_is_reported(root: Path) -> None:
     with Image.open(root / "train" / "dog" / "7.png") as image:
         image.save(root / "train" / "cat" / "copy.jpg")
         image.transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(root / "train/cat/mirrored.png")
     (torn,) = findings_of(root, "near two labels")
     assert torn.images == (("train/cat/copy.jpg", "train/dog/7.png"),)
     assert torn.severity == "warning"
-    assert "1 pair of nearly the same images under two classes, of 'cat', 'dog'" in torn.message
+    assert "1 pair of nearly the same images with different labels, of 'cat', 'dog'" in torn.message
     (repeated,) = findings_of(root, "near duplicate")
     assert (repeated.count, repeated.severity) == (2, "note")
     assert findings_of(root, "two labels") == findings_of(root, "duplicate") == []
 
 
-def test_alike_images_are_told_once_each(tmp_path: Path) -> None:
+def test_alike_images_are_reported_once_each(tmp_path: Path) -> None:
     """Frames of a fixed camera: each has one copy named, not all of the others."""
     draw = np.random.default_rng(0)
     scene = draw.integers(0, 200, (40, 40, 3))
@@ -131,10 +131,10 @@ def test_digits_are_not_taken_for_each_other() -> None:
 def test_the_nearest_copies_are_those_that_a_search_of_all_pairs_finds(
     mirrored: bool, alike: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from vitkit.data.checks import duplicates
+    from vitkit.data.checks import copy_search
 
-    monkeypatch.setattr(duplicates, "ROWS", 7)
-    monkeypatch.setattr(duplicates, "COLUMNS", 13)
+    monkeypatch.setattr(copy_search, "ROWS", 7)
+    monkeypatch.setattr(copy_search, "COLUMNS", 13)
     draw = np.random.default_rng(3)
     many = draw.integers(0, 256, (1 if alike else 200, THUMBNAIL_SIDE, THUMBNAIL_SIDE)).repeat(
         200 if alike else 1, 0
@@ -215,8 +215,8 @@ def test_empty_single_rare_and_missing_classes(tmp_path: Path) -> None:
     assert (
         messages["missing class"] == "val has no images of class 'b'"
     )  # of e, train has none either
-    assert messages["single image"] == "train has a single image of class 'd'"
-    assert messages["rare class"] == "train has few images of class 'c', others have 40"
+    assert messages["single image"] == "train has only one image of class 'd'"
+    assert messages["rare class"] == "train has few images of class 'c'; the other classes have 40"
     assert not {*report.notes} & {*messages.values()}
 
 
@@ -257,7 +257,7 @@ def test_small_images_are_usual_where_all_are_small(tmp_path: Path) -> None:
     )
 
 
-def test_odd_modes_and_blank_images_are_told(root: Path) -> None:
+def test_odd_modes_and_blank_images_are_reported(root: Path) -> None:
     image = photo(np.random.default_rng(5), SIZE)
     path = root / "train" / "cat"
     exif = Image.Exif()
@@ -279,7 +279,7 @@ def test_odd_modes_and_blank_images_are_told(root: Path) -> None:
         for (name,) in finding.images
     }
     expected = {"inks.jpg": "CMYK", "deep.png": "more than 8 bits", "bits.png": "black and white",
-                "clear.png": "laid on white", "moving.gif": "first is read",
+                "clear.png": "placed on white", "moving.gif": "first is read",
                 "turned.jpg": "turned upright", "blank.png": "one colour"}  # fmt: skip
     assert {
         name: words for name, words in expected.items() if words in descriptions[name]

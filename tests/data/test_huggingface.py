@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ import pytest
 from image_files import refusal
 from PIL import Image
 
+from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.sources import huggingface
 from vitkit.data.sources import open as sources
-from vitkit.data.sources.open import Dataset, open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError
 
 datasets = pytest.importorskip("datasets")
@@ -107,7 +109,7 @@ def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
     assert dataset.name == "fashion-mnist"
     assert dataset.classes[::9] == ("T-shirt/top", "Ankle boot")
     assert {name: split.labels.tolist() for name, split in dataset.splits.items()} == splits
-    assert "mnist not found, looked in" in refusal("mnist")
+    assert "mnist not found, searched" in refusal("mnist")
 
 
 def test_a_set_of_the_hub_with_other_classes_is_not_taken_for_mnist(
@@ -170,7 +172,7 @@ def test_revisions(cache: Path) -> None:
 
 
 def test_nothing_in_the_cache_and_no_hub(cache: Path) -> None:
-    message = refusal("hf://nobody/nothing")
+    message = refusal("hf://owner/nothing")
     assert "not in the cache, and the Hub cannot be reached" in message
     assert "HF_HUB_OFFLINE" in message
 
@@ -180,7 +182,12 @@ def test_a_hub_that_does_not_answer(cache: Path, monkeypatch: pytest.MonkeyPatch
     build(cache, {"train": [2, 0, 1, 2], "test": [1, 1]}, NAMES)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     never = threading.Event()
-    monkeypatch.setattr(huggingface, "_answers", lambda address: never.wait())
+
+    def look_up(*_: object, **__: object) -> None:
+        never.wait()
+        raise OSError
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(huggingface, "HUB_PATIENCE", 0.2)
     load, flags = datasets.load_dataset, []
 
@@ -201,7 +208,7 @@ def test_sets_that_bring_code_are_refused(cache: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(datasets, "load_dataset", script)
     message = refusal("hf://owner/flowers")
-    assert "needs its own Python code to be read, which is not run here" in message
+    assert "this dataset is read by its own Python code, which vitkit does not run" in message
     assert "@refs/convert/parquet" in message
 
 
@@ -258,4 +265,4 @@ def test_addresses_that_are_none(address: str) -> None:
 
 def test_a_folder_of_that_name_is_not_taken_for_it(tmp_path: Path) -> None:
     (tmp_path / "owner" / "flowers").mkdir(parents=True)
-    assert "there is a folder owner/flowers here" in refusal("hf://owner/flowers")
+    assert "the working folder has a folder owner/flowers" in refusal("hf://owner/flowers")

@@ -19,13 +19,10 @@ from image_files import (
 )
 
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
-from vitkit.data.sources.open import (
-    Dataset,
-    FileSplit,
-    Split,
-    open_dataset,
-    with_validation,
-)
+from vitkit.data.datasets.dataset import Dataset, FileSplit
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError
 
 
@@ -272,7 +269,7 @@ def test_what_is_not_read_is_noted(tmp_path: Path) -> None:
     save(root / "train" / "stray.png", 2)
     notes = open_dataset(root).notes
     assert "folders beside 'train', 'val' are not read: 'extra'" in notes
-    assert "2 images outside class folders not read" in notes
+    assert "2 images outside the class folders not read" in notes
     assert "val has no images and is left out" in notes
 
 

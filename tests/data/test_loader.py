@@ -23,12 +23,13 @@ from vitkit.data.augmentation.crop_flip import (
     crop_box,
     training_pixels,
 )
+from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps, batches
-from vitkit.data.sources.open import ArraySplit, open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError, LoaderError
 from vitkit.randomness import uniform
 from vitkit.spec import Preprocess
@@ -247,7 +248,7 @@ raise ValueError("the consumer fails")
 """
 
 
-@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("started", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_process_that_fails_does_not_wait_for_its_workers(started):
     done = subprocess.run(
         [sys.executable, "-c", ABANDONED.format(started=started)],
@@ -288,8 +289,8 @@ def impatient(monkeypatch):
 @pytest.mark.parametrize(
     ("happens", "problem"),
     [
-        (lambda pid: os.kill(pid, signal.SIGKILL), r"was killed by signal 9: .* fewer --workers"),
-        (lambda pid: os.kill(pid, signal.SIGSTOP), r"has not run for 0.5 s: is the disk"),
+        (lambda pid: os.kill(pid, signal.SIGKILL), r"was killed by signal 9; .* fewer --workers"),
+        (lambda pid: os.kill(pid, signal.SIGSTOP), r"has not run for 0.5 s; check that the disk"),
     ],
     ids=["killed", "stopped"],
 )
@@ -369,7 +370,7 @@ def test_a_process_that_waits_as_long_as_a_server_asks_it_to_does_not_hang():
     assert worker_watch.LOOKS_LONG * worker_watch.LOOK_EVERY > LONGEST_PAUSE
 
 
-def test_nobody_waits_for_a_batch_that_is_not_wanted_any_more(impatient, monkeypatch):
+def test_a_batch_that_is_not_wanted_any_more_is_not_waited_for(impatient, monkeypatch):
     monkeypatch.setattr(Slow, "pieces", 0)
     hanging = TrainingSteps(Slow(np.zeros((8, 16, 16, 3), np.uint8), np.zeros(8, int), "slow"),
                             SMALL, Augmentation(), batch_size=1, seed=0)  # fmt: skip

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
@@ -25,10 +25,11 @@ from vitkit import cli
 from vitkit.cli import train as train_command
 from vitkit.data.checks.check import check_dataset, drop_or_refuse_unreadable
 from vitkit.data.datasets import pixel_cache
+from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
-from vitkit.data.images import decode as decoder
-from vitkit.data.sources.open import Dataset, open_dataset, with_validation
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import ImageError
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
@@ -42,13 +43,13 @@ def folder(tmp_path: Path) -> Dataset:
 def decodes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that gets the name of every image decoded from now on."""
     seen: list[str] = []
-    decode = decoder._decode
+    opened = Image.open
 
-    def plural(handle: BinaryIO, format: str, name: str, *limits: float) -> tuple:
-        seen.append(name)
-        return decode(handle, format, name, *limits)
+    def noting(file: BinaryIO, *args: Any, **options: Any) -> Image.Image:
+        seen.append(file.name)
+        return opened(file, *args, **options)
 
-    monkeypatch.setattr(decoder, "_decode", plural)
+    monkeypatch.setattr(Image, "open", noting)
     return seen
 
 
@@ -218,7 +219,7 @@ def test_a_full_disk_is_a_note_and_leaves_nothing(
         patched.setattr(os, "fsync", full)
         dataset = cached(folder, tmp_path / "c")
     assert dataset.splits == folder.splits
-    assert "the run goes on without it" in dataset.notes[-1]
+    assert "the run continues without it" in dataset.notes[-1]
     assert "No space left on device" in dataset.notes[-1]
     assert whole(tmp_path / "c") == []
     monkeypatch.setattr(pixel_cache, "HEADROOM", 1 << 60)
@@ -238,7 +239,7 @@ def test_images_in_memory_need_none(tmp_path: Path) -> None:
     digits = open_dataset("digits")
     dataset = cached(digits, tmp_path / "c")
     assert dataset.splits == digits.splits
-    assert "in memory already" in dataset.notes[-1]
+    assert "not needed, the images are in memory" in dataset.notes[-1]
     assert not (tmp_path / "c").exists()
 
 

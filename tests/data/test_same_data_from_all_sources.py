@@ -13,8 +13,10 @@ from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samp
 
 import vitkit
 from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.loading.loader import TrainingSteps, batches
-from vitkit.data.sources.open import Dataset, cached, open_dataset
+from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 
 MAKERS: dict[str, Callable[[Path, Sequence[Sample]], str | Path]] = {

@@ -10,21 +10,21 @@ from image_files import (
     refusal,
 )
 
-from vitkit.data.sources import benchmarks
+from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.sources.benchmarks import idx_folders, open_idx
 from vitkit.data.sources.idx import write_idx
-from vitkit.data.sources.open import (
-    ArraySplit,
-    open_dataset,
-)
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
+
+datasets = pytest.importorskip("datasets")
+constants = pytest.importorskip("huggingface_hub.constants")
 
 
 def test_unknown_names_and_missing_paths(tmp_path: Path) -> None:
     assert "did you mean 'mnist'?" in refusal("mnits")
     assert "did you mean 'fashion-mnist'?" in refusal("fashion_mnist")
     (tmp_path / "flowers").mkdir()
-    message = refusal(tmp_path / "zzz" / "deep")
+    message = refusal(tmp_path / "flower" / "deep")
     assert f"the nearest folder that exists is {tmp_path}, with: flowers/" in message
     (tmp_path / "a.txt").write_text("path,label")
     assert "is not a folder" in refusal(tmp_path / "a.txt")
@@ -89,10 +89,9 @@ def test_idx_sets_under_their_usual_names(tmp_path: Path, dot: str, gz: str, bel
 def test_a_set_that_is_nowhere_says_where_it_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(address: str) -> None:
-        raise DataError(f"{address}: not in the cache")
-
-    monkeypatch.setattr(benchmarks, "open_hub", unreachable)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     places = (tmp_path / "x", tmp_path / "y")
     with pytest.raises(DataError) as caught:
@@ -110,7 +109,7 @@ def test_a_set_that_is_nowhere_says_where_it_was_looked_for(
 def test_idx_sets_that_do_not_fit_together(tmp_path: Path) -> None:
     root = idx_set(tmp_path)
     (root / "t10k-labels-idx1-ubyte").unlink()
-    with pytest.raises(DataError, match="lacks t10k-labels-idx1-ubyte"):
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte of mnist is missing"):
         open_idx("mnist", (root,))
     write_idx(root / "t10k-labels-idx1-ubyte", np.zeros(19, np.uint8))
     with pytest.raises(DataError, match=r"got \(20, 28, 28\) and \(19,\)"):

@@ -13,7 +13,9 @@ import vitkit
 from vitkit import cli
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets import splitting
-from vitkit.data.sources.open import Dataset, open_dataset, stratified_split, with_validation
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.splitting import stratified_split, with_validation
+from vitkit.data.sources.open import open_dataset
 
 
 def image(number: int) -> bytes:
@@ -114,4 +116,7 @@ def test_a_run_on_the_earlier_cut_is_evaluated_on_it_and_not_resumed(
     assert metrics["images"] == len(earlier.splits["test"]) == 26
     capsys.readouterr()
     assert cli.run(["train", "--resume", str(run)]) == 2
-    assert "splits, which an earlier vitkit cut otherwise, are not" in capsys.readouterr().err
+    assert (
+        "splits, which an earlier version of vitkit divided differently, differ from"
+        in capsys.readouterr().err
+    )

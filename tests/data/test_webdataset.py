@@ -135,7 +135,7 @@ def test_links_and_names_that_lead_out_are_only_read(tmp_path: Path) -> None:
     assert dataset.splits["train"].name(0) == "train.tar/../../0"
     assert dataset.splits["train"].read(0)[0, 0].tolist() == [1, 0, 9]
     (note,) = dataset.notes
-    assert note == "passed over in the shards: 1 symbolic links, 1 hard links, 1 devices"
+    assert note == "skipped in the shards: 1 symbolic links, 1 hard links, 1 devices"
     after = {p for p in tmp_path.rglob("*") if "cache" not in p.parts}
     assert after - before == {path / "train.tar"}
 
@@ -154,12 +154,13 @@ def changed(path: Path, at: int, content: bytes, fix: bool = True) -> Path:
 @pytest.mark.parametrize(
     ("at", "content", "expected"),
     [
-        (124, b"77777777777\0", "claims 8,589,934,591 bytes, only"),
+        (124, b"77777777777\0", "claims 8,589,934,591 bytes, but only"),
         (124, b"\x80" + b"\0" * 3 + b"\xff" * 8, "claims 18,446,744,073,709,551,615 bytes"),
-        (124, b"\xff" * 12, "no size"),
-        (124, b"-0000000001\0", "no size"),
-        (124, b"garbage!!!!\0", "no size"),
-        (156, b"x", "no pax record"),
+        (124, b"\xff" * 12, "damaged at byte 0: a size of -1 bytes"),
+        (124, b"-0000000001\0", "damaged at byte 0: a size of -1 bytes"),
+        (124, b"garbage!!!!\0", "damaged at byte 0: invalid header"),
+        (156, b"x", "sample '0': expected one image, got 0 among cls"),
+        (156, b"D", "sample '0': expected one image, got 0 among cls"),
     ],
 )
 def test_sizes_that_lie(tmp_path: Path, at: int, content: bytes, expected: str) -> None:
@@ -190,35 +191,45 @@ def test_numbers_of_thousands_of_digits(tmp_path: Path) -> None:
                ("3.cls", b"10"), *PAIR]  # fmt: skip
     dataset = open_dataset(f"wds:{write_tar(tmp_path / 'train.tar', entries)}")
     assert dataset.classes == ("10", many, "a", "b")
-    for record in (f"{many} path=x\n", f"{len(many) + 11} size={many}\n"):
+    for record, expected in (
+        (f"{many} path=x\n", "damaged at byte 0"),
+        (f"{len(many) + 11} size={many}\n", "no label"),
+        ("1" * 60_000, "60,000 bytes of names; 8,192 are the most"),
+    ):
         about = tarfile.TarInfo("long")
         about.type, about.size = tarfile.XHDTYPE, len(record)
         with tarfile.open(tmp_path / "pax.tar", "w") as tar:
             tar.addfile(about, io.BytesIO(record.encode()))
             tar.addfile(tarfile.TarInfo("0.png"))
-        assert "damaged at byte" in refusal(f"wds:{tmp_path}/pax.tar")
+        assert expected in refusal(f"wds:{tmp_path}/pax.tar")
 
 
 def test_files_that_are_no_tars(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "train.tar", PAIR)
     raw = path.read_bytes()
     changed(path, 0, b"other", fix=False)
-    assert "not a tar file: expected a header with its checksum" in refusal(f"wds:{path}")
+    assert "not a tar file, or damaged at byte 0: bad checksum" in refusal(f"wds:{path}")
     path.write_bytes(raw[:560])
-    assert "bytes, only 48 follow" in refusal(f"wds:{path}")
+    assert "bytes, but only 48 follow" in refusal(f"wds:{path}")
     path.write_bytes(raw[: 4 * 1024])
     assert "ends without the empty block" in refusal(f"wds:{path}")
+    path.write_bytes(raw[:1030])
+    assert "damaged at byte 1,024: expected a header" in refusal(f"wds:{path}")
+    flipped = bytearray(raw)
+    flipped[2 * 1024] ^= 1
+    path.write_bytes(flipped)
+    assert "damaged at byte 2,048: expected a header" in refusal(f"wds:{path}")
     path.write_bytes(raw[:100])
     assert "not a tar file" in refusal(f"wds:{path}")
     path.write_bytes(b"")
-    assert "cut short" in refusal(f"wds:{path}")
+    assert "truncated" in refusal(f"wds:{path}")
     path.write_bytes(bytes(1024))
     assert "no images" in refusal(f"wds:{path}")
     write_tar(path.with_suffix(".gz"), PAIR).rename(path)
     with tarfile.open(path, "w:gz") as tar:
         tar.add(__file__)
     assert "compressed; expected a plain tar" in refusal(f"wds:{path}")
-    assert f"shards are opened by wds:{path}" in refusal(path)
+    assert f"open shards as wds:{path}" in refusal(path)
 
 
 @pytest.mark.parametrize(

@@ -11,18 +11,18 @@ import torch
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 from torch.nn import functional as F
-from training.starts import DIGITS, a_checkpoint, said, train
+from training.starts import DIGITS, a_checkpoint, log_of, train
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
-from vitkit.distributed import World
+from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.features import extract_features
 from vitkit.evaluation.knn import knn
 from vitkit.evaluation.linear_classifier import fit_linear
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.probe import among_voted
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
 
 
 def blobs(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,9 +74,9 @@ def test_a_class_that_no_neighbour_is_of_is_not_among_the_first():
         assert among_voted(votes, torch.tensor(labels)) == {"top5": share}
 
 
-def test_one_class_cannot_be_told_apart():
+def test_one_class_cannot_be_separated():
     points, labels = blobs(9)
-    with pytest.raises(DataError, match="all images are of one class"):
+    with pytest.raises(DataError, match="all images have the same class"):
         fit_linear(points, labels * 0, points, labels, 3)
 
 
@@ -119,7 +119,7 @@ def test_a_linear_probe_leaves_a_checkpoint_like_any_other(tmp_path, fields):
     settings = {"pretrained": tmp_path / "a.safetensors", "recipe": "linear-probe"}
     settings |= {"probe": "linear", "batch_size": 100_000}  # no batch is needed
     result = train(tmp_path / "run", **settings)
-    assert result.metrics["val"]["top1"] > 0.5  # weights that nobody trained; chance is 0.1
+    assert result.metrics["val"]["top1"] > 0.5  # weights without training; chance is 0.1
     again = vitkit.evaluate(result.best, "digits", split="val")
     assert again["top1"] == result.metrics["val"]["top1"]
     assert again["loss"] == pytest.approx(result.metrics["val"]["loss"], rel=1e-3)
@@ -129,11 +129,15 @@ def test_a_linear_probe_leaves_a_checkpoint_like_any_other(tmp_path, fields):
         if not name.startswith("head"):
             assert torch.equal(probed.model.state_dict()[name], weight), name
     assert probed.metadata["started_from"]["sha256"]
-    assert "features of train: 1,294 x 16, computed" in said(result.run)
-    (idle,) = [line for line in said(result.run).splitlines() if "a probe takes no steps" in line]
+    assert "features of train: 1,294 x 16, computed" in log_of(result.run)
+    (idle,) = [
+        line
+        for line in log_of(result.run).splitlines()
+        if "--probe makes no training steps" in line
+    ]
     assert "batch_size" in idle
     second = train(tmp_path / "second", **settings)
-    assert "features of train: 1,294 x 16, from" in said(second.run)
+    assert "features of train: 1,294 x 16, from" in log_of(second.run)
     assert second.metrics["val"] == result.metrics["val"]
 
 
@@ -143,8 +147,8 @@ def test_only_a_run_that_keeps_the_head_says_so(tmp_path, probe):
     a_checkpoint(tmp_path / "a.safetensors", classes=DIGITS)
     asked = {"pretrained": tmp_path / "a.safetensors", "probe": probe}
     plan = make_plan(TrainConfig(data="digits", **asked))
-    said = [line for line in plan.notes if "head" in line]
-    assert said == ([] if probe else ["the head is kept: its 10 classes are those of the data"])
+    lines = [line for line in plan.notes if "head" in line]
+    assert lines == ([] if probe else ["the head is kept: its 10 classes are the data's"])
 
 
 def test_a_probe_computes_in_one_arithmetic(tmp_path):
@@ -154,7 +158,7 @@ def test_a_probe_computes_in_one_arithmetic(tmp_path):
     whole = train(tmp_path / "whole", **asked)
     half = train(tmp_path / "half", **asked, amp="bfloat16")
     assert half.metrics == whole.metrics
-    assert "amp" in next(line for line in said(half.run).splitlines() if "without effect" in line)
+    assert "amp" in next(line for line in log_of(half.run).splitlines() if "without effect" in line)
 
 
 def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
@@ -164,7 +168,7 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
     assert result.metrics["test"]["top1"] > 0.5
     assert not result.best.exists()
     assert set(result.metrics["val"]) >= {"top1", "top5", "balanced_accuracy", "images"}
-    assert "20 nearest neighbours, val: top1" in said(result.run)
+    assert "20 nearest neighbours, val: top1" in log_of(result.run)
     rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
     kept = {row["kind"]: row[f"{row['kind']}_top1"] for row in rows}
     assert kept == {split: result.metrics[split]["top1"] for split in ("val", "test")}
@@ -173,13 +177,22 @@ def test_nearest_neighbours_are_looked_at_and_nothing_is_written(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"mixup": 0.8}, "mixup cannot be combined with probe: features are computed once"),
-        ({"aa": "3", "max_steps": 3}, "max_steps and aa cannot be combined with probe"),
-        ({"cutmix": 1.0, "model_ema": True}, "model_ema and cutmix cannot be combined with probe"),
-        ({"find_lr": True}, "find_lr cannot be combined with probe"),
-        ({"mixup_prob": 0.5}, "mixup_prob cannot be combined with probe"),
-        ({"pretrained": None}, "name them: --pretrained"),
-        ({"val_fraction": 0.0}, "a probe is judged on validation, and there is none"),
+        (
+            {"mixup": 0.8},
+            "mixup cannot be combined with --probe, which computes the features of each image once",
+        ),
+        ({"aa": "3", "max_steps": 3}, "max_steps and aa cannot be combined with --probe"),
+        (
+            {"cutmix": 1.0, "model_ema": True},
+            "model_ema and cutmix cannot be combined with --probe",
+        ),
+        ({"find_lr": True}, "find_lr cannot be combined with --probe"),
+        ({"mixup_prob": 0.5}, "mixup_prob cannot be combined with --probe"),
+        ({"pretrained": None}, "pass --pretrained"),
+        (
+            {"val_fraction": 0.0},
+            "--probe is evaluated on the validation split, and the data have none",
+        ),
     ],
 )
 def test_what_a_probe_cannot_have_is_refused(tmp_path, settings, words):
@@ -192,7 +205,7 @@ def test_what_a_probe_cannot_have_is_refused(tmp_path, settings, words):
 def test_a_probe_runs_in_one_process(tmp_path):
     config = TrainConfig(data="digits", pretrained="a.safetensors", probe="knn")
     with pytest.raises(SettingError, match="in one process, not in 2; leave out --devices"):
-        make_plan(config, World(rank=1, size=2))
+        make_plan(config, ProcessGroup(rank=1, size=2))
 
 
 def test_images_of_one_class_are_refused(tmp_path):
@@ -205,3 +218,10 @@ def test_images_of_one_class_are_refused(tmp_path):
     with pytest.raises(DataError, match="only one class has images, 'cat'"):
         train(tmp_path / "run", data=str(tmp_path / "data"), probe="linear",
               pretrained=tmp_path / "a.safetensors")  # fmt: skip
+
+
+def test_a_class_that_the_checkpoint_has_twice_is_ambiguous(tmp_path):
+    """Either logit could be meant, so the score of one of them would be chance."""
+    twice = a_checkpoint(tmp_path / "twice.safetensors", [*"01234567893"], num_classes=11)
+    with pytest.raises(DataError, match="digits has a class '3', and the checkpoint several"):
+        vitkit.evaluate(twice, "digits")

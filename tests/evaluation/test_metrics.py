@@ -171,3 +171,9 @@ def test_many_classes_stay_on_one_sheet():
     counts = np.eye(100, dtype=np.int64) * 9
     assert max(drawn(counts, [f"class {i}" for i in range(100)], "x").shape[:2]) < 1200
     assert max(drawn(np.eye(1500, dtype=np.int64), ["x"] * 1500, "x").shape[:2]) < 1700
+
+
+def test_names_are_drawn_as_they_are():
+    """A dollar begins no formula, and a letter that the font lacks is no warning."""
+    names = ["$a_b$", "\\frac{", "猫"]
+    assert drawn(np.eye(3, dtype=np.int64), names, "$").shape[2] == 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import http.server
 import io
+import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from local_server import listening
+from processes import forked, wait_until
 
 from vitkit.errors import CheckpointError, OutputError
-from vitkit.io import download as room
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.download import cached_path, download
 from vitkit.weights.catalogue import find
@@ -115,7 +115,7 @@ def test_a_break_is_taken_up_where_it_was(server):
 
 def test_another_call_takes_it_up_too(server):
     server.breaks = [100_000, 0, 0]
-    with pytest.raises(CheckpointError, match="broke off after 100000 of 300000 bytes"):
+    with pytest.raises(CheckpointError, match="interrupted after 100000 of 300000 bytes"):
         download(server.address)
     assert not cached_path(server.address).exists()
     server.breaks, server.served = [], []
@@ -137,7 +137,7 @@ def test_a_server_that_names_no_version_is_not_asked_to_go_on(server):
 
 def test_a_server_that_goes_on_elsewhere_is_not_believed(server):
     server.breaks, server.shift = [100_000], 1
-    with pytest.raises(CheckpointError, match="continues at another place than asked for"):
+    with pytest.raises(CheckpointError, match="continues at another position than requested"):
         download(server.address)
     server.shift = 0
     assert download(server.address, sha256=SHA256).read_bytes() == FIRST
@@ -145,7 +145,7 @@ def test_a_server_that_goes_on_elsewhere_is_not_believed(server):
 
 def test_a_file_that_changed_is_fetched_anew(server):
     server.breaks = [100_000, 0]
-    with pytest.raises(CheckpointError, match="broke off"):
+    with pytest.raises(CheckpointError, match="interrupted"):
         download(server.address)
     server.breaks, server.content, server.version = [], SECOND, '"two"'
     assert download(server.address).read_bytes() == SECOND
@@ -153,13 +153,13 @@ def test_a_file_that_changed_is_fetched_anew(server):
 
 def test_a_file_that_became_shorter_is_fetched_anew(server):
     server.breaks = [100_000, 0]
-    with pytest.raises(CheckpointError, match="broke off"):
+    with pytest.raises(CheckpointError, match="interrupted"):
         download(server.address)
     place = cached_path(server.address)
     part = place.with_name(f"{place.name}.part")
     part.write_bytes(FIRST + FIRST)
     server.breaks = []
-    with pytest.raises(CheckpointError, match="expected 300000 bytes, got"):
+    with pytest.raises(CheckpointError, match="expected 300,000 bytes, got 600,000"):
         download(server.address)
     assert download(server.address, sha256=SHA256).read_bytes() == FIRST
 
@@ -173,16 +173,16 @@ def test_a_wrong_digest_leaves_nothing(server):
 
 
 def test_a_truncated_answer_is_never_taken_for_the_file(server):
-    server.ranges, server.breaks = False, [299_999] * room.MAX_REQUESTS
-    with pytest.raises(CheckpointError, match="broke off after 299999 of 300000 bytes"):
+    server.ranges, server.breaks = False, [299_999] * 4
+    with pytest.raises(CheckpointError, match="interrupted after 299999 of 300000 bytes"):
         download(server.address)
     assert not cached_path(server.address).exists()
 
 
 @pytest.mark.parametrize("status", [404, 403, 500])
-def test_a_refusal_is_said(server, status):
+def test_a_refusal_is_an_error(server, status):
     server.status = status
-    with pytest.raises(CheckpointError, match=rf"vit\.npz: the server answers {status} "):
+    with pytest.raises(CheckpointError, match=rf"vit\.npz: the server answered {status} "):
         download(server.address)
     assert left_over(server.address) == set()
 
@@ -193,7 +193,7 @@ def test_no_redirection_leaves_https(server):
         download(server.address)
 
 
-def test_offline_and_unreachable_are_said(server, monkeypatch):
+def test_offline_and_unreachable_are_errors(server, monkeypatch):
     closed = "http://127.0.0.1:9/vit.npz"
     with pytest.raises(
         CheckpointError, match=r"not in the cache, and 127\.0\.0\.1 cannot be reach"
@@ -233,18 +233,20 @@ def test_only_https_is_fetched(address):
 def test_a_name_does_not_leave_the_cache(monkeypatch):
     monkeypatch.setenv("VITKIT_CACHE", "/cache")
     for address in ("https://a.org/..", "https://a.org/x/%2e%2e", "https://a.org/"):
-        with pytest.raises(CheckpointError, match="names no file"):
+        with pytest.raises(
+            CheckpointError, match="expected an address that ends in the name of a file"
+        ):
             cached_path(address)
     one, other = (cached_path(f"https://a.org/{folder}/vit.pth.tar") for folder in "xy")
     assert one.name == other.name == "vit.pth"
     assert one != other
 
 
-def test_a_full_disk_is_said_before_anything_is_fetched(server, monkeypatch):
+def test_a_full_disk_is_an_error_before_anything_is_fetched(server, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(
-        OutputError, match=r"0\.3 MB needed, 0\.0 MB free; free some space or set V"
+        OutputError, match=r"0\.3 MB needed, 0\.0 MB free; free some space, or set V"
     ):
         download(server.address)
 
@@ -254,7 +256,7 @@ def test_a_disk_that_fills_keeps_what_came(server):
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(
-            OutputError, match="File too large; free some space or set VITKIT_CACHE"
+            OutputError, match="File too large; free some space, or set VITKIT_CACHE"
         ):
             download(server.address)
     finally:
@@ -278,34 +280,33 @@ def test_a_terminal_sees_a_bar_on_stderr_alone(server, monkeypatch, capsys):
     assert sys.stderr.getvalue() == ""
 
 
-def test_a_cache_that_cannot_be_written_is_said(server, monkeypatch, tmp_path):
+def test_a_cache_that_cannot_be_written_is_an_error(server, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OutputError, match="set VITKIT_CACHE to a folder elsewhere"):
+    with pytest.raises(OutputError, match="set VITKIT_CACHE to another folder"):
         download(server.address)
 
 
-def test_processes_at_once_fetch_it_once(server):
-    code = (
-        "import sys; from vitkit.io.download import download;"
-        "print('ready', flush=True); sys.stdin.readline();"
-        f"print(download({server.address!r}, sha256={SHA256!r}).read_bytes()[:4].hex())"
-    )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen([sys.executable, "-c", code], **pipes) for _ in range(2)]
-    assert [process.stdout.readline() for process in running] == ["ready\n"] * 2
+def test_processes_at_once_fetch_it_once(server, tmp_path):
+    def fetch_when_asked() -> int:
+        (tmp_path / f"ready-{os.getpid()}").touch()
+        wait_until((tmp_path / "go").exists)
+        print(download(server.address, sha256=SHA256).read_bytes()[:4].hex())  # noqa: T201
+        return 0
+
     server.pause = 1.0
-    for process in running:
-        process.stdin.write("\n")
-        process.stdin.flush()
-    assert {process.communicate()[0].strip() for process in running} == {FIRST[:4].hex()}
+    with forked(fetch_when_asked, tmp_path) as one, forked(fetch_when_asked, tmp_path) as two:
+        wait_until(lambda: len([*tmp_path.glob("ready-*")]) == 2)
+        (tmp_path / "go").touch()
+        assert [(process.wait(), process.stderr) for process in (one, two)] == [(0, "")] * 2
+        assert {one.stdout.strip(), two.stdout.strip()} == {FIRST[:4].hex()}
     assert server.served == [len(FIRST)]
 
 
 def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkeypatch):
-    with pytest.raises(CheckpointError, match="a pickle, which can run code"):
+    with pytest.raises(CheckpointError, match="is a pickle, and loading"):
         fetch(server.address.replace(".npz", ".pth"))
-    with pytest.raises(CheckpointError, match="ends in none of"):
+    with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
         fetch(server.address.replace(".npz", ".zip"))
     assert server.asked == []
     assert fetch(server.address) == cached_path(server.address)
@@ -320,3 +321,15 @@ def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkey
     fetch(find("deit/deit_tiny_patch16_224").address, trust_pickle=True)
     fetch(find("google/sam/ViT-B_16").address)
     assert given == ["a1311bcf", ""]
+
+
+def test_the_proxy_of_the_environment_is_asked(server, monkeypatch):
+    """A proxy gets the whole address in the request; this one answers by itself."""
+    host = server.address.partition("/models")[0]
+    monkeypatch.setenv("http_proxy", host)
+    monkeypatch.setenv("no_proxy", "")
+    path = download("http://localhost:9/models/vit.npz", sha256=SHA256)
+    assert path.read_bytes() == FIRST
+    monkeypatch.setenv("no_proxy", "localhost")
+    with pytest.raises(CheckpointError, match="localhost cannot be reached"):
+        download("http://localhost:9/models/other.npz")

@@ -223,7 +223,7 @@ def test_a_fresh_block_is_its_shortcut():
 @pytest.mark.parametrize(
     ("layers", "variant", "message"),
     [
-        ((3, 4, 9), "tim", "'tim' is none of published, timm, jeonsworld; did you mean 'timm'?"),
+        ((3, 4, 9), "tim", "'tim' is none of published, timm, jeonsworld .did you mean 'timm'?"),
         ((1, 1, 1, 1, 1), "published", r"\(1, 1, 1, 1, 1\): published has 0 to 4 stages"),
         ((3, 0, 9), "published", r"\(3, 0, 9\): published has .* stages of 1 block on"),
         ((), "jeonsworld", r"\(\): jeonsworld has 2 to 4 stages"),

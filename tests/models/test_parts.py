@@ -122,7 +122,7 @@ def test_a_query_that_may_look_at_no_key_gets_zeros():
 
 @pytest.mark.parametrize("heads_differ", [False, True])
 def test_both_kernels_have_the_same_outputs_and_gradients(tokens, heads_differ):
-    """A model is told which one to use; the mask and a width of its own per head hold for both."""
+    """A setting chooses one of the two; the mask and a width of its own per head hold for both."""
     torch.manual_seed(0)
     width = 20 if heads_differ else None
     attention = vitkit.MultiHeadSelfAttention(96, 3, head_width=width, attention_dropout=0.0)

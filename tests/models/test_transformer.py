@@ -341,9 +341,9 @@ def test_maps_can_be_narrowed_and_their_gradients_kept():
 
 def test_a_record_of_what_is_not_there_is_refused():
     model, source, target = small(), vectors(2, 6), vectors(2, 4)
-    with pytest.raises(SettingError, match=r"layer 2 of 2 was asked for; layers are 0\.\.1"):
+    with pytest.raises(SettingError, match=r"layer 2 does not exist; layers are 0 to 1"):
         model(source, target, target_record=Record(cross_attention=[2]))
-    with pytest.raises(SettingError, match="Transformer's decoder"):
+    with pytest.raises(SettingError, match="the decoder of a Transformer"):
         model(source, target, source_record=Record(cross_attention=[0]))
 
 
@@ -414,7 +414,7 @@ def test_generate_runs_in_eval_mode_and_leaves_each_module_s_mode_as_it_was():
 
 @pytest.mark.parametrize("settings", [{}, {"target_vocabulary": 13, "output_projection": False}])
 def test_generate_needs_ids_to_write(settings):
-    with pytest.raises(SettingError, match="generate needs a target_vocabulary and the output"):
+    with pytest.raises(SettingError, match="generate needs a target_vocabulary and an output"):
         small(**settings).generate(vectors(1, 3), START, END)
 
 

@@ -118,7 +118,7 @@ def test_blocks_put_their_norms_where_they_say():
         torch.testing.assert_close(encoder(z), encoder.norm(expected(encoder.blocks[0], z)))
     with pytest.raises(SpecError, match="activation 'gelu' is none of silu"):
         vitkit.Encoder(32, 1, 4, 64, mlp="swiglu_packed")
-    with pytest.raises(SpecError, match=r"block 'prenorm' is none of .*; did you mean 'pre_norm'"):
+    with pytest.raises(SpecError, match=r"block 'prenorm' is none of .* .did you mean 'pre_norm'"):
         vitkit.Encoder(32, 1, 4, 64, block="prenorm")
 
 
@@ -167,7 +167,7 @@ def test_normed_patches_are_norm_matrix_norm():
 
 
 class Tiny(nn.Module):
-    """A map of a quarter of the size, with weights that nobody may touch."""
+    """A map of a quarter of the size, with weights that must not change."""
 
     def __init__(self, channels: int = 5, stride: int = 4) -> None:
         super().__init__()
@@ -206,11 +206,11 @@ def test_a_backbone_that_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"positions": "rope", "width": 30, "num_heads": 5}, "head width divisible by 4, not 6"),
         ({"positions": "sincos_2d", "width": 30, "num_heads": 5}, "by 4, not 30; .* 28 or 32"),
-        ({"mlp": "swiglu_packed"}, "gated by silu and activation is 'gelu'"),
+        ({"mlp": "swiglu_packed"}, "has a silu gate, and activation is 'gelu'"),
         ({"stem": "resnet", "resnet_layers": (3, 4, 9)}, "patch_size 8 .* by 16.* nearest is 16"),
         ({"resnet_layers": (3,)}, r"resnet_layers \(3,\) needs stem 'resnet', not 'convolution'"),
         (
@@ -220,7 +220,7 @@ def test_a_backbone_that_does_not_fit_is_refused():
         ({"stem": "resnet", "resnet_variant": "jeonsworld"}, "jeonsworld ResNet has 2 to 4"),
         ({"resnet_variant": "timm"}, "resnet_variant 'timm' needs stem 'resnet'"),
         ({"stem": "resnet", "image_size": 60, "patch_size": 6}, "nearest is 4 or 8"),
-        ({"rope_temperature": 50.0}, "rope_temperature 50 means nothing with positions 'learned'"),
+        ({"rope_temperature": 50.0}, "rope_temperature 50 has no effect with positions 'learned'"),
         ({"distilled_readout": "cls"}, "needs distillation_token=True"),
         ({"distillation_token": True, "pooling": "mean"}, "pooling 'cls', not .*'mean'"),
         ({"distillation_token": True, "class_token": False, "pooling": "mean"}, "class_token=True"),
@@ -228,12 +228,12 @@ def test_a_backbone_that_does_not_fit_is_refused():
         ({"qkv_bias": "key"}, "qkv_bias"),
         ({"layer_scale": 0.0}, "layer_scale = 0.0: must be above 0"),
         ({"num_registers": -1}, "num_registers = -1"),
-        ({"patch_dropout": 1.0}, "patch_dropout = 1.0: must be below 1"),
+        ({"patch_dropout": 1.0}, "patch_dropout = 1.0: must be from 0 to below 1"),
         ({"block": "sandwich"}, "block = 'sandwich'"),
     ],
 )
-def test_contradictions_are_refused_with_the_numbers(fields, said):
-    with pytest.raises(SpecError, match=said):
+def test_contradictions_are_refused_with_the_numbers(fields, message):
+    with pytest.raises(SpecError, match=message):
         vitkit.ViTSpec(**SMALL | fields)
 
 

@@ -21,7 +21,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_peer_that_cannot_be_imported_fails_in_one_line(name, tmp_path, monkeypatch):
-    source, said = BROKEN[name]
+    source, reason = BROKEN[name]
     if source is not None:
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -31,7 +31,7 @@ def test_a_peer_that_cannot_be_imported_fails_in_one_line(name, tmp_path, monkey
     message = str(failure.value)
     assert "\n" not in message
     assert message == (
-        f"{name} cannot be imported ({said}); the parity tests need it: "
+        f"{name} cannot be imported ({reason}); the parity tests need it: "
         "pip install -c constraints.txt -e '.[parity]'"
     )
 

@@ -12,6 +12,7 @@ import vitkit
 from vitkit.training import train as session
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.resume import resumed_settings
 from vitkit.training.trainer import Callback
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -29,7 +30,7 @@ DIGITS = tuple("0123456789")
 def a_checkpoint(
     place: Path, classes: Sequence[str] = (), seed: int = 7, mean: float = 0.3, **fields: object
 ) -> Checkpoint:
-    """A file of a small model with weights that nobody has trained."""
+    """A file of a small model with untrained weights."""
     torch.manual_seed(seed)
     model = vitkit.ViT(vitkit.ViTSpec(**SPEC | fields))
     channels = model.spec.in_channels
@@ -41,7 +42,7 @@ def a_checkpoint(
 
 
 def train(output: Path, callback: Callable[[], Callback] | None = None, **settings: object):
-    stored = session.resumed_settings(settings.get("resume"), None)
+    stored = resumed_settings(settings.get("resume"), None)
     begun = stored or {"data": "digits", "output": str(output)} | SHORT
     return session.train(TrainConfig(**layered(begun, settings)), [callback] if callback else [])
 
@@ -52,7 +53,7 @@ def only_begun(output: Path, **settings: object) -> Checkpoint:
     return vitkit.load(run.last)
 
 
-def said(output: Path) -> str:
+def log_of(output: Path) -> str:
     return (output / "train.log").read_text()
 
 

@@ -14,7 +14,7 @@ from vitkit.errors import SettingError
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.monitoring.image_grids import grid
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
 
 EVERYTHING = {
     "aa": "rand-m9-mstd0.5-inc1", "color_jitter": 0.3, "reprob": 0.25, "mixup": 0.8, "cutmix": 1.0,
@@ -28,9 +28,9 @@ def test_a_stopped_run_ends_with_the_same_bits_and_nothing_touches_evaluation(tm
     resumed = {"resume": str(tmp_path / "stopped"), "workers": 1}
     run(tmp_path / "stopped", epochs=2, max_steps=12, **EVERYTHING, **resumed)
     assert end_of(tmp_path / "stopped") == end_of(tmp_path / "straight")
-    told = vitkit.evaluate(straight.best, "digits", split="val")
+    again = vitkit.evaluate(straight.best, "digits", split="val")
     for name in ("top1", "loss"):
-        assert told[name] == pytest.approx(straight.metrics["val"][name], abs=1e-6)
+        assert again[name] == pytest.approx(straight.metrics["val"][name], abs=1e-6)
 
 
 def test_the_grid_shows_what_is_fed(tmp_path: Path):
@@ -45,18 +45,21 @@ def test_the_grid_shows_what_is_fed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"aa": "trivail"}, r"did you mean 'trivial'\?"),
-        ({"aa": "rand-m99"}, "m99 must have a number from 0 to 30"),
-        ({"mixup": 0.8, "batch_size": 4, "grad_accum_steps": 4}, "together, and that is 1; raise"),
-        ({"cutmix": 1.0, "batch_size": 1}, "together, and that is 1; raise --batch-size"),
-        ({"repeated_aug": 8, "batch_size": 8}, "repeated_aug 8 fills a batch of 8"),
-        ({"repeated_aug": 2, "distill_views": 2, "teacher": "x"}, "pass one of them"),
+        ({"aa": "rand-m99"}, "the strength m must be from 0 to 30, got 99"),
+        (
+            {"mixup": 0.8, "batch_size": 4, "grad_accum_steps": 4},
+            "micro-batch, and there is 1; raise",
+        ),
+        ({"cutmix": 1.0, "batch_size": 1}, "micro-batch, and there is 1; raise --batch-size"),
+        ({"repeated_aug": 8, "batch_size": 8}, "--repeated-aug 8 fills a whole batch of 8"),
+        ({"repeated_aug": 2, "distill_views": 2, "teacher": "x"}, "pass only one of them"),
     ],
 )
-def test_nonsense_is_refused_before_the_start(settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_nonsense_is_refused_before_the_start(settings, message):
+    with pytest.raises(SettingError, match=message):
         make_plan(TrainConfig(data="digits", device="cpu", **settings))
 
 

@@ -14,15 +14,17 @@ from training.starts import SPEC, a_checkpoint, train
 
 import vitkit
 from vitkit.cli import run as command
-from vitkit.data.sources.open import ArraySplit, open_dataset, with_validation
+from vitkit.data.datasets.dataset import ArraySplit
+from vitkit.data.datasets.splitting import with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
-from vitkit.training.auto.auto import _make_context, run_search
-from vitkit.training.auto.context import SearchContext
+from vitkit.training.auto.auto import run_search
+from vitkit.training.auto.context import SearchContext, make_context
 from vitkit.training.auto.heuristics import SIZES, ImageStatistics, scratch_settings
 from vitkit.training.auto.results import CandidateResult
 from vitkit.training.auto.search import CandidateSearch, parse_budget
+from vitkit.training.auto.throughput import Throughput
 from vitkit.training.auto.training_candidates import (
-    Throughput,
     TimeLimit,
     TrainingCandidate,
     TrainingOption,
@@ -32,7 +34,8 @@ from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.recipes.small import digits
 from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.train import train as train_config
 from vitkit.training.tuning.batch_size import limit_batch_size
 
 
@@ -114,10 +117,10 @@ def test_a_candidate_that_is_not_better_is_the_last(tmp_path):
     assert search.stopped == "c is not significantly better"
     assert RunFolder(tmp_path).best.read_text() == "b"
     report = json.loads(RunFolder(tmp_path).search.read_bytes())
-    assert [row["pays"] for row in report["rungs"]] == [None, False, True, False]
-    assert [row["compared_with"] for row in report["rungs"]] == [None, "floor", "a", "b"]
-    assert report["rungs"][2]["p"] == pytest.approx(2 / 2**10)  # 10 images, all for b
-    assert report["rungs"][2]["validation"]["top1"] == 0.75
+    assert [row["better"] for row in report["candidates"]] == [None, False, True, False]
+    assert [row["compared_with"] for row in report["candidates"]] == [None, "floor", "a", "b"]
+    assert report["candidates"][2]["p"] == pytest.approx(2 / 2**10)  # 10 images, all for b
+    assert report["candidates"][2]["validation"]["top1"] == 0.75
     assert report["winner"] == "b"
 
 
@@ -132,7 +135,7 @@ def test_a_candidate_that_does_not_fit_is_not_begun(tmp_path):
     candidates = [Fake("a", 20), Fake("b", 0, minimum=101.0)]
     search = searching(tmp_path)
     assert search.run(candidates).name == "a"
-    assert "needs 101 s at least, and 100 s are left" in search.stopped
+    assert "needs at least 101 s, and 100 s are left" in search.stopped
     assert not candidates[1].ran
 
 
@@ -153,7 +156,7 @@ def test_a_signal_keeps_what_is_done(tmp_path):
     assert (report["stopped"], report["winner"]) == ("SIGTERM", "a")
 
 
-def test_a_signal_that_nobody_has_looked_at_is_handed_on():
+def test_a_signal_that_was_not_read_is_handed_on():
     with pytest.raises(Interrupted, match="SIGTERM"), raise_on_signal(), stop_on_signal():
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(Interrupted, match="SIGINT"), raise_on_signal():
@@ -163,23 +166,23 @@ def test_a_signal_that_nobody_has_looked_at_is_handed_on():
 
 def test_digits_from_noise(tmp_path):
     done = auto("digits", tmp_path / "run", budget="2s")
-    report = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in report["rungs"]] == ["neighbours", "scratch"]
-    assert report["rungs"][0]["validation"]["top1"] > 0.9
+    report = json.loads((done.run / "search.json").read_bytes())
+    assert [row["name"] for row in report["candidates"]] == ["neighbours", "scratch"]
+    assert report["candidates"][0]["validation"]["top1"] > 0.9
     assert done.best == done.run / "weights" / "best.safetensors"
     model = vitkit.load(done.best)
     trained = sum(p.numel() for p in model.model.parameters())
-    assert [row["trained"] for row in report["rungs"]] == [0, trained]
-    for split, row in (("val", report["rungs"][1]["validation"]), ("test", report["test"])):
+    assert [row["trained"] for row in report["candidates"]] == [0, trained]
+    for split, row in (("val", report["candidates"][1]["validation"]), ("test", report["test"])):
         found = vitkit.evaluate(done.best, "digits", split=split, device="cpu")
         kept = {name: row[name] for name in ("top1", "top1_low", "top1_high", "images")}
         assert kept == pytest.approx({name: found[name] for name in kept})
     assert done.metrics["test"] == model.metadata["metrics"]["test"] == report["test"]
     candidate = vitkit.load(done.run / "scratch" / "weights" / "best.safetensors")
     assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
-    said = (done.run / "train.log").read_text()
-    assert "no flips" in said
-    assert f"{report['test']['top1']:.4f}" in said
+    log = (done.run / "train.log").read_text()
+    assert "no flips" in log
+    assert f"{report['test']['top1']:.4f}" in log
 
 
 def test_two_hundred_images_with_weights(images, tmp_path):
@@ -187,45 +190,48 @@ def test_two_hundred_images_with_weights(images, tmp_path):
     start = tmp_path / "start.safetensors"
     how = {"tick": 0.001, "budget": "0.5s", "pretrained": start, "compile": True}
     done = auto(images, tmp_path / "run", **how)
-    report = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in report["rungs"]][:2] == ["neighbours", "linear"]
-    assert report["rungs"][1]["trained"] == 2 * 17
+    report = json.loads((done.run / "search.json").read_bytes())
+    assert [row["name"] for row in report["candidates"]][:2] == ["neighbours", "linear"]
+    assert report["candidates"][1]["trained"] == 2 * 17
     assert report["winner"] == "linear"
-    assert "too few" in done.stopped  # bright and dark are told apart without training
+    assert (
+        "more validation images" in done.stopped
+    )  # bright and dark are separable without training
     found = vitkit.evaluate(done.best, images, device="cpu")
     assert found["top1"] == pytest.approx(report["test"]["top1"])
-    (said, *_) = vitkit.Predictor.from_checkpoint(done.best)([images / "dark" / "0.png"])
-    assert said.label in ("dark", "light")
+    (prediction, *_) = vitkit.Predictor.from_checkpoint(done.best)([images / "dark" / "0.png"])
+    assert prediction.label in ("dark", "light")
 
 
 def test_fine_tuning_follows_where_a_linear_head_is_not_enough(tmp_path):
     a_checkpoint(tmp_path / "start.safetensors")
     start = tmp_path / "start.safetensors"
     done = auto("digits", tmp_path / "run", tick=0.001, budget="0.5s", pretrained=start)
-    report = json.loads((done.run / "ladder.json").read_bytes())
-    assert [row["name"] for row in report["rungs"]] == ["neighbours", "linear", "finetune"]
+    report = json.loads((done.run / "search.json").read_bytes())
+    assert [row["name"] for row in report["candidates"]] == ["neighbours", "linear", "finetune"]
     config = (done.run / "finetune" / "config.yaml").read_text()
     assert "layer_decay: 0.75" in config
     assert re.search(r"flip: 0(\.0)?$", config, re.MULTILINE)
 
 
 def test_a_budget_too_small_is_refused_with_one_that_works(tmp_path):
-    with pytest.raises(SettingError, match="too small for one epoch of scratch") as caught:
+    with pytest.raises(SettingError, match="too short for one epoch of scratch") as caught:
         auto("digits", tmp_path / "run", tick=0.1, budget="1s")
     assert not (tmp_path / "run").exists()
-    (least,) = re.findall(r"--budget (\d+s)", str(caught.value))
+    (least,) = re.findall(r"pass --budget (\d+s)", str(caught.value))
     done = auto("digits", tmp_path / "run", tick=0.1, budget=least)
     assert done.best.exists()
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"epochs": 3, "lr": 0.1}, "epochs, lr; leave them out"), ({"resume": "run"}, "no --resume"),
-     ({"model": "vit_tiny_patch16_224"}, "decides model; leave it out"),
-     ({"val_fraction": 0.0}, "set val_fraction")],
+    ("settings", "message"),
+    [({"epochs": 3, "lr": 0.1}, "--epochs, --lr itself; leave them out"),
+     ({"resume": "run"}, "no --resume"),
+     ({"model": "vit_tiny_patch16_224"}, "--model itself; leave it out"),
+     ({"val_fraction": 0.0}, "raise --val-fraction")],
 )  # fmt: skip
-def test_what_auto_does_not_take(settings, said, tmp_path):
-    with pytest.raises(SettingError, match=said):
+def test_what_auto_does_not_take(settings, message, tmp_path):
+    with pytest.raises(SettingError, match=message):
         auto("digits", tmp_path / "run", **settings)
 
 
@@ -234,22 +240,22 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert command(["train", "digits", "--budget", "10m", "--output", str(tmp_path / "r")]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "10 parsecs" in first
-    assert "is for --auto" in second
+    assert "has no effect without --auto" in second
 
 
 def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
     done = train(tmp_path / "run", lambda: TimeLimit(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
-    assert done.stopped == "epoch 1, as the time is over"
+    assert done.stopped == "epoch 1, when the budget was used up"
     assert done.best.exists()
 
 
 def a_context(tick: float, **settings: object) -> SearchContext:
     usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
-    return _make_context(usual | settings, lambda line: None, Ticks(tick))
+    return make_context(usual | settings, lambda line: None, Ticks(tick), train_config)
 
 
-@pytest.mark.parametrize(("seconds", "said"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
-def test_a_candidate_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
+@pytest.mark.parametrize(("seconds", "epochs"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
+def test_a_candidate_says_how_many_epochs_it_came_to(tmp_path, seconds, epochs):
     """The measured time is far too short: every read of the clock takes a second."""
     context = a_context(1.0, amp="off")
     settings = digits() | {"batch_size": 256, "spec": SPEC}
@@ -259,7 +265,7 @@ def test_a_candidate_says_how_many_epochs_it_came_to(tmp_path, seconds, said):
         context, "scratch", "from noise", [TrainingOption(settings)], lambda steps: 3
     )
     candidate._measured[0] = plan, throughput
-    assert candidate.run(tmp_path / "run", seconds).description.endswith(f"2 blocks, {said}")
+    assert candidate.run(tmp_path / "run", seconds).description.endswith(f"2 blocks, {epochs}")
 
 
 def test_what_the_user_set_wins_over_a_recipe_and_not_over_what_a_candidate_needs():
@@ -298,3 +304,13 @@ def test_images_are_looked_at(images):
 
 def test_batches_leave_an_epoch_some_steps():
     assert [limit_batch_size(n, 128) for n in (5, 64, 200, 1294, 60_000)] == [5, 8, 16, 128, 128]
+
+
+def test_a_winner_without_a_significant_lead_over_a_baseline_is_explained(tmp_path):
+    lines: list[str] = []
+    folder = RunFolder(tmp_path)
+    search = CandidateSearch(folder, "fakes", 100.0, lines.append, Ticks(0.0), 0.0)
+    candidates = [Fake("knn", wrong=20, weights=False), Fake("scratch", wrong=19)]
+    assert search.run(candidates).name == "scratch"
+    why = "scratch has a higher validation top-1 than knn; the difference is not significant"
+    assert why in lines

@@ -19,7 +19,8 @@ import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError
 from vitkit.training.distillation import teacher_targets
 from vitkit.training.distillation.teacher import Teacher, renormalise
-from vitkit.training.train import TrainResult
+from vitkit.training.distillation.teacher_source import as_teacher
+from vitkit.training.result import TrainResult
 from vitkit.training.trainer import Callback
 
 SMALL = {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
@@ -148,7 +149,7 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
     with pytest.raises(SettingError, match=r"returns a tensor \(6, 4, 6, 6\); expected logits"):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
-    with pytest.raises(CheckpointError, match=r"the teacher cannot be read: .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"--teacher: .*nowhere"):
         vitkit.DistillWrapper(small(), "nowhere.safetensors")
 
 
@@ -207,8 +208,8 @@ def test_other_libraries_teach(make, batch):
     images = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     teacher = make()
-    said = teacher.eval()(images)
-    said = getattr(said, "logits", said)
+    logits = teacher.eval()(images)
+    logits = getattr(logits, "logits", logits)
     seen = vitkit.Preprocess(image_size=32)
     source = Teacher(teacher, seen)
     loss = vitkit.DistillWrapper(
@@ -216,12 +217,12 @@ def test_other_libraries_teach(make, batch):
     )
     student = small(image_size=32)(images)
     assert loss(images, labels).item() == pytest.approx(
-        cross_entropy(student, said.argmax(1)).item(), rel=1e-4
+        cross_entropy(student, logits.argmax(1)).item(), rel=1e-4
     )
 
 
 def test_timm_says_what_its_images_become():
-    teacher = Teacher.of(timm_teacher())
+    teacher = as_teacher(timm_teacher())
     assert teacher.preprocess is not None
     assert teacher.preprocess.mean == (0.485, 0.456, 0.406)
     assert teacher.preprocess.image_size == (176, 176)
@@ -232,18 +233,18 @@ def test_timm_s_module_wants_the_size_that_it_was_built_for():
         "vit_tiny_patch16_224", img_size=32, patch_size=8, num_classes=10, depth=1
     )
     assert model.pretrained_cfg["input_size"] == (3, 224, 224)
-    source = Teacher.of(model)
+    source = as_teacher(model)
     assert source.preprocess.image_size == (32, 32)
     student, digits = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,)), tuple("0123456789")
-    teacher, said = source.for_classes(digits, student, torch.device("cpu"))
+    teacher, notes = source.for_classes(digits, student, torch.device("cpu"))
     assert teacher(torch.zeros(2, 1, 8, 8), student).shape == (2, 10)
-    assert said[0] == (
-        "the teacher sees images of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
-        "the student of 8 x 8 px with mean 0.5 and std 0.5"
+    assert notes[0] == (
+        "the teacher takes images of 32 x 32 px with mean 0.5, 0.5, 0.5 and std 0.5, 0.5, 0.5; "
+        "the student, of 8 x 8 px with mean 0.5 and std 0.5"
     )
 
 
-def test_what_a_teacher_sees_is_said_where_the_student_sees_something_else():
+def test_a_note_gives_the_teacher_s_images_where_the_student_s_differ():
     here, classes = torch.device("cpu"), tuple("0123456789")
     seen = {mean: vitkit.Preprocess(image_size=8, mean=(mean,), std=(0.3,)) for mean in (0.4, 0.5)}
     source = Teacher(small(**DIGITS), seen[0.4], classes)
@@ -251,7 +252,7 @@ def test_what_a_teacher_sees_is_said_where_the_student_sees_something_else():
     assert source.for_classes(classes, seen[0.4].replace(fit="squash"), here)[1] == []
     (line,) = source.for_classes(classes, seen[0.5], here)[1]
     assert line == (
-        "the teacher sees images of 8 x 8 px with mean 0.4 and std 0.3; the student of 8 x 8 px "
+        "the teacher takes images of 8 x 8 px with mean 0.4 and std 0.3; the student, of 8 x 8 px "
         "with mean 0.5 and std 0.3"
     )
     assert Teacher(small(**DIGITS), None, classes).for_classes(classes, seen[0.5], here)[1] == []
@@ -277,9 +278,9 @@ def test_a_teacher_is_tried_with_every_size_that_the_student_sees():
 def test_timm_s_module_for_other_channels_than_its_mean_sees_what_the_student_sees():
     settings = {"img_size": 8, "patch_size": 4, "num_classes": 10, "depth": 1}
     model = peer("timm").create_model("vit_tiny_patch16_224", in_chans=1, **settings)
-    teacher, said = Teacher.of(model).for_classes(tuple("0123456789"), GREY, torch.device("cpu"))
+    teacher, notes = as_teacher(model).for_classes(tuple("0123456789"), GREY, torch.device("cpu"))
     assert teacher(torch.zeros(2, 1, 8, 8), GREY).shape == (2, 10)
-    assert not any("sees images of" in line for line in said)
+    assert not any("takes images of" in line for line in notes)
 
 
 def test_timm_s_distilled_models_are_students_too(batch):
@@ -295,8 +296,8 @@ def test_timm_s_distilled_models_are_students_too(batch):
 DIGITS = {"image_size": 8, "in_channels": 1, "num_classes": 10}
 GREY = vitkit.Preprocess(image_size=8, mean=(0.4,), std=(0.3,))
 PLAIN = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
-STEPS = 25
-"""Of the runs below: into the second of their epochs of 20."""
+STEPS = 13
+"""Of the runs below: into the second of their epochs of 10."""
 
 
 @pytest.fixture(scope="module")
@@ -354,12 +355,12 @@ def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, m
     stored = vitkit.load(teacher)
     images = renormalise(first.images(PLAIN, torch.device("cpu")), PLAIN, GREY)
     torch.testing.assert_close(kept, (stored.model(images) / 2.0).softmax(1))
-    seen = {int(i): p for b, _ in Kept.fed[:20] for i, p in zip(b.indices, b.pixels, strict=True)}
+    seen = {int(i): p for b, _ in Kept.fed[:10] for i, p in zip(b.indices, b.pixels, strict=True)}
     again = [
-        (int(i), p) for b, _ in Kept.fed[20:] for i, p in zip(b.indices, b.pixels, strict=True)
+        (int(i), p) for b, _ in Kept.fed[10:] for i, p in zip(b.indices, b.pixels, strict=True)
     ]
     assert all(torch.equal(seen[i], p) for i, p in again if i in seen)
-    assert not torch.equal(Asked.fed[20][0].pixels, Kept.fed[20][0].pixels)
+    assert not torch.equal(Asked.fed[10][0].pixels, Kept.fed[10][0].pixels)
 
 
 def test_mixed_images_have_mixed_teachings(teacher, tmp_path):
@@ -424,7 +425,9 @@ def test_only_the_teacher_it_began_with_goes_on(teacher, tmp_path):
         taught(output, teacher, stopping(3))
     other = vitkit.save(tmp_path / "o.safetensors", small(8, **DIGITS), preprocess=GREY,
                         classes=[*"0123456789"])  # fmt: skip
-    with pytest.raises(CheckpointError, match=r"o\.safetensors is not the one that the run began"):
+    with pytest.raises(
+        CheckpointError, match=r"o\.safetensors is not the teacher that the run started"
+    ):
         taught(output, other, resume=str(output))
     moved = shutil.copy(teacher, tmp_path / "moved.safetensors")
     taught(output, moved, resume=str(output))
@@ -443,7 +446,10 @@ def test_classes_are_matched_by_name(teacher, tmp_path):
         path = vitkit.save(tmp_path / f"{name}.safetensors", model, preprocess=GREY,
                            classes=[*map(str, classes), "ten"])  # fmt: skip
         made = taught(tmp_path / name, path, max_steps=3)
-        assert "the teacher knows 1 classes more" in (made.run / "train.log").read_text()
+        assert (
+            "classes of the teacher that the data lack, left out: 1"
+            in (made.run / "train.log").read_text()
+        )
         return flat(made)
 
     def flat(made: TrainResult) -> torch.Tensor:
@@ -470,24 +476,27 @@ def no_model() -> int:
 def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
     letters = vitkit.save(tmp_path / "abc.safetensors", small(**DIGITS), preprocess=GREY,
                           classes=[*"abcdefghij"])  # fmt: skip
+    twice = vitkit.save(tmp_path / "twice.safetensors", small(**DIGITS), preprocess=GREY,
+                        classes=[*"0123456781"])  # fmt: skip
     here = f"{__name__}:"
-    for source, said in (
-        (letters, "the teacher does not know the classes '0', '1', .* it knows 'a', 'b'"),
-        (tmp_path / "none.safetensors", "the teacher cannot be read: .*none.safetensors"),
+    for source, message in (
+        (twice, "the teacher has several classes called '1'; rename them"),
+        (letters, "the teacher lacks the classes '0', '1', .* it has 'a', 'b'"),
+        (tmp_path / "none.safetensors", "--teacher: .*none.safetensors"),
         (here + "nine_digits", "the teacher has 9 classes and the data have 10"),
         (here + "no_model", "no_model returns int; expected a Teacher or a module"),
-        ("nowhere:model", "the teacher nowhere:model cannot be made: No module named 'nowhere'"),
+        ("nowhere:model", "--teacher nowhere:model cannot be built: No module named 'nowhere'"),
         (__name__ + ":Convolutions", "cannot take images"),
     ):
-        with pytest.raises((SettingError, CheckpointError), match=said):
+        with pytest.raises((SettingError, CheckpointError), match=message):
             taught(tmp_path / "run", source)
-    with pytest.raises(SettingError, match="distill_views 2 has no effect without --teacher"):
+    with pytest.raises(SettingError, match="--distill-views 2 has no effect without --teacher"):
         run(tmp_path / "run", distill_views=2)
-    with pytest.raises(SettingError, match=r"distill_temperature 9 softens .* leave one of them"):
+    with pytest.raises(SettingError, match=r"distill-temperature 9 has no effect .* leave one"):
         taught(tmp_path / "run", teacher, distill="hard", distill_temperature=9.0)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_teacher_without_class_names_is_taken_with_a_line(tmp_path):
     made = taught(tmp_path / "run", f"{__name__}:ten_digits", max_steps=1)
-    assert "the teacher names no classes; its 10 logits" in (made.run / "train.log").read_text()
+    assert "the teacher has no class names; its 10 logits" in (made.run / "train.log").read_text()

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 from training.faulty import stopping_at
-from training.starts import DIGITS, SHORT, a_checkpoint, bits, only_begun, said, train
+from training.starts import DIGITS, SHORT, a_checkpoint, bits, log_of, only_begun, train
 from weights.hub_cache import empty, published
 from weights.round_trips import noisy
 
@@ -37,13 +37,13 @@ def test_the_head_is_kept_where_the_classes_are_the_same_by_name(tmp_path):
     images = normalised(pixels(5), stored.preprocess)
     order = [shuffled.index(name) for name in DIGITS]
     torch.testing.assert_close(begun.model(images), stored.model(images)[:, order])
-    assert "the head is kept: its 10 classes are put into the data's order" in said(
+    assert "the head is kept: its 10 classes are reordered to the data's order" in log_of(
         tmp_path / "run"
     )
 
 
 @pytest.mark.parametrize("to", ["vitkit", "timm"])
-def test_the_head_is_replaced_where_the_classes_differ_and_that_is_said(tmp_path, to):
+def test_the_head_is_replaced_where_the_classes_differ_and_that_is_logged(tmp_path, to):
     place = tmp_path / "a.safetensors"
     stored = a_checkpoint(place, classes=tuple("abcdefg"), num_classes=7, seed=3)
     if to == "timm":
@@ -57,8 +57,8 @@ def test_the_head_is_replaced_where_the_classes_differ_and_that_is_said(tmp_path
     for name, weight in stored.model.state_dict().items():
         if not name.startswith("head"):
             torch.testing.assert_close(begun.model.state_dict()[name], weight)
-    log = said(tmp_path / "run")
-    assert "the head of 7 classes is replaced by one of 10; it starts at zero" in log
+    log = log_of(tmp_path / "run")
+    assert "the head of 7 classes is replaced by one of 10; its initial weights are zero" in log
     assert begun.preprocess.mean == stored.preprocess.mean
     about = begun.metadata["started_from"]
     assert about["place"] == str(place)
@@ -70,7 +70,7 @@ def test_the_tanh_layer_of_pretraining_goes_with_the_head(tmp_path):
     a_checkpoint(tmp_path / "a.safetensors", num_classes=4, representation_width=8)
     begun = only_begun(tmp_path / "run", pretrained=tmp_path / "a.safetensors")
     assert begun.model.spec.representation_width is None
-    assert "without the tanh layer; it starts at zero" in said(tmp_path / "run")
+    assert "without the tanh layer; its initial weights are zero" in log_of(tmp_path / "run")
 
 
 def test_another_size_resamples_positions_and_says_so(tmp_path):
@@ -79,7 +79,7 @@ def test_another_size_resamples_positions_and_says_so(tmp_path):
     assert begun.preprocess.image_size == begun.model.spec.image_size == (16, 16)
     wanted = vitkit.adapt(stored, image_size=16)
     torch.testing.assert_close(begun.model.pos_embed, wanted.model.pos_embed)
-    assert "pos_embed: 2 x 2 -> 4 x 4 by bicubic" in said(tmp_path / "run")
+    assert "pos_embed: 2 x 2 -> 4 x 4 by bicubic" in log_of(tmp_path / "run")
 
 
 def test_other_channels_and_another_mean_give_the_same_tokens(tmp_path):
@@ -120,7 +120,7 @@ def test_settings_with_a_start_want_the_very_same_weights_afresh(tmp_path):
     again = {"recipe": str(run.run / "config.yaml"), "overwrite": True}
     vitkit.train("digits", output=tmp_path / "again", **again)
     a_checkpoint(place, classes=DIGITS, seed=8)
-    with pytest.raises(CheckpointError, match=r"those that `start` in the settings names"):
+    with pytest.raises(CheckpointError, match=r"but `start` in the settings expects"):
         vitkit.train("digits", output=str(tmp_path / "third"), **again)
 
 
@@ -128,15 +128,15 @@ def test_settings_with_a_start_want_the_very_same_weights_afresh(tmp_path):
     ("settings", "error", "words"),
     [
         ({"model": "vit_small_patch16_224"}, CheckpointError,
-         r"of another model: .*width: 384 asked, 16 in the file.*; leave --model out"),
-        ({"spec": {"width": 32}}, CheckpointError, r"width: 32 asked, 16 in the file; leave"),
+         r"contains another model: .*width: 384 requested, 16 in the file.*; leave --model out"),
+        ({"spec": {"width": 32}}, CheckpointError, r"width: 32 requested, 16 in the file; leave"),
         ({"img_size": 10}, SpecError, r"not divisible by patch_size 4; the nearest .* 8 or 12"),
-        ({"mean": (0.5, 0.5, 0.5)}, SettingError, r"must have 1 values, one a channel of the"),
-        ({"spec": {"num_classes": 3}}, SettingError, r"num_classes 3 contradicts the data"),
+        ({"mean": (0.5, 0.5, 0.5)}, SettingError, r"must have 1 values, one for each channel"),
+        ({"spec": {"num_classes": 3}}, SettingError, r"num-classes 3 contradicts the data"),
         ({"freeze": ("backbone", "head")}, SettingError, r"everything is frozen: .*freeze backb"),
         ({"freeze": ("blocks.9",)}, SettingError, r"no parameter is named 'blocks.9'"),
-        ({"freeze_blocks": 3}, SettingError, r"freeze_blocks 3: the model has 2 blocks; take 0..2"),
-        ({"freeze": ("backbone",), "opt": "muon"}, SettingError, r"opt muon is for the matrices"),
+        ({"freeze_blocks": 3}, SettingError, r"3: the model has 2 blocks; pass 0 to 2"),
+        ({"freeze": ("backbone",), "opt": "muon"}, SettingError, r"--opt muon trains the matrices"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(tmp_path, settings, error, words):
@@ -182,13 +182,13 @@ def test_a_frozen_backbone_stays_as_it_was_and_has_no_dropout(tmp_path):
     state = newest_state(result.run / "state")[0] / "optimizer.safetensors"
     sizes = {t.numel() for t in safetensors.torch.load_file(state).values() if t.ndim}
     assert sizes == {160, 10}
-    assert "of them frozen)" in said(result.run)
+    assert "of them frozen)" in log_of(result.run)
 
 
 def test_a_new_head_that_is_frozen_at_zero_is_refused(tmp_path):
     a_checkpoint(tmp_path / "a.safetensors", num_classes=3)
     a_checkpoint(tmp_path / "b.safetensors", classes=DIGITS)
-    with pytest.raises(SettingError, match="the head is a new one of zeros and freeze head keeps"):
+    with pytest.raises(SettingError, match="--freeze head freezes a new head of zeros"):
         train(tmp_path / "run", pretrained=tmp_path / "a.safetensors", freeze=("head",))
     only_begun(tmp_path / "kept", pretrained=tmp_path / "b.safetensors", freeze=("head",))
 
@@ -197,7 +197,7 @@ def test_muon_with_nothing_left_for_adamw_is_refused(tmp_path):
     a_checkpoint(tmp_path / "b.safetensors", classes=DIGITS)
     frozen = ("patch_embed", "head", "norm", "cls_token", "pos_embed", "*.bias", "blocks.*.norm1",
               "blocks.*.norm2")  # fmt: skip
-    with pytest.raises(SettingError, match="opt muon has AdamW for what is no matrix of a block"):
+    with pytest.raises(SettingError, match="--opt muon trains everything except"):
         train(tmp_path / "run", pretrained=tmp_path / "b.safetensors", freeze=frozen, opt="muon")
 
 
@@ -215,7 +215,7 @@ def test_the_alias_and_the_flag_without_a_value(tmp_path, capsys):
 
 
 def test_a_published_name_with_a_slash_and_its_own_size(tmp_path, monkeypatch):
-    """A checkpoint whose size and readout are not its preset's, which nobody asked for."""
+    """A checkpoint whose size and readout are not its preset's, which the user did not ask for."""
     monkeypatch.chdir(tmp_path)
     cache, name = empty(tmp_path / "hub", monkeypatch), "facebook/dinov2-small-imagenet1k-1-layer"
     preset = "vit_small_patch14_dinov2"
@@ -246,4 +246,4 @@ def test_allow_partial_starts_from_weights_with_an_unknown_tensor(tmp_path, caps
     assert run(words) == 2
     assert "1 unknown tensor: extra.weight" in capsys.readouterr().err
     assert run([*words, "--allow-partial", "--overwrite"]) == 0
-    assert "1 unknown tensor left out: extra.weight" in said(tmp_path / "run")
+    assert "1 unknown tensor left out: extra.weight" in log_of(tmp_path / "run")

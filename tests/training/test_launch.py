@@ -57,9 +57,9 @@ def still_running(words: str) -> list[int]:
 
 
 HOW = {
-    "SIGKILL": "was ended by SIGKILL, perhaps by the system for want of memory,",
-    "SIGSTOP": "was stopped by SIGSTOP and did not go on",
-    "exception": "met ValueError: something unforeseen", "exit": "left early with exit code 0",
+    "SIGKILL": "was killed by SIGKILL, perhaps because memory ran out,",
+    "SIGSTOP": "was paused by SIGSTOP and did not continue",
+    "exception": "met ValueError: something unforeseen", "exit": "exited early with code 0",
 }  # fmt: skip
 
 
@@ -67,13 +67,13 @@ def check_failing(output: Path, kind: str, rank: int, size: int = 2, **settings)
     """Check a failing run; return the seconds from the last state to the end of all processes."""
     os.environ["VITKIT_TEST_RUN"] = str(output)
     patience = 5.0 if kind == "SIGSTOP" else 100.0  # that only ends the wait for a stopped one
-    said = failing(output, kind, rank, size, timeout=patience, **settings)
+    message = failing(output, kind, rank, size, timeout=patience, **settings)
     steps = Path(output / "state").glob("step-*")
     age = time.time() - max(path.stat().st_mtime for path in steps)
     host = socket.gethostname()
-    assert f"rank {rank} on {host} (process " in said
-    assert f"{HOW[kind]} after step 12; all {size} processes are stopped" in said
-    assert f"vitkit train --resume {output}" in said
+    assert f"rank {rank} on {host} (process " in message
+    assert f"{HOW[kind]} after step 12; all {size} processes are stopped" in message
+    assert f"vitkit train --resume {output}" in message
     assert newest_state(output / "state")[0].name == "step-00000010"
     return age
 
@@ -138,7 +138,7 @@ def test_a_callback_that_the_processes_could_not_import_is_refused(tmp_path):
     script = type("Script", (Callback,), {"__module__": "__main__"})
     gone = type("Gone", (Callback,), {"__module__": "no.such.module"})
     for callback in (Local, script, gone):
-        mend = f"cannot be imported; put {callback.__name__} at the top of a module of its own, or"
+        mend = f"cannot be imported; define {callback.__name__} at the top level of a module, or"
         with pytest.raises(SettingError, match=mend):
             train.train(config_of(tmp_path / "run", devices=2), [callback])
     assert not (tmp_path / "run").exists()
@@ -191,7 +191,7 @@ def test_a_signal_at_any_moment_saves_and_stops_all(tmp_path, signum, target, tr
 
 
 @pytest.mark.soak
-def test_a_killed_launcher_leaves_nobody_behind(tmp_path):
+def test_a_killed_launcher_leaves_no_process_behind(tmp_path):
     process, output = started(tmp_path)
     process.kill()
     process.communicate(timeout=60)
@@ -238,4 +238,4 @@ def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum
     _, complaint = process.communicate(timeout=60)
     assert process.returncode == 1
     assert [(tmp_path / rank).read_text() for rank in "01"] == [str(128 + signum)] * 2
-    assert complaint.count("all is saved, go on with: vitkit train --resume") == 2
+    assert complaint.count("everything is saved, resume with: vitkit train --resume") == 2

@@ -40,18 +40,20 @@ def straight(tmp_path_factory) -> str:
 
 
 def test_a_run_whose_loader_is_killed_goes_on_with_the_same_bits(straight, tmp_path):
-    said = r"was killed by signal 9.*; go on with: vitkit train --resume .*run$"
-    with pytest.raises(LoaderError, match=said):
+    message = r"was killed by signal 9.*; resume with: vitkit train --resume .*run$"
+    with pytest.raises(LoaderError, match=message):
         train(tmp_path / "run", sending(signal.SIGKILL), **ASKED)
     assert [path.name for path in (tmp_path / "run" / "state").iterdir()] != []
     assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight
 
 
-def test_a_signal_is_heard_while_the_loader_hangs(straight, tmp_path, monkeypatch):
+def test_a_signal_is_noticed_while_the_loader_hangs(straight, tmp_path, monkeypatch):
     others = set(multiprocessing.active_children())
     monkeypatch.setattr(worker_watch, "LOOK_EVERY", 0.1)
     monkeypatch.setattr(worker_watch, "LOOKS", 10**6)
-    with pytest.raises(Interrupted, match="all is saved, go on with: vitkit train --resume"):
+    with pytest.raises(
+        Interrupted, match="everything is saved, resume with: vitkit train --resume"
+    ):
         train(tmp_path / "run", sending(signal.SIGSTOP, term=True), **ASKED)
     assert set(multiprocessing.active_children()) <= others
     assert bits(train(tmp_path / "run", resume=str(tmp_path / "run")).last) == straight

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from vitkit.errors import SettingError
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.losses import BinaryCrossEntropy, CrossEntropy, make_loss
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
 
 HERE = "training.test_losses"
 
@@ -57,7 +57,7 @@ def not_a_mean(y: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def test_a_loss_of_one_s_own():
     own = make_loss(f"{HERE}:hard_only")
     assert own(logits(), LABELS) == pytest.approx(CrossEntropy()(logits(), LABELS).item())
-    with pytest.raises(SettingError, match="there is no loss 'cross_entropy'; did you mean"):
+    with pytest.raises(SettingError, match=r"--loss 'cross_entropy' does not exist .did you mean"):
         make_loss("cross_entropy")
     with pytest.raises(SettingError, match=r"loss nowhere:at_all cannot be imported"):
         make_loss("nowhere:at_all")
@@ -88,9 +88,9 @@ def test_a_loss_that_cannot_take_mixed_targets_is_refused_before_the_start():
     planned(loss=f"{HERE}:hard_only")
     with pytest.raises(
         SettingError,
-        match=r"takes class numbers only, and mixup 0\.8 gives it .*pass --mixup 0 --cutmix 0",
+        match=r"takes class numbers only, and --mixup 0\.8 gives it .*pass --mixup 0 --cutmix 0",
     ):
         planned(loss=f"{HERE}:hard_only", mixup=0.8)
-    with pytest.raises(SettingError, match=r"must give one number .*it gave Tensor \[2\]"):
+    with pytest.raises(SettingError, match=r"must return one number .*it returned Tensor \[2\]"):
         planned(loss=f"{HERE}:not_a_mean")
     planned(loss="bce", mixup=0.8, cutmix=1.0)

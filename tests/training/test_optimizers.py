@@ -112,22 +112,22 @@ def test_a_stored_and_restored_optimizer_makes_the_same_bits(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     {
-        "lbfgs": "opt lbfgs asks for the loss several times a step",
-        "sam": "opt sam asks for the loss several times a step",
+        "lbfgs": "--opt lbfgs evaluates the loss several times per step",
+        "sam": "--opt sam evaluates the loss several times per step",
         "sophiah": "asks for second derivatives",
         "schedulefreeadamw": "trains other weights than it evaluates",
-        "soap": "opt soap cannot be used here: its state is more than tensors and numbers",
-        "stablespam": "a run that is resumed would not go on as it was",
+        "soap": "--opt soap cannot be used here: its state holds more than tensors and numbers",
+        "stablespam": "a resumed run would not continue in the same way",
         "lomo": "opt lomo cannot be used here",
-        "lyon": "there is no optimizer 'lyon'; did you mean 'lion'",
+        "lyon": "--opt 'lyon' does not exist .did you mean 'lion'",
         "admw": "did you mean 'adamw'",
         "adamw2": "did you mean 'adamw' or 'adam'",
     }.items(),
 )
-def test_what_a_run_cannot_use_is_refused_by_name(name, said):
-    with pytest.raises(SettingError, match=said):
+def test_what_a_run_cannot_use_is_refused_by_name(name, message):
+    with pytest.raises(SettingError, match=message):
         check_optimizer(name)
 
 
@@ -144,7 +144,7 @@ def test_the_library_is_asked_for_only_where_it_is_needed(monkeypatch):
 def test_muon_without_a_matrix_to_train_is_refused():
     model = small_model()
     vitkit.freeze(model, "blocks")
-    with pytest.raises(SettingError, match="none trains; take adamw"):
+    with pytest.raises(SettingError, match="all of them are frozen; pass --opt adamw"):
         made(model, "muon")
 
 

@@ -8,6 +8,8 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.errors import SettingError
+from vitkit.training.optimization.optimizers import make_optimizer
+from vitkit.training.optimization.parameter_groups import parameter_groups
 
 
 def small(**fields: object) -> vitkit.ViT:
@@ -43,7 +45,7 @@ def test_layer_decay_slows_the_early_layers():
 def test_without_layer_decay_there_are_two_groups():
     first, second = vitkit.parameter_groups(small(), lr=0.1, weight_decay=0.3)
     assert (first["weight_decay"], second["weight_decay"]) == (0.3, 0.0)
-    with pytest.raises(SettingError, match=r"layer_decay 1\.5 is outside \(0, 1\]"):
+    with pytest.raises(SettingError, match=r"layer_decay 1\.5 must lie in \(0, 1\]"):
         vitkit.parameter_groups(small(), lr=0.1, weight_decay=0.3, layer_decay=1.5)
 
 
@@ -71,9 +73,11 @@ def test_freezing_takes_patterns_and_refuses_what_fits_nothing():
     assert vitkit.freeze(model, "blocks.*.attn.qkv") == [
         f"blocks.{layer}.attn.qkv.{kind}" for layer in range(3) for kind in ("weight", "bias")
     ]
-    with pytest.raises(SettingError, match="no parameter is named 'patch_embd'; did you mean"):
+    with pytest.raises(SettingError, match=r"no parameter is named 'patch_embd' .did you mean"):
         vitkit.freeze(model, "patch_embd")
-    with pytest.raises(SettingError, match=r"freeze_blocks 4: the model has 3 blocks; take 0\.\.3"):
+    with pytest.raises(
+        SettingError, match=r"--freeze-blocks 4: the model has 3 blocks; pass 0 to 3"
+    ):
         vitkit.freeze(model, blocks=4)
 
 
@@ -86,15 +90,36 @@ def test_the_backbone_is_everything_but_the_head():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "said"),
+    ("pattern", "message"),
     {
-        "bakbone": "'bakbone'; did you mean 'backbone'\\?; there are backbone, cls_token, ",
-        "blocks.9": "'blocks.9'; there are .*, blocks.0 to blocks.2, norm, head$",
+        "bakbone": "'bakbone' .did you mean 'backbone'\\?.; the model has backbone, cls_token, ",
+        "blocks.9": "'blocks.9'; the model has .*, blocks.0 to blocks.2, norm, head$",
         "block.1": "did you mean 'blocks.1'",
         "blocks.2.atn": "did you mean 'blocks.2.attn'",
         "blocks.*.mpl": r"did you mean 'blocks\.\*\.mlp'",
     }.items(),
 )
-def test_a_part_that_is_not_there_is_likened_to_those_that_are(pattern, said):
-    with pytest.raises(SettingError, match=said):
+def test_a_part_that_is_not_there_is_likened_to_those_that_are(pattern, message):
+    with pytest.raises(SettingError, match=message):
         vitkit.freeze(small(), pattern)
+
+
+def test_biases_norms_tokens_and_positions_do_not_decay():
+    model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
+    decayed, free = parameter_groups(model, lr=0.5, weight_decay=0.1)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)] for p in decayed["params"]} == {
+        "patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.attn.proj.weight",
+        "blocks.0.mlp.fc1.weight", "blocks.0.mlp.fc2.weight", "head.weight",
+    }  # fmt: skip
+    assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0.0)
+    assert len(decayed["params"]) + len(free["params"]) == len(names)
+    optimizer = make_optimizer(model, "adamw", lr=0.5, weight_decay=0.1, betas=(0.9, 0.999))
+    with torch.no_grad():
+        model.head.weight.fill_(1.0)
+        model.norm.weight.fill_(1.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert torch.allclose(model.head.weight, torch.tensor(1 - 0.5 * 0.1))
+    assert torch.equal(model.norm.weight, torch.ones_like(model.norm.weight))

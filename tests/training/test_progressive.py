@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from PIL import Image
 from training.faulty import stopping_at
-from training.starts import DIGITS, a_checkpoint, bits, said, train
+from training.starts import DIGITS, a_checkpoint, bits, log_of, train
 
 import vitkit
 from vitkit.data.loading.sampler import balanced_order
@@ -50,8 +50,11 @@ def test_a_run_that_grows_goes_on_with_the_same_bits_with_any_number_of_workers(
     ("asked", "words"),
     [
         ({"progressive": (6, 8)}, "progressive: image_size 6 .* nearest sizes that are: 4 or 8"),
-        ({"progressive": (4, 8), "img_size": 12}, "progressive ends with 8 contradicts .* 12"),
-        ({"progressive": (4, 8, 12)}, "progressive names 3 sizes for 2 epochs; name fewer"),
+        (
+            {"progressive": (4, 8), "img_size": 12},
+            "ends with 8, but --img-size is 12",
+        ),
+        ({"progressive": (4, 8, 12)}, "--progressive has 3 sizes, more than 2 epochs; pass fewer"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(tmp_path, asked, words):
@@ -113,8 +116,8 @@ def test_uneven_classes_are_balanced_and_counted_in_words(tmp_path):
     assert np.bincount(Counted.labels).tolist() == [32, 32]
     assert len({*Counted.seen}) == 64  # an image that comes again is changed in another way
     assert (
-        "balance: 5 (cat) to 27 (dog) images a class, each class is drawn 16 times an epoch"
-        in said(straight.run)
+        "balance: 5 (cat) to 27 (dog) images per class; each class is drawn 16 times per epoch"
+        in log_of(straight.run)
     )
     with pytest.raises(Interrupted):
         train(tmp_path / "stopped", stopping_at(3), **asked)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import multiprocessing
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,30 +16,27 @@ import pytest
 import safetensors.torch
 import torch
 from processes import Forked, forked, wait_until
-from training.faulty import On, at, on
-from training.tiny_runs import STEPS, TINY, command, end_of, run
+from training.faulty import at, on
+from training.tiny_runs import command, end_of, run
 
 import vitkit
-from vitkit import cli
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import (
     CheckpointError,
     Interrupted,
-    NonFiniteError,
     OutputError,
     VitkitError,
-    exit_code,
 )
 from vitkit.io.digests import file_sha256
 from vitkit.randomness import permutation
-from vitkit.training import callbacks, train
-from vitkit.training.interrupts import stop_on_signal
+from vitkit.training import callbacks
+from vitkit.training.setup import make_plan
 from vitkit.training.state import save
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.save import newest_state
 from vitkit.training.trainer import Callback, Trainer
 
 
@@ -71,10 +66,10 @@ def within_accumulation(trainer: Trainer) -> None:
 
 
 PLACES = {
-    "step 1": at(0, sigterm), "in accumulation": at(8, within_accumulation),
-    "mid-epoch": at(26, sigterm), "last batch": at(39, sigterm),
+    "step 1": at(0, sigterm), "in accumulation": at(4, within_accumulation),
+    "mid-epoch": at(13, sigterm), "last batch": at(19, sigterm),
     "evaluation": on(after_evaluation_batch=sigterm),
-    "epoch boundary": at(20, sigterm), "last step": at(59, sigterm),
+    "epoch boundary": at(10, sigterm), "last step": at(29, sigterm),
 }  # fmt: skip
 
 
@@ -89,78 +84,6 @@ def stopped_and_resumed(place: str, output: Path, **settings: object) -> str:
 def test_stopped_anywhere_it_ends_with_the_same_bits(straight, tmp_path, place):
     """Model, optimizer, average and counters, by one hash over all of the state."""
     assert stopped_and_resumed(place, tmp_path / "run") == end_of(straight)
-
-
-def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeypatch):
-    """Both are long in real runs; the epoch is saved before, and what was stopped is made again."""
-    monkeypatch.setattr(callbacks.evaluate, "EVALUATED", 16)
-    short = {"epochs": 1, "warmup_epochs": 0.5}
-    read: list[str] = []
-
-    def during_split(split: str) -> None:
-        read.append(split)
-        if split == target and read.count(split) == 2:
-            sigterm(split)
-
-    for target, batches in (("val", 2), ("test", 9 + 9 + 2)):
-        read.clear()
-        with pytest.raises(Interrupted, match="stopped at step 20 of 20; all is saved") as stop:
-            run(tmp_path / "run", on(after_evaluation_batch=during_split), resume="auto", **short)
-        assert exit_code(stop.value) == 143
-        assert len(read) == batches
-        last = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
-        assert ("val" in last.metadata["metrics"]) == (target == "test")
-    ended = run(tmp_path / "run", resume="auto", **short)
-    assert set(ended.metrics) == {"val", "test"}
-    run(tmp_path / "straight", **short)
-    assert end_of(tmp_path / "run") == end_of(tmp_path / "straight")
-
-
-@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
-def test_a_closed_terminal_and_slurm_s_warning_are_signals_too(tmp_path, signum):
-    signalled = at(3, lambda trainer: os.kill(os.getpid(), signum))
-    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
-    try:
-        with pytest.raises(Interrupted, match="stopped at step 4 of 60; all is saved") as stop:
-            run(tmp_path / "run", signalled)
-    finally:
-        signal.signal(signum, before)
-    assert exit_code(stop.value) == 128 + signum
-
-
-def test_what_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with stop_on_signal() as flag:
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert flag.signum is None
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-def interrupted_twice(output: Path, complaints: Path) -> None:
-    """A run with loader processes that Ctrl-C reaches twice in one step, as a process group."""
-    os.setpgid(0, 0)
-    os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
-
-    def twice(trainer: Trainer) -> None:
-        for _ in range(2):
-            os.killpg(0, signal.SIGINT)
-
-    run(output, at(7, twice), workers=2)
-
-
-def test_ctrl_c_twice_leaves_at_once_with_one_line(tmp_path):
-    output, complaints = tmp_path / "run", tmp_path / "complaints"
-    fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=interrupted_twice, args=(output, complaints))
-    process.start()
-    process.join()
-    assert process.exitcode == 130
-    assert complaints.read_text() == (
-        f"vitkit: left at once by a second signal, SIGINT; the newest state is {output}/state/"
-        f"step-00000005, go on with: vitkit train --resume {output}\n"
-    )
 
 
 @pytest.mark.soak
@@ -237,11 +160,11 @@ def test_a_state_that_lacks_a_part_is_refused_by_its_name(straight, tmp_path):
         found = read_manifest(state)
         del (found["values"] if gone in parts else found["values"]["progress"])[gone]
         write_manifest(state, found)
-        with pytest.raises(CheckpointError, match=rf"of another run: .*{gone} missing"):
+        with pytest.raises(CheckpointError, match=rf"belongs to another run: .*{gone} missing"):
             run(output, resume=str(output))
 
 
-@pytest.mark.parametrize("part", ["optimizer", "ema"])
+@pytest.mark.parametrize("part", ["optimizer", pytest.param("ema", marks=pytest.mark.soak)])
 def test_a_part_that_is_zeroed_is_noticed_by_the_hash(straight, tmp_path, part):
     """The control: the same resume with a part forgotten ends elsewhere."""
     output = tmp_path / "run"
@@ -260,9 +183,9 @@ def test_a_part_that_is_zeroed_is_noticed_by_the_hash(straight, tmp_path, part):
 def sealed(state: Path) -> None:
     """Bring the manifest in line with files that were changed."""
     manifest = read_manifest(state)
-    for name, said in manifest["files"].items():
+    for name, entry in manifest["files"].items():
         file = state / name
-        said |= {"size": file.stat().st_size, "sha256": file_sha256(file)}
+        entry |= {"size": file.stat().st_size, "sha256": file_sha256(file)}
     write_manifest(state, manifest)
 
 
@@ -271,7 +194,7 @@ def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
         def __init__(self):
             self.teacher = torch.nn.Linear(2, 2)
 
-    with pytest.raises(VitkitError, match=r"Careless.teacher has a state that no checkpoint would"):
+    with pytest.raises(VitkitError, match=r"Careless.teacher has a state that would not be saved"):
         run(tmp_path / "run", Careless)
 
 
@@ -338,16 +261,16 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
 
     Otherwise it could begin with a state that the first one has deleted by the time it is read.
     """
-    output, plan = tmp_path / "run", train.make_plan
+    output, plan = tmp_path / "run", make_plan.make_plan
     run(output, max_steps=5)
 
     def by_the_first(*args, **options):
-        monkeypatch.setattr(train, "make_plan", plan)
+        monkeypatch.setattr(make_plan, "make_plan", plan)
         with pytest.raises(OutputError, match=f"in use by process {os.getpid()} on "):
             run(output, resume=str(output), max_steps=15)
         return plan(*args, **options)
 
-    monkeypatch.setattr(train, "make_plan", by_the_first)
+    monkeypatch.setattr(make_plan, "make_plan", by_the_first)
     run(output, resume=str(output), max_steps=10)
     assert newest_state(output / "state")[0].name == "step-00000010"
 
@@ -357,14 +280,14 @@ def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_
     output, saved = tmp_path / "run", save.save_state
 
     def fail(folder, registry, step, *rest):
-        assert step != 24, "power failure"
+        assert step != 12, "power failure"
         saved(folder, registry, step, *rest)
 
     monkeypatch.setattr(callbacks.save, "save_state", fail)
     with pytest.raises(AssertionError, match="power failure"):
-        run(output, max_steps=24)
+        run(output, max_steps=12)
     monkeypatch.undo()
-    ended = run(tmp_path / "run", max_steps=24, resume="auto")
+    ended = run(tmp_path / "run", max_steps=12, resume="auto")
     assert vitkit.load(ended.last).metadata["epoch"] == 1.2
 
 
@@ -382,87 +305,11 @@ def test_two_runs_do_not_share_a_folder(tmp_path):
 
 
 def test_the_run_ends_after_max_steps_and_goes_on_from_there(straight, tmp_path):
-    ended = run(tmp_path / "run", max_steps=33)
-    assert ended.stopped == "33 steps"
-    assert newest_state(tmp_path / "run" / "state")[0].name == "step-00000033"
+    ended = run(tmp_path / "run", max_steps=17)
+    assert ended.stopped == "17 steps"
+    assert newest_state(tmp_path / "run" / "state")[0].name == "step-00000017"
     run(tmp_path / "run", resume=str(tmp_path / "run"), max_steps=None)
     assert end_of(tmp_path / "run") == end_of(straight)
-
-
-def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
-    plain = {"model_ema": False, "spec": TINY["spec"] | {"mlp_dropout": 0.0, "drop_path": 0.0}}
-    ends = []
-    for parts in (1, 2, 4):
-        run(tmp_path / str(parts), grad_accum_steps=parts, max_steps=5, **plain)
-        ends.append(vitkit.load(tmp_path / str(parts) / "weights/last.safetensors").model)
-    for other in ends[1:]:
-        for mine, theirs in zip(ends[0].parameters(), other.parameters(), strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-4)
-    with pytest.raises(vitkit.VitkitError, match="grad_accum_steps 3 does not divide batch_size"):
-        run(tmp_path / "three", grad_accum_steps=3)
-
-
-def test_the_average_of_the_weights_is_what_is_shared(tmp_path):
-    weights = []
-
-    def watch(trainer, result):
-        weights.append(trainer.training_step.model.head.weight.detach().clone())
-
-    run(tmp_path / "run", on(after_step=watch), max_steps=20, model_ema_decay=0.5)
-    torch.manual_seed(0)
-    state = newest_state(tmp_path / "run" / "state")[0]
-    average = safetensors.torch.load_file(state / "ema.safetensors")["head.weight"]
-    shared = vitkit.load(tmp_path / "run/weights/last.safetensors")
-    assert torch.equal(shared.model.head.weight, average)
-    assert shared.metadata["weights"] == "average"
-    expected = torch.zeros_like(average)  # the head starts at zero
-    for number, now in enumerate(weights):
-        decay = min(0.5, (1 + number) / (10 + number))
-        expected = decay * expected + (1 - decay) * now
-    torch.testing.assert_close(average, expected, rtol=0, atol=1e-6)
-    assert (average - weights[-1]).abs().max() > 1e-4
-
-
-def poisoned(steps: set[int]) -> Callable[[], On]:
-    """Put a NaN into the gradient of some steps."""
-
-    def on_start(trainer):
-        trainer.training_step.model.head.weight.register_hook(
-            lambda g: g * float("nan") if trainer.progress.step in steps else g
-        )
-
-    return on(on_start=on_start)
-
-
-def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
-    with pytest.raises(NonFiniteError, match=r"gradient norm is nan at step 7 .*step-00000005"):
-        run(tmp_path / "stop", poisoned({7}))
-    run(tmp_path / "skip", poisoned({7, 8, 30}), on_nan="skip")
-    state = newest_state(tmp_path / "skip" / "state")[0]
-    progress = read_manifest(state)["values"]["progress"]
-    assert (progress["step"], progress["skipped"], progress["skipped_in_a_row"]) == (STEPS, 3, 0)
-    assert "3 steps skipped" in (tmp_path / "skip/train.log").read_text()
-    with pytest.raises(NonFiniteError, match="at step 9 "):
-        run(tmp_path / "many", poisoned({7, 8, 9}), on_nan="skip")
-    for file in tmp_path.rglob("*.safetensors"):
-        tensors = safetensors.torch.load_file(file)
-        assert all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()), file
-
-
-def test_out_of_memory_says_what_fitted(tmp_path):
-    def refuse(module, inputs):
-        if len(inputs[0]) > 16:
-            raise torch.OutOfMemoryError("out of memory")
-
-    def on_start(trainer):
-        trainer.training_step.model.register_forward_pre_hook(refuse)
-
-    small = on(on_start=on_start)  # a machine that holds 16 images
-    with pytest.raises(
-        vitkit.VitkitError, match=r"at 32 images at once; 16 fitted; pass --grad-accum-steps 4,"
-    ):
-        run(tmp_path / "run", small)
-    run(tmp_path / "four", small, grad_accum_steps=4, max_steps=2)
 
 
 class Full(Exception):
@@ -490,7 +337,9 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
         with filler.open("ab", buffering=0) as file, suppress(OSError):
             while file.write(bytes(1024)):
                 pass
-        with pytest.raises(OutputError, match=r"cannot write .*disk is full.*; free some space or"):
+        with pytest.raises(
+            OutputError, match=r"cannot write .*disk is full.*; free some space, or"
+        ):
             run(place / "run", resume=str(place / "run"), max_steps=10)
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         with pytest.raises(OutputError, match=r"file system is read-only.*; choose another place"):
@@ -502,17 +351,3 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
         assert newest_state(place / "run" / "state")[0].name == "step-00000010"
     finally:
         subprocess.run(["umount", str(place)], check=True)
-
-
-@pytest.mark.timeout(600)
-def test_the_proof_on_the_user_s_data(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = command(tmp_path / "unused", epochs=1, warmup_epochs=0.5, batch_size=128)
-    assert cli.run([*words, "--prove-resume"]) == 0
-    first, second, verdict = capsys.readouterr().out.splitlines()
-    assert first.split()[0] == second.split()[0]
-    assert "10 steps straight" in first
-    assert "killed (SIGKILL) in step 5 and resumed" in second
-    assert verdict == "the same bits"
-    assert list(tmp_path.iterdir()) == []
-    assert run_hash

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +28,7 @@ from vitkit.training import train
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml, to_yaml
 from vitkit.training.monitoring import terminal as display
+from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.save import list_states
 
@@ -70,18 +71,18 @@ def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, as
     (thesis / "config.yaml").write_text("data: images\nlr: 0.1\n")  # a recipe, by hand
     before = everything(tmp_path)
     monkeypatch.chdir(work)
-    for output, said in {
-        str(thesis): "holds chapter1.txt and is no run of vitkit, so it is left alone",
-        ".": "holds chapter1.txt and is no run of vitkit",
+    for output, message in {
+        str(thesis): "contains chapter1.txt and is not a run of vitkit, so",
+        ".": "contains chapter1.txt and is not a run of vitkit",
         "": "--output is empty; name a folder, such as --output|--resume auto needs --output",
-        str(images): f"--output {images} holds the data {images}; choose another",
-        str(tmp_path): f"--output {tmp_path} holds the data",
-        str(images / "run"): f"the run folder {images}/run would lie inside the data",
+        str(images): f"--output {images} contains the data {images}; choose another",
+        str(tmp_path): f"--output {tmp_path} contains the data",
+        str(images / "run"): f"--output {images}/run lies inside the data",
     }.items():
-        with pytest.raises(vitkit.VitkitError, match=said):
+        with pytest.raises(vitkit.VitkitError, match=message):
             vitkit.train(images, output=output, **SMALL, **asked)
     monkeypatch.chdir(images)
-    with pytest.raises(OutputError, match="the run folder runs would lie inside the data"):
+    with pytest.raises(OutputError, match="--output runs lies inside the data"):
         vitkit.train(".", **SMALL)
     assert everything(tmp_path) == before
 
@@ -90,15 +91,15 @@ def test_overwrite_puts_a_run_aside_and_says_so(images, tmp_path, monkeypatch):
     run = vitkit.train(images, output=str(tmp_path / "run"), **SMALL).run
     (run / "notes.txt").write_text("mine")
     monkeypatch.chdir(run)
-    with pytest.raises(OutputError, match=r"\. is the working folder or holds it"):
+    with pytest.raises(OutputError, match=r"--output \. is or contains the working folder"):
         vitkit.train(images, output=".", overwrite=True, **SMALL)
     monkeypatch.chdir(tmp_path)
     vitkit.train(images, output="run", overwrite=True, **SMALL)
     assert (tmp_path / "run.old-1" / "notes.txt").read_text() == "mine"
-    assert f"put aside: what was in run is now in {tmp_path}/run.old-1" in said(run)
+    assert f"renamed: the files of run are now in {tmp_path}/run.old-1" in log_of(run)
 
 
-def said(run: Path) -> str:
+def log_of(run: Path) -> str:
     return (run / "train.log").read_text()
 
 
@@ -110,11 +111,11 @@ def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(images, tmp_path
     (run / "config.yaml").write_text(to_yaml(TrainConfig(data=str(images)).to_json()))
     settings = SMALL | {"output": str(run), "resume": "auto"}
     vitkit.train(images, **settings)
-    assert "run.old-1" in said(run)
-    assert "nothing to resume" in said(run)
+    assert "run.old-1" in log_of(run)
+    assert "nothing to resume" in log_of(run)
     for state in (run / "state").iterdir():
         state.rename(tmp_path / state.name)
-    with pytest.raises(OutputError, match="no state to go on from, but more than a run leaves"):
+    with pytest.raises(OutputError, match="has no saved state, but files of a run"):
         vitkit.train(images, **settings)
     assert vitkit.load(run / "weights" / "last.safetensors")
 
@@ -125,7 +126,7 @@ def test_resume_auto_sees_the_output_of_a_yaml_file(images, tmp_path, monkeypatc
     words = ["train", str(images), "--recipe", "mine.yaml", "--resume", "auto"]
     assert cli.run(words) == 0
     assert cli.run([*words, "--max-steps", "2"]) == 0
-    assert "going on from step 1" in said(Path("runs/mine"))
+    assert "resuming from step 1" in log_of(Path("runs/mine"))
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_a_state_is_known_by_its_name_and_holds_what_it_says(saved):
     (run / "state" / "step-notes.txt").write_text("mine")
     state(run, 4).rename(state(run, 2))
     vitkit.train(**settings)
-    assert "going on from step 3" in said(run)
+    assert "resuming from step 3" in log_of(run)
     assert [path.name for path in list_states(run / "state")] == ["step-00000005", "step-00000006"]
     assert (run / "state" / "step-notes.txt").read_text() == "mine"
     assert (run / "state" / "step-00000004.bak" / "MANIFEST.json").is_file()
@@ -155,7 +156,7 @@ def test_a_state_is_known_by_its_name_and_holds_what_it_says(saved):
     assert [row.split(",")[1] for row in rows] == ["step", "2", "4", "6"]
     state(run, 6).rename(state(run, 9))
     assert find_damage(state(run, 9)) == (
-        "it is the state of step 6, not of the one that it is named after"
+        "it holds the state of step 6, not of the step in its name"
     )
 
 
@@ -168,12 +169,12 @@ def test_two_whole_states_are_kept_whatever_else_lies_there(saved):
     vitkit.train(**settings | {"max_steps": 5})
     whole = [path for path in list_states(run / "state") if find_damage(path) is None]
     assert whole == [state(run, 4), state(run, 5)]
-    assert said(run).count("; passed over") == 2
+    assert log_of(run).count("; skipped") == 2
     assert not any(folder.exists() for folder in later)
     assert len([*(run / "state").glob("damaged-step-*")]) == 2
 
 
-def test_what_a_run_is_stands_in_its_state_too(saved):
+def test_the_settings_of_a_run_are_in_its_state_too(saved):
     """A change in config.yaml is a change; one that makes it another run is refused by name."""
     run, settings = saved
     settings = {"data": settings["data"], "resume": str(run), "quiet": True}
@@ -184,10 +185,10 @@ def test_what_a_run_is_stands_in_its_state_too(saved):
             vitkit.train(**settings)
     (run / "config.yaml").write_text(to_yaml(stored | {"lr": 0.1}))
     vitkit.train(**settings)
-    assert "changed since the start: lr 0.001 -> 0.1" in said(run)
+    assert "changed since the run started: lr 0.001 -> 0.1" in log_of(run)
 
 
-def test_other_versions_and_states_of_the_format_before_are_told_and_read(saved):
+def test_other_versions_and_states_of_the_format_before_are_noted_and_read(saved):
     run, settings = saved
     manifest = read_manifest(state(run, 4))
     values, versions = manifest.pop("values"), {"torch": "1.8.0", "vitkit": "0.0.1"}
@@ -199,12 +200,14 @@ def test_other_versions_and_states_of_the_format_before_are_told_and_read(saved)
     }  # fmt: skip
     write_manifest(state(run, 4), manifest | {"format_version": 2, "versions": versions})
     vitkit.train(**settings)
-    assert "going on from step 4" in said(run)
+    assert "resuming from step 4" in log_of(run)
     for name, old in versions.items():
-        assert f"{name} was {old} when the state was saved and is {version(name)} now" in said(run)
+        assert f"{name} was {old} when the state was saved and is {version(name)} now" in log_of(
+            run
+        )
 
 
-def test_a_finished_run_is_told_so_and_its_record_stays(saved):
+def test_resuming_a_finished_run_logs_that_it_is_finished_and_keeps_its_config(saved):
     run, settings = saved
     vitkit.train(**settings)
     kept, weights = (run / "config.yaml").read_text(), (run / "weights/last.safetensors")
@@ -212,9 +215,16 @@ def test_a_finished_run_is_told_so_and_its_record_stays(saved):
     vitkit.train(**settings | {"lr": 0.1})
     assert (run / "config.yaml").read_text() == kept
     assert weights.read_bytes() == before
-    assert "this run is finished: nothing is trained, and config.yaml stays as it is" in said(run)
-    assert "without effect: lr 0.001 -> 0.1" in said(run)
-    assert said(run).count("lr 0.1") == 0
+    assert "this run is finished: nothing is trained, and config.yaml is unchanged" in log_of(run)
+    assert "--lr 0.1 has no effect: the run has ended" in log_of(run)
+    assert "raise --epochs" in log_of(run)
+    assert log_of(run).count("lr 0.1") == 1
+    vitkit.train(**settings | {"epochs": 1})
+    *_, end = log_of(run).split("this run is finished")
+    assert "--epochs 1 is below the" in end
+    assert "raise --epochs" not in end
+    assert "ended after all" in end
+    assert "ended after 1 epoch" not in end
 
 
 def test_half_written_files_of_killed_runs_go_at_the_next_start(saved):
@@ -237,7 +247,7 @@ class Full(io.StringIO):
 def test_a_run_goes_on_where_what_it_prints_meets_a_full_disk(images, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdout", Full())
     settings = SMALL | {"quiet": False}
-    assert "ended after" in said(vitkit.train(images, output=tmp_path / "run", **settings).run)
+    assert "ended after" in log_of(vitkit.train(images, output=tmp_path / "run", **settings).run)
 
 
 class Terminal(io.StringIO):
@@ -254,8 +264,16 @@ class Terminal(io.StringIO):
         return super().write(text)
 
 
-def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
-    images, tmp_path, monkeypatch
+@pytest.fixture
+def hang_up() -> Iterator[signal.Signals]:
+    """SIGHUP as it comes to a process by default, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield signal.SIGHUP
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_run_goes_on_and_logs_a_signal_when_the_terminal_is_closed(
+    images, tmp_path, monkeypatch, hang_up
 ):
     """The bar can no longer be drawn; a hang-up ends the run by the signal, not by that error."""
     monkeypatch.setattr(display, "REFRESH", 0.0)
@@ -270,17 +288,17 @@ def test_a_run_goes_on_and_a_signal_is_told_when_the_terminal_is_closed(
 
         return on(before_step=before_step)
 
-    for name, signum in {"through": 0, "signalled": signal.SIGHUP}.items():
+    for name, signum in {"through": 0, "signalled": hang_up}.items():
         terminal = Terminal()
         monkeypatch.setattr("sys.stdout", terminal)
         config = TrainConfig(**settings, output=str(tmp_path / name))
-        with pytest.raises(Interrupted, match="all is saved") if signum else nullcontext():
+        with pytest.raises(Interrupted, match="everything is saved") if signum else nullcontext():
             train.train(config, [closing(signum)])
         assert "\x1b[" in terminal.getvalue()  # there was a bar
-        assert "epoch   2/2" in said(tmp_path / name)
+        assert "epoch   2/2" in log_of(tmp_path / name)
 
 
-def test_a_complaint_that_nobody_can_read_leaves_the_exit_code(monkeypatch):
+def test_an_error_message_that_cannot_be_printed_leaves_the_exit_code(monkeypatch):
     terminal = Terminal()
     terminal.open = False
     monkeypatch.setattr("sys.stderr", terminal)
@@ -293,6 +311,38 @@ def test_any_other_command_ends_with_a_line_there():
                               stdout=full, stderr=subprocess.PIPE)  # fmt: skip
     assert done.returncode == 2
     assert done.stderr == (
-        "vitkit: cannot write what is printed: [Errno 28] No space left on device; choose another "
-        "place for it\n"
+        "vitkit: cannot write to the standard output: [Errno 28] No space left on device; free "
+        "some space, or redirect the output to another place\n"
     )
+
+
+def test_run_folders_are_numbered_and_never_taken_twice(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig(data="some/images", model="vit_tiny_patch16_224")
+    assert new_folder(config, print).root == Path("runs/images-vit_tiny_patch16_224-1")
+    assert new_folder(config, print).root == Path("runs/images-vit_tiny_patch16_224-2")
+
+
+def test_an_output_that_is_a_file_is_refused(tmp_path: Path):
+    file = tmp_path / "mine.txt"
+    file.write_text("precious")
+    with pytest.raises(OutputError, match="is a file"):
+        new_folder(TrainConfig(data="digits", output=str(file), overwrite=True), print)
+    assert file.read_text() == "precious"
+
+
+def test_resume_names_a_run_that_is_not_there(tmp_path: Path):
+    with pytest.raises(OutputError, match="no such run folder; the nearest folder that exists is"):
+        resumed_folder(str(tmp_path / "none" / "run"), None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="empty: not a run folder"):
+        resumed_folder(str(tmp_path / "empty"), None)
+    with pytest.raises(SettingError, match="--resume auto needs --output"):
+        resumed_folder("auto", None)
+    assert resumed_folder("auto", str(tmp_path / "empty")) is None
+
+
+def test_a_run_is_not_resumed_on_other_named_data(saved):
+    _, settings = saved
+    with pytest.raises(SettingError, match="not digits; leave out DATA"):
+        vitkit.train(**settings | {"data": "digits"})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vitkit
-from vitkit.distributed import World
+from vitkit.distributed import ProcessGroup
 from vitkit.errors import OutputError
 from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import make_optimizer
@@ -133,14 +133,23 @@ def test_killed_while_its_values_are_replaced_a_state_has_the_old_or_the_new_one
     state["progress"].stale = 3
     while status == -signal.SIGKILL:
         at += 1
-        status = in_child(folder, state, 4, at, kill, lambda *save: save_values(*save, World()))
+        status = in_child(
+            folder, state, 4, at, kill, lambda *save: save_values(*save, ProcessGroup())
+        )
         newest, passed_over = newest_state(folder)
         assert (newest.name, passed_over) == ("step-00000004", [])
         assert read_state(newest)[0]["progress"]["stale"] in ((3,) if status == 0 else (0, 3))
     assert (status, at > 2) == (0, True)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        errno.ENOSPC,
+        pytest.param(errno.EIO, marks=pytest.mark.soak),
+        pytest.param(errno.EDQUOT, marks=pytest.mark.soak),
+    ],
+)
 def test_a_disk_fault_at_any_call_is_one_line_and_costs_nothing(saved, number):
     """With a permanent fault the earlier state is unchanged, and no unfinished file is left."""
     folder, before = saved
@@ -167,7 +176,7 @@ def test_a_disk_fault_at_any_call_is_one_line_and_costs_nothing(saved, number):
     assert faults > 5
 
 
-def test_a_fault_that_stays_is_said_with_what_is_needed_and_free(saved):
+def test_a_fault_that_stays_is_an_error_with_the_space_needed_and_free(saved):
     folder, before = saved
     status = persistent(folder, registry(6))
     assert status == 2

@@ -10,7 +10,7 @@ import pytest
 from vitkit.errors import SettingError
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.schedule import learning_rate
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
 
 PEAK, LOW, WARMUP, TOTAL = 0.4, 0.1, 4, 16
 
@@ -52,11 +52,22 @@ def test_without_warm_up_the_first_step_is_at_the_peak_and_the_last_at_the_lowes
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
-    [({"epochs": 1, "warmup_epochs": 0.95}, "warmup_epochs 0.95 are all 6 steps of the run"),
-     ({"sched": "rsqrt", "warmup_epochs": 0.05}, "warmup_epochs 0.05 of 6 steps an epoch is none; "
+    ("settings", "message"),
+    [({"epochs": 1, "warmup_epochs": 0.95}, "--warmup-epochs 0.95 covers all 6 steps of the run"),
+     ({"sched": "rsqrt", "warmup_epochs": 0.05}, "0.05 of 6 steps per epoch rounds to none; "
       "raise it to 0.17 or more")],
 )  # fmt: skip
-def test_a_warm_up_is_looked_at_in_steps(settings, said):
-    with pytest.raises(SettingError, match=said):
+def test_a_warm_up_is_looked_at_in_steps(settings, message):
+    with pytest.raises(SettingError, match=message):
         make_plan(TrainConfig(data="digits", batch_size=200, device="cpu", **settings))
+
+
+def test_the_learning_rate_rises_to_its_peak_and_ends_at_its_low():
+    rates = [learning_rate(s, peak=1e-3, low=1e-5, warmup=10, total=100) for s in range(100)]
+    assert rates[0] == pytest.approx(1e-4)
+    assert rates[9] == pytest.approx(1e-3)
+    assert rates[-1] == pytest.approx(1e-5)
+    assert max(rates) == rates[9]
+    assert all(b < a for a, b in pairwise(rates[9:]))
+    middle = learning_rate(54, peak=1e-3, low=1e-5, warmup=10, total=100)
+    assert middle == pytest.approx((1e-3 + 1e-5) / 2, rel=1e-6)

@@ -1,4 +1,4 @@
-"""What is said before the first step."""
+"""What is printed before the first step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 from bad_images import photo
 
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.setup import make_plan
+from vitkit.training.setup.make_plan import make_plan
 
 
-def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_told(
+def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_reported(
     tmp_path: Path,
 ) -> None:
     draw = np.random.default_rng(0)
@@ -23,8 +23,8 @@ def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_told(
                 image.save(tmp_path / "train" / name / f"{number}{copy}.jpg", quality=quality)
     settings = {"data": str(tmp_path), "model": "vit_tiny_patch16_224", "batch_size": 4}
     plan = make_plan(TrainConfig(**settings, val_fraction=0.2))
-    assert not any("of val also in train, pixel for pixel" in note for note in plan.notes)
-    assert any("of val nearly the same as in train" in note for note in plan.notes)
+    assert not any("also in train, pixel for pixel" in note for note in plan.notes)
+    assert any("of val are nearly the same as in train" in note for note in plan.notes)
     assert abs(len(plan.dataset.splits["val"]) - 0.2 * 36) <= 2
     assert not any(
         "in train" in note for note in make_plan(TrainConfig(**settings, val_fraction=0)).notes

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,13 +18,13 @@ from vitkit import cli
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
-from vitkit.frozen import replace as replaced
-from vitkit.training.build import make_objective, make_step
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
-from vitkit.training.setup import Plan, make_plan
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.build_step import make_objective, make_step
+from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.step import TrainingStep
 from vitkit.training.tuning.batch_size import find_batch_size
 from vitkit.training.tuning.learning_rate import find_lr
@@ -46,7 +47,7 @@ def fresh(plan: Plan) -> vitkit.ViT:
 
 
 def stepping(plan: Plan, model: vitkit.ViT, **settings: object) -> TrainingStep:
-    plan = dataclasses.replace(plan, config=replaced(plan.config, **settings))
+    plan = dataclasses.replace(plan, config=dataclasses.replace(plan.config, **settings))
     objective = make_objective(plan, model, plan.config.amp)
     optimizer = configured_optimizer(model, plan.config)
     return make_step(plan, objective, optimizer, BatchTransform(plan.preprocess, plan.device))
@@ -66,55 +67,53 @@ def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_tim
     model = fresh(plan)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    lr, said = find_lr(plan, model)
+    lr, line = find_lr(plan, model)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
-    assert said.startswith(f"lr: {lr:g} (the loss fell from 2.3")
+    assert line.startswith(f"lr: {lr:g} (the loss fell from 2.3")
     assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
 
 
-@pytest.fixture
-def clock(monkeypatch) -> list[float]:
-    """Replace the clock: only seconds that a test appends here pass."""
-    seconds = [0.0]
-    watch = SimpleNamespace(perf_counter=lambda: sum(seconds))
-    monkeypatch.setattr("vitkit.training.tuning.batch_size.time", watch)
-    return seconds
+def found_on(
+    plan: Plan, seconds: Callable[[int], float], memory: float = math.inf
+) -> tuple[int, str]:
+    """Find the batch size on a machine of its own kind.
 
-
-def test_the_batch_grows_until_memory_ends(plan, clock):
-    """On this machine a step takes a constant time, and 33 images are too many."""
-    model = fresh(plan)
+    Args:
+        plan: plan of the run.
+        seconds: images of a batch -> the time of a step.
+        memory: images that fit at once.
+    """
+    model, times = fresh(plan), [0.0]
 
     def machine(module: torch.nn.Module, inputs: tuple[torch.Tensor]) -> None:
-        if len(inputs[0]) > 32:
+        if len(inputs[0]) > memory:
             raise torch.OutOfMemoryError("out of memory")
-        clock.append(0.1)
+        times.append(seconds(len(inputs[0])))
 
     model.register_forward_pre_hook(machine)
-    size, said = find_batch_size(plan, model)
+    return find_batch_size(plan, model, clock=lambda: sum(times))
+
+
+def test_the_batch_grows_until_memory_ends(plan):
+    size, line = found_on(plan, lambda images: 0.1, memory=32)
     assert size == 32
-    assert said.startswith("batch size: 32 (images per second at 8: ")
-    assert said.endswith("64: out of memory)")
+    assert line.startswith("batch size: 32 (images per second at 8: ")
+    assert line.endswith("64: out of memory)")
 
 
-def test_the_batch_stops_growing_where_it_is_no_faster(plan, clock):
-    """On this machine larger batches are slower per image."""
-    model = fresh(plan)
-    model.register_forward_pre_hook(lambda m, inputs: clock.append(1e-3 * len(inputs[0]) ** 2))
-    assert find_batch_size(plan, model)[0] == 8
+def test_the_batch_stops_growing_where_it_is_no_faster(plan):
+    """Larger batches are slower per image here."""
+    assert found_on(plan, lambda images: 1e-3 * images**2)[0] == 8
 
 
-def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan, monkeypatch):
-    """On this machine larger batches are always faster; 128 of 1,294 images leave 10 steps."""
-    monkeypatch.setattr(
-        "vitkit.training.tuning.batch_size._images_per_second", lambda *asked: asked[2]
-    )
-    size, said = find_batch_size(plan, fresh(plan))
+def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan):
+    """Larger batches are always faster here; 128 of 1,294 images leave 10 steps."""
+    size, line = found_on(plan, lambda images: 1.0)
     assert size == 128
     assert len(plan.steps.split) // size >= 8 > len(plan.steps.split) // (2 * size)
-    assert "128: 128); a larger one leaves an epoch fewer than 8 steps; lr" in said
+    assert "128: 128); with a larger one an epoch would have fewer than 8 steps; lr" in line
 
 
 def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
@@ -187,7 +186,7 @@ def test_in_float16_the_gradient_is_that_of_float32_and_an_overflow_changes_noth
 def test_a_rate_that_diverges_ends_the_run_with_the_mend(tmp_path):
     with pytest.raises(
         NonFiniteError,
-        match=r"at step [12] \(lr .*; no state is kept yet; try a lower --lr \(--find-lr looks",
+        match=r"at step [12] \(lr .*; no state is saved yet; try a lower --lr \(--find-lr searches",
     ):
         run(tmp_path / "run", **SHORT | {"lr": 1e6, "min_lr": 0.0})
 
@@ -277,13 +276,11 @@ def test_without_a_compiler_a_run_goes_on_and_says_so(tmp_path, capsys, monkeypa
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert cli.run([*compiled(tmp_path / "run"), "--max-steps", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "compile: there is no C++ compiler here; the training step stays as it is" in said
+    printed = capsys.readouterr().out
+    assert "compile: there is no C++ compiler here; the training step is not compiled" in printed
     assert read_yaml(tmp_path / "run" / "config.yaml")["compile"] is False
 
 
-def test_where_not_even_the_smallest_batch_fits_it_says_so(plan, monkeypatch):
-    """All sizes fail."""
-    monkeypatch.setattr("vitkit.training.tuning.batch_size._images_per_second", lambda *asked: 0.0)
-    with pytest.raises(SettingError, match="out of memory at 8 images at once; lower --img-size"):
-        find_batch_size(plan, fresh(plan))
+def test_where_not_even_the_smallest_batch_fits_it_says_so(plan):
+    with pytest.raises(SettingError, match="out of memory with 8 images at once; lower --img-size"):
+        found_on(plan, lambda images: 0.1, memory=7)

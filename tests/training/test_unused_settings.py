@@ -8,11 +8,12 @@ from PIL import Image
 from training.starts import a_checkpoint
 
 from vitkit.errors import SettingError
+from vitkit.training.checks.unused_settings import note_on_probe
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.setup import Plan, make_plan
-from vitkit.training.unused_settings import note_on_probe
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.make_plan import make_plan
 
 OWN = "training.test_losses:hard_only"
 
@@ -30,22 +31,22 @@ def planned(recipe: str | None = None, **settings: object) -> Plan:
     [
         (
             {"momentum": 0.1, "opt": "muon"},
-            "momentum 0.1 is for opt sgd, and has",
+            "--momentum 0.1 has no effect on --opt muon",
         ),
-        ({"beta2": 0.9, "opt": "sgd"}, "beta2 0.9 is for opt adamw, adam, muon, and has"),
-        ({"loss": OWN, "label_smoothing": 0.4}, "label_smoothing 0.4 is for vitkit's own losses"),
-        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "pass --mixup and --cutmix, too"),
-        ({"mixup_off_epoch": 3}, "mixup_off_epoch 3 has no effect without --mixup or --cutmix"),
-        ({"model_ema_decay": 0.5}, "has no effect without --model-ema; pass"),
-        ({"bce_threshold": 0.2}, "bce_threshold 0.2 is for --loss bce"),
-        ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 is where a schedule ends"),
-        ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 is for --fit crop"),
-        ({"teacher": "T", "distill_alpha": 0.0}, "--distill-alpha 0 leaves the teacher without"),
+        ({"beta2": 0.9, "opt": "sgd"}, "--beta2 0.9 has no effect on --opt sgd"),
+        ({"loss": OWN, "label_smoothing": 0.4}, "--label-smoothing 0.4 has no effect on your own"),
+        ({"mixup": 0.8, "mixup_switch_prob": 0.1}, "add --mixup and --cutmix"),
+        ({"mixup_off_epoch": 3}, "--mixup-off-epoch 3 has no effect without --mixup or --cutmix"),
+        ({"model_ema_decay": 0.5}, "has no effect without --model-ema; add"),
+        ({"bce_threshold": 0.2}, "--bce-threshold 0.2 has no effect without --loss bce"),
+        ({"sched": "constant", "min_lr": 5e-4}, "--min-lr 0.0005 has no effect with --sched"),
+        ({"fit": "squash", "crop_ratio": 0.5}, "--crop-ratio 0.5 has no effect with --fit squash"),
+        ({"teacher": "T", "distill_alpha": 0.0}, "--distill-alpha 0 removes the teacher"),
         (
             {"teacher": "T", "distill_alpha": 1.0, "label_smoothing": 0.2},
-            "--label-smoothing 0.2 is for labels",
+            "--label-smoothing 0.2 has no effect with --distill-alpha 1",
         ),
-        ({"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0}, "nothing changes it at random"),
+        ({"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0}, "no augmentation is on"),
         ({"freeze": ("backbone",)}, "train a head on features of random weights; .*--pretrained"),
     ],
 )
@@ -62,8 +63,8 @@ def test_settings_beyond_the_end_or_for_other_data_are_noted():
     end = "the run ends after 2 epochs"
     assert f"mixup_off_epoch 2 and patience 5 without effect: {end}" in notes
     assert any(line.startswith(f"max_steps 1000000 without effect: {end}, ") for line in notes)
-    assert "parallel fsdp and timeout 30.0 without effect: there is one process" in notes
-    assert "min_lr 1e-05 is lowered to 1e-08, for this lr" in notes
+    assert "parallel fsdp and timeout 30.0 without effect: the run has one process" in notes
+    assert "min_lr 1e-05 lowered to 1e-08, as lr is small" in notes
     assert not any("without effect" in line for line in planned(epochs=2, patience=1).notes)
 
 
@@ -88,7 +89,42 @@ def test_a_part_of_train_for_validation_is_not_cut_where_there_is_a_split(tmp_pa
             pixels = np.random.default_rng([number, len(split)]).integers(0, 256, (8, 8), np.uint8)
             Image.fromarray(pixels).save(file)
     notes = planned(data=str(tmp_path), val_fraction=0.3, batch_size=2).notes
-    assert "val_fraction 0.3 without effect: the data have a val split" in notes
+    assert "--val-fraction 0.3 has no effect: the data have a val split" in notes
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.3])
+def test_another_part_for_validation_is_refused_where_all_images_were_divided(tmp_path, fraction):
+    for number in range(40):
+        file = tmp_path / "ab"[number % 2] / f"{number}.png"
+        file.parent.mkdir(exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
+        Image.fromarray(pixels).save(file)
+    with pytest.raises(SettingError, match="always divided into 70% train, 10% val, 20% test"):
+        planned(data=str(tmp_path), val_fraction=fraction, batch_size=2)
+    usual = planned(data=str(tmp_path), val_fraction=0.1, batch_size=2)
+    assert [len(usual.dataset.splits[name]) for name in ("train", "val", "test")] == [28, 4, 8]
+
+
+def test_a_recipe_of_one_channel_warns_of_lost_colours_and_of_no_grey_ones(tmp_path):
+    pixels = np.random.default_rng(0)
+    for kind, shape in (("grey", (8, 8)), ("colour", (8, 8, 3))):
+        for number in range(40):
+            file = tmp_path / kind / "ab"[number % 2] / f"{number}.png"
+            file.parent.mkdir(exist_ok=True, parents=True)
+            Image.fromarray(pixels.integers(0, 256, shape, np.uint8)).save(file)
+    warning = "warning: recipe digits has a model of one channel, so the colour images become grey"
+    recipe = layered(recipe_settings("digits"), {"data": "", "recipe": "digits", "batch_size": 4})
+    for kind, count in (("grey", 0), ("colour", 1)):
+        notes = make_plan(TrainConfig(**recipe | {"data": str(tmp_path / kind)})).notes
+        assert sum(note.startswith(warning) for note in notes) == count
+
+
+def test_a_width_that_leaves_the_mlp_behind_is_noted():
+    narrow = "--spec.width 48 leaves the MLP width at 768, 16 times the width instead of the model"
+    spec = {"depth": 1, "num_heads": 3, "image_size": 8, "patch_size": 4, "in_channels": 1}
+    for more, count in (({"width": 48}, 1), ({"width": 48, "mlp_width": 96}, 0), ({}, 0)):
+        notes = make_plan(TrainConfig(data="digits", spec=spec | more)).notes
+        assert sum(note.startswith(narrow) for note in notes) == count
 
 
 @pytest.mark.parametrize(
@@ -107,11 +143,11 @@ def test_what_a_recipe_has_for_something_that_is_off_goes_with_it(recipe, settin
     plan = planned(recipe, **settings)
     assert {name: getattr(plan.config, name) for name in left_out} == left_out
     (line,) = [line for line in plan.notes if "without effect here" in line]
-    assert line.startswith(f"of recipe {recipe}, without effect here: {next(iter(left_out))} ")
+    assert line.startswith(f"from recipe {recipe}, without effect here: {next(iter(left_out))} ")
 
 
 def test_a_value_of_the_user_is_refused_with_a_recipe_too():
-    with pytest.raises(SettingError, match=r"mixup_prob 0\.7 has no effect without"):
+    with pytest.raises(SettingError, match=r"--mixup-prob 0\.7 has no effect without"):
         planned("cifar10", mixup=0.0, cutmix=0.0, mixup_prob=0.7)
 
 
@@ -122,7 +158,7 @@ def test_a_recipe_of_training_can_be_probed(tmp_path):
         "recipe": "finetune", "device": "cpu"})))  # fmt: skip
     assert plan.config.layer_decay == 1.0
     assert any("layer_decay" in line for line in plan.notes)
-    with pytest.raises(SettingError, match="layer_decay cannot be combined with probe"):
+    with pytest.raises(SettingError, match="layer_decay cannot be combined with --probe"):
         make_plan(TrainConfig(**settings, layer_decay=0.5))
 
 
@@ -141,7 +177,7 @@ def test_details_of_a_recipe_s_mixing_go_with_it_where_it_is_probed(tmp_path):
 def test_a_probe_names_what_it_ignores():
     config = TrainConfig(data="digits", drop_path=0.1, on_nan="skip", lr=0.1, find_lr=False)
     line = note_on_probe(config)
-    assert line == "a probe takes no steps: drop_path, lr, on_nan without effect"
+    assert line == "--probe makes no training steps: drop_path, lr, on_nan without effect"
     assert note_on_probe(TrainConfig(data="digits")) is None
 
 

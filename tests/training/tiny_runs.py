@@ -13,13 +13,13 @@ from vitkit.training.state.save import newest_state, run_hash
 from vitkit.training.trainer import Callback
 
 TINY = {
-    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
+    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "grad_accum_steps": 2, "model_ema": True, "save_every": 5, "quiet": True, "device": "cpu",
     "threads": 1,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
 }  # fmt: skip
-STEPS = 60
-"""Of the whole run; 20 an epoch."""
+STEPS = 30
+"""Of the whole run; 10 an epoch."""
 
 
 def run(

@@ -17,7 +17,7 @@ import torch
 from torch.distributed import TCPStore
 
 from vitkit.data.loading.loader import Batch
-from vitkit.distributed import World, joined, local_tensor
+from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
 from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train
 from vitkit.training.callbacks.ema import AverageWeights
@@ -28,11 +28,11 @@ from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
 PLAIN = {
-    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 64,
+    "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
-"""20 steps an epoch, and nothing random in the model: the loss depends on the images alone."""
+"""10 steps an epoch, and nothing random in the model: the loss depends on the images alone."""
 
 
 def together(size: int, work: Callable[[int], Any]) -> list[Any]:
@@ -127,11 +127,11 @@ def numbers(found: list[Any]) -> dict[int, tuple[float, float]]:
     return {step: (loss, norm) for step, _, loss, norm in found[0]["steps"]}
 
 
-def in_world(work: Callable[[World], Any]) -> Callable[[int], Any]:
+def in_world(work: Callable[[ProcessGroup], Any]) -> Callable[[int], Any]:
     """`work` with the world that `together` sets up."""
 
     def one(rank: int) -> Any:
-        with joined(torch.device("cpu"), 100.0) as world:
+        with join_process_group(torch.device("cpu"), 100.0) as world:
             return work(world)
 
     return one

@@ -1,4 +1,4 @@
-"""Which kind of model goes into which format, and what it costs: the cells of docs/formats.md."""
+"""The cells of docs/formats.md: how each kind of model is converted to each format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
     "FlexiViT": "flexivit_base",
     "hybrid R26": "vit_small_r26_s32_224",
 }
-"""What a row of the table is of -> a preset of that kind; it is made small, its nature is kept."""
+"""Row of the table -> a preset of that kind, which is then made smaller."""
 SMALL: dict[str, Any] = {"width": 128, "depth": 2, "num_heads": 2, "mlp_width": 256}
 HOW = {"kept": "exact", "folded": "folded", "approximated": "lossy", "lost": "lossy"}
 
@@ -42,7 +42,7 @@ def small(name: str) -> vitkit.ViT:
 
 
 def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
-    """`exact`, `folded`, `lossy` or `no`, and why."""
+    """Return `exact`, `folded`, `lossy` or `no`, and the reason."""
     try:
         spec, state, steps = fit_to_format(model.spec, model.state_dict(), *form.capabilities)
         tensors = write_tensors(form.table(spec), spec, state)
@@ -55,15 +55,19 @@ def cell(model: vitkit.ViT, form: Format) -> tuple[str, str]:
 
 
 def document() -> str:
-    """The table as Markdown."""
+    """Return the page as Markdown."""
     heads = list(FORMATS)
     lines = [
-        "# What goes where", "",
-        "Every format is read and written by one two-way table (`src/vitkit/weights/`). The cells",
-        "say what happens to a model of each kind on its way into each format: *exact*, the same",
-        "numbers under other names; *folded*, the same function with other numbers; *lossy*, only",
-        "with `--allow-lossy`; *no*. A number points to what is done, or why it cannot be. The",
-        "table is written by `scripts/formats_table.py` and checked by a test.",
+        "# Checkpoint formats", "",
+        "Each format has one table of tensor names, used for reading and for writing",
+        "(`src/vitkit/weights/formats/`). The cells show what `vitkit convert` does with a model",
+        "of each kind (row) in each format (column):", "",
+        "- *exact*: the same numbers under other names;",
+        "- *folded*: other numbers that compute the same function;",
+        "- *lossy*: the function changes; only with `--allow-lossy`;",
+        "- *no*: the format cannot hold the model.", "",
+        "Numbers refer to the list below the table, which names the change or the reason.",
+        "`scripts/formats_table.py` writes this page, and a test checks it.",
         "", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}",
     ]  # fmt: skip
     reasons: list[str] = []

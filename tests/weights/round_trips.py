@@ -14,9 +14,9 @@ from torch import Tensor
 import vitkit
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.files.open import open_source
+from vitkit.weights.formats.description import FOREIGN_METADATA_KEY
 from vitkit.weights.formats.format import Bundle, Format
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY
 from vitkit.weights.load import load
 
 PREPROCESS = vitkit.Preprocess()

@@ -27,12 +27,21 @@ def named(entry):
     return entry.name
 
 
-def test_each_stands_there_once():
+def test_each_entry_is_there_once():
     assert len(ENTRIES) > 400
     assert not [place for place, n in Counter(map(named, ENTRIES)).items() if n > 1]
     # Two models of timm may be one file, computed with another activation.
     twice = [place for place, n in Counter(entry.address for entry in ENTRIES).items() if n > 1]
     assert all(place.startswith("hf://timm/") for place in twice)
+
+
+def test_every_line_of_the_table_has_all_columns():
+    table = ROOT / "src" / "vitkit" / "weights" / "catalogue.tsv"
+    lines = table.read_text(encoding="utf-8").splitlines()
+    columns, *rows = [line.split("\t") for line in lines if not line.startswith("#")]
+    assert len(rows) == len(ENTRIES)
+    assert {len(row) for row in rows} == {len(columns)}
+    assert all(value == value.strip() for row in rows for value in row)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=named)
@@ -129,14 +138,14 @@ def test_a_name_finds_its_entry():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("vit_base_patch16_224.augreg_in21", "no checkpoint 'augreg_in21'; did you mean 'augreg"),
-        ("vit_base_patch16_225", "no checkpoint 'vit_base_patch16_225'; did you mean 'vit_base_pa"),
+        ("vit_base_patch16_224.augreg_in21", "no checkpoint 'augreg_in21' (did you mean 'augreg"),
+        ("vit_base_patch16_225", "no checkpoint 'vit_base_patch16_225' (did you mean 'vit_base_pa"),
         ("google/sam/ViT-B16", "did you mean 'google/sam/ViT-B_16'"),
         ("vit_tiny_patch8_224", "no weights are published for vit_tiny_patch8_224"),
         ("vit_tiny_patch8_224.augreg", "no weights are published for vit_tiny_patch8_224"),
     ],
 )
-def test_another_name_is_told_the_nearest(name, message):
+def test_the_error_for_an_unknown_name_gives_the_nearest(name, message):
     with pytest.raises(SettingError, match=re.escape(message)):
         find(name)
 

@@ -60,9 +60,9 @@ def test_other_libraries_find_plain_tensors_with_timm_s_names(tmp_path: Path, mo
 
 
 def test_saving_refuses_names_that_do_not_fit(tmp_path: Path, model):
-    with pytest.raises(CheckpointError, match="2 class names for a head of 3"):
+    with pytest.raises(CheckpointError, match="2 class names do not match a head of 3"):
         vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, classes=("a", "b"))
-    with pytest.raises(CheckpointError, match=r"writes \.safetensors files"):
+    with pytest.raises(CheckpointError, match=r"ends in \.safetensors"):
         vitkit.save(tmp_path / "a.pth", model, preprocess=GREY)
     with pytest.raises(CheckpointError, match="the metadata are not JSON"):
         vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY, loss=float("nan"))
@@ -96,19 +96,19 @@ def test_files_that_are_no_checkpoints_are_named_for_what_they_are(tmp_path: Pat
     safetensors.torch.save_file({"conv.weight": torch.zeros(2)}, plain)
     cases = {
         "no such file; the nearest folder": tmp_path / "none" / "x.safetensors",
-        "or name a file, such as": tmp_path,
+        "is not a run or checkpoint folder": tmp_path,
         "the file is empty": write(tmp_path / "empty.safetensors", b""),
-        "not a whole safetensors file": write(tmp_path / "cut.safetensors", whole[:-100]),
-        "not a whole safetensors": write(tmp_path / "cut2.safetensors", whole[:50]),
+        "not a complete safetensors file": write(tmp_path / "cut.safetensors", whole[:-100]),
+        "not a complete safetensors": write(tmp_path / "cut2.safetensors", whole[:50]),
         "a web page": write(tmp_path / "page.safetensors", b"<!DOCTYPE html><html></html>"),
-        "a git-LFS pointer": write(
+        "a Git LFS pointer": write(
             tmp_path / "lfs.safetensors", b"version https://git-lfs.github.com/spec/v1\n"
         ),
-        "a pickle, which can run code": write(tmp_path / "old.pth", b"\x80\x02}q\x00."),
-        r"1 tensor \(conv.weight\) of no known format; known are vitkit": plain,
+        "is a pickle, and loading": write(tmp_path / "old.pth", b"\x80\x02}q\x00."),
+        r"1 tensor \(conv.weight\) in no known format; known formats are vitkit": plain,
     }
-    for said, path in cases.items():
-        with pytest.raises(CheckpointError, match=said) as error:
+    for message, path in cases.items():
+        with pytest.raises(CheckpointError, match=message) as error:
             vitkit.load(path)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
@@ -161,7 +161,7 @@ def test_a_real_limit_on_the_size_of_files_leaves_the_old_checkpoint(
         print(refused.value)  # noqa: T201
         return refused.value.exit_code
 
-    with forked(save_again, tmp_path_factory.mktemp("said"), before=limit) as done:
+    with forked(save_again, tmp_path_factory.mktemp("printed"), before=limit) as done:
         assert done.wait() == 2, done.stderr
     assert "the file would be larger than the limit allows" in done.stdout
     assert "MB needed" in done.stdout
@@ -186,7 +186,7 @@ def test_create_model_takes_a_checkpoint_of_the_same_spec_only(tmp_path: Path):
     dropping = vitkit.create_model("vit_tiny_patch16_224", pretrained=path, drop_path=0.3, **fields)
     assert dropping.blocks[1].drop_path1.rate == 0.3
     assert torch.equal(dropping.head.weight, model.head.weight)
-    with pytest.raises(CheckpointError, match="depth: 3 asked, 2 in the file"):
+    with pytest.raises(CheckpointError, match="depth: 3 requested, 2 in the file"):
         vitkit.create_model("vit_tiny_patch16_224", pretrained=path, **fields | {"depth": 3})
 
 
@@ -269,17 +269,25 @@ UNREADABLE = {
     "parametrized": (parametrized, {}, r"remove_parametrizations"),
     "peft": (adapted_by_peft, {}, r"PeftModel is not a ViT; .*merge_and_unload\(\)"),
     "its base": (lambda m: adapted_by_peft(m).get_base_model(), {}, r"lora_A.*merge_and_unload"),
-    "NaN": (with_nan, {}, r"head\.weight: 1 of 48 numbers are not finite"),
-    "meta": (lambda model: model.to("meta"), {}, "cls_token has no numbers, on the meta device"),
+    "NaN": (with_nan, {}, r"head\.weight: 1 of 48 numbers are NaN or infinite"),
+    "meta": (
+        lambda model: model.to("meta"),
+        {},
+        "cls_token is on the meta device and has no values",
+    ),
     "larger head": (larger_head, {}, r"2 tensors missing \(head\.bias.*2 unknown \(head\.0"),
     "shape": (narrow_norm, {}, r"norm\.weight has shape \(8,\), the model's spec needs \(16,\)"),
-    "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; give a"),
-    "numbers": (None, {"classes": range(3)}, "classes has 0; give a list with a text for each"),
-    "no names": (None, {"classes": None}, "classes has None; give a list"),
-    "beyond float32": (too_large, {}, r"head\.weight: 1 of 48 numbers are not finite in float32"),
-    "one text": (None, {"classes": "abc"}, "classes has 'abc'; give a list"),
-    "long": (None, {"recipe": ["x" * 1_000_000] * 26}, r"26\.\d MB of metadata; .* at most 25 MB"),
-    "twice": (None, {"recipe": {1: 0, "1": 0}}, "the key '1' is there twice"),
+    "not a model": (lambda model: model.state_dict(), {}, "OrderedDict is not a ViT; pass a"),
+    "numbers": (None, {"classes": range(3)}, "classes contains 0; pass a list of class names"),
+    "no names": (None, {"classes": None}, "classes contains None; pass a list"),
+    "beyond float32": (
+        too_large,
+        {},
+        r"head\.weight: 1 of 48 numbers are NaN or infinite in float32",
+    ),
+    "one text": (None, {"classes": "abc"}, "classes contains 'abc'; pass a list"),
+    "long": (None, {"recipe": ["x" * 1_000_000] * 26}, r"26\.\d MB of metadata, and at most 25 MB"),
+    "twice": (None, {"recipe": {1: 0, "1": 0}}, "the key '1' occurs twice"),
     "no pixels": (None, {"preprocess": None}, "preprocess= is missing"),
 }
 
@@ -287,16 +295,16 @@ UNREADABLE = {
 @pytest.mark.parametrize("fault", UNREADABLE)
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_a_file_that_could_not_be_read_is_not_written(tmp_path: Path, model, fault):
-    change, settings, said = UNREADABLE[fault]
+    change, settings, message = UNREADABLE[fault]
     given = change(model) if change else model
-    with pytest.raises(CheckpointError, match=said) as error:
+    with pytest.raises(CheckpointError, match=message) as error:
         vitkit.save(tmp_path / "a.safetensors", given, **{"preprocess": GREY} | settings)
     assert str(tmp_path / "a.safetensors") in str(error.value)
     assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
-def test_a_model_before_its_path_is_told_the_order(tmp_path: Path, model):
+def test_a_model_before_its_path_is_refused_with_the_order(tmp_path: Path, model):
     with pytest.raises(CheckpointError, match=r"first argument is a ViT.*vitkit\.save\('model"):
         vitkit.save(model, tmp_path / "a.safetensors")
 
@@ -324,7 +332,7 @@ def test_class_names_may_come_from_a_generator(tmp_path: Path, model):
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
-def test_a_description_that_is_wrong_at_length_is_said_in_one_short_line(tmp_path: Path, model):
+def test_a_description_that_is_wrong_at_length_is_refused_in_one_short_line(tmp_path: Path, model):
     path = vitkit.save(tmp_path / "a.safetensors", model, preprocess=GREY)
     with safetensors.safe_open(path, framework="pt") as file:
         document = json.loads(file.metadata()["vitkit"])

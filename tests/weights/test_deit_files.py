@@ -117,7 +117,7 @@ def test_arguments_of_a_command_line_are_read_where_torch_may(tmp_path):
         ("blocks.0.norm11.weight", torch.zeros(3), "parallel blocks"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, name, tensor, message):
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, name, tensor, message):
     state = theirs("deit_tiny_distilled_patch16_224").state_dict()
     state.pop(name, None)
     if tensor is not None:

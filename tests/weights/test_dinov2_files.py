@@ -262,7 +262,7 @@ def test_the_hub_s_linear_classifier(tmp_path):
     again = stored(written(DINOV2, checkpoint.model, tmp_path / "again"))
     assert sorted(again) == sorted(wrapped)
     wrapped["linear_head.weight"] = torch.randn(7, 5 * WIDTH)
-    with pytest.raises(CheckpointError, match="take the one-layer classifier, which reads 256"):
+    with pytest.raises(CheckpointError, match="use the one-layer classifier, which reads 256"):
         saved(wrapped, tmp_path / "lc4.pth")
 
 
@@ -278,7 +278,7 @@ def test_training_runs_whole_and_sharded(tmp_path, who):
     notes = checkpoint.metadata["notes"]
     assert "dino_head.mlp.0.weight: the head of self-supervised training" in notes
     twice = weights | {"blocks.0.0.norm1.weight": torch.zeros(WIDTH)}
-    with pytest.raises(CheckpointError, match="a block is there twice"):
+    with pytest.raises(CheckpointError, match="a block occurs twice"):
         saved(twice, tmp_path / "twice.pth")
 
 
@@ -311,52 +311,52 @@ def test_dinov3_without_biases_and_with_all_of_them(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_rounded_periods_are_told(tmp_path, dtype):
+def test_rounded_periods_are_noted(tmp_path, dtype):
     weights = their_weights("plain", 4, third=True)
     exact = saved(weights, tmp_path / "exact.pth").metadata["notes"]
     weights["rope_embed.periods"] = weights["rope_embed.periods"].bfloat16().to(dtype)
     rounded = saved(weights, tmp_path / "rounded.pth").metadata["notes"]
-    (said,) = set(rounded) - set(exact)
-    assert "periods are rounded to bfloat16" in said
+    (warning,) = set(rounded) - set(exact)
+    assert "periods are rounded to bfloat16" in warning
 
 
 def test_dinov3_is_not_written():
     fields = {"positions": "rope", "qkv_bias": "no_key", "num_registers": 4, "norm_eps": 1e-5}
     model = noisy(vitkit.ViTSpec(**SMALL | fields))
-    with pytest.raises(CheckpointError, match="is read, not written") as caught:
+    with pytest.raises(CheckpointError, match="can be read but not written") as caught:
         write_tensors(DINOV2.table(model.spec), model.spec, model.state_dict())
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"num_classes": 7}, "read class token and mean side by side"),
         ({"pooling": "cls_mean"}, "read class token and mean side by side"),
-        ({"activation": "silu"}, "activation 'silu' has no place beside a plain MLP"),
+        ({"activation": "silu"}, "activation 'silu' cannot be stored with a plain MLP"),
     ],
 )
-def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, message):
+    with pytest.raises(CheckpointError, match=message):
         written(DINOV2, noisy(vitkit.ViTSpec(**SMALL | fields)), tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("third", "change", "said"),
+    ("third", "change", "message"),
     [
         (False, lambda w: w.pop("norm.bias"), "tensor norm.bias is missing"),
         (False, lambda w: w.update(extra=torch.zeros(2)), "1 unknown tensor: extra"),
         (False, lambda w: w.update({"norm.bias": torch.zeros(3)}), "gives norm.bias the shape"),
-        (False, lambda w: w.update(pos_embed=torch.zeros(1, 16, WIDTH)), "no square grid"),
+        (False, lambda w: w.update(pos_embed=torch.zeros(1, 16, WIDTH)), "not a square grid"),
         (
             True,
             lambda w: w.update({"rope_embed.periods": torch.arange(1.0, 17.0)}),
-            "not those of rope_temperature 100",
+            "do not match rope_temperature 100",
         ),
         (
             True,
             lambda w: w.update({"blocks.0.attn.qkv.bias_mask": torch.ones(3 * WIDTH)}),
-            "leaves a bias to the keys",
+            "keeps a bias of the keys",
         ),
         (
             True,
@@ -365,10 +365,10 @@ def test_what_theirs_cannot_hold_is_refused(tmp_path, fields, said):
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, third, change, said):
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, third, change, message):
     weights = their_weights("plain", 4, third=third)
     change(weights)
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         saved(weights, tmp_path / "wrong.pth")
     assert "\n" not in str(caught.value)
 

@@ -59,7 +59,7 @@ def test_one_file_of_a_repository(cache):
         fetch("hf://someone/many@v2:large/vit.npz")
     with pytest.raises(CheckpointError, match="not in the cache, and the Hub cannot be reached"):
         fetch("hf://someone/many@v3:large/vit+1.safetensors")
-    with pytest.raises(CheckpointError, match=r"many@v2: holds no model\.safetensors; name one of"):
+    with pytest.raises(CheckpointError, match=r"many@v2: has no model\.safetensors; name one of"):
         fetch("hf://someone/many@v2")
 
 
@@ -105,7 +105,7 @@ def test_an_entry_is_all_that_its_file_needs(cache, tmp_path):
     assert checkpoint.format == entry.format
 
 
-def test_what_it_does_not_hold_is_said(cache):
+def test_what_the_cache_does_not_hold_is_an_error(cache):
     published(cache, "someone", "small")
     with pytest.raises(CheckpointError, match=r"hf://someone/other: not in the cache, and the Hub"):
         vitkit.load("hf://someone/other")
@@ -119,7 +119,7 @@ def test_what_it_does_not_hold_is_said(cache):
     ):
         with pytest.raises(CheckpointError, match="expected hf://owner/name"):
             vitkit.load(address)
-    with pytest.raises(CheckpointError, match="ends in none of"):
+    with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
         vitkit.load("hf://someone/small:README.md")
 
 

@@ -213,11 +213,11 @@ def test_grids_that_are_no_squares_are_asked_for(tmp_path, case, size):
     spec = spec_of(case).replace(image_size=size)
     round_trip(GOOGLE, spec, tmp_path, image_size=size)
     assert load(tmp_path / "first", image_size=size).model.spec == spec
-    with pytest.raises(CheckpointError, match="no square grid; give image_size"):
+    with pytest.raises(CheckpointError, match="not a square grid; pass image_size"):
         load(tmp_path / "first")
 
 
-def test_what_is_only_usual_is_said_so(tmp_path):
+def test_what_is_only_usual_is_marked_so(tmp_path):
     sure = load(written(GOOGLE, noisy(spec_of("classic")), tmp_path / "a")).metadata["sure"]
     assert sure["num_heads"] == sure["positions_cover_prefix"] == sure["pooling"] == "shapes"
     assert sure["activation"] == sure["norm_eps"] == sure["preprocess"] == "usual"
@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Arrays], str]] = {
     "missing": (lambda a: {n: v for n, v in a.items() if n != KEY}, f"{KEY} is missing"),
     "unknown": (lambda a: a | {"extra/kernel": a["cls"]}, "1 unknown tensor"),
     "shape": (lambda a: a | {KEY: a[KEY][:, 1:]}, r"shape \(95, 64\); the model needs \(96, 64\)"),
-    "mixed": (lambda a: a | linen(a), "two layouts are mixed"),
+    "mixed": (lambda a: a | linen(a), "mixes two layouts"),
     "ragged": (
         lambda a: stacked(a) | {"Transformer/encoderblock/LayerNorm_0/bias": np.ones((3, 64))},
         r"stacks of \[\(2,\), \(3,\)\] blocks",
@@ -262,7 +262,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, wrong):
 
 def test_heads_that_contradict_the_kernels_are_refused(tmp_path):
     path = written(GOOGLE, noisy(spec_of("classic")), tmp_path)
-    with pytest.raises(CheckpointError, match="num_heads 4 is asked for; the kernels have 2 heads"):
+    with pytest.raises(CheckpointError, match="4 contradicts the kernels, which have 2 heads"):
         load(path, num_heads=4)
 
 

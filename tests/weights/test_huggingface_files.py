@@ -128,8 +128,8 @@ def test_their_model_saved_by_themselves_is_computed_by_ours(tmp_path, case):
     assert saved.metadata["sure"]["norm_eps"] == saved.metadata["sure"]["num_heads"] == "stored"
     assert len(saved.metadata["warnings"]) == (case == "deit")  # no head for its second token
     assert same(saved.model, model) <= TOLERANCE
-    unsaid = ("num_heads", "image_size", "activation", "pooling", "norm_eps", "distilled_readout")
-    given = {name: getattr(saved.model.spec, name) for name in unsaid}
+    unknown = ("num_heads", "image_size", "activation", "pooling", "norm_eps", "distilled_readout")
+    given = {name: getattr(saved.model.spec, name) for name in unknown}
     bare = load(tmp_path / "bare.pth", trust_pickle=True, **given)
     for other in (load(tmp_path / "in_memory"), bare):
         assert other.model.spec == saved.model.spec
@@ -197,7 +197,7 @@ def test_a_bare_file_is_read_with_what_is_usual_and_says_so(tmp_path):
     assert "need norm_eps=1e-6" in checkpoint.metadata["warnings"][0]
     assert checkpoint.preprocess.fit == "squash"
     (line,) = load(tmp_path / "v.safetensors", norm_eps=1e-6).metadata["warnings"]
-    assert "only usual: num_heads 1, activation gelu, image_size 32 x 32, preprocess" in line
+    assert "usual values: num_heads 1, activation gelu, image_size 32 x 32, preprocess" in line
 
 
 def test_a_pooler_beside_a_classifier_is_set_aside(tmp_path):
@@ -315,11 +315,11 @@ def test_older_processors_are_understood(tmp_path):
     read = load(tmp_path)
     assert (read.preprocess.fit, read.preprocess.crop_ratio) == ("squash-crop", 0.875)
     (line,) = read.metadata["warnings"]
-    assert "images become 224 x 224 there; here 32 x 32" in line
+    assert "images become 224 x 224 there; 32 x 32 here" in line
     oblong = {"size": {"height": 256, "width": 230}, "crop_size": 32, "do_center_crop": True}
     file.write_text(json.dumps({"image_processor_type": "DeiTImageProcessor", **oblong}))
     (line,) = load(tmp_path).metadata["warnings"]
-    assert "squashed to 256 x 230 there before they are cut" in line
+    assert "squashed to 256 x 230 there before they are cropped" in line
 
 
 def edited(folder: Path, **changes: object) -> Path:
@@ -344,10 +344,10 @@ def test_a_function_after_a_pooler_that_nothing_reads_is_no_hindrance(tmp_path):
         ({"num_attention_heads": 5}, "num_heads 5"),
         ({"image_size": 64}, "the file has positions for 16"),
         ({"num_attention_heads": "4"}, "num_heads"),
-        ({"id2label": ["one"]}, "id2label is not an object"),
+        ({"id2label": ["one"]}, "id2label must map"),
     ],
 )
-def test_a_config_that_cannot_be_is_told_in_one_line(tmp_path, changes, message):
+def test_an_impossible_config_is_refused_in_one_line(tmp_path, changes, message):
     written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL)), tmp_path)
     with pytest.raises(CheckpointError, match=message) as caught:
         load(edited(tmp_path, **changes))
@@ -359,8 +359,8 @@ def test_a_config_that_contradicts_the_tensors_is_doubted(tmp_path):
     checkpoint = load(edited(tmp_path, hidden_size=768, id2label={"0": "a", "1": "b"}))
     assert checkpoint.classes == ()
     assert checkpoint.metadata["warnings"] == [
-        "config.json says width 768, the tensors 64",
-        "config.json names 2 classes, the head has 7; left out",
+        "config.json has width 768, the tensors 64",
+        "config.json names 2 classes, the head has 7; the names are left out",
     ]
 
 
@@ -377,7 +377,7 @@ NORM = "vit.encoder.layer.1.layernorm_before.weight"
         (lambda t: t.update({"vit.x.mlp.gate_proj.weight": torch.ones(1)}), "up_proj.weight is mi"),
     ],
 )
-def test_a_wrong_tensor_is_told_in_one_line(tmp_path, change, message):
+def test_a_wrong_tensor_is_refused_in_one_line(tmp_path, change, message):
     file = written(HUGGINGFACE, noisy(vitkit.ViTSpec(**SMALL)), tmp_path) / "model.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -394,9 +394,9 @@ def test_a_wrong_tensor_is_told_in_one_line(tmp_path, change, message):
         ({"pooling": "cls_mean"}, "pooling 'cls_mean' without LayerScale"),
         ({"layer_scale": 1.0}, "pooling 'cls_mean' has one"),
         ({"representation_width": 8}, "num_classes=0"),
-        (DINO | {"mlp_width": 100}, "whole mlp_ratio, such as 256 from 4"),
-        (DINO | {"image_size": (32, 48)}, "takes every grid for a square"),
-        ({"distillation_token": True, "distilled_readout": "cls"}, "no place for head_dist"),
+        (DINO | {"mlp_width": 100}, "whole mlp_ratio, such as 256 for 4"),
+        (DINO | {"image_size": (32, 48)}, "assumes a square grid"),
+        ({"distillation_token": True, "distilled_readout": "cls"}, "cannot store head_dist"),
     ],
 )
 def test_what_it_has_no_class_for_is_refused(tmp_path, fields, message):

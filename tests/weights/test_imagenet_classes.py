@@ -17,7 +17,7 @@ from weights.round_trips import noisy, written
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError
-from vitkit.training.distillation.teacher import Teacher
+from vitkit.training.distillation.teacher_source import as_teacher
 from vitkit.weights.catalogue import catalogue
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.imagenet_classes import ASSUMED, imagenet
@@ -114,9 +114,11 @@ def test_inspect_predict_and_convert_say_that_it_is_an_assumption(tmp_path, caps
     capsys.readouterr()
     caplog.clear()
     assert cli.run(["predict", str(tmp_path / "vitkit"), str(image), "--device", "cpu"]) == 0
-    said = capsys.readouterr()
+    captured = capsys.readouterr()
     assert ASSUMED in caplog.text
-    labels = [part.rpartition(" ")[0] for part in said.out.strip().partition(": ")[2].split(", ")]
+    labels = [
+        part.rpartition(" ")[0] for part in captured.out.strip().partition(": ")[2].split(", ")
+    ]
     assert set(labels) <= set(imagenet().values())
 
 
@@ -150,9 +152,9 @@ def test_data_with_other_names_are_not_held_against_assumed_ones(data, tmp_path)
     """The names are assumed: data of other classes get the old refusal, and a teacher has none."""
     source = folder("torchvision", tmp_path / "model")
     (data / "test" / "n01443537").rename(data / "test" / "mine")  # of train too, a link to it
-    with pytest.raises(DataError, match="head 1000, and the checkpoint names none"):
+    with pytest.raises(DataError, match="1000 logits without class names"):
         vitkit.evaluate(source, data, split="test", device="cpu")
-    assert Teacher.of(vitkit.load(source)).classes == ()
+    assert as_teacher(vitkit.load(source)).classes == ()
 
 
 def test_1000_classes_in_the_catalogue_are_imagenet_s():

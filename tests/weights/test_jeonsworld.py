@@ -209,7 +209,7 @@ def test_images_are_squashed_to_the_range_from_minus_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda w: w.pop(SWAPPED[0]), r"tensor \S+attn.query.weight is missing"),
         (lambda w: w.update(extra=torch.zeros(2)), "1 unknown tensor: extra"),
@@ -221,24 +221,24 @@ def test_images_are_squashed_to_the_range_from_minus_one(tmp_path):
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, change, said):
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, change, message):
     weights = their_weights((1, 2, 1))
     change(weights)
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         saved(weights, tmp_path / "wrong.bin")
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"resnet_layers": (1, 1), "patch_size": 16}, "has 3 stages"),
-        ({"resnet_variant": "published"}, "resnet_variant 'published' has no place"),
+        ({"resnet_variant": "published"}, "resnet_variant 'published' cannot be stored"),
     ],
 )
-def test_another_stem_has_no_place(fields, said):
+def test_another_stem_has_no_place(fields, message):
     spec = vitkit.ViTSpec(**SMALL | HYBRID | fields)
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         write_tensors(JEONSWORLD.table(spec), spec, {})
 
 

@@ -60,7 +60,7 @@ def their_model(pool: str, heads: int, head_width: int) -> nn.Module:
     return model.eval()
 
 
-def said(pool: str, heads: int) -> dict[str, Any]:
+def flags(pool: str, heads: int) -> dict[str, Any]:
     """What the user says of a file of theirs."""
     pooling = {} if pool == "simple" else {"pooling": POOLINGS[pool]["pooling"]}
     return {"image_size": SIZES["image_size"], "patch_size": SIZES["patch_size"],
@@ -84,7 +84,7 @@ def test_a_model_that_it_saved_is_computed_by_ours(tmp_path, pool, heads, head_w
     torch.save(model.state_dict(), tmp_path / "theirs.pt")
     save_file(model.state_dict(), tmp_path / "theirs.safetensors")
     for name in ("theirs.pt", "theirs.safetensors"):
-        read = vitkit.load(tmp_path / name, trust_pickle=True, **said(pool, heads)).model
+        read = vitkit.load(tmp_path / name, trust_pickle=True, **flags(pool, heads)).model
         assert read.spec.attention_width == heads * head_width
         assert relative(read(images), model(images)) <= TOLERANCE
     weights = model.state_dict()
@@ -99,7 +99,7 @@ def test_its_file_comes_back_with_the_same_bits(tmp_path, pool, heads, head_widt
     model = their_model(pool, heads, head_width)
     save_file(model.state_dict(), tmp_path / "theirs.safetensors")
     report = vitkit.convert(
-        tmp_path / "theirs.safetensors", tmp_path / "again", to="lucidrains", **said(pool, heads)
+        tmp_path / "theirs.safetensors", tmp_path / "again", to="lucidrains", **flags(pool, heads)
     )
     assert (report.folded, report.approximated, report.lost) == ((), (), ())
     same_bits(model.state_dict(), stored(tmp_path / "again"))

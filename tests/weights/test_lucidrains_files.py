@@ -47,7 +47,7 @@ def test_their_simple_model_is_computed_by_ours(tmp_path):
 
 
 @pytest.mark.parametrize("overrides", [{"num_heads": 4}, {"head_width": 48}, {}])
-def test_heads_are_64_wide_unless_told(tmp_path, overrides):
+def test_heads_are_64_wide_by_default(tmp_path, overrides):
     model = theirs(heads=4, dim_head=48)
     if overrides:
         spec = check_read(model, tmp_path, **overrides).model.spec
@@ -118,17 +118,17 @@ def test_there_and_back_with_the_same_bits(tmp_path, fields):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
-        ({"patch_size": 7}, "192 values a patch are not 7 of 1 or 3 channels"),
-        ({"in_channels": 1}, "192 values a patch are not a square"),
-        ({"num_heads": 3}, "128 wide together, which 42 a head"),
+        ({"patch_size": 7}, "192 values per patch are not 7 of 1 or 3 channels"),
+        ({"in_channels": 1}, "192 values per patch are not a square"),
+        ({"num_heads": 3}, "width 128, which 42 per head"),
         ({"image_size": 64}, "the file has positions for 16"),
     ],
 )
-def test_what_the_user_says_must_fit_the_file(tmp_path, overrides, said):
+def test_what_the_user_says_must_fit_the_file(tmp_path, overrides, message):
     torch.save(theirs().state_dict(), tmp_path / "vit.pt")
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load(tmp_path / "vit.pt", trust_pickle=True, **overrides)
 
 
@@ -150,7 +150,7 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         (SIMPLE, "attn.proj.bias is not zero"),
         ({"num_heads": 1}, "attn.proj is no identity"),
@@ -158,18 +158,18 @@ def test_theirs_comes_back_with_the_same_bits(tmp_path, kind):
         (PLAIN | MEAN, "no release .* stem = 'convolution', .* pooling = 'mean', norm_before"),
         (PLAIN | MEAN_ALL, "pooling = 'mean_all', norm_before_pool = True in one model"),
         (MEAN | {"norm_before_pool": False}, "no release .* norm_before_pool = False"),
-        ({"num_registers": 2}, "no place for reg_token"),
-        ({"layer_scale": 0.1}, "no place for blocks.0.ls1.gamma"),
+        ({"num_registers": 2}, "cannot store reg_token"),
+        ({"layer_scale": 0.1}, "cannot store blocks.0.ls1.gamma"),
     ],
 )
-def test_what_theirs_cannot_hold_is_refused(fields, said):
+def test_what_theirs_cannot_hold_is_refused(fields, message):
     model = noisy(vitkit.ViTSpec(**OURS | fields))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         write_tensors(LUCIDRAINS.table(model.spec), model.spec, model.state_dict())
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda w: w.pop("transformer.norm.bias"), "tensor transformer.norm.bias is missing"),
         (lambda w: w.update(extra=torch.zeros(2)), "1 unknown tensor: extra"),
@@ -180,33 +180,33 @@ def test_what_theirs_cannot_hold_is_refused(fields, said):
         ),
         (
             lambda w: w.update({"transformer.layers.0.0.to_qkv.weight": torch.zeros(99, 128)}),
-            "33 wide together, .*; say num_heads",
+            "width 33, .*; pass num_heads",
         ),
         (
             lambda w: w.update({"to_patch_embedding.2.weight": torch.zeros(128, 96)}),
-            "96 values a patch are not a square of 1 or 3 channels; say patch_size",
+            "96 values per patch are not a square of 1 or 3 channels; pass patch_size",
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, change, said):
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, change, message):
     weights = theirs().state_dict()
     change(weights)
     torch.save(weights, tmp_path / "wrong.pt")
-    with pytest.raises(CheckpointError, match=said) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load(tmp_path / "wrong.pt", trust_pickle=True)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         (PLAIN, "ViT of 0.40.2 always has a head"),
         (MEAN_ALL, "ViT of 1.15.7 always has a head"),
         (SIMPLE, "SimpleViT of 1.17.3 always has a head"),
     ],
 )
-def test_models_without_a_head_are_of_the_newest_class_alone(tmp_path, fields, said):
-    with pytest.raises(CheckpointError, match=said):
+def test_models_without_a_head_are_of_the_newest_class_alone(tmp_path, fields, message):
+    with pytest.raises(CheckpointError, match=message):
         written(LUCIDRAINS, ours(**fields, num_classes=0), tmp_path)
 
 
@@ -217,7 +217,7 @@ def converted(folder, model: vitkit.ViT, **options: object) -> ConversionReport:
 
 def test_a_plain_vit_loses_its_biases_of_attention_or_has_none(tmp_path):
     model = ours(**PLAIN, qkv_bias=True)
-    with pytest.raises(CheckpointError, match="cannot hold all of it: qkv_bias: the biases of"):
+    with pytest.raises(CheckpointError, match="cannot store: qkv_bias: the biases of"):
         converted(tmp_path, model)
     report = converted(tmp_path, model, allow_lossy=True)
     assert report.lost == ("qkv_bias: the biases of query, key and value",)

@@ -90,7 +90,7 @@ def fitted(model: vitkit.ViT, form: Format) -> tuple[vitkit.ViT, str]:
     return made, next((k for k in ("lost", "approximated", "folded") if k in steps), "exact")
 
 
-def there_and_back(form: Format, model: vitkit.ViT, folder: Path, told: set[str]) -> vitkit.ViT:
+def there_and_back(form: Format, model: vitkit.ViT, folder: Path, settings: set[str]) -> vitkit.ViT:
     """Write, read with what the file cannot say, write again: the same in every bit."""
     first = written(form, model, folder / "first")
     spec = relevant(model.spec)
@@ -98,11 +98,13 @@ def there_and_back(form: Format, model: vitkit.ViT, folder: Path, told: set[str]
     found = vitkit.inspect(first, **size)
     assert found.format == form.name
     usual = relevant(found.spec)
-    unsaid = {name: value for name, value in vars(spec).items() if getattr(usual, name) != value}
-    assert unsaid.keys() <= told, (unsaid, spec)
-    for name in unsaid:
+    unknown = {name: value for name, value in vars(spec).items() if getattr(usual, name) != value}
+    assert unknown.keys() <= settings, (unknown, spec)
+    # of positions of another kind, the frequency is no field of the guess
+    dependent = {"rope_temperature"} if "positions" in unknown else set()
+    for name in unknown.keys() - dependent:
         assert found.sure[name] == "usual", name
-    checkpoint = reread(model, first, **size, **unsaid)
+    checkpoint = reread(model, first, **size, **unknown)
     assert relevant(checkpoint.model.spec) == spec
     same_files(first, written(form, checkpoint.model, folder / "second"))
     return checkpoint.model
@@ -265,12 +267,8 @@ def whole_model_comes_back(name: str, folder: Path) -> None:
     there_and_back(FORMATS[name], model, folder, UNSAID[name])
 
 
-def test_a_whole_b16_comes_back(tmp_path):
-    whole_model_comes_back("torchvision", tmp_path)
-
-
 @pytest.mark.soak
-@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"torchvision"}))
+@pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_whole_b16_comes_back_from_every_format(tmp_path, name):
     whole_model_comes_back(name, tmp_path)
 

@@ -27,7 +27,7 @@ def saved(place: Path, **fields: object) -> Path:
 
 def test_a_key_s_bias_counts_where_keys_are_turned(tmp_path):
     model = saved(tmp_path / "m.safetensors", positions="rope", pooling="mean", class_token=False)
-    with pytest.raises(CheckpointError, match=r"cannot hold|as timm"):
+    with pytest.raises(CheckpointError, match=r"cannot store|cannot hold|as timm"):
         vitkit.convert(model, tmp_path / "out", to="timm")
 
 
@@ -40,32 +40,34 @@ def test_grey_images_stay_grey_in_every_format(tmp_path, to):
     back = vitkit.load(file, trust_pickle=True, **given if to in ("google", "jeonsworld") else {})
     assert back.model.spec.in_channels == back.preprocess.channels == 1
     vitkit.save(tmp_path / "again.safetensors", back.model, preprocess=back.preprocess)
-    said = vitkit.Predictor.from_checkpoint(back)([np.zeros((16, 16), np.uint8)])
-    assert 0 < said[0].probability < 1
+    predictions = vitkit.Predictor.from_checkpoint(back)([np.zeros((16, 16), np.uint8)])
+    assert 0 < predictions[0].probability < 1
 
 
 def test_images_of_other_channels_than_the_model_s_are_not_written(tmp_path):
     model = vitkit.create_model("vit_tiny_patch16_224", **GREY)
-    with pytest.raises(CheckpointError, match="become 3 channels, its model has 1"):
+    with pytest.raises(CheckpointError, match="has 3 channels, its model 1"):
         vitkit.save(tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_describes_itself_is_told_nothing(tmp_path):
+def test_a_file_that_describes_itself_takes_no_settings(tmp_path):
     stored = saved(tmp_path / "m.safetensors")
-    with pytest.raises(CheckpointError, match="describes itself; leave num_heads out"):
+    with pytest.raises(CheckpointError, match="describes itself completely; leave out num_heads"):
         vitkit.inspect(stored, num_heads=3)
 
 
 def test_an_unknown_format_is_named_before_anything_is_pushed(tmp_path):
     checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
-    with pytest.raises(CheckpointError, match=r"format .hugingface. is none of .*huggingface"):
+    with pytest.raises(
+        CheckpointError, match=r"--to .hugingface. is not a format; pass one of .*huggingface"
+    ):
         checkpoint.push_to_hub("me/x", to="hugingface")
 
 
 def test_no_classes_are_no_choice_of_classes(tmp_path):
     checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
-    with pytest.raises(SpecError, match="classes is empty; num_classes=0 takes the head off"):
+    with pytest.raises(SpecError, match="classes is empty; to remove the head, pass num_classes=0"):
         vitkit.adapt(checkpoint, classes=[])
 
 

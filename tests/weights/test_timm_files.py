@@ -162,7 +162,7 @@ def test_what_timm_cannot_build_has_no_architecture(tmp_path):
     folder = written(TIMM, noisy(spec), tmp_path)
     config = json.loads((folder / "config.json").read_text())
     assert "architecture" not in config
-    assert "no model of timm's registry" in config["note"]
+    assert "no model in timm's registry" in config["note"]
 
 
 def test_presets_that_are_ours_alone_are_named():
@@ -242,12 +242,12 @@ def saved(folder: Path, **changes: torch.Tensor | None) -> Path:
         ({"blocks.1.norm2.bias": None}, "blocks.1.norm2.bias is missing"),
         ({"head.extra": torch.zeros(1)}, "1 unknown tensor: head.extra"),
         ({"norm.weight": torch.zeros(5)}, r"gives norm.weight the shape \(5,\)"),
-        ({"pos_embed": torch.zeros(1, 12, 128)}, "no square grid"),
-        ({"blocks.0.mlp.fc2.weight": None}, "not what such a file holds"),
-        ({"patch_embed.backbone.conv1.0.weight": torch.zeros(1)}, "no ResNetV2"),
+        ({"pos_embed": torch.zeros(1, 12, 128)}, "not a square grid"),
+        ({"blocks.0.mlp.fc2.weight": None}, "not a valid timm file"),
+        ({"patch_embed.backbone.conv1.0.weight": torch.zeros(1)}, "not a ResNetV2"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(tmp_path, changes, message):
+def test_what_is_wrong_is_refused_in_one_line(tmp_path, changes, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         load(saved(tmp_path, **changes))
     assert "\n" not in str(caught.value)
@@ -256,7 +256,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architecture": "vit_base_patch16_224"}, "is of a model 768 wide"),
+        ({"architecture": "vit_base_patch16_224"}, "describes a model of width 768"),
         ({"architecture": "vit_small_patch16_rope_ape_224"}, "rotary positions"),
         ({"architecture": "x", "global_pool": "max"}, "global_pool 'max'"),
         ({"architecture": "x", "model_args": {"act_layer": "mish"}}, "act_layer 'mish'"),
@@ -279,9 +279,9 @@ def test_the_config_gives_classes_and_images(tmp_path):
     assert checkpoint.classes == tuple("abcdefg")
     assert checkpoint.preprocess.mean == (0.1, 0.2, 0.3)
     assert checkpoint.preprocess.crop_ratio == 0.8
-    said = " ".join(checkpoint.metadata["warnings"])
-    for word in ("mine is no preset", "lanczos", "'border'", "rope_rotate_half"):
-        assert word in said
+    warnings = " ".join(checkpoint.metadata["warnings"])
+    for word in ("mine is not a preset", "lanczos", "'border'", "rope_rotate_half"):
+        assert word in warnings
 
 
 @pytest.mark.parametrize("ratio", [1.0, 0.8])
@@ -319,13 +319,13 @@ def test_a_table_that_fits_with_and_without_prefix_is_a_guess(tmp_path):
     checkpoint = load(tmp_path)
     assert checkpoint.model.spec.image_size == (16, 16)
     assert checkpoint.metadata["sure"]["positions_cover_prefix"] == "usual"
-    assert "fit a square with and without" in checkpoint.metadata["warnings"][0]
+    assert "form a square grid with and without" in checkpoint.metadata["warnings"][0]
     assert load(tmp_path, image_size=8).model.spec.positions_cover_prefix
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("eva02_tiny_patch14_224", "EVA-02"), ("vit_small_patch16_rope_224", "not DINOv3's")],
+    [("eva02_tiny_patch14_224", "EVA-02"), ("vit_small_patch16_rope_224", "other than DINOv3's")],
 )
 def test_other_rotary_positions_are_refused(tmp_path, name, message):
     model = timm.create_model(name, depth=1)
@@ -334,10 +334,10 @@ def test_other_rotary_positions_are_refused(tmp_path, name, message):
         load(tmp_path / "rotary.pth", trust_pickle=True)
 
 
-def test_no_positions_at_all_are_a_guess_that_is_said(tmp_path):
+def test_no_positions_at_all_are_a_guess_that_is_logged(tmp_path):
     model = theirs("vit_tiny_patch16_224", pos_embed="none")
     torch.save(model.state_dict(), tmp_path / "none.pth")
     checkpoint = load(tmp_path / "none.pth", trust_pickle=True, image_size=32)
     assert checkpoint.metadata["sure"]["positions"] == "usual"
-    assert "taken for none at all" in checkpoint.metadata["warnings"][0]
+    assert "assumed to be none at all" in checkpoint.metadata["warnings"][0]
     assert_same(checkpoint.model, model, (32, 32))

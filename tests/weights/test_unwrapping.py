@@ -83,7 +83,7 @@ WHOLE: dict[str, State] = {
 
 
 @pytest.mark.parametrize("content", WHOLE.values(), ids=WHOLE)
-def test_the_whole_model_is_read_and_said_through_what(content, tmp_path):
+def test_the_whole_model_is_read_with_a_warning_that_names_the_wrapper(content, tmp_path):
     found = read(tmp_path, content)
     assert same_logits(found.model)
     assert "left_out" not in found.metadata
@@ -120,30 +120,32 @@ PARTS: dict[str, tuple[Callable[[], State], str]] = {
 }
 
 
-def test_a_layer_without_tensors_before_the_head_is_told(tmp_path):
+def test_a_layer_without_tensors_before_the_head_is_noted(tmp_path):
     """It may be an activation: tensors do not show it."""
     first, second = (read(tmp_path, WHOLE[f"torchvision, {head}"]) for head in (
         "heads = Sequential(Linear)", "heads.head = Sequential(Dropout, Linear)"))  # fmt: skip
     assert "the head is read from heads.0" in first.metadata["notes"]
     (note,) = [note for note in second.metadata["notes"] if "head is read" in note]
-    assert note.endswith("heads.head.1; what was before it has no tensors and is taken for dropout")
+    assert note.endswith(
+        "heads.head.1; the layers before it have no tensors and are assumed to be dropout"
+    )
 
 
 def test_a_whole_model_in_a_pickle_is_named_with_what_to_save(tmp_path):
-    with pytest.raises(CheckpointError, match=r"holds a vitkit\.models\.vit\.ViT; .*state_dict\("):
+    with pytest.raises(CheckpointError, match=r"contains a vitkit\.models\.vit\.ViT; .*state_dict"):
         read(tmp_path, {"model": MODEL})
 
 
 @pytest.mark.parametrize("what", PARTS)
 def test_what_lies_outside_of_the_model_is_listed(what, tmp_path):
-    content, said = PARTS[what]
+    content, message = PARTS[what]
     found = read(tmp_path, content(), "model.pth.tar")
     assert found.model.spec.num_classes == 0
     assert torch.equal(found.model.blocks[1].mlp.fc1.weight, TIMM["blocks.1.mlp.fc1.weight"])
-    assert said in " ".join(found.metadata["warnings"])
+    assert message in " ".join(found.metadata["warnings"])
     assert found.metadata["left_out"]
     inspected = vitkit.inspect(tmp_path / "model.pth.tar", trust_pickle=True)
-    assert said in " ".join(inspected.warnings)
+    assert message in " ".join(inspected.warnings)
 
 
 def test_mae_s_pre_training_file_gives_its_encoder(tmp_path):
@@ -158,7 +160,7 @@ REFUSED: dict[str, tuple[State, str]] = {
     "two models": (
         under("student.", TIMM) | under("teacher.", TIMM), "2 models, under student., teacher."
     ),
-    "two entries": ({"mine": TIMM, "yours": TIMM}, r"entries hold tensors \(mine, yours\)"),
+    "two entries": ({"mine": TIMM, "yours": TIMM}, r"entries contain tensors \(mine, yours\)"),
     "a head of two layers": (
         with_head("heads.0") | {"heads.2.weight": torch.ones(7, 7)}, "heads.0.bias, heads.0.weight"
     ),
@@ -170,9 +172,9 @@ REFUSED: dict[str, tuple[State, str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_cannot_be_told_is_refused(what, tmp_path):
-    content, said = REFUSED[what]
-    with pytest.raises(CheckpointError, match=said):
+def test_what_is_ambiguous_is_refused(what, tmp_path):
+    content, message = REFUSED[what]
+    with pytest.raises(CheckpointError, match=message):
         read(tmp_path, content)
 
 
@@ -259,7 +261,9 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
 def test_transformers_models_that_are_not_supported_are_named(kind, model_type, tmp_path):
     config, model = peer("transformers", f"{kind}Config", f"{kind}Model")
     model(config(**SIZES)).save_pretrained(tmp_path)
-    with pytest.raises(CheckpointError, match=f"model_type '{model_type}' is not supported"):
+    with pytest.raises(
+        CheckpointError, match=f"model_type '{model_type}' of transformers is not supported"
+    ):
         vitkit.load(tmp_path)
 
 
@@ -292,8 +296,8 @@ def test_partial_loading_is_a_flag_and_a_keyword(tmp_path, caplog, capsys):
         assert cli.run(words) == 2
         assert "1 unknown tensor: extra.weight" in capsys.readouterr().err
         assert cli.run([*words, "--allow-partial"]) == 0
-        said = capsys.readouterr()
-        assert "1 unknown tensor left out: extra.weight" in said.out + caplog.text
+        captured = capsys.readouterr()
+        assert "1 unknown tensor left out: extra.weight" in captured.out + caplog.text
     assert same_logits(vitkit.load(tmp_path / "out").model)
     fields = {"width": 64, "num_heads": 1, "depth": 2, "mlp_width": 96, "patch_size": 8}
     with caplog.at_level("INFO", logger="vitkit"):
@@ -314,7 +318,7 @@ def test_inspect_lists_unknown_and_missing_tensors(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "tensors unknown: extra.weight" in text
     assert "tensors missing: norm.bias" in text
-    assert "load refuses this file; strict=False (--allow-partial) goes on without" in text
+    assert "load refuses this file; to load the rest, pass strict=False (--allow-partial)" in text
     assert cli.run(["inspect", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["unknown"] == ["extra.weight"]
 

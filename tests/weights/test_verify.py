@@ -203,7 +203,7 @@ def test_a_single_file_is_read_as_its_folder_is(tmp_path):
         assert max(distances(ours, found(target, file, ours.spec))) <= TOLERANCE
 
 
-def test_nothing_is_said_and_nothing_stays_changed(tmp_path, capfd, caplog):
+def test_nothing_is_printed_and_nothing_stays_changed(tmp_path, capfd, caplog):
     caplog.set_level("INFO")
     for target, kind in ONE_EACH:
         ours = model_of(target, kind)
@@ -235,8 +235,8 @@ BEYOND = [
 @pytest.mark.parametrize(("target", "fields"), BEYOND)
 def test_what_no_class_of_theirs_computes_has_no_witness(tmp_path, target, fields):
     ours = noisy(vitkit.ViTSpec(**SMALL | fields))
-    said = reference_model(target, written(FORMATS[target], ours, tmp_path), ours.spec)
-    assert re.fullmatch(r"\w+ [\d.+cpu]+ has no class that computes this model", said)
+    reason = reference_model(target, written(FORMATS[target], ours, tmp_path), ours.spec)
+    assert re.fullmatch(r"\w+ [\d.+cpu]+ has no class that computes this model", reason)
 
 
 @pytest.fixture
@@ -260,8 +260,10 @@ def test_a_library_that_cannot_be_imported_is_no_witness(tmp_path, monkeypatch, 
     for name in [name for name in sys.modules if name.partition(".")[0] == "vit_pytorch"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    kind, said = re.fullmatch(r"(\w+)\('(.*)'\)", fault).groups()
-    expected = rf"{NAMED} cannot be imported \({kind}: {said}\); .* python -c 'import vit_pytorch'"
+    kind, reason = re.fullmatch(r"(\w+)\('(.*)'\)", fault).groups()
+    expected = (
+        rf"{NAMED} cannot be imported \({kind}: {reason}\); .* python -c 'import vit_pytorch'"
+    )
     assert re.match(expected, reference_model("lucidrains", *simple))
 
 
@@ -270,8 +272,8 @@ def test_a_library_that_is_not_installed_is_no_witness(monkeypatch, simple):
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(verify.importlib.metadata, "version", missing)
-    said = "vit-pytorch is not installed; pip install 'vit-pytorch>=1.16.1'"
-    assert reference_model("lucidrains", *simple) == said
+    reason = "vit-pytorch is not installed; pip install 'vit-pytorch>=1.16.1'"
+    assert reference_model("lucidrains", *simple) == reason
 
 
 @pytest.mark.parametrize(("version", "taken"), [("1.16.0", False), ("1.9.4rc1", False),
@@ -283,7 +285,7 @@ def test_a_library_older_than_what_is_tested_is_no_witness(monkeypatch, simple, 
     if taken:
         assert witness.library == f"vit-pytorch {version}"
     else:
-        assert f"vit-pytorch {version} is older than what" in witness
+        assert f"vit-pytorch {version} is older than the" in witness
 
 
 def test_the_oldest_versions_are_those_of_the_extra():

@@ -14,6 +14,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 
@@ -23,17 +24,17 @@ from vitkit.messages import did_you_mean
 from vitkit.process import keep_freed_memory, shorten_spinning
 
 VERBS = {
-    "check": "what is wrong with your images, before you train on them",
+    "check": "find problems in your images before you train on them",
     "train": "train a ViT on your images",
-    "eval": "how good a checkpoint is on a split",
-    "compare": "whether one run or checkpoint is better than another",
-    "predict": "what a checkpoint says of images",
-    "explain": "what a checkpoint looks at in images",
-    "embed": "the features of images, as an .npz file",
-    "inspect": "what a file of weights is, of any known format",
-    "convert": "write a checkpoint in another format, with a proof",
-    "summary": "the layer table of a model or a checkpoint",
-    "models": "the models there are",
+    "eval": "evaluate a checkpoint on a split of a dataset",
+    "compare": "test whether one run or checkpoint is better than another",
+    "predict": "classify images with a checkpoint",
+    "explain": "show what a checkpoint looks at in images",
+    "embed": "write the features of images to an .npz file",
+    "inspect": "identify a weights file of any known format",
+    "convert": "write a checkpoint in another format, and verify it",
+    "summary": "print the layer table of a model or a checkpoint",
+    "models": "list the models, or the published checkpoints",
 }
 """Verb -> its line of `vitkit --help`."""
 
@@ -94,13 +95,12 @@ def run(arguments: list[str]) -> int:
 def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
     """Run one verb; print its error in one line, unless a traceback is wanted."""
     try:
+        _refuse_empty(verb, arguments)
         _check_count(verb, arguments)
         import_module(f"vitkit.cli.{verb}").run(arguments)
         sys.stdout.flush()  # here, so that a full disk or a closed pipe is handled below
     except VitkitError as error:
-        if debug:
-            raise
-        _print_error(str(error))
+        _print_error(str(error), debug=debug)
         return exit_code(error)
     except KeyboardInterrupt as error:
         _print_error(_interruption(error))
@@ -108,16 +108,43 @@ def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
     except BrokenPipeError:  # the reader has left (`| head`)
         discard_stdout()
         return 0
-    except Exception as error:  # any other error is a bug of vitkit
-        if debug:
-            raise
+    except Exception as error:  # noqa: BLE001 - any other error is a bug of vitkit
         if _is_full_stdout(error):
             discard_stdout()
-            _print_error(f"cannot write what is printed: {error}; choose another place for it")
+            _print_error(
+                f"cannot write to the standard output: {error}; free some space, or redirect the "
+                "output to another place",
+                debug=debug,
+            )
             return 2
-        _print_error(f"a fault of vitkit's: {type(error).__name__}: {error}; --debug shows where")
+        _print_error(
+            f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
+            "the traceback",
+            debug=debug,
+        )
         return 1
     return 0
+
+
+def _refuse_empty(verb: str, arguments: list[str]) -> None:
+    """Raise `SettingError` for an empty argument: as a path it would be the working folder.
+
+    Most come from a variable of the shell that is not set.
+    """
+    previous = ""
+    for number, argument in enumerate(arguments, 1):
+        flag = previous
+        if re.match(r"--?\w[^=]*=\s*$", argument):  # --output=
+            flag = argument
+        elif argument.strip():
+            previous = argument
+            continue
+        if re.match(r"--?\w", flag):
+            raise SettingError(f"{flag.partition('=')[0]} is empty; pass a value, or leave it out")
+        expected = " ".join(REQUIRED_ARGUMENTS.get(verb, ()))
+        raise SettingError(
+            f"argument {number} is empty; expected: vitkit {verb} {expected} [flags]"
+        )
 
 
 def _check_count(verb: str, arguments: list[str]) -> None:
@@ -154,7 +181,8 @@ def _help() -> str:
     verbs = "\n".join(f"  {name:<10} {text}" for name, text in VERBS.items())
     return (
         "usage: vitkit VERB ... [--debug]\n\nPlain Vision Transformers.\n\n"
-        f"{verbs}\n\n`vitkit VERB --help` says more; --debug shows tracebacks."
+        f"{verbs}\n\n"
+        "`vitkit VERB --help` describes a verb; --debug shows the traceback of an error."
     )
 
 
@@ -162,6 +190,9 @@ def _print(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _print_error(text: str) -> None:
+def _print_error(text: str, *, debug: bool = False) -> None:
+    """Print an error in one line; `debug`: first the traceback of the one that is handled."""
     with suppress(OSError):  # the terminal may be closed; the exit code remains
+        if debug:
+            traceback.print_exc()
         sys.stderr.write("vitkit: " + " ".join(text.split("\n")) + "\n")

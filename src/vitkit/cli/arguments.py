@@ -36,7 +36,7 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
             fields[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
         except YAMLError:
             raise SettingError(
-                f"--{group}.{name}: {value!r} is no value; such as 4 or [4, 8]"
+                f"--{group}.{name}: {value!r} cannot be read; expected a value such as 4 or [4, 8]"
             ) from None
     return rest, fields
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json as json_text
 import sys
 from pathlib import Path
@@ -11,17 +12,23 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
+from vitkit.cli.images import files_of_data
 from vitkit.data.checks.check import Report, check_dataset
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
-from vitkit.io.atomic import refuse_unwritable, write_bytes
+from vitkit.io.atomic import write_bytes
 from vitkit.io.progress import progress_bar
+from vitkit.io.results import check_outputs, json_result
+from vitkit.messages import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from vitkit.data.checks.finding import Finding
 
+REPORT_FILE = json_result(
+    "a report", ["refused", *(field.name for field in dataclasses.fields(Report))]
+)
 LINES_SHOWN = 10
 """Images of a finding that are printed."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -33,6 +40,7 @@ def check_command(
     *,
     json: bool = False,
     output: Path | None = None,
+    overwrite: bool = False,
     strict: bool = False,
     data_root: str | None = None,
     ignore_extra_classes: bool = False,
@@ -47,21 +55,24 @@ def check_command(
     are not decoded again.
 
     Two images are nearly the same if their grey thumbnails of 16 x 16 correlate by 0.997 or more.
-    This finds copies that were saved again, scaled or mirrored, most with a changed contrast or
-    gamma, few that were cropped or have a visible watermark.
+    This finds copies that were saved again, scaled or mirrored, most copies with changed contrast
+    or gamma, and few that were cropped or have a visible watermark.
 
     Args:
-        data: a folder of images, a list of them, or a named dataset, as for train.
-        json: print JSON.
-        output: also write the JSON to this file.
-        strict: exit with 2 at warnings too.
-        data_root: the folder of named datasets; for a CSV the folder of its paths.
+        data: an image folder, a CSV or Parquet file, tar shards or a named dataset, as for train.
+        json: print the report as JSON.
+        output: also write the report to this .json file.
+        overwrite: let --output replace any file that is not in the data; else only a report.
+        strict: exit with code 2 at warnings, too.
+        data_root: folder of named datasets; for a CSV, the folder its paths are relative to.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
-        workers: threads; 0 means one for each core.
+        workers: number of threads; 0 means one per core.
     """
     if output is not None:
-        refuse_unwritable(output)  # before the images are read, which may take minutes
+        # before the images are read, which may take minutes
+        inputs = files_of_data(data, output, REPORT_FILE, data_root=data_root)
+        check_outputs([output], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
     dataset = open_dataset(
         data,
         data_root=data_root,
@@ -77,7 +88,11 @@ def check_command(
         _print(report)
     if output is not None:
         write_bytes(output, text.encode())
-    # raised after printing: the exit code is that of training
+    _refuse(report, strict=strict)
+
+
+def _refuse(report: Report, *, strict: bool) -> None:
+    """Raise for images that cannot be decoded, as training does; `strict`: for warnings, too."""
     if report.refused:
         bad = sum(map(len, report.problems.values()))
         raise DataError(
@@ -86,7 +101,10 @@ def check_command(
         )
     warnings = report.warnings()
     if strict and warnings:
-        raise DataError(f"{report.name}: {len(warnings)} warnings, and --strict was given")
+        raise DataError(
+            f"{report.name}: {plural(len(warnings), 'warning')}; correct the data, or leave out "
+            "--strict"
+        )
 
 
 def run(arguments: list[str]) -> None:
@@ -108,13 +126,14 @@ def _print(report: Report) -> None:
         lines = _lines(report, finding)
         for line in lines[:LINES_SHOWN]:
             console.print(f"        {line}")
+        # the terminal shows a sample; the JSON has every image
         if len(lines) > LINES_SHOWN:
-            console.print("        and more; --output FILE lists them")
+            console.print(f"        and {len(lines) - LINES_SHOWN:,} more; --output FILE lists all")
     for note in report.notes:
         console.print(Text(f"{'note':<8}", style=STYLES["note"]) + Text(note))
-    summary = f"{report.total:,} images looked at"
+    summary = f"{report.total:,} images checked"
     if not report.findings:
-        summary = f"nothing found; {summary}"
+        summary = f"no problems found; {summary}"
     if report.recalled:
         summary += f", {report.recalled:,} of them unchanged since the last check"
     console.print(summary)

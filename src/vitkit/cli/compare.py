@@ -5,15 +5,17 @@ from __future__ import annotations
 import json as json_format
 import sys
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit import api
 from vitkit.cli.arguments import as_flags, fill_value
 from vitkit.cli.output import align
-from vitkit.evaluation.comparison import Comparison
 from vitkit.messages import escape
+
+if TYPE_CHECKING:
+    from vitkit.evaluation.comparison import Comparison
 
 SCORES = ("balanced_accuracy", "loss", "ece")
 """Scores of the table, beside top-1 with its interval."""
@@ -36,16 +38,19 @@ def compare_command(
     Args:
         checkpoints: two or more run folders (their best weights) or checkpoints; the first one is
             compared with each of the others.
-        data: as for train; default the training data.
-        split: train, val or test; default test, else val.
+        data: as for train; default the data that all were trained on.
+        split: train, val or test; default test, or val if there is no test.
         data_root: the folder of named datasets.
-        cache: folder of decoded images, as for train; `auto`: the user's own.
+        cache: folder for decoded images, as for train; `auto`: the user's cache folder.
         device: cpu, cuda, mps or auto.
-        batch_size: images run at once.
-        workers: loader processes.
+        batch_size: images per batch.
+        workers: number of loader processes.
         json: print JSON.
     """
-    comparison = api.compare(
+    # imported here: --help does not wait for torch
+    from vitkit.api import compare
+
+    comparison = compare(
         *checkpoints,
         data=data,
         split=split,
@@ -85,5 +90,6 @@ def _table(comparison: Comparison) -> str:
             f"{len(group.names)} seeds of the same settings: top1 {group.mean:.4f}, standard "
             f"deviation {group.spread:.4f} ({group.low:.4f} to {group.high:.4f})"
         )
+    # the verdicts come last, next to the prompt
     lines += [pair.verdict for pair in comparison.pairs]
     return align(rows) + "".join(f"{escape(line)}\n" for line in lines)

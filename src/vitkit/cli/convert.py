@@ -9,12 +9,12 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import take_fields
-from vitkit.weights.convert import convert as convert_file
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and convert."""
     rest, spec = take_fields(arguments)
+    # two groups of flags that tyro does not know
     rest, adapt = take_fields(rest, "adapt")
 
     def convert(
@@ -28,27 +28,30 @@ def run(arguments: list[str]) -> None:
         allow_partial: bool = False,
         json: bool = False,
     ) -> None:
-        """Write a checkpoint in another format, report every change, and prove the result.
+        """Write a checkpoint in another format, report every change, and verify the result.
 
-        The proof is made by the library that defines the format; the report names the reason where
-        that was not possible.
+        The library that defines the format runs the written file; if it cannot, the report says
+        why.
 
-        Fields that the file does not state: --spec.FIELD VALUE, such as --spec.num-heads 6. Changes
-        on the way: --adapt.image-size, --adapt.patch-size, --adapt.resampling,
-        --adapt.in-channels, --adapt.mean, --adapt.std, --adapt.fit, --adapt.num-classes,
-        --adapt.classes.
+        Pass fields that the file does not state as --spec.FIELD VALUE, such as --spec.num-heads 6.
+        To change the model before it is written, pass --adapt.image-size, --adapt.patch-size,
+        or any of --adapt.resampling, --adapt.in-channels, --adapt.mean, --adapt.std, --adapt.fit,
+        or --adapt.num-classes and --adapt.classes.
 
         Args:
             file: weights of any known format, or a folder with them.
-            out: a folder, or a file with the target's ending; nothing there is overwritten.
-            to: the format to write.
-            model: the model's name, for what the file does not state.
-            allow_lossy: also make changes that approximate or lose something.
-            trust_pickle: read .pth, .pt and .bin files, by torch's weights_only reader.
-            allow_partial: go on with weights that have unknown or missing tensors: leave out the
-                unknown, give the missing random values, and list both.
+            out: a folder, or a file with the ending of the format; nothing is overwritten.
+            to: the format to write, such as timm, huggingface or vitkit; a wrong name lists all.
+            model: name of the model, for fields that the file does not state.
+            allow_lossy: also make changes that approximate or lose part of the model.
+            trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
+            allow_partial: accept weights with unknown or missing tensors: leave out the unknown
+                ones, initialise the missing ones at random, and list both.
             json: print JSON.
         """
+        # imported here: --help does not wait for torch
+        from vitkit.weights.convert import convert as convert_file
+
         report = convert_file(
             file,
             out,

@@ -8,19 +8,22 @@ import tempfile
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tyro
-from torch import Tensor
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.images import UsableImages, find_images
-from vitkit.errors import OutputError
-from vitkit.io.atomic import refuse_unwritable, replacing
-from vitkit.messages import escape
-from vitkit.prediction import feature_predictor
-from vitkit.weights.load import load
+from vitkit.cli.images import UsableImages, files_of_checkpoint, find_images, refuse_images_first
+from vitkit.io.atomic import replacing
+from vitkit.io.results import check_outputs, npz_result
+from vitkit.messages import escape, plural
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FEATURES_FILE = npz_result("a file of features", ("features", "images"))
 
 
 def embed_command(
@@ -30,31 +33,37 @@ def embed_command(
     out: str,
     device: str = "auto",
     batch_size: int = 64,
+    overwrite: bool = False,
     strict: bool = False,
 ) -> None:
-    """Write the pooled features of images: arrays `features` (N, D) and `images` (N,).
+    """Write the pooled features of images as arrays `features` (N, D) and `images` (N,).
 
-    An image that cannot be used is named on stderr and left out; the others go on, and the exit
-    code is 2 at the end.
+    An image that cannot be used is named on stderr and left out; the others are written, and the
+    exit code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
         images: files, or folders of them.
         out: the .npz file to write.
         device: cpu, cuda, mps or auto.
-        batch_size: images run at once.
+        batch_size: images per batch.
+        overwrite: replace any existing file that is not an input; default: only earlier features.
         strict: stop at the first image that cannot be used, and write nothing.
     """
     path = Path(out)
-    if path.suffix != ".npz":
-        raise OutputError(f"{out}: features are written as .npz; name it so")
-    refuse_unwritable(path)
-    loaded = load(checkpoint)
+    refuse_images_first("embed", checkpoint, "IMAGES")
     usable = UsableImages(find_images(images), strict=strict)
+    inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
+    check_outputs([path], FEATURES_FILE, inputs=inputs, overwrite=overwrite, flag="--out")
+    # imported here: --help and wrong paths do not wait for torch
+    from vitkit.prediction import feature_predictor
+    from vitkit.weights.load import load
+
+    loaded = load(checkpoint)
     predictor = feature_predictor(loaded, device=device, batch_size=batch_size)
     features = usable.with_outputs(predictor.outputs(usable.paths))
     count, width = _write(path, features)
-    sys.stdout.write(f"{count} images x {width} features -> {out}\n")
+    sys.stdout.write(f"wrote {out}: {plural(count, 'image')} x {plural(width, 'feature')}\n")
     usable.refuse_broken()
 
 

@@ -6,23 +6,42 @@ import csv
 import io
 import json as json_text
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags, fill_value
+from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
 from vitkit.cli.output import align
 from vitkit.errors import SettingError
 from vitkit.evaluation.confusion_plot import MAX_CLASSES, confusion_matrix, png
-from vitkit.evaluation.evaluate import evaluate
-from vitkit.evaluation.result import ClassScore, Evaluation
-from vitkit.io.atomic import refuse_unwritable, write_bytes
+from vitkit.io.atomic import write_bytes
+from vitkit.io.results import (
+    ResultKind,
+    check_outputs,
+    csv_result,
+    png_result,
+    square_csv_result,
+)
 from vitkit.messages import escape
 
+if TYPE_CHECKING:
+    from vitkit.evaluation.result import ClassScore, Evaluation
+
+WRITER = "vitkit eval"
+"""Text in the PNG of a confusion matrix."""
+CONFUSION_FILES = {
+    ".png": png_result("a confusion matrix", WRITER),
+    ".csv": square_csv_result("a confusion matrix"),
+}
+"""Ending -> the kind of file that --confusion writes."""
+PREDICTIONS_HEADER = ("image", "label", "predicted", "probability")
+PREDICTIONS_FILE = csv_result("a table of predictions", PREDICTIONS_HEADER)
 LISTED_CLASSES = 5
 """Classes that the table names."""
 
@@ -40,28 +59,35 @@ def eval_command(
     json: bool = False,
     confusion: Path | None = None,
     predictions: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
-    """Evaluate a checkpoint: top-1, top-k, per class, loss, calibration; intervals of 95 %.
+    """Evaluate a checkpoint: top-1, top-k, loss and calibration, per class, with 95 % intervals.
 
     Args:
         checkpoint: a run folder (its best weights) or a checkpoint.
-        data: as for train: a folder, CSV, Parquet, tars or a named set; classes match by name.
-        split: train, val or test; default test, else val.
+        data: as for train; classes are matched by name.
+        split: train, val or test; default test, or val if there is no test.
         data_root: the folder of named datasets; for a CSV the folder of its paths.
-        cache: folder of decoded images, as for train; `auto`: the user's own.
+        cache: folder for decoded images, as for train; `auto`: the user's cache folder.
         device: cpu, cuda, mps or auto.
-        batch_size: images run at once.
-        workers: loader processes.
+        batch_size: images per batch.
+        workers: number of loader processes.
         json: print JSON, with every class and the confusion matrix.
         confusion: write the confusion matrix to this .png or .csv file; rows are true classes.
-        predictions: write a row for each image to this CSV file.
+        predictions: write a row for each image to this .csv file.
+        overwrite: let --confusion and --predictions replace any existing file that is not an
+            input; default: only earlier results.
     """
-    if confusion is not None and confusion.suffix not in (".png", ".csv"):
-        raise SettingError(f"--confusion {confusion}: name it .png or .csv")
+    # imported here: --help does not wait for torch
+    from vitkit.evaluation.evaluate import evaluate
+
+    refuse_images_first("eval", checkpoint, "DATA")
     # before the evaluation, which may take minutes
-    for path in (confusion, predictions):
-        if path is not None:
-            refuse_unwritable(path)
+    for flag, path, kind in _outputs(confusion, predictions):
+        inputs = chain(
+            files_of_checkpoint(checkpoint), files_of_data(data, path, kind, data_root=data_root)
+        )
+        check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
     evaluation = evaluate(
         checkpoint,
         data,
@@ -76,7 +102,7 @@ def eval_command(
     if confusion is not None:
         write_bytes(confusion, _confusion(evaluation, confusion, data))
     if predictions is not None:
-        rows: list[Iterable[str]] = [["image", "label", "predicted", "probability"]]
+        rows: list[Iterable[str]] = [PREDICTIONS_HEADER]
         for *names, probability in evaluation.rows():
             rows.append([*map(str, names), f"{probability:.6f}"])
         write_bytes(predictions, _csv(rows))
@@ -87,6 +113,25 @@ def run(arguments: list[str]) -> None:
     with as_flags("batch_size", "workers"):
         arguments = fill_value(arguments, "--cache", "auto")
         tyro.cli(eval_command, args=arguments, prog="vitkit eval")
+
+
+def _outputs(
+    confusion: Path | None, predictions: Path | None
+) -> Iterator[tuple[str, Path, ResultKind]]:
+    """Yield flag, path and kind of each file to write."""
+    if confusion is not None:
+        if confusion.suffix.lower() not in CONFUSION_FILES:
+            raise SettingError(
+                f"--confusion {confusion}: expected a name that ends in .png or .csv"
+            )
+        yield "--confusion", confusion, CONFUSION_FILES[confusion.suffix.lower()]
+    if predictions is not None:
+        if confusion is not None and confusion.absolute() == predictions.absolute():
+            raise SettingError(
+                f"--confusion and --predictions both name {predictions}; choose another name for "
+                "one of them"
+            )
+        yield "--predictions", predictions, PREDICTIONS_FILE
 
 
 def _json(evaluation: Evaluation) -> str:
@@ -119,17 +164,17 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
 def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
     """Return the content of the confusion matrix's file, by its ending."""
     classes = evaluation.classes
-    if path.suffix == ".csv":
+    if path.suffix.lower() == ".csv":
         rows: list[list[Any]] = [["", *classes]]
         for name, row in zip(classes, evaluation.confusion.tolist(), strict=True):
             rows.append([name, *row])
         return _csv(rows)
     if len(classes) > MAX_CLASSES:
         raise SettingError(
-            f"--confusion {path}: {len(classes)} classes, an image holds {MAX_CLASSES}; "
-            f"name it .csv"
+            f"--confusion {path}: a .png has room for {MAX_CLASSES} classes, and there are "
+            f"{len(classes)}; name a .csv file"
         )
-    return png(confusion_matrix(evaluation.confusion, classes, data))
+    return png(confusion_matrix(evaluation.confusion, classes, data), software=WRITER)
 
 
 def _table(evaluation: Evaluation) -> str:
@@ -145,14 +190,15 @@ def _table(evaluation: Evaluation) -> str:
             high = evaluation[f"{name}_high"]
             notes.append(f"95 %: {low:.4f} to {high:.4f}")
         if f"calibrated_{name}" in evaluation:
-            notes.append(f"with the temperature: {evaluation[f'calibrated_{name}']:.4f}")
-        shown = f"{value:.0f}" if name == "images" else f"{value:.4f}"
+            notes.append(f"calibrated: {evaluation[f'calibrated_{name}']:.4f}")
+        shown = str(value) if isinstance(value, int) else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
     table = align(scores)
+    # classes that are all right are left out below
     worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
     rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
     if rows:
-        heading = ["worst classes", "top1", "right", "95 %", "most often taken for"]
+        heading = ["worst classes", "top1", "right", "95 %", "most often predicted as"]
         table += "\n" + align([heading, *rows])
     return table + _without_images(evaluation)
 
@@ -175,6 +221,7 @@ def _class_row(evaluation: Evaluation, score: ClassScore) -> list[str]:
     """Format a class's accuracy and the class that it is most often mistaken for."""
     classes = evaluation.classes
     wrong = (evaluation.labels == classes.index(score.name)) & ~evaluation.right
+    # (K,) images of this class by predicted class
     mistakes = np.bincount(evaluation.predicted[wrong], minlength=len(classes))
     return [
         escape(score.name),

@@ -9,7 +9,6 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import take_fields
-from vitkit.weights.inspection import inspect as inspect_file
 
 
 def run(arguments: list[str]) -> None:
@@ -23,16 +22,19 @@ def run(arguments: list[str]) -> None:
         json: bool = False,
         trust_pickle: bool = False,
     ) -> None:
-        """Describe a file of weights: its format, model and preprocessing, and how sure each is.
+        """Identify a weights file: which library wrote it, its model, and how each field is known.
 
-        Fields that the file does not state: --spec.FIELD VALUE, such as --spec.num-heads 6.
+        Pass fields that the file does not state as --spec.FIELD VALUE, such as --spec.num-heads 6.
 
         Args:
             file: weights of any known format, or a folder with them.
-            model: the model's name, for what the file does not state.
+            model: name of the model, for fields that the file does not state.
             json: print JSON.
-            trust_pickle: read .pth, .pt and .bin files, by torch's weights_only reader.
+            trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
         """
+        # imported here: --help does not wait for torch
+        from vitkit.weights.inspection import inspect as inspect_file
+
         inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **spec)
         text = json_text.dumps(inspection.to_json(), indent=2) if json else str(inspection)
         sys.stdout.write(text + "\n")

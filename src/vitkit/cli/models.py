@@ -17,8 +17,8 @@ def models_command(pattern: Positional[str] = "*", *, pretrained: bool = False) 
     """List the models: name, parameters, image size in pixels, family.
 
     Args:
-        pattern: shell-style, such as 'vit_base*'.
-        pretrained: the published checkpoints instead: name, classes, licence, source, address.
+        pattern: names to list, with shell wildcards, such as 'vit_base*'.
+        pretrained: list the published checkpoints instead: name, classes, licence, source, address.
     """
     lines = _checkpoints(pattern) if pretrained else _presets(pattern)
     if not lines:
@@ -46,6 +46,7 @@ def _presets(pattern: str) -> list[str]:
 def _checkpoints(pattern: str) -> list[str]:
     lines = []
     for name, entry in catalogue().items():
+        # a pattern may name checkpoints or their architecture
         if fnmatchcase(name, pattern) or fnmatchcase(entry.preset, pattern):
             lines.append(
                 f"{name:<58} {entry.classes:>6}  {entry.licence or 'not stated':<28} "

@@ -11,5 +11,6 @@ def align(rows: Sequence[Sequence[str]]) -> str:
     text = ""
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        # no trailing spaces, for diff and grep
         text += "  ".join(cells).rstrip() + "\n"
     return text

@@ -8,19 +8,24 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
 import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.arguments import as_flags
-from vitkit.cli.images import UsableImages, find_images
-from vitkit.io.atomic import refuse_unwritable, replacing
+from vitkit.cli.images import UsableImages, files_of_checkpoint, find_images, refuse_images_first
+from vitkit.io.atomic import replacing
 from vitkit.io.progress import discard_stdout
+from vitkit.io.results import check_outputs, csv_result
 from vitkit.messages import escape
-from vitkit.prediction import Prediction, Predictor
-from vitkit.weights.load import load
 
-Write = Callable[[Path, Prediction], object]
+if TYPE_CHECKING:
+    from vitkit.prediction import Prediction
+
+Write: TypeAlias = "Callable[[Path, Prediction], object]"
+CSV_HEADER = ("image", "rank", "label", "probability")
+CSV_FILE = csv_result("a table of predictions", CSV_HEADER)
 
 
 def predict_command(
@@ -32,31 +37,40 @@ def predict_command(
     batch_size: int = 64,
     json: bool = False,
     csv: str | None = None,
+    overwrite: bool = False,
     strict: bool = False,
     allow_partial: bool = False,
 ) -> None:
-    """Predict the classes of images, most probable class first.
+    """Classify images with a checkpoint, most probable class first.
 
-    Each line is printed as soon as its batch is done. An image that cannot be used is named on
-    stderr and left out; the others go on, and the exit code is 2 at the end.
+    Each line is printed as soon as its batch is computed. An image that cannot be used is named on
+    stderr and left out; the others are predicted, and the exit code is 2 at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
         images: files, or folders of them.
-        top_k: how many classes to show.
+        top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
-        batch_size: images run at once.
+        batch_size: images per batch.
         json: print JSON.
-        csv: write a CSV file instead of printing.
+        csv: write this .csv file; without --json, nothing is printed then.
+        overwrite: let --csv replace any existing file that is not an input; default: only earlier
+            predictions.
         strict: stop at the first image that cannot be used, and write no CSV.
-        allow_partial: go on with weights that have unknown or missing tensors: leave out the
-            unknown, give the missing random values, and list both.
+        allow_partial: accept weights with unknown or missing tensors: leave out the unknown ones,
+            initialise the missing ones at random, and list both.
     """
+    refuse_images_first("predict", checkpoint, "IMAGES")
+    usable = UsableImages(find_images(images), strict=strict)
     if csv is not None:
-        refuse_unwritable(Path(csv))
+        inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
+        check_outputs([Path(csv)], CSV_FILE, inputs=inputs, overwrite=overwrite, flag="--csv")
+    # imported here: --help and wrong paths do not wait for torch
+    from vitkit.prediction import Predictor
+    from vitkit.weights.load import load
+
     loaded = load(checkpoint, strict=not allow_partial)
     predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
-    usable = UsableImages(find_images(images), strict=strict)
     with ExitStack() as stack:
         writers: list[Write] = []
         if csv is not None:
@@ -89,6 +103,7 @@ def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
         ignore_closed_pipe: print no more when the reader has left (`| head`), instead of raising
             `BrokenPipeError`.
     """
+    # a list is open until the last image, as entries are printed one by one
     separator = "[\n  "
 
     def print_text(text: str) -> None:
@@ -119,7 +134,7 @@ def _csv(path: Path) -> Iterator[Write]:
     """Write a CSV file, a row at a time; it takes its name when all are done."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
-        writer.writerow(["image", "rank", "label", "probability"])
+        writer.writerow(CSV_HEADER)
 
         def write(image: Path, prediction: Prediction) -> None:
             for rank, (label, probability) in enumerate(prediction.top, 1):

@@ -6,14 +6,13 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
-from vitkit.layer_table import summary
-from vitkit.models.presets import build
-from vitkit.weights.load import load
+from vitkit.cli.arguments import as_flags
+from vitkit.errors import SettingError
+from vitkit.models.presets import preset
 
 PLAIN_WIDTH = 140
 """Columns where the output is not a terminal, so that nothing is cut."""
@@ -22,19 +21,32 @@ FULL_TABLE_WIDTH = 120
 
 
 def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | None = None) -> None:
-    """Print the layer table: sizes, parameters, true multiply-adds, memory.
+    """Print the layer table of a model: shapes, parameters, multiply-adds and memory.
 
     Args:
         model: a model's name, or a checkpoint of any known format.
-        depth: how many levels of modules to show.
+        depth: levels of nested modules to show; 0 shows the whole model alone.
         img_size: image size in pixels; default the model's own.
     """
+    if depth < 0:
+        raise SettingError.about("depth", depth, "must be 0 or more")
+    if img_size is not None and img_size < 1:
+        raise SettingError.about("img_size", img_size, "must be 1 or more")
     # names of models have neither a dot nor a slash
-    if os.path.exists(model) or Path(model).suffix or "/" in model:
+    is_file = os.path.exists(model) or bool(Path(model).suffix) or "/" in model
+    if not is_file:
+        preset(model)  # a name that does not exist is refused before torch is imported
+    import torch
+
+    from vitkit.layer_table import summary
+    from vitkit.models.vit import ViT
+    from vitkit.weights.load import load
+
+    if is_file:
         vit = load(model).model
     else:
         with torch.device("meta"):  # shapes suffice
-            vit = build(model)
+            vit = ViT(preset(model))
     spec = vit.spec
     size = spec.image_size if img_size is None else (img_size, img_size)
     table = summary(vit, (1, spec.in_channels, *size))
@@ -48,4 +60,5 @@ def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | N
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and print the table."""
-    tyro.cli(summary_command, args=arguments, prog="vitkit summary")
+    with as_flags("depth", "img_size"):
+        tyro.cli(summary_command, args=arguments, prog="vitkit summary")

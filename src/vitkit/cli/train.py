@@ -11,24 +11,26 @@ import tyro
 from vitkit.cli.arguments import as_flags, fill_value, take_fields
 from vitkit.errors import SettingError, VitkitError
 from vitkit.frozen import field_names
-from vitkit.training import train
-from vitkit.training.auto import auto
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.setting_names import refused_flag
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.resume_check import prove_resume
 
-DESCRIPTION = """Train a ViT on your images.
+DESCRIPTION = """Train a Vision Transformer on your images.
 
-DATA is a folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV (path,label), a
-Parquet file or a folder of them, wds:shards-{0000..0099}.tar, hf://owner/name, or one of digits,
-mnist, fashion-mnist, cifar10, cifar100. Order: defaults < --recipe < flags. Any field of the
-model: --spec.FIELD VALUE, such as --spec.patch-size 4. With --auto, nearest neighbours, a linear
-head and fine-tuning of --pretrained weights, or a model from noise that suits the images, are
-tried from cheap to dear within --budget, as long as the next one pays. With --prove-resume nothing
-is trained: two short runs, one of them killed and resumed, show that both end in the same bits."""
+DATA is an image folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV file of
+path,label, a Parquet file or a folder of them, tar shards as 'wds:shards-{0000..0099}.tar' (in
+quotes, or the shell expands it), a dataset of the Hub as hf://owner/name, or one of digits, mnist,
+fashion-mnist, cifar10, cifar100.
+
+Settings come from the defaults, then from --recipe, then from flags; later ones win. Any field of
+the model is a flag --spec.FIELD VALUE, such as --spec.patch-size 4.
+
+With --auto, k-NN, a linear probe and fine-tuning of --pretrained weights (or, without weights, a
+suitably small ViT from scratch) are tried within --budget, until the next one brings no significant
+gain. With --prove-resume, nothing is trained: one run is killed and resumed, another one is not,
+and both must end with the same bits."""
 
 BASE_FLAGS = {
     "recipe": ("--recipe", "-c", "--config"),
@@ -49,13 +51,24 @@ def run(arguments: list[str]) -> None:
     given = {name: _peek(rest, flags) for name, flags in BASE_FLAGS.items()}
     # the recipe and the stopped run decide the defaults that --help shows
     recipe = recipe_settings(given["recipe"])
-    stored = train.resumed_settings(given["resume"], given["output"], recipe)
+    stored: Settings = {}
+    if given["resume"] is not None:
+        # imported here and in _begin: --help and mistyped flags do not wait for torch
+        from vitkit.training.resume import resumed_settings
+
+        stored = resumed_settings(given["resume"], given["output"], recipe)
     data = str(stored.get("data", ""))
     flags = rest
     if rest and not rest[0].startswith("-"):
         data, *flags = rest
     if not data and not {"-h", "--help"} & set(rest):
-        raise SettingError("DATA is missing; it comes first: vitkit train DATA [flags]")
+        raise SettingError("DATA is missing; name it first: vitkit train DATA [flags]")
+    shards = [word for word in flags if word.startswith("wds:") and word.endswith(".tar")]
+    if data.startswith("wds:") and shards:
+        raise SettingError(
+            f"the shell expanded the name of the shards to {len(shards) + 1:,} names; put it in "
+            "quotes: 'wds:shards-{0000..0099}.tar'"
+        )
     refusal = refused_flag(flags, TrainConfig)
     if refusal is not None:
         raise SettingError(refusal)
@@ -90,7 +103,8 @@ def _configured(
         if name in settings and settings[name] != given[name]:
             flag = flags_of_name[0]
             raise SettingError(
-                f"{flag} decides what other flags change; write it as {flag} {settings[name]}"
+                f"{flag} decides the defaults of other flags, so it must be written in full: "
+                f"{flag} {settings[name]}"
             )
     return TrainConfig(**layered(*layers, settings))
 
@@ -98,20 +112,26 @@ def _configured(
 def _begin(config: TrainConfig, *, prove: bool) -> None:
     """Prove that runs resume exactly, search candidates, or train."""
     if prove and config.auto:
-        raise SettingError("--prove-resume is about one run; leave --auto out")
+        raise SettingError("--prove-resume tests a single run; leave out --auto")
     if prove and config.devices > 1:
         raise SettingError(
-            f"--prove-resume proves a run of one process; leave --devices {config.devices} out"
+            f"--prove-resume runs in one process; leave out --devices {config.devices}"
         )
     if prove:
+        from vitkit.training.resume_check import prove_resume
+
         proof = prove_resume(config)
         sys.stdout.write(f"{proof}\n")
         if not proof.is_exact:
-            raise VitkitError("a resumed run does not end with the same bits; please report it")
+            raise VitkitError("the resumed run did not end with the same bits; please report it")
     elif config.auto:
-        auto.run_search(config)
+        from vitkit.training.auto.auto import run_search
+
+        run_search(config)
     else:
-        train.train(config)
+        from vitkit.training.train import train
+
+        train(config)
 
 
 def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,12 +12,11 @@ import numpy as np
 
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.evaluate import CLASSES_SHOWN, evaluate
+from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
 from vitkit.weights.load import load
 
-SIGNIFICANCE_LEVEL = 0.05
-"""A p-value below this counts as a difference."""
 TUNED_SETTINGS = frozenset({"amp", "attention_kernel", "compile"})
 """StoredSettings that a timing before the first step may choose, differently for the next seed."""
 StoredSettings = Mapping[str, Any]
@@ -51,18 +49,14 @@ class Pair:
     @property
     def verdict(self) -> str:
         """One line: which model is better, or that no difference is significant."""
-        test = f"McNemar's exact p = {self.p:.2g}"
-        images = plural(self.only_second, "image")
-        if self.p >= SIGNIFICANCE_LEVEL:
-            return (
-                f"no significant difference between {self.second} and {self.first}: {images} "
-                f"against {self.only_first}, {test}"
-            )
-        better = "better" if self.only_second > self.only_first else "worse"
-        return (
-            f"{self.second} is {better} than {self.first}: {images} only it has right, "
-            f"{self.only_first} only the other, {test}"
+        right = (
+            f"{self.second} alone is right on {plural(self.only_second, 'image')}, "
+            f"{self.first} alone on {self.only_first:,} (McNemar, p = {self.p:.2g})"
         )
+        if self.p >= SIGNIFICANCE_LEVEL:
+            return f"No significant difference between {self.first} and {self.second}: {right}."
+        better = "better" if self.only_second > self.only_first else "worse"
+        return f"{self.second} is {better} than {self.first}: {right}."
 
 
 @dataclass(frozen=True)
@@ -126,11 +120,11 @@ def compare_checkpoints(
     # a checkpoint compared with itself under another name would look like a tie
     paths = {os.path.realpath(name) for name in names}
     if len(paths) != len(names) or len(names) < 2:
-        raise SettingError(f"compare two or more different checkpoints, not {' and '.join(names)}")
+        raise SettingError(f"expected two or more different checkpoints, got {' and '.join(names)}")
     loaded = [load(name) for name in names]
     settings = [checkpoint.metadata.get("recipe") or {} for checkpoint in loaded]
     if data is None:
-        data = _shared_data(settings)
+        data = _shared_data(dict(zip(names, settings, strict=True)))
         data_root = data_root or settings[0].get("data_root")
     scores = {}
     for name, checkpoint in zip(names, loaded, strict=True):
@@ -140,12 +134,23 @@ def compare_checkpoints(
     )
 
 
-def _shared_data(settings: Sequence[StoredSettings]) -> str:
-    """Return the data that all runs were trained on."""
-    trained_on = {values.get("data") for values in settings}
-    if len(trained_on) > 1 or None in trained_on:
-        raise SettingError("these were not all trained on one data set; name one with --data")
-    return str(trained_on.pop())
+def _shared_data(settings: Mapping[str, StoredSettings]) -> str:
+    """Return the data that all runs were trained on, by the settings of each name."""
+    trained_on = {name: values.get("data") for name, values in settings.items()}
+    for name, data in trained_on.items():
+        if data is None:
+            raise SettingError(
+                f"{name} does not record which data it was trained on; name the data to compare "
+                "on with --data"
+            )
+    shared, *others = {str(data): None for data in trained_on.values()}
+    if others:
+        listed = ", ".join(f"{name} on {data}" for name, data in trained_on.items())
+        raise SettingError(
+            f"the checkpoints were trained on different data ({listed}); name the data to compare "
+            "on with --data"
+        )
+    return shared
 
 
 def compare_evaluations(
@@ -176,36 +181,21 @@ def compare_evaluations(
     return Comparison(dict(scores), tuple(pairs), repeats)
 
 
-def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of McNemar's test in its exact form.
-
-    Of n images that only one model classifies correctly, Binomial(n, 1/2) fall to either if both
-    are equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the
-    smaller number)).
-    """
-    n = only_first + only_second
-    # logarithms, as binomial coefficients of thousands of images overflow
-    logarithms = (
-        math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2)
-        for i in range(min(only_first, only_second) + 1)
-    )
-    return min(1.0, 2 * math.fsum(map(math.exp, logarithms)))
-
-
 def _check_same(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> None:
     """Refuse two evaluations with different classes or images."""
     if different := sorted(set(reference.classes) ^ set(evaluation.classes)):
         raise DataError(
-            f"{first} and {second} know different classes: only one of them has "
+            f"{first} and {second} have different classes: only one of them has "
             f"{', '.join(different[:CLASSES_SHOWN])}; compare models of the same classes"
         )
+    # McNemar's test pairs the images, so each must be in both, in the same order
     first_images = _names_and_labels(reference)
     second_images = _names_and_labels(evaluation)
     if first_images != second_images:
         raise DataError(
-            f"{first} and {second} do not see the same images in this split: "
-            f"{len(first_images):,} and {len(second_images):,}, cut or cleaned as each was "
-            f"trained; choose another --split"
+            f"{first} and {second} have different images in this split, {len(first_images):,} "
+            f"and {len(second_images):,}, as their training split the data or skipped images "
+            "differently; choose another --split"
         )
 
 
@@ -214,6 +204,7 @@ def _names_and_labels(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _pair(first: str, reference: Evaluation, second: str, evaluation: Evaluation) -> Pair:
+    # `right` is a boolean array over the same images in the same order
     only_first = int((reference.right & ~evaluation.right).sum())
     only_second = int((evaluation.right & ~reference.right).sum())
     return Pair(
@@ -237,9 +228,11 @@ def _repeats(
     for name, values, seed in zip(scores, settings, seeds, strict=True):
         if values is not None and seed is not None:
             key = {field: value for field, value in values.items() if field not in TUNED_SETTINGS}
+            # the first run of a seed counts, so that a copy does not narrow the spread
             groups.setdefault(repr(key), {}).setdefault(seed, name)
     repeats = []
     for by_seed in groups.values():
+        # one run has no spread
         if len(by_seed) < 2:
             continue
         names = tuple(by_seed.values())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vitkit.data.checks.check import drop_or_refuse_unreadable
+from vitkit.data.datasets.class_names import ClassMatch, match_classes
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.split import Split
@@ -19,6 +21,7 @@ from vitkit.devices import on_device, resolve_device
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.predict import evaluate_outputs, predict_batches
 from vitkit.evaluation.result import Evaluation
+from vitkit.messages import did_you_mean
 from vitkit.weights.checkpoint import Checkpoint, names_for_data
 from vitkit.weights.load import as_checkpoint
 
@@ -47,12 +50,12 @@ def evaluate(
         data_root: the folder of named datasets.
         cache: folder of decoded images, as for `train`; `auto` is the user's own. One that does
             not exist is created, of all splits.
-        device: `cpu`, `cuda`, `mps`; auto takes the best there is.
-        batch_size: images run at once.
-        workers: loader processes.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
+        workers: number of loader processes.
 
     Returns:
-        A dict of floats: `top1`, `top{k}` with k = min(5, K), `loss` in nats, `balanced_accuracy`,
+        A dict of scores: `top1`, `top{k}` with k = min(5, K), `loss` in nats, `balanced_accuracy`,
         `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and
         the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
         `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
@@ -81,6 +84,7 @@ def evaluate(
     )
     num_classes = checkpoint.model.spec.num_classes
     scores, counts = evaluate_outputs(predictions, num_classes, checkpoint.temperature)
+    # a checkpoint without class names uses the data's
     names = names_for_data(checkpoint, dataset.classes) or dataset.classes
     return Evaluation(scores, counts, images, names)
 
@@ -90,7 +94,8 @@ def _choose_split(dataset: Dataset, split: str | None) -> str:
         split = "test" if "test" in dataset.splits else "val"
     if split not in dataset.splits:
         raise DataError(
-            f"{dataset.name} has no split {split!r}; it has {', '.join(dataset.splits)}"
+            f"--split {split}: {dataset.name} has no split of that name"
+            f"{did_you_mean(split, dataset.splits)}; it has {', '.join(dataset.splits)}"
         )
     return split
 
@@ -109,6 +114,8 @@ def _open_as_in_training(
         ignore_extra_classes=settings.get("ignore_extra_classes") is True,
         follow_links=settings.get("follow_links") is True,
     )
+    # first: about data of other classes, no other problem matters
+    _match_or_refuse(checkpoint, dataset)
     trained_on = _stored(checkpoint, "data").get("fingerprint")
     # checkpoints of an earlier version were trained on another split of the same data
     if dataset.as_before is not None and dataset.as_before.fingerprint == trained_on:
@@ -136,35 +143,53 @@ def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
     """Refuse a split that vitkit made itself, from other images than those of the training."""
     if dataset.cut and trained_on not in (None, dataset.fingerprint):
         raise DataError(
-            f"{dataset.name} has no test folder of its own and its images are not those the "
-            f"checkpoint was trained on, so a fresh cut would test on training images; "
-            f"put the images to test on in {dataset.name}/test/<class>/"
+            f"{dataset.name} has no test folder, and its images differ from those the checkpoint "
+            "was trained on, so a new test split would contain training images; put the test "
+            f"images into {dataset.name}/test/<class>/"
         )
 
 
 def _with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
     """Return a split with its labels numbered as the checkpoint's classes, matched by name."""
     images = dataset.splits[split]
+    match = _match_or_refuse(checkpoint, dataset)
+    if match is None:
+        # the warning points to the caller of `evaluate`
+        warnings.warn(
+            "the checkpoint has no class names; the data's are used, in natural order", stacklevel=3
+        )
+        return images
+    # class number of the data -> class number of the checkpoint
+    new_numbers = np.array(match.indices, dtype=np.int64)
+    return images.relabelled(new_numbers[images.labels])
+
+
+def _match_or_refuse(checkpoint: Checkpoint, dataset: Dataset) -> ClassMatch | None:
+    """Match the classes of a dataset with the checkpoint's; `None` if that names none."""
     classes = names_for_data(checkpoint, dataset.classes)
     if not classes:
         if len(dataset.classes) != checkpoint.model.spec.num_classes:
             raise DataError(
-                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint's head "
-                f"{checkpoint.model.spec.num_classes}, and the checkpoint names none"
+                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint "
+                f"{checkpoint.model.spec.num_classes} logits without class names; "
+                f"evaluate on data of the same classes"
             )
-        # the warning points to the caller of `evaluate`
-        warnings.warn(
-            "the checkpoint names no classes; taking the data's in natural order", stacklevel=3
-        )
-        return images
-    numbers = {name: number for number, name in enumerate(classes)}
-    unknown = [name for name in dataset.classes if name not in numbers]
-    if unknown:
-        more = " ..." if len(classes) > CLASSES_SHOWN else ""
+        return None
+    match = match_classes(dataset.classes, classes)
+    if match.ambiguous:
         raise DataError(
-            f"{dataset.name} has classes the checkpoint does not know: "
-            f"{', '.join(unknown[:CLASSES_SHOWN])}; "
-            f"it knows {', '.join(classes[:CLASSES_SHOWN])}{more}"
+            f"{dataset.name} has a class {match.ambiguous[0]!r}, and the checkpoint several of "
+            f"that name; rename it to the name of another class, or leave it out"
         )
-    new_numbers = np.array([numbers[name] for name in dataset.classes], dtype=np.int64)
-    return images.relabelled(new_numbers[images.labels])
+    if match.unknown:
+        raise DataError(
+            f"{dataset.name} has classes that the checkpoint lacks: {_listed(match.unknown)}; it "
+            f"has {_listed(classes)}"
+        )
+    return match
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first class names and count the others."""
+    more = len(names) - CLASSES_SHOWN
+    return ", ".join(names[:CLASSES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -48,8 +48,8 @@ def extract_features(
         split: the split's name.
         preprocess: the evaluation transform.
         device: of the model; default the CPU.
-        batch_size: images run at once.
-        workers: loader processes.
+        batch_size: images per batch.
+        workers: number of loader processes.
         cache: folder of cached features; default `features` in the user's cache folder. They belong
             to the weights, the data's content, the images in the split and their preprocessing.
         log: receives a line that tells whether they were cached or computed.
@@ -84,7 +84,7 @@ def extract_features(
         with replacing(path, needed=content.size) as temporary:
             content.write(temporary)
     except OutputError as error:  # the features themselves are fine
-        log(f"the features of {split} are not kept: {error}")
+        log(f"the features of {split} cannot be cached: {error}")
     log(f"features of {split}: {len(features):,} x {features.shape[1]}, computed")
     return features, labels
 

@@ -1,4 +1,4 @@
-"""Intervals of 95 % for shares and for the balanced accuracy."""
+"""95 % confidence intervals of shares and of the balanced accuracy."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def wilson_interval(hits: int, images: int) -> tuple[float, float]:
 
 def _wilson(share: float, images: float) -> tuple[float, float]:
     square = Z * Z / images
+    # solves |p - share| = Z sqrt(p (1 - p) / images) for p
     centre = (share + square / 2) / (1 + square)
     half_width = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
     return max(0.0, centre - half_width), min(1.0, centre + half_width)
@@ -39,6 +40,7 @@ def balanced_interval(
     """
     present = images > 0
     share = float((right[present] / images[present]).mean())
+    # K^2 / sum_k 1 / n_k, the size of a sample with the same variance
     count = int(present.sum()) ** 2 / float((1 / images[present]).sum())
     bootstrap_low, bootstrap_high = bootstrap_balanced(right, images)
     wilson_low, wilson_high = _wilson(share, count)
@@ -62,6 +64,7 @@ def bootstrap_balanced(
     present = images > 0
     n = images[present].astype(np.int64)
     share = right[present] / images[present]
+    # (resamples, classes): the accuracy of each class in each resample
     samples = np.random.default_rng(seed).binomial(n, share, (RESAMPLES, len(n))) / n
     low, high = np.quantile(samples.mean(1), [0.025, 0.975])
     return float(low), float(high)

@@ -40,6 +40,7 @@ def knn(
     neighbours = min(neighbours, len(train))
     votes = []
     for batch in queries.split(max(1, SIMILARITIES_AT_ONCE // len(train))):
+        # (m, N) cosine similarities
         similarities = F.normalize(batch, dim=1) @ train.T
         nearest, indices = similarities.topk(neighbours)
         # relative to the nearest, so that the exponential cannot overflow
@@ -47,4 +48,5 @@ def knn(
         class_votes = weights.new_zeros(len(batch), num_classes)
         votes.append(class_votes.scatter_add_(1, labels[indices], weights))
     all_votes = torch.cat(votes)
+    # votes become probabilities, (M, K)
     return all_votes / all_votes.sum(1, keepdim=True)

@@ -76,7 +76,7 @@ def fit_linear(
         DataError: all images are of one class.
     """
     if len(labels.unique()) < 2:
-        raise DataError("all images are of one class; a linear head needs two to tell apart")
+        raise DataError("all images have the same class; a linear head needs at least two")
     mean = train.mean(0)
     # standardised by the statistics of train alone, validation included
     deviation = train.std(0, correction=0)
@@ -86,6 +86,7 @@ def fit_linear(
     val_inputs = ((validation - mean) / scale).to(device)
     val_targets = validation_labels.to(device)
     head = nn.Linear(inputs.shape[1], num_classes, device=device)
+    # zero weights: the problem is convex, and the result needs no seed
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
     best: LinearClassifier | None = None
@@ -112,6 +113,7 @@ def _minimise(head: nn.Linear, inputs: Tensor, targets: Tensor, strength: float)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
+        # the bias is not penalised
         penalty = strength / 2 * head.weight.square().sum()
         total = F.cross_entropy(head(inputs), targets) + penalty
         total.backward()

@@ -14,11 +14,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.distributed import World
+from vitkit.distributed import ProcessGroup
 from vitkit.evaluation.intervals import balanced_interval, wilson_interval
 
 Metrics = dict[str, float]
-"""Scores by name."""
+"""Scores by name; the number of images is an integer."""
 CONFIDENCE_BINS = 15
 """Bins of the calibration error; as many as Guo et al. report with."""
 
@@ -73,7 +73,7 @@ class PredictionCounts:
             return np.zeros(0)
         return torch.cat([batch[number] for batch in self._predictions]).cpu().numpy()
 
-    def counts(self, world: World | None = None) -> Counts:
+    def counts(self, world: ProcessGroup | None = None) -> Counts:
         """Sum the counts over the images of all processes; each of them must call."""
         classes = self.num_classes
         batches = torch.stack(self._sums).cpu() if self._sums else torch.zeros(1, 5)
@@ -94,11 +94,11 @@ class PredictionCounts:
         # one row for one message between the processes, then taken apart again
         ends = np.cumsum([len(part) for part in own])[:-1]
         row = torch.from_numpy(np.concatenate(own).astype(float))
-        total = (world or World()).summed(row).numpy()
+        total = (world or ProcessGroup()).all_reduce_sum(row).numpy()
         sums, images, right_images, *bin_sums = np.split(total, ends)
         return Counts(self.k, sums, images, right_images, np.stack(bin_sums))
 
-    def confusion(self, world: World | None = None) -> Int64[np.ndarray, "K K"]:
+    def confusion(self, world: ProcessGroup | None = None) -> Int64[np.ndarray, "K K"]:
         """Return the images of class i predicted as class j, at [i, j], of all processes.
 
         Each process must call.
@@ -106,7 +106,7 @@ class PredictionCounts:
         # one number for each pair of classes, so that one `bincount` fills the table
         pairs = self.labels * self.num_classes + self.predicted
         table = torch.from_numpy(np.bincount(pairs, minlength=self.num_classes**2))
-        total = (world or World()).summed(table).numpy()
+        total = (world or ProcessGroup()).all_reduce_sum(table).numpy()
         return total.reshape(self.num_classes, self.num_classes)
 
 
@@ -164,7 +164,7 @@ class Counts:
             "balanced_accuracy": float((self.right[present] / self.images[present]).mean()),
             "brier": brier / images,
             "ece": float(np.abs(right - confidence).sum() / images),
-            "images": images,
+            "images": int(images),
         }
 
     def intervals(self) -> Metrics:

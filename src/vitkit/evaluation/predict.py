@@ -9,7 +9,7 @@ from torch import Tensor
 
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import EvaluationBatches, batches
-from vitkit.distributed import World
+from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError
 from vitkit.evaluation.metrics import Metrics, PredictionCounts
 from vitkit.spec import Preprocess
@@ -28,7 +28,7 @@ def predict_batches(
     batch_size: int = 256,
     device: torch.device | None = None,
     workers: int = 0,
-    world: World | None = None,
+    world: ProcessGroup | None = None,
     collective: bool = False,
     tell_failed: Callable[[Sequence[str]], object] = len,
 ) -> Iterator[LabelledLogits]:
@@ -41,9 +41,9 @@ def predict_batches(
         forward: preprocessed images (B, C, H, W) -> logits (B, K).
         split: the images, with labels.
         preprocess: the evaluation transform.
-        batch_size: images run at once.
+        batch_size: images per batch.
         device: of the model; default the CPU.
-        workers: loader processes.
+        workers: number of loader processes.
         world: the processes that share the images.
         collective: True for a model that is sharded over the processes, which must then call
             `forward` equally often: one that has no more images calls with zeros, and drops the
@@ -55,14 +55,15 @@ def predict_batches(
         DataError: an empty split.
     """
     if len(split) == 0:
-        raise DataError("the split is empty; there is nothing to evaluate")
+        raise DataError("the split has no images to evaluate")
     device = device or torch.device("cpu")
-    world = world or World()
+    world = world or ProcessGroup()
     source = EvaluationBatches(
         split, preprocess, batch_size=batch_size, rank=world.rank, world_size=world.size
     )
     # Weights that FSDP2 gathers in inference mode could not be trained afterwards.
     no_gradients = torch.no_grad if collective else torch.inference_mode
+    # this process's share alone
     for batch in batches(source, range(len(source)), workers=workers):
         tell_failed(batch.failed)
         with no_gradients():
@@ -86,7 +87,7 @@ def evaluate_model(
     batch_size: int = 256,
     device: torch.device | None = None,
     workers: int = 0,
-    world: World | None = None,
+    world: ProcessGroup | None = None,
 ) -> Metrics:
     """Return the scores of a model on a split, as `Counts.scores` explains them.
 
@@ -95,9 +96,9 @@ def evaluate_model(
         split: the images, with labels.
         preprocess: the evaluation transform.
         num_classes: K.
-        batch_size: images run at once.
+        batch_size: images per batch.
         device: of the model; default the CPU.
-        workers: loader processes.
+        workers: number of loader processes.
         world: the processes that share the images; each must call, and each gets the same.
 
     Raises:
@@ -127,7 +128,7 @@ def evaluate_outputs(
     predictions: Iterable[LabelledLogits],
     num_classes: int,
     temperature: float = 1.0,
-    world: World | None = None,
+    world: ProcessGroup | None = None,
 ) -> tuple[Metrics, PredictionCounts]:
     """Return scores with their intervals, and the counts at the temperature.
 
@@ -144,6 +145,7 @@ def evaluate_outputs(
     calibrated = PredictionCounts(num_classes)
     for logits, labels in predictions:
         plain.add(logits, labels)
+        # counted apart: top-1 stays, but loss, Brier score and ECE change
         calibrated.add(logits / temperature, labels)
     counts = plain.counts(world)
     calibrated_scores = calibrated.counts(world).scores()

@@ -38,7 +38,7 @@ class ClassScore:
 
 
 class Evaluation(Metrics):
-    """The scores of a checkpoint on a split, a dict of floats, and its predictions.
+    """The scores of a checkpoint on a split, a dict by name, and its predictions.
 
     Attributes:
         classes: the K names; numbers where the checkpoint and the data have none.
@@ -60,6 +60,7 @@ class Evaluation(Metrics):
         self.labels: Int64[np.ndarray, " N"] = counts.labels
         self.predicted: Int64[np.ndarray, " N"] = counts.predicted
         self.probability: Float64[np.ndarray, " N"] = counts.confidence
+        # the confusion matrix is computed from these when it is read
         self._counts = counts
 
     @property
@@ -76,6 +77,7 @@ class Evaluation(Metrics):
     @property
     def per_class(self) -> list[ClassScore]:
         """The score of each class that has images, in the classes' order."""
+        # both (K,): images of each class, and those predicted correctly
         images = np.bincount(self.labels, minlength=len(self.classes)).tolist()
         right = np.bincount(self.labels[self.right], minlength=len(self.classes)).tolist()
         scores = []

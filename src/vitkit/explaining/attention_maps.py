@@ -73,6 +73,5 @@ def attention_grid(
 def _check_number(name: str, number: object) -> None:
     if not isinstance(number, int):
         raise SettingError(
-            f"{name} {number!r} is no whole number; one {name} is shown at a time, and "
-            f"vitkit.Record keeps the maps of several"
+            f"{name} {number!r} must be one whole number; for the maps of several use vitkit.Record"
         )

@@ -9,14 +9,19 @@ import numpy as np
 import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch.nn import functional as F
 
 from vitkit.errors import OutputError
 from vitkit.io.atomic import replacing
+from vitkit.io.results import PNG_KEY, png_result
 
 SMALLEST_SIDE = 224
 LARGEST_SIDE = 2048
 """Pixels: overlays are scaled to sides between these, so that they are visible on a screen."""
+WRITER = "vitkit explain"
+"""Text in the PNG of an explanation."""
+EXPLANATION_FILE = png_result("an explanation", WRITER)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Explanation:
         from matplotlib import colormaps
 
         image = _scale_for_screen(Image.fromarray(self.image))
+        # 8 bits per pixel are enough for a colour map of 256 steps
         smooth = Image.fromarray(np.rint(self.heatmap * 255).astype(np.uint8))
         heat = np.asarray(smooth.resize(image.size, Image.Resampling.BICUBIC))
         colours = Image.fromarray(colormaps["inferno"](heat, bytes=True)[..., :3])
@@ -64,16 +70,18 @@ class Explanation:
         return sheet
 
     def save(self, path: str | Path) -> Path:
-        """Write the image beside its overlay as a PNG.
+        """Write the image beside its overlay as a PNG, whose text `Software` names vitkit.
 
         Raises:
             OutputError: another ending than .png, or a path that cannot be written.
         """
         path = Path(path)
         if path.suffix.lower() != ".png":
-            raise OutputError(f"{path}: overlays are written as .png; name it so")
+            raise OutputError(f"{path}: expected a name that ends in .png")
+        mark = PngInfo()
+        mark.add_text(PNG_KEY, WRITER)
         with replacing(path) as temporary:
-            self.side_by_side().save(temporary, format="PNG")
+            self.side_by_side().save(temporary, format="PNG", pnginfo=mark)
         return path
 
 

@@ -27,14 +27,14 @@ _REASONS = {
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
-    errno.EIO: "the disk reports an error",
+    errno.EIO: "the disk reports an input/output error",
 }
 _ADVICE = {
-    errno.ENOSPC: "free some space or choose another place",
-    errno.EDQUOT: "free some space or choose another place",
-    errno.EFBIG: "raise the limit (ulimit -f) or choose another place",
-    errno.EACCES: "choose a place that you may write to",
-    errno.EPERM: "choose a place that you may write to",
+    errno.ENOSPC: "free some space, or choose another place",
+    errno.EDQUOT: "free some space, or choose another place",
+    errno.EFBIG: "raise the limit (ulimit -f), or choose another place",
+    errno.EACCES: "choose a place that you can write to",
+    errno.EPERM: "choose a place that you can write to",
 }
 _TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
 """Names of the temporary files of `replacing`."""
@@ -58,7 +58,7 @@ def output_error(path: Path, error: OSError, needed: int | None = None) -> Outpu
         free = shutil.disk_usage(existing).free
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
-        f"cannot write {path}: {reason}{sizes}; what was there before is untouched; {advice}"
+        f"cannot write {path}: {reason}{sizes}; what was there before is unchanged; {advice}"
     )
 
 
@@ -86,14 +86,15 @@ def remove_temporaries(folder: Path) -> None:
 def refuse_unwritable(path: Path) -> None:
     """Check that `path` can be written, before the work whose result it takes.
 
-    Its folder is created; a file at `path` stays as it is.
+    Nothing is left behind, no folder either; a file at `path` stays as it is.
 
     Raises:
         OutputError: `path` is a folder or cannot be written.
     """
-    temporary = _temporary_for(path)
+    # missing folders would be created in the nearest one that exists
+    folder = next(parent for parent in path.absolute().parents if os.path.lexists(parent))
+    temporary = folder / _temporary_for(path).name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise OutputError(f"{path} is a folder; name a file")
         # permissions alone do not tell: the file system may be read-only
@@ -121,6 +122,7 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        # content, name, folder: in this order no crash shows an empty file
         sync(temporary)
         os.replace(temporary, path)
         sync_folder(path.parent)
@@ -143,6 +145,7 @@ def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
         OSError: it cannot be written; `path` is untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # a name of its own, as threads share the process id
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as file:  # closed before the rename
@@ -211,7 +214,7 @@ def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, .
     files = tuple(folder / name for name in contents)
     for file in files:
         if file.exists():
-            raise OutputError(f"{file} exists already; choose another place, or move it away")
+            raise OutputError(f"{file} exists; choose another place, or move it away")
     written: list[Path] = []
     try:
         for file, content in zip(files, contents.values(), strict=True):
@@ -236,7 +239,7 @@ def sync_folder(path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until the content of a file or a folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)  # fsync needs no permission to write
     try:
         os.fsync(descriptor)
     finally:

@@ -11,6 +11,7 @@ def cache_folder() -> Path:
 
     The environment is read at each call.
     """
+    # an empty variable counts as none, as the XDG specification has it
     if own := os.environ.get("VITKIT_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitkit"

@@ -9,9 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from io import BufferedReader, FileIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def file_sha256(file: Path | BufferedReader | FileIO) -> str:
@@ -38,6 +39,8 @@ def tensor_digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _group_digest(tensors: Mapping[str, Tensor], names: Sequence[str]) -> str:
+    import torch  # here: a check of images needs digests of files, but no torch
+
     sha256 = hashlib.sha256()
     for name in names:
         tensor = tensors[name].detach().cpu().contiguous()

@@ -55,6 +55,7 @@ def cached_index(path: Path, kind: str, build: Callable[[Path], Index]) -> Index
         build: makes it; its errors are passed on.
     """
     stamp = file_stamp(path)
+    # one file by several paths has one index
     subject = str(path.resolve())
     index = kept_index(subject, kind, stamp)
     if index is None:
@@ -74,6 +75,7 @@ def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> In
         stamp: as `file_stamp` returns it.
     """
     try:
+        # allow_pickle=False: reading an array of objects would run code
         with _path(subject, kind).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             if tuple(stored[STAMP_KEY].tolist()) != stamp:
                 return None
@@ -92,6 +94,7 @@ def kept_index(subject: str, kind: str, stamp: tuple[int, int] = NO_STAMP) -> In
 def keep_index(subject: str, kind: str, index: Index, stamp: tuple[int, int] = NO_STAMP) -> None:
     """Store the index of a file of this stamp; do nothing where the cache cannot be written."""
     columns: dict[str, Any] = {STAMP_KEY: np.array(stamp, np.int64), **index.arrays}
+    # texts as JSON bytes: arrays of strings would be as wide as the longest
     for name, lines in index.texts.items():
         columns[TEXT_PREFIX + name] = np.frombuffer(json.dumps(lines).encode(), np.uint8)
     with contextlib.suppress(OSError), replacing_in_cache(_path(subject, kind)) as file:

@@ -1,4 +1,4 @@
-"""Progress bars on standard error, and a standard output that can no longer be written."""
+"""Progress bars on standard error (training has its own, in `training/monitoring/terminal.py`)."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def progress_bar(
     if not sys.stderr.isatty():
         yield lambda count: None
         return
+    # imported here: most processes show no bar
     from rich.console import Console
     from rich.progress import (
         BarColumn,

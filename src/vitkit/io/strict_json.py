@@ -57,9 +57,10 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointError: anything else, or more than 8 MB.
     """
     try:
+        # before it is read: memory is the limit
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise CheckpointError(f"{path}: {size} bytes are too many for a description")
+            raise CheckpointError(f"{path}: {size} bytes are too many for a JSON description")
         document = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
@@ -81,7 +82,7 @@ def parse_json(text: str | bytes) -> Any:
     {'a': [1, 2.5]}
     >>> parse_json('{"a": 1, "a": 2}')
     Traceback (most recent call last):
-    ValueError: the key 'a' is there twice
+    ValueError: the key 'a' occurs twice
     """
     # counted before parsing: each of these characters begins at most one value
     values = 0
@@ -99,9 +100,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     document = dict(pairs)
     if len(document) < len(pairs):
         (key, _), *_ = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"the key {key!r} is there twice")
+        raise ValueError(f"the key {key!r} occurs twice")
     return document
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON's")
+    raise ValueError(f"{name} is not a JSON number")

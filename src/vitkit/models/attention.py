@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.models.norm import make_norm
+from vitkit.models.layers import make_norm
 from vitkit.shapes import Tokens
 from vitkit.spec import QKVBias, resolve_head_width
 
@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
     if not return_weights:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
     weights = attention_weights(q, k, mask)
-    return weights @ v, weights
+    return weights @ v, weights  # (..., N, e) and (..., N, M)
 
 
 def attention_weights(
@@ -149,18 +149,18 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.head_width = resolve_head_width(width, num_heads, head_width)
-        self.inner = num_heads * self.head_width
+        self.inner = num_heads * self.head_width  # k h, which may differ from D
         self.attention_dropout = attention_dropout
         self.attend: Attend = fused_attention
 
     def make_output(self, width: int, dropout: float) -> None:
         """Create U_msa and its dropout; called last, so that modules are in the data's order."""
-        self.proj = nn.Linear(self.inner, width)
+        self.proj = nn.Linear(self.inner, width)  # U_msa of Eq. 8
         self.proj_drop = nn.Dropout(dropout)
 
     def split(self, fused: Float[Tensor, "B _ E"], parts: int) -> tuple[Heads, ...]:
         """Split `parts` adjacent projections, each head-major: B T (p k h) -> p times B k T h."""
-        split = fused.unflatten(-1, (parts, self.num_heads, self.head_width))
+        split = fused.unflatten(-1, (parts, self.num_heads, self.head_width))  # B T p k h
         return split.permute(2, 0, 3, 1, 4).unbind(0)
 
     def mix(self, q: Heads, k: Heads, v: Heads, context: Context) -> Float[Tensor, "B _ D"]:
@@ -203,7 +203,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         if qkv_bias == "no_key":
             self.qkv: nn.Linear = KeylessBiasLinear(width, self.inner)
         else:
-            self.qkv = nn.Linear(width, 3 * self.inner, bias=qkv_bias)
+            self.qkv = nn.Linear(width, 3 * self.inner, bias=qkv_bias)  # U_qkv of Eq. 5
         self.q_norm = make_norm(norm, self.head_width, norm_eps, qk_norm)
         self.k_norm = make_norm(norm, self.head_width, norm_eps, qk_norm)
         self.make_output(width, projection_dropout)
@@ -216,7 +216,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
         """Return queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
         q, k, v = self.split(self.qkv(tokens), 3)
-        q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.q_norm(q), self.k_norm(k)  # over h, each head by itself
         return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
 
 
@@ -231,7 +231,7 @@ class CrossAttention(MultiHeadAttention):
     ) -> None:
         super().__init__(width, num_heads, **heads)
         self.q = nn.Linear(width, self.inner)
-        self.kv = nn.Linear(width, 2 * self.inner)
+        self.kv = nn.Linear(width, 2 * self.inner)  # of the memory: keys, then values
         self.make_output(width, projection_dropout)
 
     def forward(
@@ -255,7 +255,7 @@ class KeylessBiasLinear(nn.Linear):
 
     def forward(self, input: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Project (..., D) -> (..., 3 k h)."""
-        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])
+        bias = torch.cat([self.q_bias, torch.zeros_like(self.q_bias), self.v_bias])  # keys: 0
         return F.linear(input, self.weight, bias)
 
 
@@ -270,5 +270,5 @@ def rotate(x: Heads, rotation: Rotation) -> Heads:
     """Turn pairs (x_i, x_(i + h/2)) by their angles: RoFormer (arXiv 2104.09864), Eq. 34, in the
     layout of DINOv3, where the halves of a head's width are the pairs."""
     sin, cos = rotation
-    first, second = x.chunk(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)  # x_i and x_(i + h/2), (B, k, T, h/2) each
     return (x * cos + torch.cat([-second, first], dim=-1) * sin).to(x.dtype)

@@ -71,6 +71,11 @@ class PatchEmbedding(nn.Module):
 
     def grid(self, images: Images) -> Grid:
         """Return (gh, gw), the numbers of patches down and across."""
+        if images.ndim == 3:
+            raise ShapeError(
+                f"images have the shape {tuple(images.shape)}; expected (B, C, H, W); for a single "
+                "image pass images[None]"
+            )
         if images.ndim != 4 or not images.is_floating_point():
             raise ShapeError(f"{tuple(images.shape)} {images.dtype}: expected floats (B, C, H, W)")
         _, channels, height, width = images.shape
@@ -99,7 +104,7 @@ class NormedPatchEmbedding(PatchEmbedding):
     def make_projection(self, width: int, bias: bool) -> None:
         """Create the matrix between its two norms."""
         values = self.in_channels * self.patch_size[0] * self.patch_size[1]
-        self.norm_patches = nn.LayerNorm(values)
+        self.norm_patches = nn.LayerNorm(values)  # C P P numbers
         self.proj = nn.Linear(values, width, bias=bias)  # type: ignore[assignment]
         self.norm = nn.LayerNorm(width)
 
@@ -138,7 +143,7 @@ class HybridEmbedding(PatchEmbedding):
         cells = self.proj(self.backbone(images))
         if cells.shape[2:] != (rows, columns):
             raise ShapeError(
-                f"the backbone's map gives {cells.shape[2]} x {cells.shape[3]} patches of images "
+                f"the backbone returns {cells.shape[2]} x {cells.shape[3]} patches for images of "
                 f"{images.shape[2]} x {images.shape[3]}; expected {rows} x {columns}"
             )
         return cells.flatten(2).transpose(1, 2)  # B D gh gw -> B N D
@@ -151,37 +156,40 @@ STEMS["normed_linear"] = NormedPatchEmbedding
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
     """Create the stem of a spec; `SpecError` where it and a backbone do not fit each other."""
     if (spec.stem == "backbone") != (backbone is not None):
-        wrong = "needs ViT's backbone=" if backbone is None else "takes none; set it to 'backbone'"
-        raise SpecError(f"a backbone: stem {spec.stem!r} {wrong}")
+        problem = (
+            "needs ViT's backbone=" if backbone is None else "takes none; set it to 'backbone'"
+        )
+        raise SpecError(f"a backbone: stem {spec.stem!r} {problem}")
     common = {name: getattr(spec, name) for name in ("in_channels", "patch_size", "width")}
     common["bias"] = spec.patch_bias
     if backbone is not None:
         channels, stride = _probe(backbone, spec)
         return HybridEmbedding(backbone, channels, stride, **common)
     if spec.stem == "resnet":
-        made = resnet(spec.in_channels, spec.resnet_layers, spec.resnet_variant)
-        return HybridEmbedding(made, made.out_channels, (made.stride, made.stride), **common)
+        network = resnet(spec.in_channels, spec.resnet_layers, spec.resnet_variant)
+        stride = (network.stride, network.stride)
+        return HybridEmbedding(network, network.out_channels, stride, **common)
     return STEMS[spec.stem](**common)
 
 
 def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
     """Measure channels and stride of a backbone's map, by one run on a black image."""
-    some = next(backbone.parameters(), torch.empty(0))
-    modes = [(module, module.training) for module in backbone.modules()]
+    like = next(backbone.parameters(), torch.empty(0))
+    modes = [(module, module.training) for module in backbone.modules()]  # restored below
     with torch.no_grad():
-        made = backbone.eval()(some.new_zeros(1, spec.in_channels, *spec.image_size))
+        feature_map = backbone.eval()(like.new_zeros(1, spec.in_channels, *spec.image_size))
     for module, mode in modes:
         module.training = mode
-    if not isinstance(made, Tensor) or made.ndim != 4 or not made.numel():
-        raise SpecError("the backbone must give one map (B, c, h, w)")
-    height, width = made.shape[2:]
+    if not isinstance(feature_map, Tensor) or feature_map.ndim != 4 or not feature_map.numel():
+        raise SpecError("the backbone must return one map (B, c, h, w)")
+    height, width = feature_map.shape[2:]
     for patch, image, cells in zip(spec.patch_size, spec.image_size, (height, width), strict=True):
         if image % cells or patch % (image // cells):
             raise SpecError(
-                f"the backbone makes {cells} cells of {image} pixels, and patch_size {patch} is "
-                f"not a multiple of {image / cells:g} pixels; take such a patch_size"
+                f"the backbone returns {cells} cells for {image} pixels, and patch_size {patch} "
+                f"is not a multiple of {image / cells:g} pixels; choose one that is"
             )
-    return made.shape[1], (spec.image_size[0] // height, spec.image_size[1] // width)
+    return feature_map.shape[1], (spec.image_size[0] // height, spec.image_size[1] // width)
 
 
 class Embedding(nn.Module):
@@ -210,7 +218,7 @@ class Embedding(nn.Module):
         """Return [x_class; x_p E] + E_pos; a table without rows for the prefix adds 0 to it."""
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
         table = self.positions(pos_embed, grid, tokens)
-        missing = tokens.shape[1] - table.shape[1]
+        missing = tokens.shape[1] - table.shape[1]  # R, or 0 where the table covers the prefix
         return self.pos_drop(tokens + F.pad(table, (0, 0, missing, 0)))
 
 
@@ -232,12 +240,12 @@ class PatchDropout(nn.Module):
             return tokens, rotation
         batch, count, width = tokens.shape
         patches = count - self.prefix
-        kept = max(1, round(patches * (1 - self.rate)))
+        keep = max(1, round(patches * (1 - self.rate)))
         order = torch.rand(batch, patches, device=tokens.device).argsort(dim=1)
-        places = order[:, :kept].sort(dim=1).values + self.prefix
-        first = torch.arange(self.prefix, device=tokens.device).expand(batch, -1)
-        places = torch.cat([first, places], dim=1)
+        indices = order[:, :keep].sort(dim=1).values + self.prefix  # in the patches' order
+        prefix = torch.arange(self.prefix, device=tokens.device).expand(batch, -1)
+        indices = torch.cat([prefix, indices], dim=1)
         if rotation is not None:
             sin, cos = rotation
-            rotation = sin[places].unsqueeze(1), cos[places].unsqueeze(1)  # B 1 T h
-        return tokens.gather(1, places.unsqueeze(-1).expand(-1, -1, width)), rotation
+            rotation = sin[indices].unsqueeze(1), cos[indices].unsqueeze(1)  # B 1 T h
+        return tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, width)), rotation

@@ -5,35 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, get_args
 
-import torch
-from jaxtyping import Float
-from torch import Tensor, nn
+from torch import nn
 
 from vitkit.models.attention import PLAIN, Context, MultiHeadSelfAttention
-from vitkit.models.mlp import MLPS, by_name
-from vitkit.models.norm import LayerScale, make_norm
+from vitkit.models.layers import DropPath, LayerScale, by_name, make_norm
+from vitkit.models.mlp import MLPS
 from vitkit.models.record import Record
 from vitkit.shapes import Tokens
 from vitkit.spec import Block, QKVBias
-
-
-class DropPath(nn.Module):
-    """Stochastic depth (arXiv 1603.09382): in training, the branch of whole images is dropped.
-
-    Those it keeps are scaled up by 1 / (1 - rate).
-    """
-
-    def __init__(self, rate: float = 0.0) -> None:
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: Float[Tensor, "B ..."]) -> Float[Tensor, "B ..."]:
-        """Return 0 for an image with probability `rate`, else branch / (1 - rate)."""
-        if self.rate == 0.0 or not self.training:
-            return branch
-        kept = 1.0 - self.rate
-        shape = (branch.shape[0],) + (1,) * (branch.ndim - 1)
-        return branch * torch.bernoulli(branch.new_full(shape, kept)).div_(kept)
 
 
 class EncoderBlock(nn.Module):
@@ -94,9 +73,9 @@ class EncoderBlock(nn.Module):
 
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """Apply Eq. 2, then Eq. 3."""
-        mixed = self.attn(self.norm1(tokens), context)
+        mixed = self.attn(self.norm1(tokens), context)  # Eq. 2
         tokens = tokens + self.drop_path1(self.ls1(mixed))
-        return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))
+        return tokens + self.drop_path2(self.ls2(self.mlp(self.norm2(tokens))))  # Eq. 3
 
 
 class PostNormBlock(EncoderBlock):
@@ -134,6 +113,7 @@ class Encoder(nn.Module):
         final_norm: whether there is a norm after the last block.
         **blocks: `block`, `drop_path`, `drop_path_schedule` and any keyword of `EncoderBlock`.
 
+    >>> import torch
     >>> Encoder(width=64, depth=2, num_heads=4, mlp_width=128)(torch.zeros(3, 7, 64)).shape
     torch.Size([3, 7, 64])
     """

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitkit.errors import SpecError
-from vitkit.models.mlp import by_name
+from vitkit.models.layers import by_name
 from vitkit.shapes import Images
 
 Layers: TypeAlias = tuple[int, ...]
@@ -54,7 +54,7 @@ def standardise(kernel: Float[Tensor, "F C P Q"], variant: StemVariant) -> Float
     >>> standardise(torch.tensor([1.0, 3.0]).view(1, 2, 1, 1), VARIANTS["timm"]).flatten().tolist()
     [-1.0, 1.0]
     """
-    std, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)
+    std, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)  # F 1 1 1
     scale = (
         (std.square() + variant.weight_eps).sqrt()
         if variant.inside_root
@@ -110,7 +110,7 @@ class Bottleneck(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int, variant: StemVariant) -> None:
         super().__init__()
-        inner = width // 4
+        inner = width // 4  # the 3 x 3 convolution is a quarter as wide
         self.downsample = nn.Sequential()
         if channels != width:
             groups = variant.shortcut_groups or width
@@ -149,7 +149,7 @@ class ResNetV2(nn.Module):
         self.stem, self.stages = Root(in_channels, details), nn.Sequential()
         self.out_channels, self.stride = Root.out_channels, Root.stride
         for index, (depth, width) in enumerate(zip(layers, STAGE_WIDTHS, strict=False)):
-            step = 2 if index else 1
+            step = 2 if index else 1  # the root has made the first stage smaller already
             blocks = [Bottleneck(self.out_channels, width, step, details)]
             blocks += [Bottleneck(width, width, 1, details) for _ in range(depth - 1)]
             self.stages.append(nn.Sequential())
@@ -162,8 +162,8 @@ class ResNetV2(nn.Module):
 
 def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root | ResNetV2:
     """Create a `ResNetV2`, or without `layers` its root alone, as timm names it (`conv.weight`)."""
-    whole = ResNetV2(in_channels, layers, variant)
-    return whole if layers else whole.stem
+    network = ResNetV2(in_channels, layers, variant)
+    return network if layers else network.stem
 
 
 def _resolve(layers: Layers, variant: str) -> StemVariant:

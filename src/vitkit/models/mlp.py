@@ -5,33 +5,13 @@ Or a gated one, SwiGLU: "GLU Variants Improve Transformer" (arXiv 2002.05202), E
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SpecError
-from vitkit.messages import did_you_mean
-from vitkit.spec import Activation, MLPKind
-
-
-class QuickGELU(nn.Module):
-    """x * sigmoid(1.702 x), which OpenAI CLIP uses (Hendrycks and Gimpel, arXiv 1606.08415)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (1.702 * x).sigmoid()
-
-
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "gelu": nn.GELU,
-    "gelu_tanh": partial(nn.GELU, approximate="tanh"),
-    "quick_gelu": QuickGELU,
-    "relu": nn.ReLU,
-    "silu": nn.SiLU,
-}
-assert set(ACTIVATIONS) == set(get_args(Activation)), "spec.Activation lists what mlp.py builds"
+from vitkit.models.layers import ACTIVATIONS, by_name
+from vitkit.spec import MLPKind
 
 
 class MLP(nn.Module):
@@ -80,10 +60,10 @@ class PackedSwiGLU(MLP):
     activations = {"silu": nn.SiLU}  # noqa: RUF012
 
     def make_first(self, width: int, mlp_width: int) -> None:
-        self.fc1 = nn.Linear(width, 2 * mlp_width)
+        self.fc1 = nn.Linear(width, 2 * mlp_width)  # gate above value
 
     def hidden(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch M"]:
-        gate, value = self.fc1(x).chunk(2, dim=-1)
+        gate, value = self.fc1(x).chunk(2, dim=-1)  # (..., M) each
         return self.act(gate) * value
 
 
@@ -100,11 +80,3 @@ class SplitSwiGLU(PackedSwiGLU):
 
 MLPS = {"plain": MLP, "swiglu_packed": PackedSwiGLU, "swiglu_split": SplitSwiGLU}
 assert set(MLPS) == set(get_args(MLPKind)), "spec.MLPKind lists what mlp.py builds"
-
-
-def by_name(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    """Return the value of this name; raise `SpecError` with the nearest name if there is none."""
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise SpecError(f"{what} {name!r} is none of {', '.join(known)}{near}")
-    return known[name]

@@ -57,7 +57,7 @@ def resample_positions(
     """
     if old == new:
         return pos_embed
-    prefix = pos_embed.shape[1] - old[0] * old[1]
+    prefix = pos_embed.shape[1] - old[0] * old[1]  # rows of prefix tokens, or 0
     table = rearrange(pos_embed[:, prefix:], "1 (gh gw) D -> 1 D gh gw", gh=old[0])
     table = RESAMPLINGS[how](table.float(), new)
     patches = rearrange(table.to(pos_embed.dtype), "1 D gh gw -> 1 (gh gw) D")
@@ -70,7 +70,7 @@ def sincos_1d(count: int, width: int) -> Float[Tensor, "N D"]:
     "Attention Is All You Need" (arXiv 1706.03762), Sec. 3.5; the position is the token number.
     """
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * frequencies  # N D/2
     return rearrange([angles.sin(), angles.cos()], "two N F -> N (F two)").float()
 
 
@@ -85,13 +85,13 @@ def sincos_2d(grid: Grid, width: int, kind: str = "sincos_2d") -> Float[Tensor, 
             10000^(-i / (D / 4)) (MoCo v3, arXiv 2104.02057); `sincos_2d_mae`: column first with
             MoCo's frequencies (arXiv 2111.06377).
     """
-    quarter = width // 4
-    last = max(quarter - 1, 1) if kind == "sincos_2d" else quarter
+    quarter = width // 4  # sine and cosine of each of two coordinates
+    last = max(quarter - 1, 1) if kind == "sincos_2d" else quarter  # big_vision's reach 1/10000
     frequencies = 10000.0 ** (-torch.arange(quarter, dtype=torch.float64) / last)
-    rows = torch.arange(grid[0], dtype=torch.float64).repeat_interleave(grid[1])
-    columns = torch.arange(grid[1], dtype=torch.float64).repeat(grid[0])
+    rows = torch.arange(grid[0], dtype=torch.float64).repeat_interleave(grid[1])  # 0 0 1 1 2 2
+    columns = torch.arange(grid[1], dtype=torch.float64).repeat(grid[0])  # 0 1 0 1 0 1
     order = (rows, columns) if kind == "sincos_2d_moco" else (columns, rows)
-    angles = [place[:, None] * frequencies for place in order]
+    angles = [coordinate[:, None] * frequencies for coordinate in order]  # N D/4 each
     return torch.cat([part for a in angles for part in (a.sin(), a.cos())], dim=1).float()
 
 
@@ -149,9 +149,9 @@ class RotaryPositions(nn.Module):
         """Return sine and cosine (T, h) for tokens of this grid, in float32 at least."""
         like = tokens.new_empty(0, dtype=torch.promote_types(tokens.dtype, torch.float32))
         exponents = 4 * torch.arange(self.head_width // 4).to(like) / self.head_width
-        periods = self.temperature**exponents
+        periods = self.temperature**exponents  # h/4, the first is 1
         rows, columns = (2 * (torch.arange(side).to(like) + 0.5) / side - 1 for side in grid)
-        cells = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)
+        cells = torch.stack(torch.meshgrid(rows, columns, indexing="ij"), dim=-1)  # gh gw 2
         angles = 2 * math.pi * rearrange(cells, "gh gw two -> (gh gw) two 1") / periods
         angles = angles.flatten(1).repeat(1, 2)  # N 2 h/4 -> N h/2 -> N h
         angles = F.pad(angles, (0, 0, tokens.shape[1] - len(angles), 0))  # prefix: angle 0

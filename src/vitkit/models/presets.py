@@ -9,14 +9,11 @@ import functools
 import tomllib
 from fnmatch import fnmatchcase
 from importlib import resources
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 from vitkit.spec import ViTSpec
-
-if TYPE_CHECKING:
-    from vitkit.models.vit import ViT
 
 SIZE_FIELDS = ("width", "depth", "num_heads", "mlp_width")
 
@@ -76,12 +73,5 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
     entries = table()
     if name not in entries:
         near = did_you_mean(name, entries, count=3)
-        raise SettingError(f"there is no model {name!r}{near} (`vitkit models` lists all)")
+        raise SettingError(f"there is no model {name!r}{near}; `vitkit models` lists all")
     return ViTSpec(**entries[name].fields | overrides)
-
-
-def build(name: str, **overrides: Any) -> ViT:
-    """Create a freshly initialised model by name; errors as for `preset`."""
-    from vitkit.models.vit import ViT  # here, so that listing models does not wait for torch
-
-    return ViT(preset(name, **overrides))

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vitkit.errors import SettingError
 from vitkit.models.attention import PLAIN, Context, CrossAttention
+from vitkit.models.layers import make_norm
 from vitkit.models.mlp import MLP
-from vitkit.models.norm import make_norm
 from vitkit.models.record import Record
 from vitkit.shapes import Grid, Pooled, Tokens
 from vitkit.spec import Pooling, ViTSpec
@@ -43,7 +43,7 @@ class Features:
         registers = tokens[:, spec.num_prefix_tokens - spec.num_registers : spec.num_prefix_tokens]
         return cls(
             cls=tokens[:, 0] if spec.class_token else None,
-            distillation=tokens[:, 1] if spec.distillation_token else None,
+            distillation=tokens[:, 1] if spec.distillation_token else None,  # after the class token
             registers=registers if spec.num_registers else None,
             patches=tokens[:, spec.num_prefix_tokens :],
             grid=grid,
@@ -87,8 +87,8 @@ class Readout(nn.Module):
         """
         if record is not None and record.attend_pool() and self.pooling != "distillation":
             raise SettingError(
-                f"pooling was asked for; this model's is {self.pooling!r}, and only a MAP head "
-                f"(pooling='map') has a query whose map could be kept"
+                f"pooling cannot be recorded: this model's is {self.pooling!r}, and only a MAP "
+                "head (pooling='map') has attention maps of its pooling"
             )
         return POOLINGS[self.pooling](features)
 
@@ -111,9 +111,9 @@ class AttentionPool(CrossAttention):
         self, features: Features, record: Record | None = None
     ) -> Pooled:
         """Return y (B, D)."""
-        query = self.latent.expand(features.patches.shape[0], -1, -1)
+        query = self.latent.expand(features.patches.shape[0], -1, -1)  # B 1 D
         context = PLAIN if record is None else Context(attend=record.attend_pool())
-        pooled = super().forward(query, features.patches, context)[:, 0]
+        pooled = super().forward(query, features.patches, context)[:, 0]  # B 1 D -> B D
         return pooled + self.mlp(self.norm(pooled))
 
 

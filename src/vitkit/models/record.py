@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, WrongValue
 from vitkit.models.attention import Attend, Heads, Mask, attention_weights, fused_attention
 from vitkit.shapes import AttentionMaps
 
@@ -57,7 +57,7 @@ class Record:
         gradients: bool = False,
     ) -> None:
         if gradients and (heads is not None or queries is not None):
-            raise SettingError("gradients=True keeps whole maps: leave heads and queries out")
+            raise SettingError("gradients=True keeps whole maps: leave out heads and queries")
         # Here, as torch's compiler is imported by it: half of the time that vitkit takes to import.
         self.outside_graph: Callable[..., Any] = torch.compiler.disable(
             _call, reason="a Record keeps tensors of its own"
@@ -79,7 +79,9 @@ class Record:
             cross: True if the layers attend to a memory too.
         """
         if self._asked[1] and not cross:
-            raise SettingError("cross_attention was asked for; only a Transformer's decoder has it")
+            raise SettingError(
+                "cross_attention cannot be recorded: only the decoder of a Transformer has it"
+            )
         self.attention, self.cross_attention, self.tokens, self.pooling = {}, {}, {}, {}
         self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
 
@@ -112,7 +114,7 @@ class Record:
             if self.gradients:
                 weights = maps[layer] = attention_weights(q, k, mask)
                 if weights.requires_grad:
-                    weights.retain_grad()
+                    weights.retain_grad()  # which no inner node of a graph keeps by itself
                 return F.dropout(weights, dropout) @ v
             maps[layer] = self._narrowed(q, k, mask)
             return fused_attention(q, k, v, mask, dropout)
@@ -122,7 +124,7 @@ class Record:
     def _narrowed(self, q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "B _ Q M"]:
         """Compute Eq. 6 for the requested heads and query rows, before dropout."""
         if mask is not None:
-            mask = mask.expand(q.shape[:-1] + k.shape[-2:-1])
+            mask = mask.expand(q.shape[:-1] + k.shape[-2:-1])  # B k N M
         if self.heads is not None:
             _check(self.heads, q.shape[1], "head")
             q, k = q[:, list(self.heads)], k[:, list(self.heads)]
@@ -138,17 +140,22 @@ def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
 
 
-def _check(numbers: Sequence[int], count: int, what: str) -> None:
+def _check(numbers: Sequence[int], count: int, noun: str) -> None:
     for number in numbers:
         if not 0 <= number < count:
-            kind = what.rpartition(" ")[2]
-            raise SettingError(
-                f"{what} {number} of {count} was asked for; {kind}s are 0..{count - 1}"
-            )
+            raise _missing(noun, number, count)
 
 
 def _resolve(layers: Sequence[int], depth: int) -> frozenset[int]:
     for layer in layers:
         if not -depth <= layer < depth:
-            raise SettingError(f"layer {layer} of {depth} was asked for; layers are 0..{depth - 1}")
-    return frozenset(layer % depth for layer in layers)
+            raise _missing("layer", layer, depth)
+    return frozenset(layer % depth for layer in layers)  # -1 is the last layer
+
+
+def _missing(noun: str, number: int, count: int) -> SettingError:
+    kind = noun.rpartition(" ")[2]
+    expected = f"does not exist; {kind}s are 0 to {count - 1}"
+    error = SettingError(f"{noun} {number} {expected}")
+    error.wrong = WrongValue(noun, number, expected)  # for a message that names the flag
+    return error

@@ -81,16 +81,16 @@ class Transformer(nn.Module):
         self.width, self.positions, self.drop = width, positions, nn.Dropout(dropout)
         sizes = self.vocabularies = {"source": source_vocabulary, "target": target_vocabulary}
         self.embed = nn.ModuleDict({k: nn.Embedding(v, width) for k, v in sizes.items() if v})
-        how: dict[str, Any] = {
+        shared: dict[str, Any] = {
             "width": width, "num_heads": num_heads, "head_width": head_width, "norm_eps": norm_eps,
             "mlp_width": mlp_width, "activation": activation, "attention_dropout": dropout,
             "projection_dropout": dropout, "mlp_dropout": dropout,
         }  # fmt: skip
-        stack = {**how, "final_norm": final_norm}
+        stack = {**shared, "final_norm": final_norm}
         self.encoder = Encoder(depth=encoder_depth, block=f"{norm}_norm", **stack)
         self.decoder = Encoder(depth=0, **stack)  # a stack and its norm, for the decoder's blocks
         block = DecoderBlock if norm == "pre" else PostNormDecoderBlock
-        self.decoder.blocks.extend(block(**how) for _ in range(decoder_depth))
+        self.decoder.blocks.extend(block(**shared) for _ in range(decoder_depth))
         out = target_vocabulary or width
         self.head = nn.Linear(width, out) if output_projection else nn.Identity()
         for name, parameter in self.named_parameters():
@@ -136,11 +136,11 @@ class Transformer(nn.Module):
         length, across, record = z.shape[1], Context(), target_record or Record()
         if memory.shape != (expected := (z.shape[0], memory.shape[1], self.width)):
             raise ShapeError(f"memory: expected {expected}, got {tuple(memory.shape)}")
-        causal = z.new_ones(length, length, dtype=torch.bool).tril()
+        causal = z.new_ones(length, length, dtype=torch.bool).tril()  # no later token is seen
         own = Context(mask=causal if looks is None else causal & looks)
         if source_mask is not None:
             memory = _blank("source_mask", memory, source_mask)
-            keys = source_mask | ~source_mask.any(1, keepdim=True)
+            keys = source_mask | ~source_mask.any(1, keepdim=True)  # a row of padding alone: all
             across = Context(mask=keys[:, None, None].expand(-1, 1, length, -1))  # B 1 T S
         record.begin(len(self.decoder.blocks), cross=True)
         for layer, block in enumerate(self.decoder.blocks):
@@ -159,9 +159,11 @@ class Transformer(nn.Module):
         Ends when all rows have, filled up with `end` (-1: never), or at `max_length` (S + 50).
         """
         if "target" not in self.embed or isinstance(self.head, nn.Identity):
-            raise SettingError("generate needs a target_vocabulary and the output_projection to it")
+            raise SettingError("generate needs a target_vocabulary and an output_projection to it")
         if end >= (count := self.vocabularies["target"] or 0):
-            raise SettingError(f"end {end} is no id of 0..{count - 1}; -1 never ends")
+            raise SettingError(
+                f"end {end} is not an id; expected 0 to {count - 1}, or -1 to never end"
+            )
         modes = [(module, module.training) for module in self.modules()]
         self.eval()
         try:
@@ -171,32 +173,34 @@ class Transformer(nn.Module):
                 ended = (ids[:, 1:] == end).any(1, keepdim=True)
                 if ended.all():
                     break
-                logits = self.decode(ids, memory, source_mask=source_mask)[:, -1:]
+                logits = self.decode(ids, memory, source_mask=source_mask)[:, -1:]  # of the last
                 ids = torch.cat([ids, logits.argmax(-1).masked_fill(ended, end)], dim=1)
         finally:
             for module, mode in modes:
                 module.training = mode
         return ids[:, 1:]
 
-    def _read(self, name: str, given: Tensor, real: Tensor | None) -> tuple[Tokens, Tensor | None]:
+    def _read(self, name: str, inputs: Tensor, real: Tensor | None) -> tuple[Tokens, Tensor | None]:
         """Return tokens (B, T, D), and their mask: each attends to itself and to real ones."""
         count, looks = self.vocabularies[name], None
         expected = f"ids (B, T) in 0..{count - 1}" if count else f"floats (B, T, {self.width})"
-        fits = given.ndim == 2 if count else given.shape[2:] == (self.width,)
-        if not fits or given.is_floating_point() == bool(count):
-            raise ShapeError(f"{name}: expected {expected}, got {given.dtype} {tuple(given.shape)}")
+        fits = inputs.ndim == 2 if count else inputs.shape[2:] == (self.width,)
+        if not fits or inputs.is_floating_point() == bool(count):
+            raise ShapeError(
+                f"{name}: expected {expected}, got {inputs.dtype} {tuple(inputs.shape)}"
+            )
         if real is not None:
-            given = _blank(f"{name}_mask", given, real)
+            inputs = _blank(f"{name}_mask", inputs, real)
             looks = real[:, None, None] | torch.eye(real.shape[1], device=real.device).bool()
-        if count and not torch.compiler.is_compiling() and ((given < 0) | (given >= count)).any():
-            raise SettingError(f"{name}: expected {expected}, got {given.min()}..{given.max()}")
-        z = self.embed[name](given.long()) * self.width**0.5 if count else given
+        if count and not torch.compiler.is_compiling() and ((inputs < 0) | (inputs >= count)).any():
+            raise SettingError(f"{name}: expected {expected}, got {inputs.min()}..{inputs.max()}")
+        z = self.embed[name](inputs.long()) * self.width**0.5 if count else inputs  # Sec. 3.4
         if self.positions:
             z = z + sincos_1d(z.shape[1], self.width)[:, : self.width].to(z)
         return self.drop(z), looks
 
 
-def _blank(name: str, given: Tensor, real: Tensor) -> Tensor:
-    if (real.dtype, real.shape) != (torch.bool, size := tuple(given.shape[:2])):
+def _blank(name: str, inputs: Tensor, real: Tensor) -> Tensor:
+    if (real.dtype, real.shape) != (torch.bool, size := tuple(inputs.shape[:2])):
         raise ShapeError(f"{name}: expected bool {size}, got {real.dtype} {tuple(real.shape)}")
-    return given.masked_fill(~real.reshape(*size, *(1,) * (given.ndim - 2)), 0)
+    return inputs.masked_fill(~real.reshape(*size, *(1,) * (inputs.ndim - 2)), 0)

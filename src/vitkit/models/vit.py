@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ from vitkit.models.attention import Context
 from vitkit.models.embedding import Embedding, PatchDropout, make_stem
 from vitkit.models.encoder import RunBlock, call_block, run_blocks, stack_blocks
 from vitkit.models.initialisation import initialise
-from vitkit.models.norm import make_norm
+from vitkit.models.layers import make_norm
 from vitkit.models.positions import FixedPositions, LearnedPositions, RotaryPositions
 from vitkit.models.readout import AttentionPool, Features, Readout, Representation
 from vitkit.models.record import Record
@@ -69,11 +72,11 @@ class ViT(nn.Module):
         def tokens(count: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(1, count, width)) if count else None
 
-        self.patch_embed = make_stem(spec, backbone)
+        self.patch_embed = make_stem(spec, backbone)  # x_p E of Eq. 1
         self.cls_token = tokens(int(spec.class_token))
         self.dist_token = tokens(int(spec.distillation_token))
         self.reg_token = tokens(spec.num_registers)
-        self.pos_embed = tokens(spec.position_rows)
+        self.pos_embed = tokens(spec.position_rows)  # E_pos; None where positions are computed
         learned = LearnedPositions(spec.grid, spec.position_resampling)
         positions = learned if spec.position_rows else FixedPositions(spec.positions)
         self.embedding = Embedding(positions, dropout=spec.position_dropout)
@@ -84,8 +87,8 @@ class ViT(nn.Module):
         self.norm_pre = make_norm(spec.norm, width, spec.norm_eps, spec.embedding_norm)
 
     def _make_head(self, spec: ViTSpec) -> None:
-        def head(wanted: bool) -> nn.Module:
-            return nn.Linear(spec.head_inputs, spec.num_classes) if wanted else nn.Identity()
+        def head(present: bool) -> nn.Module:
+            return nn.Linear(spec.head_inputs, spec.num_classes) if present else nn.Identity()
 
         norm, width, first = spec.norm, spec.pooled_width, spec.norm_before_pool
         self.norm = make_norm(norm, spec.width, spec.norm_eps, spec.final_norm and first)
@@ -116,9 +119,9 @@ class ViT(nn.Module):
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
         """Return all tokens after the last norm, by kind; arguments and errors as `forward`."""
         grid = self.patch_embed.grid(images)
-        patches = self.patch_embed(images)
+        patches = self.patch_embed(images)  # B N D
         tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)
-        rotation = None if self.rope is None else self.rope(grid, tokens)
+        rotation = None if self.rope is None else self.rope(grid, tokens)  # for every block
         tokens, rotation = self.patch_drop(tokens, rotation)
         tokens = self.norm_pre(tokens)
         tokens = run_blocks(self.blocks, tokens, record, Context(rotation), self.run_block)
@@ -127,8 +130,8 @@ class ViT(nn.Module):
     def prefix_tokens(self, like: Tokens) -> Tensor:
         """Return class, distillation and register tokens (1, R, D), in this order; R may be 0."""
         tokens = (self.cls_token, self.dist_token, self.reg_token)
-        there: list[Tensor] = [token for token in tokens if token is not None]
-        return torch.cat(there, dim=1) if there else like[:1, :0]
+        present: list[Tensor] = [token for token in tokens if token is not None]
+        return torch.cat(present, dim=1) if present else like[:1, :0]
 
     def forward_head(self, features: Features, record: Record | None = None) -> Logits:
         """Return the same logits as `forward`, from its features."""
@@ -141,7 +144,9 @@ class ViT(nn.Module):
             SettingError: the model has no distillation token.
         """
         if not self.spec.distillation_token:
-            raise SettingError("the model has one head; two need a spec's distillation_token=True")
+            raise SettingError(
+                "the model has one head; two need distillation_token=True in its spec"
+            )
         cls, distillation = self._logits(features)
         return cls, distillation
 
@@ -164,3 +169,10 @@ def _first(outputs: list[Tensor]) -> Tensor:  # operator.itemgetter breaks a com
 
 def _average(outputs: list[Tensor]) -> Tensor:
     return (outputs[0] + outputs[1]) / 2
+
+
+@lru_cache(maxsize=4)
+def tensor_shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
+    """Return names and shapes of a model's tensors, without allocating them."""
+    with torch.device("meta"):
+        return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}

@@ -90,7 +90,7 @@ def _end_at_once(signum: int, hint: Callable[[], str] | None) -> NoReturn:
     try:
         if hint is not None:
             name = signal.Signals(signum).name
-            line = f"vitkit: left at once by a second signal, {name}; {hint()}\n"
+            line = f"vitkit: stopped at once by a second signal, {name}; {hint()}\n"
             # Not print(): the signal may have interrupted a write to the same stream.
             os.write(STDERR, line.encode())
     finally:

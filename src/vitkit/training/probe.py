@@ -10,7 +10,7 @@ from vitkit.evaluation.knn import NEIGHBOURS, knn
 from vitkit.evaluation.linear_classifier import fit_linear
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.predict import count_predictions
-from vitkit.training.build import Run
+from vitkit.training.run import Run
 
 NO_VOTES = 1e-9
 """The probability of a class that no neighbour is of."""
@@ -18,34 +18,37 @@ OF_VOTES = ("top1", "balanced_accuracy", "images")
 """Scores that votes have; they are no calibrated probabilities."""
 
 
-def linear_probe(run: Run) -> dict[str, Metrics]:
+def fit_linear_probe(run: Run) -> dict[str, Metrics]:
     """Fit the head on features of train that are computed once; returns its validation scores.
 
     Raises:
         DataError: images that cannot be read.
     """
     plan = run.plan
-    (train, labels), (held, held_labels) = _features(run, "train"), _features(run, "val")
-    fitted = fit_linear(train, labels, held, held_labels, plan.spec.num_classes, device=plan.device)
-    run.log.say(
+    train, labels = _features(run, "train")
+    val, val_labels = _features(run, "val")
+    fitted = fit_linear(train, labels, val, val_labels, plan.spec.num_classes, device=plan.device)
+    run.log.info(
         f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
         f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"
     )
+    # a distilled model averages the logits of two heads: both become the fitted one
     for name, parameter in run.model.named_parameters():
         if name in ("head.weight", "head_dist.weight"):
             parameter.data.copy_(fitted.weight)
         elif name in ("head.bias", "head_dist.bias"):
             parameter.data.copy_(fitted.bias)
-    return {"val": _scores(run, fitted(held), held_labels)}
+    return {"val": _scores(run, fitted(val), val_labels)}
 
 
-def nearest_neighbours(run: Run) -> dict[str, Metrics]:
+def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
     """Score the votes of the nearest neighbours on each split but train, in metrics.jsonl, too.
 
     Raises:
         DataError: images that cannot be read.
     """
     train, labels = _features(run, "train")
+    # the test split is read only where the run may read it
     unseen = {"train"} if run.plan.config.test else {"train", "test"}
     metrics = {}
     for split in run.plan.dataset.splits:
@@ -54,12 +57,13 @@ def nearest_neighbours(run: Run) -> dict[str, Metrics]:
         queries, truth = _features(run, split)
         votes = knn(train, labels, queries, run.plan.spec.num_classes)
         scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
-        kept = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}
-        kept |= among_voted(votes, truth)
-        metrics[split] = kept
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in [*kept.items()][:2])
-        run.log.say(f"{NEIGHBOURS} nearest neighbours, {split}: {shown}")
-        run.log.scored(split, run.progress.step, kept)
+        # votes are no probabilities: they have neither a loss nor a calibration
+        scores = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}
+        scores |= among_voted(votes, truth)
+        metrics[split] = scores
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in [*scores.items()][:2])
+        run.log.info(f"{NEIGHBOURS} nearest neighbours, {split}: {shown}")
+        run.log.scored(split, run.progress.step, scores)
     return metrics
 
 
@@ -72,7 +76,7 @@ def _features(run: Run, split: str) -> tuple[Tensor, Tensor]:
         plan.preprocess,
         device=plan.device,
         workers=plan.workers,
-        log=run.log.say,
+        log=run.log.info,
     )
 
 
@@ -83,6 +87,6 @@ def _scores(run: Run, logits: Tensor, labels: Tensor) -> Metrics:
 def among_voted(votes: Float[Tensor, "N K"], labels: Int64[Tensor, "N"]) -> Metrics:
     """Return top-k, k = min(5, K), among classes with a vote; most classes have none."""
     k = min(5, votes.shape[1])
-    said, first = votes.topk(k)
-    hits = (first == labels[:, None]) & (said > 0)
+    shares, classes = votes.topk(k)  # (N, k) each
+    hits = (classes == labels[:, None]) & (shares > 0)
     return {f"top{k}": float(hits.any(1).double().mean())}

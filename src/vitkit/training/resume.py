@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from vitkit.errors import SettingError
-from vitkit.frozen import field_names, replace
+from vitkit.data.sources.open import NAMES
+from vitkit.errors import DataError, SettingError
+from vitkit.frozen import field_names
+from vitkit.training.checks.defaults import resolve_defaults
+from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.merging import MODEL_DEFAULT, layered, with_flat_spec
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
-from vitkit.training.run_folder import RunFolder
-from vitkit.training.setup import resolve_defaults
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.run import Run
+from vitkit.training.run_folder import RunFolder, resumed_folder
 from vitkit.training.state.manifest import manifest_of, step_of
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.save import load_state, newest_state
+
+
+class Change(NamedTuple):
+    """A setting that differs from the one that a state was saved with, as JSON values."""
+
+    name: str
+    before: Any
+    now: Any
+
+    @property
+    def flag(self) -> str:
+        """The setting with its new value, as a flag: `--epochs 2`, `--no-test`."""
+        name = self.name.replace("_", "-")
+        if isinstance(self.now, bool):
+            return f"--{name}" if self.now else f"--no-{name}"
+        if isinstance(self.now, list | tuple):
+            return " ".join([f"--{name}", *map(str, self.now)])
+        return f"--{name} {self.now}"
 
 
 @dataclass(frozen=True)
@@ -34,23 +57,35 @@ class StoppedRun:
     state: Path
     unvalidated: bool
     notes: tuple[str, ...]
-    changes: tuple[str, ...]
+    changes: tuple[Change, ...]
 
     @property
     def step(self) -> int:
         """The number of steps done in the saved state."""
         return step_of(self.state)
 
-    def describe_changes(self, *, finished: bool) -> list[str]:
-        """Return lines on the changed settings, which have no effect on a finished run."""
-        if not finished:
-            return [f"changed since the start: {change}" for change in self.changes]
-        without = [f"without effect: {change}" for change in self.changes]
+    def describe_changes(self) -> list[str]:
+        """Return lines on the changed settings of a run that trains on."""
         return [
-            "this run is finished: nothing is trained, and config.yaml stays as it is; "
-            "to train on, raise --epochs or --max-steps",
-            *without,
+            f"changed since the run started: {name} {before} -> {now}"
+            for name, before, now in self.changes
         ]
+
+    def describe_end(self, steps_per_epoch: int) -> list[str]:
+        """Return lines on a finished run, and on the changed settings, which have no effect."""
+        done = {"epochs": self.step // steps_per_epoch, "max_steps": self.step}
+        lines = []
+        lowered = False
+        for change in self.changes:
+            reason = "has no effect: the run has ended"
+            if change.name in done and change.now is not None and change.now < done[change.name]:
+                lowered = True
+                reason = f"is below the {done[change.name]:,} that are done"
+            lines.append(f"{change.flag} {reason}")
+        # whoever lowered the length does not want to train on
+        mend = "" if lowered else "; to train on, raise --epochs or --max-steps"
+        nothing = "this run is finished: nothing is trained, and config.yaml is unchanged"
+        return [nothing + mend, *lines]
 
 
 def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
@@ -64,6 +99,7 @@ def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
     manifest = manifest_of(state)
     before = TrainConfig(**read_yaml(run.config)).to_json()
     # the state's own settings count, should config.yaml have been edited
+    # a state of another version may have settings that are gone
     known = field_names(TrainConfig)
     for name, value in (manifest["settings"] or {}).items():
         if name in known:
@@ -85,8 +121,8 @@ def _other_versions(versions: dict[str, str]) -> list[str]:
         installed = version(name)
         if saved_with != installed:
             lines.append(
-                f"{name} was {saved_with} when the state was saved and is {installed} now: the run "
-                f"goes on, perhaps not with the same bits"
+                f"{name} was {saved_with} when the state was saved and is {installed} now: the "
+                "run continues, perhaps not with the same bits"
             )
     return lines
 
@@ -115,10 +151,13 @@ def settings_to_resume(
     changes = _changes(root, before, config)
     notes = list(description["notes"])
     if requested.compile and not config.compile:
-        notes.append("compile: the run began without it, and continues without it")
+        notes.append("--compile: the run started without it, and continues without it")
     for flag, name in (("find_lr", "lr"), ("find_batch_size", "batch_size")):
         if getattr(requested, flag) and not getattr(before, flag):
-            notes.append(f"{flag}: the run began with {name} {getattr(config, name)}, and keeps it")
+            notes.append(
+                f"--{flag.replace('_', '-')}: the run started with {name} "
+                f"{getattr(config, name)}, and keeps it"
+            )
     stopped = StoppedRun(
         root, Path(description["state"]), description["unvalidated"], tuple(notes), tuple(changes)
     )
@@ -167,8 +206,8 @@ def _with_decisions(config: TrainConfig, before: TrainConfig) -> TrainConfig:
     )
 
 
-def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[str]:
-    """Return a few words on each setting that may change, and differs from the run's.
+def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[Change]:
+    """Return each setting that may change, and differs from the run's.
 
     Raises:
         SettingError: a setting that would make it another run, or another folder.
@@ -176,23 +215,95 @@ def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[str]
     # another folder would leave the run without its states
     if config.output is not None and Path(config.output).resolve() != root.resolve():
         raise SettingError(
-            f"--resume {root} goes on in that folder; leave out --output {config.output}"
+            f"--resume {root} continues in that folder; leave out --output {config.output}"
         )
-    before = earlier.to_json()
-    now = config.to_json()
+    if config.data != earlier.data and {config.data, earlier.data} & set(NAMES):
+        raise SettingError(
+            f"--resume {root}: that run was trained on {earlier.data}, not {config.data}; leave "
+            "out DATA"
+        )
+    before = with_flat_spec(earlier.to_json())
+    now = with_flat_spec(config.to_json())
     different = []
-    for name in fields_where(TrainConfig, resume="fixed"):
-        if before[name] != now[name]:
-            different.append(f"{name}: {before[name]} -> {now[name]}")
+    # either may name fields of the spec that the other leaves to the preset
+    fields = [name for name in dict.fromkeys((*before, *now)) if name.startswith("spec.")]
+    fields += [name for name in fields_where(TrainConfig, resume="fixed") if name != "spec"]
+    for name in fields:
+        old, new = before.get(name, MODEL_DEFAULT), now.get(name, MODEL_DEFAULT)
+        if old != new:
+            different.append(f"{name}: {old} -> {new}")
     if different:
         raise SettingError(
             f"--resume {root}: these settings differ from the run's: {'; '.join(different)}; "
-            f"leave them out (or undo them in {root / 'config.yaml'}), or start afresh with "
-            f"another --output"
+            f"leave them out (or restore them in {root / 'config.yaml'}), or start afresh with "
+            "another --output"
         )
     # the rest is not compared: paths, and what is about this machine
     changed = []
     for name in fields_where(TrainConfig, resume="may change"):
         if before[name] != now[name]:
-            changed.append(f"{name} {before[name]} -> {now[name]}")
+            changed.append(Change(name, before[name], now[name]))
     return changed
+
+
+def resumed_settings(
+    resume: str | None, output: str | None, recipe: Settings | None = None
+) -> Settings:
+    """Return the settings that a resumed run was started with; empty for a new run.
+
+    Args:
+        resume: as in `TrainConfig`, as a flag or keyword.
+        output: the same.
+        recipe: settings of a recipe or a YAML file, which may have an `output`, too.
+
+    Raises:
+        OutputError, SettingError: a run that is not there, or whose settings cannot be read.
+    """
+    output = output or (recipe or {}).get("output")
+    folder = None if resume is None else resumed_folder(resume, output)
+    if folder is None:
+        return {}
+    settings = read_yaml(folder.config)
+    for name in ("resume", "overwrite"):  # of the call, not of the run
+        settings.pop(name, None)
+    return settings | {"output": str(folder.root)}
+
+
+def settings_of_call(given: Settings) -> TrainConfig:
+    """Merge the settings of a call with those of its recipe and of the run that it resumes.
+
+    Args:
+        given: the settings that were passed, `recipe`, `resume` and `output` among them; they take
+            precedence over the recipe, and the recipe over the stopped run.
+
+    Raises:
+        UserError: wrong settings, no such recipe, or no such run.
+    """
+    recipe = recipe_settings(given.get("recipe"))
+    stored = resumed_settings(given.get("resume"), given.get("output"), recipe)
+    return TrainConfig(**layered(stored, recipe, given))
+
+
+def restore_state(run: Run, stopped: StoppedRun) -> None:
+    """Load the state of the stopped run into the parts of this one.
+
+    Raises:
+        DataError: the images are not those that the run began with.
+        CheckpointError: the state is of other parts.
+    """
+    load_state(stopped.state, run.registry)
+    difference = run.plan.dataset.difference(run.progress.data)
+    if difference:
+        raise _other_data(run, difference)
+    run.log.info(f"resuming from step {run.progress.step} ({stopped.state})")
+
+
+def _other_data(run: Run, difference: str) -> DataError:
+    """Return the error that names what of the data is not as when the run began."""
+    or_skip = ""
+    if run.can_skip_images:
+        or_skip = "continue without the missing ones by adding --bad-images skip, "
+    return DataError(
+        f"{run.plan.config.data}: the {difference} differ from those that the run "
+        f"{run.folder.root} started with; restore them, {or_skip}or start afresh"
+    )

@@ -1,7 +1,8 @@
-"""`--prove-resume`: a killed and resumed run ends with the bits of a straight one.
+"""`--prove-resume`: a killed and resumed run ends with the bits of an uninterrupted one.
 
-Two short runs with the same settings, each a process of its own: one straight, one that SIGKILLs
-itself in the middle and is resumed. What decides the next step is hashed at the end of both.
+Two short runs with the same settings, each a process of its own: one uninterrupted, one that
+SIGKILLs itself in the middle and is resumed. What decides the next step is hashed at the end of
+both.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from pathlib import Path
 
 from vitkit.data.loading.loader import Batch
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training import train
+from vitkit.training.checks.defaults import resolve_defaults
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
-from vitkit.training.setup import make_plan, resolve_defaults
+from vitkit.training.resume import resumed_settings
+from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer
 
 STEPS = 20
@@ -36,7 +39,7 @@ class Proof:
     """The hashes of two runs over model, optimizer, averages and counters.
 
     Attributes:
-        straight: of the run that nothing happened to.
+        straight: of the uninterrupted run.
         resumed: of the one that was killed and resumed.
         steps: how long both are.
         killed_at: the step in which the second one was killed.
@@ -55,9 +58,8 @@ class Proof:
     def __str__(self) -> str:
         verdict = "the same bits" if self.is_exact else "NOT the same bits"
         return (
-            f"{self.straight}  {self.steps} steps straight\n"
-            f"{self.resumed}  killed (SIGKILL) in step {self.killed_at} and resumed\n"
-            f"{verdict}"
+            f"{self.straight}  {self.steps} steps without a stop\n{self.resumed}  killed "
+            f"(SIGKILL) in step {self.killed_at} and resumed\n{verdict}"
         )
 
 
@@ -73,17 +75,21 @@ def prove_resume(config: TrainConfig) -> Proof:
         VitkitError: one of the processes failed; its last line.
     """
     if config.probe is not None:
-        raise SettingError("a probe takes no steps, so nothing is resumed; leave out --probe")
+        raise SettingError(
+            "--prove-resume needs training steps, and a probe has none; leave out --probe"
+        )
     config, _ = resolve_defaults(config)
     steps = min(STEPS, make_plan(config).total_steps)
     if steps < 2:
-        raise SettingError("one step cannot be resumed in its middle; raise --epochs")
+        raise SettingError("--prove-resume needs at least 2 steps; raise --epochs")
+    # several states before the kill, which comes between two of them
     every, killed_at = max(1, steps // 5), steps * 11 // 20
     short = config.to_json() | {
         "max_steps": steps,
         "save_every": every,
         "resume": None,
         "overwrite": False,
+        # all settings of the recipe are in `config` already
         "recipe": None,
         "quiet": True,
         "logger": [],
@@ -95,6 +101,7 @@ def prove_resume(config: TrainConfig) -> Proof:
         straight, killed = Path(place) / "straight", Path(place) / "killed"
         _child(short | {"output": str(straight)})
         decided = read_yaml(straight / "config.yaml")
+        # the other run must not decide them anew
         short |= {name: decided[name] for name in DECIDED}
         _child(short | {"output": str(killed)}, killed_at)
         _child(short | {"output": str(killed), "resume": str(killed)})
@@ -109,9 +116,10 @@ def _child(settings: dict[str, object], killed_at: int | None = None) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     expected = 0 if killed_at is None else -signal.SIGKILL
     if done.returncode != expected:
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise VitkitError(
-            f"the proof's run ended with {done.returncode}, expected {expected}: {last}"
+            f"the run of --prove-resume ended with exit code {done.returncode}, expected "
+            f"{expected}: {last}"
         )
 
 
@@ -133,8 +141,8 @@ class KillBeforeStep(Callback):
 
 def _main(text: str, *killed_at: str) -> None:
     settings = json.loads(text)
-    config = TrainConfig(**layered(train.resumed_settings(settings["resume"], None), settings))
-    train.train(config, [lambda: KillBeforeStep(int(killed_at[0]))] if killed_at else [])
+    config = TrainConfig(**layered(resumed_settings(settings["resume"], None), settings))
+    train(config, [lambda: KillBeforeStep(int(killed_at[0]))] if killed_at else [])
 
 
 if __name__ == "__main__":

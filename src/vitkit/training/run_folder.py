@@ -53,7 +53,7 @@ class RunFolder:
     @property
     def search(self) -> Path:
         """The results of `--auto`, one per candidate."""
-        return self.root / "ladder.json"
+        return self.root / "search.json"
 
     @property
     def images(self) -> Path:
@@ -100,6 +100,21 @@ class RunFolder:
         """States that `--resume` continues from."""
         return self.root / "state"
 
+    def resume_hint(self) -> str:
+        """Return one line with the newest state of the run and the command that resumes it."""
+        saved = list_states(self.state)
+        if not saved:
+            return f"no state is saved in {self.root}"
+        return (
+            f"the newest state is {saved[-1]}, resume with: vitkit train --resume "
+            f"{shlex.quote(str(self.root))}"
+        )
+
+    def last_state_hint(self) -> str:
+        """Name the newest state, to go on from, where there is one yet."""
+        saved = list_states(self.state)
+        return f"the last good state is {saved[-1]}" if saved else "no state is saved yet"
+
 
 RUN_ENTRIES = {LOCK, OWNER, "wandb"} | {
     entry.fget(RunFolder(Path())).parts[0]
@@ -128,8 +143,8 @@ def locked(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=0)  # refuse at once instead of waiting
     except Timeout:
         raise OutputError(
-            f"{folder} is in use by {_owner(folder)}; wait for it, stop it, or choose another "
-            f"--output"
+            f"{folder} is in use by {_owner(folder)}; wait for it to end, stop it, or choose "
+            "another --output"
         ) from None
     except OSError as error:
         raise output_error(folder / LOCK, error) from error
@@ -172,17 +187,21 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
     """
     if resume == "auto":
         if not output:
-            raise SettingError("--resume auto needs --output, the run folder to look in")
+            raise SettingError("--resume auto needs --output, the run folder to resume")
         folder = RunFolder(Path(output))
         return folder if has_state(folder) else None
     folder = RunFolder(Path(resume))
     if not folder.root.is_dir():
         raise OutputError(f"--resume {resume}: no such run folder; {nearest_parent(folder.root)}")
     if not has_state(folder):
-        afresh = " (add --overwrite to put this one aside)" if _is_run(folder) else ""
+        if not _is_run(folder):
+            raise OutputError(
+                f"--resume {resume}: not a run folder, it has no config.yaml of a run; name the "
+                "folder that --output of the run named, such as runs/1"
+            )
+        afresh = " (add --overwrite to rename this folder)" if _is_run(folder) else ""
         raise OutputError(
-            f"--resume {resume}: no saved state in {folder.state}; start afresh without --resume"
-            f"{afresh}"
+            f"--resume {resume}: no saved state in {folder.state}; start without --resume{afresh}"
         )
     return folder
 
@@ -190,17 +209,6 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
 def has_state(folder: RunFolder) -> bool:
     """Return whether there is a state to resume from."""
     return folder.config.is_file() and bool(list_states(folder.state))
-
-
-def resume_hint(folder: RunFolder) -> str:
-    """Return one line with the newest state of a run and the command that resumes it."""
-    saved = list_states(folder.state)
-    if not saved:
-        return f"no state is saved in {folder.root}"
-    return (
-        f"the newest state is {saved[-1]}, go on with: vitkit train --resume "
-        f"{shlex.quote(str(folder.root))}"
-    )
 
 
 def died_early(folder: RunFolder) -> bool:
@@ -246,7 +254,7 @@ def check_output(config: TrainConfig) -> None:
         raise OutputError("--output is empty; name a folder, such as --output runs/first")
     root = Path(config.output)
     if root.exists() and not root.is_dir():
-        raise OutputError(f"{root} is a file; choose another --output")
+        raise OutputError(f"--output {root} is a file; name a folder")
     _refuse_among_data(root, config)
     try:
         entries = sorted(path.name for path in root.iterdir()) if root.is_dir() else []
@@ -266,11 +274,10 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
     for name in names:
         data = Path(os.path.expanduser(name)).resolve()
         if resolved == data or resolved in data.parents:
-            raise OutputError(f"--output {root} holds the data {name}; choose another --output")
+            raise OutputError(f"--output {root} contains the data {name}; choose another --output")
         if name != config.data_root and data.is_dir() and data in resolved.parents:
             raise OutputError(
-                f"the run folder {root} would lie inside the data {name}; choose an --output "
-                f"outside of them"
+                f"--output {root} lies inside the data {name}; choose a folder outside of it"
             )
 
 
@@ -281,34 +288,33 @@ def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainCon
     if not _is_run(folder):
         strange = next((name for name in entries if name not in RUN_ENTRIES), entries[0])
         raise OutputError(
-            f"{root} holds {strange} and is no run of vitkit, so it is left alone; choose another "
-            f"--output"
+            f"--output {root} contains {strange} and is not a run of vitkit, so --overwrite does "
+            "not rename it; choose another --output"
         )
     # Renaming it would move the shell of the user to the old run.
     if root.resolve() in (here, *here.parents):
         raise OutputError(
-            f"{root} is the working folder or holds it, so it cannot be put aside; choose another "
-            f"--output"
+            f"--output {root} is or contains the working folder, so --overwrite cannot rename "
+            "it; choose another --output"
         )
     if config.resume == "auto" and not died_early(folder):
         raise OutputError(
-            f"{root} has no state to go on from, but more than a run leaves that ended before its "
-            f"first state; choose another --output, or pass --overwrite instead of --resume auto "
-            f"to put it aside"
+            f"--resume auto: {root} has no saved state, but files of a run; choose another "
+            "--output, or pass --overwrite instead of --resume auto to rename it"
         )
     if config.resume != "auto" and not config.overwrite:
         raise OutputError(
-            f"{root} exists; go on with --resume {root}, choose another --output, or pass "
-            f"--overwrite to put it aside"
+            f"--output {root} exists; resume with --resume {root}, choose another --output, or "
+            "pass --overwrite to rename the old folder"
         )
 
 
-def new_folder(config: TrainConfig, say: Callable[[str], object]) -> RunFolder:
+def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:
     """Create the folder of a new run; an existing run is renamed, not deleted.
 
     Args:
         config: settings; `output`, `overwrite` and `resume` are used.
-        say: called with a line on the renamed folder.
+        log: called with a line on the renamed folder.
 
     Raises:
         OutputError: as `check_output`; another process trains there; or it cannot be created.
@@ -323,7 +329,7 @@ def new_folder(config: TrainConfig, say: Callable[[str], object]) -> RunFolder:
             with locked(resolved):  # another process may be training there
                 renamed = _first_free(resolved)
                 resolved.rename(renamed)
-            say(f"put aside: what was in {root} is now in {renamed}")
+            log(f"renamed: the files of {root} are now in {renamed}")
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error

@@ -8,9 +8,7 @@ update one row of numbers from each decides the same for all.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,13 +17,13 @@ from torch.nn.utils import clip_grad_norm_
 
 from vitkit.data.loading.batch_transform import ModelInputs
 from vitkit.data.loading.loader import Batch
-from vitkit.distributed import World, full_tensor, local_tensor
+from vitkit.distributed import ProcessGroup, full_tensor, local_tensor
 from vitkit.errors import SettingError
-from vitkit.models.vit import ViT
 from vitkit.randomness import hash64
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
+from vitkit.training.parallel.ddp import data_parallel, exchanging_gradients
 from vitkit.training.parallel.fsdp import has_shards
 
 Transform = Callable[[Batch, int, int], ModelInputs]
@@ -113,19 +111,19 @@ class TrainingStep:
         clip: float | None = None,
         seed: int = 0,
         compile: bool = False,
-        world: World | None = None,
+        world: ProcessGroup | None = None,
         stop: StopFlag | None = None,
     ) -> None:
         self.objective, self.model = objective, objective.model
         self.optimizer, self.transform = optimizer, transform
         self.accumulate, self.clip, self.seed = accumulate, clip, seed
-        self.world, self.stop = world or World(), stop or StopFlag()
+        self.world, self.stop = world or ProcessGroup(), stop or StopFlag()
         self.scale = LossScale() if objective.precision == "float16" else None
         if compile:
             # Sizes that vary (`progressive`) are compiled one by one: with sizes for variables,
             # torch's compiler fails at the interpolation of positions.
             objective.compile(dynamic=False)
-        self._parallel = self._wrapped()
+        self._parallel = data_parallel(self.objective, self.model, self.world)
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
         """Make the step; where a number is not finite the weights stay as they are."""
@@ -136,20 +134,27 @@ class TrainingStep:
             part = self.world.rank + self.world.size * number
             self._seed(step, part)
             fed = self.transform(micro, step, part)
-            with self._gathering_gradients(number == last):
+            with exchanging_gradients(self._parallel, self.model, self.world, number == last):
+                # mean over the parts: each is a mean over equally many images
                 loss = self._parallel(fed) / self.accumulate
                 (loss if self.scale is None else loss * self.scale.scale).backward()
             total += loss.detach()
-        made = self._rescaled(self._agreed(float(total), float(self._clip())))
-        if made.bad is None and not made.overflow:
+        result = self._rescaled(self._agreed(float(total), float(self._clip())))
+        if result.bad is None and not result.overflow:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return made
+        return result
+
+    def set_learning_rate(self, rate: float) -> None:
+        """Set the rate of every parameter group; with layer decay each has its share of it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate * group.get("lr_scale", 1.0)
 
     def _agreed(self, loss: float, norm: float) -> StepResult:
         """Combine losses, norms and signals of all processes to the same result in each."""
+        # one exchange a step, of three numbers each
         losses, norms, signals = zip(
-            *self.world.gathered((loss, norm, float(self.stop.signum or 0))), strict=True
+            *self.world.all_gather((loss, norm, float(self.stop.signum or 0))), strict=True
         )
         loss, signum = sum(losses) / len(losses), int(max(signals))
         for what, numbers in (("loss", losses), ("gradient norm", norms)):
@@ -159,15 +164,15 @@ class TrainingStep:
                 return StepResult(loss, norm, what, None if everywhere else bad[0], signum)
         return StepResult(loss, norm, None, None, signum)
 
-    def _rescaled(self, made: StepResult) -> StepResult:
+    def _rescaled(self, result: StepResult) -> StepResult:
         """Adjust the loss scale of float16; a gradient beyond its range becomes an overflow."""
-        if self.scale is None or made.bad == "loss":
-            return made
-        if made.bad is None:
+        if self.scale is None or result.bad == "loss":
+            return result
+        if result.bad is None:
             self.scale.count_finite()
         elif self.scale.lower():
-            return replace(made, bad=None, rank=None, overflow=True)
-        return made
+            return replace(result, bad=None, rank=None, overflow=True)
+        return result
 
     def _clip(self) -> Tensor:
         """Clip the gradient; return its norm before."""
@@ -175,31 +180,9 @@ class TrainingStep:
             parameters = self.model.parameters()
             gradients = [local_tensor(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, 1 / self.scale.scale)
+        # with an infinite limit the norm is measured and nothing is clipped
         most = self.clip or math.inf
         return full_tensor(clip_grad_norm_(self.model.parameters(), most))
-
-    def _wrapped(self) -> nn.Module:
-        if self.world.size == 1 or has_shards(self.model):
-            return self.objective
-        # A head that is not read gets no gradient, and is looked for only where there is one. The
-        # layout of the gradient of a token is of no weight.
-        warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
-        idle = isinstance(self.model, ViT) and self.model.spec.distilled_readout == "cls"
-        return nn.parallel.DistributedDataParallel(
-            self.objective,
-            process_group=self.world.group,
-            gradient_as_bucket_view=True,
-            find_unused_parameters=idle,
-        )
-
-    def _gathering_gradients(self, last: bool) -> AbstractContextManager[None]:
-        """Return the context in which gradients are exchanged: only after the last micro-batch."""
-        if isinstance(self._parallel, nn.parallel.DistributedDataParallel):
-            quiet: AbstractContextManager[None] = self._parallel.no_sync()
-            return nullcontext() if last else quiet
-        if self.world.size > 1:
-            self.model.set_requires_gradient_sync(last)  # type: ignore[operator]
-        return nullcontext()
 
     def largest_that_fits(self, batch: Batch) -> int | None:
         """Return how many images of a batch fit into memory, found by halving; 0 for none.
@@ -242,7 +225,22 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
+def step_or_advice(training_step: TrainingStep, batch: Batch, step: int) -> StepResult:
+    """Make a step.
+
+    Raises:
+        SettingError: out of memory; the message names what fits, and the settings to change.
+    """
+    try:
+        return training_step(batch, step)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    # only out here, where the error no longer holds the step's tensors
+    raise _out_of_memory(training_step, batch)
+
+
+def _out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
     """Try what fits into memory, and build the error that names the settings to change."""
     fits = step.largest_that_fits(batch)
     count = len(batch.labels)
@@ -250,9 +248,9 @@ def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
     if fits:
         divisors = (n for n in range(2, count + 1) if count % n == 0)
         parts = next((n for n in divisors if count // n <= fits), None)
-    mend = "" if fits is None else f"{fits} fitted; "
+    mend = "" if fits is None else f"{fits} fit; "
     mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
     return SettingError(
-        f"{step.objective.device} is out of memory at {count // step.accumulate} images at once; "
-        f"{mend}lower --batch-size, --img-size or the model"
+        f"{step.objective.device} is out of memory with {count // step.accumulate} images at "
+        f"once; {mend}lower --batch-size or --img-size, or use a smaller model"
     )

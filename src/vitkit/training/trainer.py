@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
-
-from ignite.engine import Engine, Events
+from typing import TYPE_CHECKING
 
 from vitkit.data.loading.loader import Batch
 from vitkit.training.state.registry import Progress
-from vitkit.training.step import StepResult, TrainingStep, is_out_of_memory, out_of_memory
+from vitkit.training.step import StepResult, TrainingStep, step_or_advice
+
+if TYPE_CHECKING:
+    from ignite.engine import Engine
 
 
 class Callback:
@@ -61,6 +63,7 @@ class Trainer:
 
     Attributes:
         stopped: the reason why the run ended, where a callback gave one.
+        is_ending: True where a callback has asked to end the run.
     """
 
     def __init__(
@@ -80,9 +83,9 @@ class Trainer:
         self.last_step = epochs * steps_per_epoch if last_step is None else last_step
         self.callbacks = callbacks
         self.stopped: str | None = None
-        self._ending: bool = False
+        self.is_ending = False
         self._error: Exception | None = None
-        self._result: StepResult | None = None
+        self._engine: Engine | None = None
 
     @property
     def epoch(self) -> int:
@@ -94,11 +97,6 @@ class Trainer:
         """The rate of the last step."""
         return self.schedule(self.progress.step - 1)
 
-    @property
-    def is_ending(self) -> bool:
-        """True where a callback has asked to end the run."""
-        return self._ending
-
     def end(self, why: str | None = None, error: Exception | None = None) -> None:
         """End the run once all callbacks have been called for this event.
 
@@ -106,71 +104,60 @@ class Trainer:
             why: becomes `stopped`.
             error: to be raised then.
         """
-        self.stopped, self._ending, self._error = why or self.stopped, True, error
+        self.stopped, self.is_ending, self._error = why or self.stopped, True, error
 
     def run(self) -> None:
         """Make the steps that remain; raises what a callback gives to `end`, or raises itself."""
-        self._ending, self._error = False, None
+        self.is_ending, self._error = False, None
         if self.progress.unvalidated:  # a kill or a signal came between the last step and here
-            self._after_epoch()
-        self._fire("on_start")
+            self._call("after_epoch")
+        self._call("on_start")
         remaining = range(self.progress.step, self.last_step)
-        if remaining and not self._ending:
-            engine = Engine(self._step)
-            # Who catches an error words it; Ignite would log it first.
-            engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
-            engine.load_state_dict(
-                {
-                    "iteration": self.progress.step,
-                    "max_epochs": self.epochs,
-                    "epoch_length": self.steps_per_epoch,
-                }
-            )
-            engine.add_event_handler(Events.EPOCH_STARTED, lambda: self._fire("before_epoch"))
-            engine.add_event_handler(Events.ITERATION_COMPLETED, self._after_step)
-            engine.add_event_handler(Events.EPOCH_COMPLETED, self._after_epoch)
-            batches = self.batches(remaining)
-            try:
-                engine.run(batches)
-            finally:  # ends loader processes at once, not when the collector comes
-                if isinstance(batches, Generator):
-                    batches.close()
-        self._fire("on_end")
+        if remaining and not self.is_ending:
+            self._run_steps(self.batches(remaining))
+        self._call("on_end")
 
-    def _step(self, engine: Engine, batch: Batch) -> float:
-        self._fire("before_step", batch)
-        step, result = self.progress.step, None
-        for group in self.training_step.optimizer.param_groups:
-            group["lr"] = self.schedule(step) * group.get("lr_scale", 1.0)
+    def _run_steps(self, batches: Iterable[Batch]) -> None:
+        from ignite.engine import Engine, Events  # a second, which no wrong setting waits for
+
+        engine = self._engine = Engine(self._step)
+        # whoever catches an error words it; Ignite would log it first
+        engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
+        position = {"iteration": self.progress.step, "max_epochs": self.epochs}
+        engine.load_state_dict(position | {"epoch_length": self.steps_per_epoch})
+        engine.add_event_handler(Events.EPOCH_STARTED, lambda: self._call("before_epoch"))
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_step)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
         try:
-            result = self.training_step(batch, step)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        if result is None:  # only out here, where the error no longer holds the step's tensors
-            raise out_of_memory(self.training_step, batch)
+            engine.run(batches)
+        finally:  # ends loader processes at once, not when the collector comes
+            self._engine = None
+            if isinstance(batches, Generator):
+                batches.close()
+
+    def _step(self, engine: Engine, batch: Batch) -> StepResult:
+        self._call("before_step", batch)
+        step = self.progress.step
+        self.training_step.set_learning_rate(self.schedule(step))
+        result = step_or_advice(self.training_step, batch, step)
         self.progress.step += 1
-        self.training_step.world.note(self.progress.step)
+        self.training_step.world.record_step(self.progress.step)
+        # a step without finite numbers changed nothing, and has no loss to count
         if result.bad is None:
             self.progress.count_loss(result.loss)
-        self._result = result
-        return result.loss
+        return result
 
-    def _after_step(self, engine: Engine) -> None:
-        self._fire("after_step", self._result)
-        self._leave(engine)
+    def _end_step(self, engine: Engine) -> None:
+        self._call("after_step", engine.state.output)  # what `_step` returned
 
-    def _after_epoch(self, engine: Engine | None = None) -> None:
-        self.progress.unvalidated = True
-        self._fire("after_epoch")
-        self._leave(engine)
+    def _end_epoch(self) -> None:
+        self.progress.unvalidated = True  # until `after_epoch` closes it
+        self._call("after_epoch")
 
-    def _fire(self, event: str, *arguments: object) -> None:
+    def _call(self, event: str, *arguments: object) -> None:
         for callback in self.callbacks:
             getattr(callback, event)(self, *arguments)
-
-    def _leave(self, engine: Engine | None) -> None:
         if self._error is not None:
             raise self._error
-        if self._ending and engine is not None:
-            engine.terminate()
+        if self.is_ending and self._engine is not None:
+            self._engine.terminate()

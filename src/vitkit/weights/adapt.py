@@ -23,9 +23,10 @@ from vitkit.models.initialisation import initialise
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.converting.resize import exact_dtype, rebuilt, resized
+from vitkit.weights.converting.resized_model import exact_dtype, rebuilt, resized
 from vitkit.weights.formats.format import Step
 
+# The patch projection x_p E + b, into which channels and normalisation are folded.
 KERNEL = "patch_embed.proj.weight"
 BIAS = "patch_embed.proj.bias"
 LINEAR_STEMS = ("convolution", "linear")
@@ -103,11 +104,13 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
     """
     if not isinstance(checkpoint, Checkpoint):
         raise CheckpointError(
-            f"adapt takes a checkpoint, as vitkit.load returns it, not a "
-            f"{type(checkpoint).__name__}; vitkit.resized changes the sizes of a model alone"
+            "adapt takes a checkpoint, as vitkit.load returns it, not a "
+            f"{type(checkpoint).__name__}; to change only the sizes of a model, use "
+            "vitkit.resized"
         )
     request = Adaptation(**changes)
     adapted = _Adapted(checkpoint.model, checkpoint.preprocess, checkpoint.classes)
+    # In this order: channels and normalisation are folded into the old kernel, then it is resized.
     adapted = _with_preprocess(adapted, request)
     if request.image_size or request.patch_size or request.resampling:
         adapted = _with_grid(adapted, request)
@@ -126,6 +129,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
 
 def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
     """Return the metadata with a line for each step, and without measurements that are void."""
+    # A checkpoint may have been adapted before: its lines stay.
     lines = [*checkpoint.metadata.get("adapted", ()), *map(str, adapted.steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
     exact = all(step.kind == "folded" for step in adapted.steps)
@@ -161,6 +165,7 @@ def _with_grid(adapted: _Adapted, request: Adaptation) -> _Adapted:
     if spec.patch_size != old.patch_size:
         sizes = f"{_by(old.patch_size)} -> {_by(spec.patch_size)}"
         steps.append(Step("approximated", f"{KERNEL}: {sizes} by FlexiViT's pseudo-inverse"))
+    # The grid changes with either size, or with both.
     if spec.grid != old.grid:
         text = f"positions {spec.positions!r} for {_by(spec.grid)} patches"
         if spec.positions == "learned":
@@ -176,21 +181,21 @@ def _with_channels(adapted: _Adapted, channels: int) -> _Adapted:
     old, spec = adapted.preprocess, adapted.model.spec
     _refuse_stem(spec, "in_channels")
     if spec.in_channels not in (1, 3):
-        raise SpecError(f"in_channels {spec.in_channels} -> {channels}: only 1 and 3 are known")
+        raise SpecError(f"in_channels {spec.in_channels} -> {channels}: only 1 and 3 are supported")
     state = dict(adapted.model.state_dict())
     if channels == 3:  # grey = (r + g + b) / 3 where they are equal
-        state[KERNEL] = state[KERNEL].repeat(1, 3, 1, 1) / 3
+        state[KERNEL] = state[KERNEL].repeat(1, 3, 1, 1) / 3  # D 1 P P -> D 3 P P
         preprocess = old.replace(mean=old.mean * 3, std=old.std * 3)
-        how = "repeated and divided by 3"
+        method = "repeated and divided by 3"
     else:
         # The three channels must be normalised alike before their kernels are added.
         mean, std = sum(old.mean) / 3, sum(old.std) / 3
         spec, state = _folded(spec, state, old, (mean,) * 3, (std,) * 3)
-        state[KERNEL] = state[KERNEL].sum(dim=1, keepdim=True)
+        state[KERNEL] = state[KERNEL].sum(dim=1, keepdim=True)  # D 3 P P -> D 1 P P
         preprocess = old.replace(mean=(mean,), std=(std,))
-        how = "summed over channels"
+        method = "summed over channels"
     model = rebuilt(adapted.model, spec.replace(in_channels=channels), state)
-    step = Step("folded", f"{KERNEL}: {how}, the same tokens for grey images")
+    step = Step("folded", f"{KERNEL}: {method}, the same tokens for grey images")
     return adapted.changed(step, model=model, preprocess=preprocess)
 
 
@@ -200,10 +205,12 @@ def _with_normalisation(adapted: _Adapted, mean: Channel | None, std: Channel | 
     _refuse_stem(spec, "mean and std")
     new = old.replace(mean=mean or old.mean, std=std or old.std)
     if new.channels != spec.in_channels:
-        raise SpecError(f"mean and std of {new.channels} channels for {spec.in_channels}")
+        raise SpecError(
+            f"mean and std have {new.channels} channels, and the model has {spec.in_channels}"
+        )
     spec, state = _folded(spec, adapted.model.state_dict(), old, new.mean, new.std)
     mean_text, std_text = _spaced(new.mean), _spaced(new.std)
-    step = Step("folded", f"{KERNEL}: takes images of mean {mean_text} and std {std_text}")
+    step = Step("folded", f"{KERNEL}: takes images with mean {mean_text} and std {std_text}")
     return adapted.changed(step, model=rebuilt(adapted.model, spec, state), preprocess=new)
 
 
@@ -225,11 +232,11 @@ def _folded(
         torch.tensor(values, dtype=kernel.dtype, device=kernel.device)
         for values in (old.mean, old.std, mean, std)
     )
-    shift = kernel.sum(dim=(2, 3)) @ ((new_mean - old_mean) / old_std)
+    shift = kernel.sum(dim=(2, 3)) @ ((new_mean - old_mean) / old_std)  # (D, C) @ (C) -> (D)
     bias = state[BIAS] if spec.patch_bias else kernel.new_zeros(len(kernel))
     dtype = state[KERNEL].dtype
     folded = {
-        KERNEL: (kernel * (new_std / old_std)[:, None, None]).to(dtype),
+        KERNEL: (kernel * (new_std / old_std)[:, None, None]).to(dtype),  # per channel: D C P P
         BIAS: (bias.to(kernel) + shift).to(dtype),
     }
     return spec.replace(patch_bias=True), {**state, **folded}
@@ -237,22 +244,22 @@ def _folded(
 
 def _with_rows(adapted: _Adapted, names: Sequence[str], count: int | None) -> _Adapted:
     """Keep the rows of some classes in the head, in the order of `names`."""
-    row_of = {name: row for row, name in enumerate(adapted.classes)}
-    _check_class_names(names, count, adapted.classes)
     like = next(adapted.model.parameters())
-    rows = torch.tensor([row_of[name] for name in names], device=like.device)
+    # (K, E) of the head -> the rows of the new classes, (K2, E).
+    rows = torch.tensor(_rows_of(names, count, adapted.classes), device=like.device)
     state = dict(adapted.model.state_dict())
     for name in state:
         if _is_of_head(name):
             state[name] = state[name][rows]
     spec = adapted.model.spec.replace(num_classes=len(names))
-    lost = len(row_of) - len(set(names))
-    step = Step("lost", f"head: the rows of {lost} of {len(row_of)} classes")
+    old_count = len(set(adapted.classes))
+    lost = old_count - len(names)
+    step = Step("lost", f"head: the rows of {lost} of {old_count} classes")
     return adapted.changed(step, model=rebuilt(adapted.model, spec, state), classes=tuple(names))
 
 
-def _check_class_names(names: Sequence[str], count: int | None, known: Sequence[str]) -> None:
-    """Refuse names that do not select rows of a head.
+def _rows_of(names: Sequence[str], count: int | None, known: Sequence[str]) -> tuple[int, ...]:
+    """Return the rows of a head that class names select.
 
     Args:
         names: of the classes to keep.
@@ -263,23 +270,26 @@ def _check_class_names(names: Sequence[str], count: int | None, known: Sequence[
         SpecError: no names, one twice, another count, or classes that are unknown or ambiguous.
     """
     if not names:
-        raise SpecError("classes is empty; num_classes=0 takes the head off")
+        raise SpecError("classes is empty; to remove the head, pass num_classes=0")
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        raise SpecError(f"classes has {twice[0]!r} twice; name each class once")
+        raise SpecError(f"classes names {twice[0]!r} twice; name each class once")
     if count not in (None, len(names)):
-        raise SpecError(f"num_classes {count} for {len(names)} class names")
+        raise SpecError(
+            f"num_classes {count} does not match {len(names)} class names; pass only one of them"
+        )
     match = match_classes(names, known)
     if match.unknown:
         near = did_you_mean(match.unknown[0], dict.fromkeys(known))
         raise SpecError(
-            f"{len(match.unknown)} classes the checkpoint does not know: "
-            f"{', '.join(match.unknown[:5])}{near}; num_classes={len(names)} makes a fresh head"
+            f"the checkpoint lacks {len(match.unknown)} of the classes: "
+            f"{', '.join(match.unknown[:5])}{near}; for a new head, pass num_classes={len(names)}"
         )
-    times_known = Counter(known)
-    ambiguous = [name for name in names if times_known[name] > 1]
-    if ambiguous:
-        raise SpecError(f"the checkpoint has several classes called {ambiguous[0]!r}")
+    if match.ambiguous:
+        raise SpecError(
+            f"the checkpoint has several classes called {match.ambiguous[0]!r}; choose others"
+        )
+    return match.indices
 
 
 def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
@@ -287,14 +297,17 @@ def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
     old = adapted.model.spec
     spec = old.replace(num_classes=count)
     tensors = adapted.model.state_dict().items()
+    # All tensors but those of the old heads.
     state = {name: tensor for name, tensor in tensors if not _is_of_head(name)}
-    text = "none, features come out"
+    text = "left out, so that the model returns features"
     if count:
         like = next(adapted.model.parameters())
         state |= _fresh_heads(spec).to(like.device, like.dtype).state_dict()
-        text = f"a fresh one of {count}, to be trained"
-    before = f"the one of {old.num_classes} classes" if old.num_classes else "there was none"
-    step = Step("lost", f"head: {text}; {before}")
+        text = f"replaced by an untrained one of {count}"
+    before = f"the head of {old.num_classes} classes is {text}"
+    if not old.num_classes:
+        before = f"a head of {count} classes is added, untrained"
+    step = Step("lost", before)
     return adapted.changed(step, model=rebuilt(adapted.model, spec, state), classes=())
 
 
@@ -316,8 +329,8 @@ def _refuse_stem(spec: ViTSpec, change: str) -> None:
     """Raise `SpecError` for a change that needs tokens which are linear in the pixels."""
     if spec.stem not in LINEAR_STEMS:
         raise SpecError(
-            f"{change} cannot be changed with stem {spec.stem!r}: its tokens are not linear in the "
-            f"pixels; train with the channels and the normalisation that you need"
+            f"{change} cannot be changed with stem {spec.stem!r}, whose tokens are not linear in "
+            "the pixels; train a model with the channels and normalisation that you need"
         )
 
 

@@ -1,4 +1,4 @@
-"""Published checkpoints by name: the entries of `catalogue.toml`.
+"""Published checkpoints by name: the lines of `catalogue.tsv`.
 
 Names are timm's where timm has one (`vit_base_patch16_224.augreg2_in21k_ft_in1k`), else the source
 and its own name (`google/sam/ViT-B_16`); a preset's name alone means the first of its checkpoints.
@@ -6,13 +6,11 @@ and its own name (`google/sam/ViT-B_16`); a preset's name alone means the first 
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
-import re
-import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -24,12 +22,16 @@ from vitkit.models.presets import preset as preset_spec
 from vitkit.models.presets import table
 from vitkit.spec import Preprocess, ViTSpec
 
-SOURCES = ("timm", "torchvision", "google", "deit", "dinov2", "huggingface")
-"""The sections of the file, in the order in which a preset's checkpoints are listed."""
+IMAGE_STATISTICS = {
+    "half": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
+    "satellite": ((0.430, 0.411, 0.296), (0.213, 0.156, 0.143)),
+    "unit": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
+}
+"""Name in the column `images` -> mean and standard deviation of each channel on [0, 1]."""
 PUBLISHED_PICKLES = (".pth", ".pth.tar", ".pt", ".bin")
 """Endings of pickles that are published; others are read as local files only."""
-DIGITS = re.compile(r"-([0-9a-f]{8,64})$")
-"""The digest that some publishers put at the end of a file's name."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,13 @@ class CatalogueEntry:
 @functools.cache
 def catalogue() -> Mapping[str, CatalogueEntry]:
     """Return every entry by its name, in the order of the file, which is read at the first call."""
-    text = resources.files("vitkit.weights").joinpath("catalogue.toml").read_text(encoding="utf-8")
-    data = tomllib.loads(text)
+    text = resources.files("vitkit.weights").joinpath("catalogue.tsv").read_text(encoding="utf-8")
+    # Lines that begin with # are comments; the first other line names the columns.
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
     entries: dict[str, CatalogueEntry] = {}
-    for section in SOURCES:
-        for name, preset, facts in _checkpoints(data[section]):
-            assert name not in entries, f"catalogue.toml has {name} twice"
-            entries[name] = _entry(name, preset, facts, data)
+    for row in csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE):
+        assert row["name"] not in entries, f"catalogue.tsv has {row['name']} twice"
+        entries[row["name"]] = _entry(row)
     return MappingProxyType(entries)
 
 
@@ -110,16 +112,22 @@ def find(name: str) -> CatalogueEntry:
     tags = [other.partition(".")[2] for other in entries if other.startswith(f"{model}.")]
     if tags:
         near = did_you_mean(tag, tags)
-        raise SettingError(f"{model} has no checkpoint {tag!r}{near} (it has {', '.join(tags)})")
+        raise SettingError(f"{model} has no checkpoint {tag!r}{near}; it has {', '.join(tags)}")
     if model in table():
         raise SettingError(
-            f"no weights are published for {model}; `vitkit models --pretrained` lists what is"
+            f"no weights are published for {model}; `vitkit models --pretrained` lists the "
+            "published ones"
         )
-    presets = {entry.preset for entry in entries.values()}
-    near = did_you_mean(name, [*entries, *presets], count=3)
     raise SettingError(
-        f"there is no checkpoint {name!r}{near} (`vitkit models --pretrained` lists all)"
+        f"there is no checkpoint {name!r}{suggested(name)}; `vitkit models --pretrained` lists all"
     )
+
+
+def suggested(name: str) -> str:
+    """Return a hint with the names that are nearest, empty if none is near."""
+    entries = catalogue()
+    presets = {entry.preset: None for entry in entries.values()}
+    return did_you_mean(name, [*entries, *presets], count=3)
 
 
 def published(preset: str) -> list[CatalogueEntry]:
@@ -149,81 +157,33 @@ def _by_address() -> dict[str, CatalogueEntry]:
     return {entry.address: entry for entry in reversed([*catalogue().values()])}
 
 
-def _checkpoints(section: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield name, preset and facts of each checkpoint of a source.
-
-    A source lists checkpoints one by one (`checkpoints`), or by preset and tag (`presets`), where
-    `groups` of tags share facts. Later facts override earlier ones.
-    """
-    shared = {key: value for key, value in section.items() if not isinstance(value, dict | list)}
-    shared["stated"] = section.get("stated", ())
-    for name, (preset, *rest) in section.get("checkpoints", {}).items():
-        facts = dict(shared)
-        if rest:
-            facts["file"] = rest[0]
-        facts |= _facts_by_pattern(section, name)
-        if len(rest) > 1:
-            facts |= rest[1]
-        yield name, preset, facts
-    for preset, tags in section.get("presets", {}).items():
-        for tag in tags:
-            name = f"{preset}.{tag}"
-            group = next(group for group in section.get("groups", []) if tag in group["tags"])
-            facts = dict(shared)
-            facts |= {key: value for key, value in group.items() if key not in ("tags", "where")}
-            facts |= group["tags"][tag]
-            facts |= _facts_by_pattern(group, name)
-            yield name, preset, facts
-
-
-def _facts_by_pattern(group: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the facts of all patterns in `where` that match a name; the last one wins."""
-    facts: dict[str, Any] = {}
-    for pattern, more in group.get("where", {}).items():
-        if fnmatchcase(name, pattern):
-            facts |= more
-    return facts
-
-
-def _entry(name: str, preset: str, facts: dict[str, Any], data: dict[str, Any]) -> CatalogueEntry:
-    """Return the entry of a checkpoint, with what its name and its preset decide filled in."""
-    model = table()[preset].fields
-    size = facts.get("image_size", model["image_size"])
-    file = facts.get("file", "")
-    # The last part of a name says what the head was trained on, such as in1k or in21k.
-    last_part = re.split(r"[._]", name)[-1]
-    classes = data["classes"].get(last_part, model.get("num_classes", ViTSpec().num_classes))
-    sha256 = ""
-    if facts.get("digits"):
-        match = DIGITS.search(file)
-        sha256 = match[1] if match else ""
-    # Some sources name their files without a part of our name.
-    published_name = name.replace(facts["without"], "") if "without" in facts else name
+def _entry(row: Mapping[str, str]) -> CatalogueEntry:
+    """Return the entry of a line, column -> text."""
+    image_size = int(row["pixels"])
+    preprocess = None
+    # An empty column: the file itself has its preprocessing, or nothing is published on it.
+    if row["images"]:
+        mean, std = IMAGE_STATISTICS[row["images"]]
+        transform = {
+            "image_size": image_size,
+            "mean": mean,
+            "std": std,
+            "interpolation": row["interpolation"],
+            "fit": row["fit"],
+            "crop_ratio": float(row["crop_ratio"]),
+        }
+        preprocess = Preprocess.from_json(transform)
     return CatalogueEntry(
-        name=name,
-        preset=preset,
-        source=facts["title"],
-        format=facts["format"],
-        address=facts["address"].format(name=published_name, preset=preset, file=file),
-        licence=facts.get("licence", ""),
-        classes=facts.get("classes", classes),
-        image_size=size,
-        preprocess=_preprocess(facts, size, data),
-        stated=tuple(facts["stated"]),
-        sha256=sha256,
-        note=facts["note"],
-    )
-
-
-def _preprocess(facts: dict[str, Any], size: Any, data: dict[str, Any]) -> Preprocess | None:
-    if "images" not in facts:
-        return None
-    mean, std = data["images"][facts["images"]]
-    return Preprocess(
-        image_size=size,
-        mean=mean,
-        std=std,
-        interpolation=facts["interpolation"],
-        fit=facts["fit"],
-        crop_ratio=facts["crop_ratio"],
+        name=row["name"],
+        preset=row["preset"],
+        source=row["source"],
+        format=row["format"],
+        address=row["address"],
+        licence=row["licence"],
+        classes=int(row["classes"]),
+        image_size=image_size,
+        preprocess=preprocess,
+        stated=tuple(row["stated"].split()),  # separated by spaces
+        sha256=row["sha256"],
+        note=row["note"],
     )

@@ -81,6 +81,7 @@ class Checkpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """One line for each part of the model that is guessed, random or left out."""
+        # As for the temperature: a file may hold anything here.
         lines = self.metadata.get("warnings")
         if not isinstance(lines, list):
             return ()
@@ -93,11 +94,12 @@ class Checkpoint:
         Raises:
             CheckpointError: a stored value that is no positive number.
         """
+        # From a file: it may be any JSON value, and True is an int in Python.
         stored = self.metadata.get("temperature", 1.0)
         if type(stored) not in (int, float) or not 0 < stored < math.inf:
             raise CheckpointError(
                 f"{self.path or 'checkpoint'}: its temperature is {stored!r}, not a positive "
-                f"number; take the file from where it came again"
+                "number; download or save the file again"
             )
         return float(stored)
 
@@ -131,6 +133,7 @@ class Checkpoint:
             OutputError: the Hub refuses, or cannot be reached.
             MissingExtraError: `huggingface_hub` is not installed.
         """
+        # By its name, so that a reader of checkpoints does not import the writers of all formats.
         publish: Publisher = resolve_name(PUBLISHER)
         return publish(
             self, name, to=to, private=private, allow_lossy=allow_lossy, message=message, hub=hub
@@ -150,5 +153,6 @@ def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, .
     """
     if not checkpoint.classes_assumed or set(names) <= set(checkpoint.classes):
         return checkpoint.classes
+    # Folders of ImageNet are often named by WordNet ids, in the order of the logits.
     ids = tuple(imagenet())
     return ids if set(names) <= set(ids) else ()

@@ -24,9 +24,9 @@ from vitkit.weights.converting.verify import (
     run_model,
 )
 from vitkit.weights.converting.write import refuse_unknown_format, write_checkpoint
+from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.format import STEP_KINDS, Step
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.formats.vitkit import OWN_FORMAT
 from vitkit.weights.hints import Hints
 from vitkit.weights.inspection import Inspection, inspect
 from vitkit.weights.load import load_silently, load_with
@@ -73,11 +73,14 @@ class ConversionReport:
             lines += [f"  {name}: {line}" for line in getattr(self, name)]
         worst = max(self.differences, default=0.0)
         if self.unproved:
-            lines.append(f"  not run by another library: {self.unproved}")
-        lines.append(
-            f"  run by {self.proved_by}: largest difference of a block's tokens {worst:.2e}, "
-            f"of the logits {self.max_difference:.2e}"
-        )
+            lines.append(f"  not verified by another library: {self.unproved}")
+        if worst == self.max_difference == 0:
+            lines.append(f"  verified by {self.proved_by}: tokens and logits are identical")
+        else:
+            lines.append(
+                f"  verified by {self.proved_by}: largest difference of a block's tokens "
+                f"{worst:.2e}, of the logits {self.max_difference:.2e}"
+            )
         lines += [f"  wrote {file}" for file in self.files]
         return "\n".join(lines)
 
@@ -128,17 +131,17 @@ def convert(
     """
     refuse_unknown_format(to)
     checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
-    before = checkpoint.model.state_dict()
-    earlier = len(checkpoint.metadata.get("adapted", ()))
+    before, earlier = checkpoint.model.state_dict(), len(checkpoint.metadata.get("adapted", ()))
     checkpoint = adapt_checkpoint(checkpoint, **adapt) if adapt else checkpoint
     stored = write_checkpoint(checkpoint, Path(out), to, allow_lossy, before)
+    # A format of one file is read by that file, others by their folder.
     written_path = stored.files[0] if len(stored.files) == 1 else Path(out)
-    not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to)
-    adapted_lines = checkpoint.metadata.get("adapted", ())[earlier:]
-    steps = [*map(Step.from_line, adapted_lines), *stored.steps]
+    not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to, adapt or {})
+    adapted = checkpoint.metadata.get("adapted", ())[earlier:]
+    steps = [*map(Step.from_line, adapted), *stored.steps]
     notes = [*checkpoint.metadata.get("notes", ()), *checkpoint.warnings, *notes]
     source, image = checkpoint.format, fixed_image(checkpoint.model.spec)
-    expected = run_model(checkpoint.model, image)
+    expected = run_model(checkpoint.model, image)  # as adapted, before it is fitted to the format
     del checkpoint, before  # their weights are freed before the written ones are loaded
     outputs, proved_by, unproved = _run_written(to, written_path, stored.spec, image, not_stored)
     differences, max_difference = largest_differences(expected, outputs)
@@ -177,12 +180,13 @@ def _run_written(
         if isinstance(reference, ReferenceModel):
             return reference(image), reference.library, ""
         unproved = reference
+    # No library can run it: read it again, with the fields that the file has no place for.
     model = load_with(path, Hints(), **not_stored).model
     return run_model(model, image), OWN_FORMAT, unproved
 
 
 def _not_stored(
-    path: Path, spec: ViTSpec, checkpoint: Checkpoint, to: str
+    path: Path, spec: ViTSpec, checkpoint: Checkpoint, to: str, adapt: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the spec fields that a written file cannot contain, and a line on each loss.
 
@@ -191,29 +195,42 @@ def _not_stored(
         spec: of the model in it.
         checkpoint: as it was before writing.
         to: the format.
+        adapt: the changes that were asked for.
     """
     if to == OWN_FORMAT:
         return {}, []
     inspection, not_stored = _inspect_written(path, spec)
-    for name, how in inspection.sure.items():
-        if how == "usual" and name not in ("preprocess", "classes"):
+    for name, certainty in inspection.sure.items():
+        if certainty == "usual" and name not in ("preprocess", "classes"):
             value = getattr(spec, name)
             if getattr(inspection.spec, name) != value:
                 not_stored[name] = value
-    return not_stored, _notes_on_losses(inspection, not_stored, spec, checkpoint, to)
+    notes = _notes_on_losses(inspection, not_stored, checkpoint)
+    resampling = FORMATS[to].resampling(spec)
+    if resampling not in (None, spec.position_resampling) and spec.positions == "learned":
+        mend = ""
+        if "image_size" not in adapt:
+            mend = (
+                "; to resample them before writing, pass --adapt.image-size "
+                "(adapt={'image_size': ...})"
+            )
+        notes.append(
+            f"{to} resamples positions by {resampling} for another image size, and this model by "
+            f"{spec.position_resampling}, so results differ there{mend}"
+        )
+    return not_stored, notes
 
 
 def _notes_on_losses(
     inspection: Inspection,
     not_stored: Mapping[str, Any],
-    spec: ViTSpec,
     checkpoint: Checkpoint,
-    to: str,
 ) -> list[str]:
     """Return a line on each value that the written file does not contain."""
+    # What a reader of the files would get otherwise than it was.
     notes: list[str] = []
     for name, value in not_stored.items():
-        notes.append(f"the file cannot say {name} = {value!r}: pass it when reading")
+        notes.append(f"the file cannot store {name} = {value!r}: pass it when loading")
     if not _same_pixels(inspection.preprocess, checkpoint.preprocess):
         read_again = inspection.preprocess.to_json()
         differing = [
@@ -221,18 +238,13 @@ def _notes_on_losses(
             for name, value in checkpoint.preprocess.to_json().items()
             if value != read_again[name]
         ]
-        notes.append(f"the file cannot say the preprocessing: {', '.join(differing)}")
-    if checkpoint.temperature != 1.0:
-        notes.append(f"the file cannot say the temperature {checkpoint.temperature:.4g}")
-    if checkpoint.classes and not inspection.classes:
-        notes.append(f"the file cannot say the {len(checkpoint.classes)} class names")
-    resampling = FORMATS[to].resampling(spec)
-    if resampling not in (None, spec.position_resampling) and spec.positions == "learned":
         notes.append(
-            f"at another image size {to} resamples positions by {resampling}, this model by "
-            f"{spec.position_resampling}, so results differ there; --adapt.image-size "
-            f"(adapt={{'image_size': ...}}) resamples them before they are written"
+            f"the file cannot store this part of the preprocessing: {', '.join(differing)}"
         )
+    if checkpoint.temperature != 1.0:
+        notes.append(f"the file cannot store the temperature {checkpoint.temperature:.4g}")
+    if checkpoint.classes and not inspection.classes:
+        notes.append(f"the file cannot store the {len(checkpoint.classes)} class names")
     return notes
 
 
@@ -251,6 +263,7 @@ def _same_pixels(left: Preprocess, right: Preprocess) -> bool:
     def resized_sides(preprocess: Preprocess) -> list[int]:
         return [math.floor(side / preprocess.crop_ratio) for side in preprocess.image_size]
 
+    # Formats store the size before the crop as whole pixels, so the ratio itself may be rounded.
     if left.replace(crop_ratio=right.crop_ratio) != right:
         return False
     return left.fit == "squash" or resized_sides(left) == resized_sides(right)

@@ -13,6 +13,7 @@ trust.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from vitkit.errors import CheckpointError, MissingExtraError
 from vitkit.io.digests import file_sha256
 from vitkit.io.download import download
 from vitkit.io.strict_json import DOCUMENT_FILES
-from vitkit.weights.catalogue import PUBLISHED_PICKLES, CatalogueEntry, known
+from vitkit.weights.catalogue import PUBLISHED_PICKLES, CatalogueEntry, known, suggested
 from vitkit.weights.files.pickles import TRUST
 
 REVISION_PART = r"(?:@(?P<revision>[\w./-]+))?"
@@ -59,14 +60,22 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
     """
     if not str(name):
         raise CheckpointError(
-            "the name of the weights is empty; give a file, a folder or an address"
+            "the name of the weights is empty; pass a file, a folder or an address"
         )
+    # A name of the catalogue, or an address that is in it: both have facts that the file lacks.
     entry = known(name)
     if entry is not None:
         return _fetch(entry.address, entry.sha256, trust_pickle), entry
     if is_address(name):
         return _fetch(str(name), "", trust_pickle), None
-    return Path(name), None
+    path = Path(name)
+    is_bare = path.name == str(name) and not path.name.endswith(WEIGHTS_ENDINGS)
+    if is_bare and not os.path.lexists(path):
+        raise CheckpointError(
+            f"{name}: no such file or folder, and no published checkpoint has that name"
+            f"{suggested(str(name))}; `vitkit models --pretrained` lists all"
+        )
+    return path, None
 
 
 def fetch(address: str, *, trust_pickle: bool = False) -> Path:
@@ -114,10 +123,11 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
         name = f"timm/{name}"
     if file:
         _check_ending(address, file, trust_pickle)
+        # config.json and the like lie beside the file, in its own folder.
         documents = [str(Path(file).parent / document) for document in DOCUMENT_FILES.values()]
         path = _snapshot(address, name, revision, [file, *documents]) / file
         if not path.is_file():
-            raise CheckpointError(f"{address}: no such file in the repository, or in the cache")
+            raise CheckpointError(f"{address}: no such file in the repository or in the cache")
         return path
     # Pickles are fetched in a second step, and only where there is nothing else.
     folder = _snapshot(address, name, revision, SAFE_FILES)
@@ -125,8 +135,8 @@ def _from_hub(address: str, trust_pickle: bool) -> Path:
         return folder
     if not trust_pickle:
         raise CheckpointError(
-            f"{address}: holds no model.safetensors; name one of its files ({address}:FILE), "
-            f"or, if you trust its pickle, {TRUST}"
+            f"{address}: has no model.safetensors; name one of its files ({address}:FILE), or, "
+            f"if you trust the source of its pickle, {TRUST}"
         )
     return _snapshot(address, name, revision, [*SAFE_FILES, *PICKLED_FILES])
 
@@ -150,23 +160,26 @@ def verify_hub_file(path: Path, sha256: str = "") -> None:
     expected = [digits.lower() for digits in (blob_digits, sha256) if digits]
     if not expected:
         return
+    # The name of the blob, and what the catalogue expects, are checked by one reading of the file.
     digest = file_sha256(blob)
     for digits in expected:
         if not digest.startswith(digits):
             raise CheckpointError(
                 f"{path}: expected SHA-256 {digits}, got {digest[: len(digits)]}; delete {blob} "
-                f"to fetch it again"
+                "to download it again"
             )
 
 
 def _check_ending(address: str, file: str, trust_pickle: bool) -> None:
     """Refuse other files than weights, and pickles without trust, before anything is fetched."""
     if not file.endswith(WEIGHTS_ENDINGS):
-        raise CheckpointError(f"{address}: ends in none of {', '.join(WEIGHTS_ENDINGS)}")
+        raise CheckpointError(
+            f"{address}: expected a name that ends in one of {', '.join(WEIGHTS_ENDINGS)}"
+        )
     if file.endswith(PUBLISHED_PICKLES) and not trust_pickle:
         raise CheckpointError(
-            f"{address}: a pickle, which can run code when it is read; if you trust where it comes "
-            f"from, {TRUST}"
+            f"{address}: is a pickle, and loading a pickle can run code; if you trust the "
+            f"source, {TRUST}"
         )
 
 
@@ -187,16 +200,20 @@ def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except RevisionNotFoundError:
-        raise CheckpointError(f"{address}: there is no revision {revision!r} of it") from None
+        raise CheckpointError(f"{address}: has no revision {revision!r}") from None
     except RepositoryNotFoundError:
         raise CheckpointError(
-            f"{address}: no such repository, or a private one; `hf auth login` opens yours"
+            f"{address}: does not exist, or is private; log in with `hf auth login` to read "
+            "your own"
         ) from None
     except LocalEntryNotFoundError:
         raise CheckpointError(
             f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
-            f"HF_HUB_OFFLINE, or give a file"
+            "HF_HUB_OFFLINE, or pass a file"
         ) from None
+    # Last, as the exceptions above are subclasses of these.
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = str(error).strip() or repr(error)
-        raise CheckpointError(f"{address}: cannot be fetched: {reason.splitlines()[0]}") from None
+        raise CheckpointError(
+            f"{address}: cannot be downloaded: {reason.splitlines()[0]}"
+        ) from None

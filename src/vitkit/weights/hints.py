@@ -15,7 +15,8 @@ from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.source import Header
-from vitkit.weights.formats.format import Format, Inferred
+from vitkit.weights.formats.format import Format
+from vitkit.weights.formats.infer_spec import Inferred
 
 GUESSED_FIELDS = (
     "num_heads",
@@ -120,12 +121,13 @@ def infer_with_hints(
     second = form.infer(header, {**likely, **overrides})
     before, after = first.spec.image_size, second.spec.image_size
     same_rows = second.spec.position_rows and second.spec.num_patches == first.spec.num_patches
+    # As many patches in another grid: the rows are read in another order, which is worth a line.
     if before == after or not same_rows:
         return second
     line = (
-        f"its positions are read as those of {_by(after)} pixels, as asked, not resampled from "
-        f"{_by(before)}; if the file is of a model for {_by(before)}, resample them first: vitkit "
-        f"convert --adapt.image-size {after[0]} {after[1]}"
+        f"its positions are read as those of {_by(after)} pixels, as requested, not resampled "
+        f"from {_by(before)}; if the file is of a model for {_by(before)}, resample them first: "
+        f"vitkit convert --adapt.image-size {after[0]} {after[1]}"
     )
     return replace(second, warnings=(*second.warnings, line))
 
@@ -145,6 +147,7 @@ def _first_inference(
     try:
         return form.infer(header, overrides), overrides
     except CheckpointError:
+        # The file alone does not decide its image size: try those that the caller may mean.
         for size in hints.image_sizes():
             sized = {"image_size": size, **overrides}
             with suppress(CheckpointError, SpecError):
@@ -157,6 +160,7 @@ def _likely_fields(form: Format, inferred: Inferred, hints: Hints) -> dict[str, 
     spec = inferred.spec
     usual = [name for name in GUESSED_FIELDS if inferred.sure.get(name) == "usual"]
     likely: dict[str, Any] = {}
+    # A preset of another shape says nothing about this file, so none of its values is taken.
     if hints.named is not None and not hints.differences(spec):
         for name in usual:
             if name not in form.fixed:
@@ -179,6 +183,7 @@ def _fits(spec: ViTSpec, size: Any) -> bool:
         patches = spec.replace(image_size=size).num_patches
     except SpecError:
         return False
+    # Computed positions fit every size; learned ones need a row for each patch.
     rows = spec.position_rows
     return not rows or patches in (rows, rows - spec.num_prefix_tokens)
 
@@ -196,5 +201,8 @@ def with_guess_warning(inferred: Inferred, form: Format) -> Inferred:
         mean = " ".join(map("{:g}".format, inferred.preprocess.mean))
         std = " ".join(map("{:g}".format, inferred.preprocess.std))
         guesses.append(f"preprocess (mean {mean}, std {std})")
-    line = f"the file does not say these, they are only usual: {', '.join(guesses)}; {REMEDY}"
+    line = (
+        "the file does not state these fields, so they have their usual values: "
+        f"{', '.join(guesses)}; {REMEDY}"
+    )
     return replace(inferred, warnings=(*inferred.warnings, line))

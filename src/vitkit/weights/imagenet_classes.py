@@ -16,7 +16,10 @@ from typing import Any
 
 from vitkit.spec import ViTSpec
 
-ASSUMED = "the file names no classes; its 1,000 are assumed to be those of ImageNet-1k, in order"
+ASSUMED = (
+    "the file has no class names; its 1,000 classes are assumed to be those of ImageNet-1k, in "
+    "order"
+)
 """The warning in the metadata of a checkpoint whose class names are assumed."""
 
 
@@ -41,6 +44,7 @@ def assumed_names(spec: ViTSpec, classes: tuple[str, ...]) -> tuple[str, ...]:
     Returns:
         1,000 names, or none for any other model.
     """
+    # A grey model of 1,000 classes is no ImageNet model.
     if classes or spec.num_classes != 1000 or spec.in_channels != 3:
         return ()
     return tuple(imagenet().values())
@@ -71,4 +75,5 @@ def names_are_assumed(classes: Sequence[str], metadata: Mapping[str, Any]) -> bo
     sure = metadata.get("sure")
     if not isinstance(sure, Mapping) or sure.get("classes") != "usual":
         return False
+    # A head of other classes may carry the metadata of the checkpoint that it began with.
     return bool(classes) and set(classes) <= set(imagenet().values())

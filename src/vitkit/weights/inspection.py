@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
+from vitkit.models.vit import tensor_shapes
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.fetch import locate
 from vitkit.weights.files.open import open_source
 from vitkit.weights.files.source import Header, Source
-from vitkit.weights.formats.format import Inferred, Sure
+from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
+from vitkit.weights.formats.infer_spec import Inferred, Sure
 from vitkit.weights.formats.key_table import PARTIAL_HINT, match_keys
-from vitkit.weights.formats.vitkit import (
-    OWN_FORMAT,
-    Description,
-    check_description,
-    read_description,
-)
+from vitkit.weights.formats.vitkit import check_description
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
 from vitkit.weights.recognition import recognise, refuse_other_model
@@ -71,6 +68,7 @@ class Inspection:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
+        # Not `asdict`, which would copy the metadata and take the spec apart.
         values = {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
         values["path"] = str(self.path)
         values["sure"] = dict(self.sure)
@@ -81,7 +79,7 @@ class Inspection:
 
     def __str__(self) -> str:
         dtypes = ", ".join(self.dtypes)
-        lines = [f"{self.path}: {self.format}, {self.parameters:,} numbers of {dtypes}"]
+        lines = [f"{self.path}: {self.format}, {self.parameters:,} parameters in {dtypes}"]
         # Fields that no format infers are shown only where they differ from the default.
         defaults = ViTSpec().to_json()
         for name, value in self.spec.to_json().items():
@@ -97,15 +95,15 @@ class Inspection:
         for name in ("unknown", "missing", "left_out"):
             lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name))
         if self.unknown or self.missing:
-            lines.append(f"  load refuses this file; {PARTIAL_HINT}")
+            lines.append(f"  vitkit.load refuses this file; {PARTIAL_HINT}")
         lines += [f"  warning: {line}" for line in self.warnings]
         return "\n".join(lines)
 
     def _class_lines(self) -> list[str]:
         if not self.classes:
             return ["  classes: none"]
-        how = self.sure.get("classes", "stored")
-        return _paragraph(f"classes ({len(self.classes)}, {how})", self.classes, most=10)
+        certainty = self.sure.get("classes", "stored")
+        return _paragraph(f"classes ({len(self.classes)}, {certainty})", self.classes, most=10)
 
 
 def _pairs(value: Any, name: str = "") -> list[str]:
@@ -165,9 +163,12 @@ def inspect(
     with open_source(local_path, trust_pickle=trust_pickle) as source:
         description = read_description(source.header)
         if description is None:
+            # Files of others: all that is known follows from names, shapes and documents.
             inspection = _inspect_foreign(path, source, overrides, hints, entry)
         elif overrides:
-            raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
+            raise CheckpointError(
+                f"{path}: describes itself completely; leave out {', '.join(overrides)}"
+            )
         else:
             inspection = _inspect_own(source.header, description)
             refuse_other_model(path, hints, inspection.spec)
@@ -177,6 +178,7 @@ def inspect(
 def _inspect_own(header: Header, description: Description) -> Inspection:
     """Describe the model in an open file of ours."""
     check_description(header, description)
+    # A file of ours states every field, so nothing of it is a guess.
     fields_of_spec = description.spec.to_json()
     sure: dict[str, Sure] = dict.fromkeys((*fields_of_spec, "preprocess"), "stored")
     if names_are_assumed(description.classes, description.document):
@@ -200,7 +202,10 @@ def _inspect_foreign(
     header = source.header
     refuse_other_model(path, hints, inferred.spec)
     try:
-        match = match_keys(form.table(inferred.spec), inferred.spec, header)
+        spec = inferred.spec
+        # By names alone: `load` also compares shapes and numbers.
+        names = tensor_shapes(spec).keys()
+        match = match_keys(form.table(spec), header, names, spec.depth)
     except CheckpointError as error:
         raise CheckpointError(f"{header.path}: as {form.name}: {error}") from None
     notes = (*header.notes, *match.ignored, *inferred.warnings)
@@ -215,6 +220,7 @@ def _inspection(header: Header, name: str, inferred: Inferred) -> Inspection:
     classes = inferred.classes
     sure = inferred.sure
     warnings = inferred.warnings
+    # As `load` does it, so that both name the same classes.
     assumed = assumed_names(inferred.spec, classes)
     if assumed:
         classes = assumed

@@ -14,21 +14,16 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
-from vitkit.models.vit import ViT
+from vitkit.models.vit import ViT, tensor_shapes
 from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fetch import locate
 from vitkit.weights.files.open import open_source
 from vitkit.weights.files.source import Source
+from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
 from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
-from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.formats.vitkit import (
-    OWN_FORMAT,
-    Description,
-    read_description,
-    read_own,
-)
+from vitkit.weights.formats.vitkit import read_own
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import assumed_names, with_assumption
 from vitkit.weights.recognition import recognise, refuse_other_model
@@ -81,6 +76,7 @@ def load_silently(
     path: str | Path, model: str | None, *, trust_pickle: bool, strict: bool, **overrides: Any
 ) -> Checkpoint:
     """Read a checkpoint as `load` does, without logging; arguments and errors as for `load`."""
+    # Hints only fill what the file leaves open; overrides hold in any case.
     hints = Hints.for_model(model, overrides)
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict, **overrides)
     refuse_other_model(path, hints, checkpoint.model.spec)
@@ -97,8 +93,8 @@ def as_checkpoint(source: Checkpoint | str | PathLike[str]) -> Checkpoint:
         return source
     if not isinstance(source, str | PathLike):
         raise CheckpointError(
-            f"a {type(source).__name__} is no checkpoint; give what vitkit.load returns, which has "
-            f"the model's preprocessing and class names too, or the path of a file"
+            f"a {type(source).__name__} is not a checkpoint; pass the result of vitkit.load, "
+            "which includes preprocessing and class names, or the path of a file"
         )
     return load(Path(source) if isinstance(source, PathLike) else source)
 
@@ -129,9 +125,12 @@ def load_with(
         if description is None:
             checkpoint = _load_foreign(source, overrides, hints, entry, strict=strict)
         elif overrides:
-            raise CheckpointError(f"{path}: describes itself; leave {', '.join(overrides)} out")
+            raise CheckpointError(
+                f"{path}: describes itself completely; leave out {', '.join(overrides)}"
+            )
         else:
             checkpoint = _load_own(source, description)
+    # Class names are not part of most formats; a head of 1,000 classes is ImageNet's.
     names = assumed_names(checkpoint.model.spec, checkpoint.classes)
     if not names:
         return checkpoint
@@ -169,12 +168,14 @@ def _filled_model(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, 
     # No memory is allocated for initial values: assign=True puts the tensors in their place.
     with torch.device("meta"):
         model = ViT(spec)
+    # Remembered, so that a file of half precision is written as one again.
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
     floats: dict[str, Tensor] = {}
     rounded = 0
     for name in list(tensors):
         stored = tensors.pop(name)
         floats[name] = stored.float()
+        # float32 may hold the same numbers: only those that change are worth a note.
         if stored.dtype == torch.float64:
             rounded += not torch.equal(floats[name].double(), stored)
     model.load_state_dict(floats, assign=True)
@@ -187,11 +188,6 @@ def _filled_model(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, 
     if dtype == "float64":
         dtype = "float32"
     return model.eval(), dtype, notes
-
-
-def formats() -> set[str]:
-    """Return the names of the formats that can be read and written."""
-    return {OWN_FORMAT, *FORMATS}
 
 
 def _load_foreign(
@@ -207,7 +203,9 @@ def _load_foreign(
     form, source, inferred = recognise(source, overrides, hints, entry)
     spec = inferred.spec
     try:
-        tensors, match = read_tensors(form.table(spec), spec, source, strict=strict)
+        tensors, match = read_tensors(
+            form.table(spec), spec, tensor_shapes(spec), source, strict=strict
+        )
     except CheckpointError as error:
         reason = str(error).removeprefix(f"{path}: ")
         raise CheckpointError(f"{path}: as {form.name}: {reason}") from None
@@ -220,6 +218,7 @@ def _load_foreign(
     metadata["sure"] = dict(inferred.sure)
     metadata["warnings"] = [*inferred.warnings, *_partial_warnings(match)]
     metadata["notes"] = [*source.header.notes, *match.ignored, *rounding_notes]
+    # Outside of the model, unknown to the format, or without their partners.
     left_out = [*inferred.left_out, *match.unknown, *match.unusable]
     if left_out:
         metadata["left_out"] = left_out
@@ -253,9 +252,8 @@ def _partial_warnings(match: KeyMatch) -> list[str]:
     if match.fresh:
         count = plural(len(match.missing), "missing tensor")
         lines.append(
-            f"{count} ({few(match.missing)}), so that these have random initial values: "
-            f"{few(match.fresh)}"
+            f"{count} ({few(match.missing)}): random initial values for {few(match.fresh)}"
         )
     if match.unusable:
-        lines.append(f"left out, as what belongs to them is missing: {few(match.unusable)}")
+        lines.append(f"left out, as the tensors they need are missing: {few(match.unusable)}")
     return lines

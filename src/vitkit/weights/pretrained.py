@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.models.presets import build, preset
+from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
 from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.converting.resize import rebuilt
+from vitkit.weights.converting.resized_model import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 
@@ -94,13 +94,15 @@ def create_model(
     >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
     192
     """
+    # None comes from callers that pass a setting on as it is.
     fresh = pretrained is None or pretrained is False
+    # A tag without its weights: the classes and the image size of that checkpoint.
     if fresh and "." in name:
         published = find(name)
         sizes = {"num_classes": published.classes, "image_size": published.image_size}
-        return build(published.preset, **sizes | overrides)
+        return ViT(preset(published.preset, **sizes | overrides))
     if fresh:
-        return build(name, **overrides)
+        return ViT(preset(name, **overrides))
     return load_pretrained(
         name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict
     )
@@ -134,6 +136,7 @@ def load_pretrained(
         path, preset_name = entry.name, entry.preset
     else:
         path, preset_name = str(weights), name.partition(".")[0]
+    # The model that is asked for; the weights may be of another size and are adapted to it.
     spec = preset(preset_name, **requested)
     hints = Hints(requested, spec)
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
@@ -161,13 +164,13 @@ def as_published(spec: ViTSpec, stored: ViTSpec, requested: Mapping[str, Any]) -
 
 
 def adapt_to_spec(
-    checkpoint: Checkpoint, wanted: ViTSpec, requested: Mapping[str, Any], path: str
+    checkpoint: Checkpoint, target: ViTSpec, requested: Mapping[str, Any], path: str
 ) -> Checkpoint:
     """Adapt a checkpoint to a spec, as far as weights can be adapted.
 
     Args:
         checkpoint: as it was loaded.
-        wanted: the spec, with the `requested` fields.
+        target: the spec, with the `requested` fields.
         requested: spec fields that the caller names; in others the weights may be right.
         path: name of the checkpoint in messages.
 
@@ -181,28 +184,29 @@ def adapt_to_spec(
     stored = checkpoint.model.spec
     changes: dict[str, Any] = {}
     for field, change in ADAPTATIONS.items():
-        if field in requested and getattr(wanted, field) != getattr(stored, field):
-            changes[change] = getattr(wanted, field)
+        if field in requested and getattr(target, field) != getattr(stored, field):
+            changes[change] = getattr(target, field)
     if changes:
         checkpoint = adapt(checkpoint, **changes)
     spec = checkpoint.model.spec
-    spec = spec.replace(**{field: getattr(wanted, field) for field in ONLY_TRAINING})
+    spec = spec.replace(**{field: getattr(target, field) for field in ONLY_TRAINING})
     # The number is only where training starts; trained weights have their own.
-    if bool(spec.layer_scale) == bool(wanted.layer_scale):
-        spec = spec.replace(layer_scale=wanted.layer_scale)
-    differences = _differences(wanted, spec, requested)
+    if bool(spec.layer_scale) == bool(target.layer_scale):
+        spec = spec.replace(layer_scale=target.layer_scale)
+    # What adapting cannot change must be equal: width, depth, tokens, kind of block.
+    differences = _differences(target, spec, requested)
     if differences:
-        raise CheckpointError(f"{path}: of another model: {'; '.join(differences)}")
+        raise CheckpointError(f"{path}: contains another model: {'; '.join(differences)}")
     model = rebuilt(checkpoint.model, spec, checkpoint.model.state_dict())
     return replace(checkpoint, model=model)
 
 
-def _differences(wanted: ViTSpec, spec: ViTSpec, requested: Mapping[str, Any]) -> list[str]:
-    """Return a line for each field in which weights cannot be those of the wanted spec."""
-    ours, theirs = wanted.to_json(), spec.to_json()
+def _differences(target: ViTSpec, spec: ViTSpec, requested: Mapping[str, Any]) -> list[str]:
+    """Return a line for each field in which weights cannot be those of the target spec."""
+    ours, theirs = target.to_json(), spec.to_json()
     lines: list[str] = []
     for field, value in ours.items():
         decides = field in requested or field not in AS_TRAINED
         if decides and value != theirs[field]:
-            lines.append(f"{field}: {value!r} asked, {theirs[field]!r} in the file")
+            lines.append(f"{field}: {value!r} requested, {theirs[field]!r} in the file")
     return lines

@@ -115,8 +115,9 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
         from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise MissingExtraError(
-            f"pushing {name} needs huggingface_hub; install it: pip install 'vitkit[hub]'"
+            f"uploading {name} needs huggingface_hub; install it: pip install 'vitkit[hub]'"
         ) from None
+    # The default client has the login of this machine.
     if hub is None:
         hub = HfApi()
     try:
@@ -126,8 +127,8 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
         # The Hub's client raises ValueError for a wrong name or a wrong model card.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OutputError(
-            f"{name}: cannot be pushed: {reason}; `hf auth login` says who you are, and a name is "
-            f"owner/name"
+            f"{name}: cannot be uploaded: {reason}; log in with `hf auth login`, and write the "
+            "name as owner/name"
         ) from None
     return f"hf://{name}"
 
@@ -151,6 +152,7 @@ def model_card(
 def _front_matter(checkpoint: Checkpoint, to: str) -> Iterator[str]:
     """Yield the card's YAML block, from which the Hub takes licence, library and task."""
     yield "---"
+    # "Apache 2.0" -> "apache-2.0", as the Hub writes it.
     licence = "-".join(str(checkpoint.metadata.get("licence", "")).lower().split())
     if licence in LICENCES:
         yield f"license: {licence}"
@@ -185,6 +187,7 @@ def _body(
     title = "Classes"
     if checkpoint.classes_assumed:
         title = "Classes (assumed: those of ImageNet-1k)"
+    # An empty list has no heading.
     yield from _list(title, _classes(checkpoint))
     yield from _list("Metrics", _pairs(checkpoint.metadata.get("metrics")))
     yield from _list("Training", _pairs(checkpoint.metadata.get("recipe")))
@@ -208,6 +211,7 @@ def _snippets(name: str, to: str, spec: ViTSpec) -> Iterator[str]:
         yield _python(
             "from transformers import pipeline", f'pipeline("{task}", "{name}")("image.jpg")'
         )
+    # Without an architecture of its registry, timm cannot load the folder by its name.
     elif to == "timm" and timm_architecture(spec):
         yield _python("import timm", f'timm.create_model("hf-hub:{name}", pretrained=True)')
 

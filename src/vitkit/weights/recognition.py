@@ -12,11 +12,12 @@ from vitkit.models.presets import preset
 from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.files.source import Source
-from vitkit.weights.formats.format import Format, Inferred
+from vitkit.weights.formats.description import FOREIGN_METADATA_KEY, Description, read_description
+from vitkit.weights.formats.format import Format
+from vitkit.weights.formats.infer_spec import Inferred
 from vitkit.weights.formats.key_table import check_size
 from vitkit.weights.formats.registry import FORMATS
 from vitkit.weights.formats.unwrapping import find_model, unknown_format
-from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY, Description, read_description
 from vitkit.weights.hints import Hints, infer_with_hints, with_guess_warning
 
 MALFORMED = (
@@ -35,7 +36,7 @@ def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
     differences = hints.differences(spec, "patch_size")
     if differences:
         raise CheckpointError(
-            f"{path}: of another model than --model names: {'; '.join(differences)}"
+            f"{path}: contains another model than --model names: {'; '.join(differences)}"
         )
 
 
@@ -67,6 +68,7 @@ def recognise(
         hints = Hints(published, hints.named or preset(entry.preset))
     # Files that vitkit wrote in another format have our description beside theirs.
     description = read_description(model.source.header, FOREIGN_METADATA_KEY)
+    # Fields that hold as if the caller had given them, from our description or the catalogue.
     known: dict[str, Any] = {}
     if description is not None:
         known = {"image_size": description.spec.image_size}
@@ -74,6 +76,7 @@ def recognise(
     elif entry is not None:
         known = entry.fields
     try:
+        # Names first: inference and table know one version of the format's names.
         source = form.prepare(model.source)
         inferred = infer_with_hints(form, source.header, {**known, **overrides}, hints)
         check_size(inferred.spec, source.header.shapes)
@@ -84,9 +87,10 @@ def recognise(
         inferred = with_guess_warning(inferred, form)
     except (SpecError, CheckpointError) as error:
         raise CheckpointError(f"{path}: as {form.name}: {error}") from None
+    # A format indexes documents and shapes freely; here its errors get the name of the file.
     except MALFORMED as error:
         raise CheckpointError(
-            f"{path}: as {form.name}: not what such a file holds ({type(error).__name__}: {error})"
+            f"{path}: not a valid {form.name} file ({type(error).__name__}: {error})"
         ) from None
     warnings = (*inferred.warnings, *model.warnings)
     return form, source, replace(inferred, warnings=warnings, left_out=model.outside)
@@ -97,8 +101,9 @@ def _with_description(inferred: Inferred, description: Description) -> Inferred:
     for name in ("num_classes", "in_channels", "width", "depth"):
         stated, actual = getattr(description.spec, name), getattr(inferred.spec, name)
         if stated != actual:
-            raise CheckpointError(f"the header says {name} {stated}, the tensors {actual}")
-    usual = [name for name, how in inferred.sure.items() if how == "usual"]
+            raise CheckpointError(f"the header has {name} {stated}, the tensors {actual}")
+    # Shapes and the format's own documents go before the header: tools may have changed them.
+    usual = [name for name, certainty in inferred.sure.items() if certainty == "usual"]
     fields = {name: getattr(description.spec, name) for name in usual if name != "preprocess"}
     preprocess = description.preprocess if "preprocess" in usual else inferred.preprocess
     return replace(

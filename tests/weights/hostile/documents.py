@@ -56,7 +56,7 @@ def texts() -> dict[str, Case]:
     cases = {f"config.json: {name}": Case({**files, CONFIG: text}, "config.json: ")
              for name, text in made.items()}  # fmt: skip
     return cases | {
-        "config.json: of somebody else": Case(
+        "config.json: of another author": Case(
             {WEIGHTS: whole(), CONFIG: made["cut"]}, accepted="the weights describe themselves"),
     }  # fmt: skip
 
@@ -93,10 +93,10 @@ def huggingface() -> dict[str, Case]:
         "crop negative": ({"size": {"shortest_edge": -8}, "do_center_crop": True}, ""),
         "filter a list": ({"resample": [3]}, ""),
     }
-    cases = {f"huggingface: {name}": Case(edited(files, CONFIG, **change), said)
-             for name, (change, said) in config.items()}  # fmt: skip
-    cases |= {f"preprocessor: {name}": Case(edited(files, PIXELS, **change), said)
-              for name, (change, said) in pixels.items()}  # fmt: skip
+    cases = {f"huggingface: {name}": Case(edited(files, CONFIG, **change), message)
+             for name, (change, message) in config.items()}  # fmt: skip
+    cases |= {f"preprocessor: {name}": Case(edited(files, PIXELS, **change), message)
+              for name, (change, message) in pixels.items()}  # fmt: skip
     return cases | {
         "huggingface: epsilon in quotes": Case(
             edited(files, CONFIG, layer_norm_eps="1e-6"), accepted="it is a number all the same"),
@@ -114,7 +114,10 @@ def timm() -> dict[str, Case]:
     files = folder(TIMM)
     name = "vit_base_patch16_224"
     made: dict[str, tuple[dict[str, Any], str]] = {
-        "another width": ({"architecture": name, "model_args": {"embed_dim": 10**9}}, "wide"),
+        "another width": (
+            {"architecture": name, "model_args": {"embed_dim": 10**9}},
+            "a model of width",
+        ),
         "heads 10^9": ({"architecture": "x", "model_args": {"num_heads": 10**9}}, ""),
         "arguments a list": ({"architecture": "x", "model_args": [1]}, ""),
         "arguments a string": ({"architecture": "x", "model_args": "depth"}, ""),
@@ -127,8 +130,8 @@ def timm() -> dict[str, Case]:
         "crop 1e300": ({"architecture": "x", "pretrained_cfg": {"crop_pct": 1e300}}, ""),
         "labels a number": ({"architecture": "x", "label_names": 7}, ""),
     }
-    cases = {f"timm: {what}": Case(edited(files, CONFIG, **change), said)
-             for what, (change, said) in made.items()}  # fmt: skip
+    cases = {f"timm: {what}": Case(edited(files, CONFIG, **change), message)
+             for what, (change, message) in made.items()}  # fmt: skip
     return cases | {
         "timm: other class count": Case(
             edited(files, CONFIG, architecture="x", model_args={"num_heads": 1}, label_names=["a"]),
@@ -144,7 +147,7 @@ def indices() -> dict[str, Case]:
     def index(places: object, **files: bytes) -> dict[str, bytes]:
         return {INDEX: json.dumps({"weight_map": places}).encode(), **good, **files}
 
-    outside = "lies outside|is no file of weights"
+    outside = "lies outside|is not a weights file"
     made: dict[str, tuple[dict[str, bytes], str]] = {
         "../": (index(dict.fromkeys(names, "../a.safetensors")), outside),
         "..": (index(dict.fromkeys(names, "..")), outside),
@@ -168,7 +171,7 @@ def indices() -> dict[str, Case]:
         "an empty map": (index({}), "weight_map"),
         "lists for files": (index({"a": ["b"]}), outside),
     }  # fmt: skip
-    return {f"index: {name}": Case(files, said) for name, (files, said) in made.items()}
+    return {f"index: {name}": Case(files, message) for name, (files, message) in made.items()}
 
 
 def lucidrains() -> dict[str, Case]:

@@ -40,12 +40,12 @@ class Stored:
     """Pickled, it is a storage of so many numbers in another record of the file."""
 
     def __init__(self, count: Any, key: str = "0", kind: Any = torch.FloatStorage) -> None:
-        self.said = ("storage", kind, key, "cpu", count)
+        self.identity = ("storage", kind, key, "cpu", count)
 
 
 class Pickler(pickle.Pickler):
     def persistent_id(self, thing: Any) -> Any:
-        return thing.said if isinstance(thing, Stored) else None
+        return thing.identity if isinstance(thing, Stored) else None
 
 
 def pickled(content: Any) -> bytes:

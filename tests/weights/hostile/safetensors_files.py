@@ -41,7 +41,7 @@ def whole() -> bytes:
     return save(published())
 
 
-CONTAINER = "not a (whole )?safetensors file"
+CONTAINER = "not a (complete )?safetensors file"
 
 
 def containers() -> dict[str, Case]:
@@ -92,7 +92,7 @@ def containers() -> dict[str, Case]:
     return broken | {
         "a zip": Case({FILE: start}, CONTAINER),
         "zero bytes": Case({FILE: b""}, r"the file is empty \(0 bytes\)"),
-        "LFS pointer": Case({FILE: b"version https://git-lfs.github.com/spec/v1\n"}, "git-LFS"),
+        "LFS pointer": Case({FILE: b"version https://git-lfs.github.com/spec/v1\n"}, "Git LFS"),
         "web page": Case({FILE: b"<!DOCTYPE html><html>"}, "a web page"),
     }
 
@@ -116,13 +116,13 @@ def oddities() -> dict[str, Case]:
         "sub-byte numbers": Case({FILE: raw({"a": entry([4], 0, 2, "F4")}, bytes(2))}, unknown),
         "1000 axes": Case({FILE: raw({"a": entry([1] * 1000, 0, 4)}, bytes(4))}, unknown),
         "empty and endless": Case(
-            {FILE: raw({"a": entry([10**12, 0], 0, 0)})}, r"a is empty and \d+ long"
+            {FILE: raw({"a": entry([10**12, 0], 0, 0)})}, r"a is empty, with a side of \d+"
         ),
         "metadata of 30 MB": Case(
             {FILE: raw({"__metadata__": {"vitkit": "[" * 30_000_000}})},
-            "a header of 30000032 bytes",
+            "its header has 30000032 bytes",
         ),
-        "metadata that nobody reads": Case(
+        "metadata that is not read": Case(
             {FILE: save(published(), {"author": "somebody\n", "vitkot": "{"})},
             accepted="entries of the header that vitkit does not know mean nothing to it",
         ),
@@ -160,15 +160,15 @@ def mismatches() -> dict[str, Case]:
         "transposed": Case(swap("encoder.layers.encoder_layer_0.mlp.0.weight", torch.zeros(64, 96)),
                            r"the model needs"),
         "stem transposed": Case(swap(STEM, state[STEM].permute(1, 2, 3, 0).contiguous())),
-        "scalar stem": Case(swap(STEM, torch.tensor(1.0)), "as torchvision"),
-        "flat stem": Case(swap(STEM, torch.zeros(64)), "as torchvision"),
+        "scalar stem": Case(swap(STEM, torch.tensor(1.0)), "a valid torchvision file"),
+        "flat stem": Case(swap(STEM, torch.zeros(64)), "a valid torchvision file"),
         "empty stem": Case(swap(STEM, torch.zeros(0, 3, 8, 8)), "as torchvision"),
         "patch of no pixels": Case(swap(STEM, torch.zeros(64, 3, 0, 0)), "as torchvision"),
-        "no positions": Case(swap("encoder.pos_embedding", None), "as torchvision"),
-        "no grid": Case(swap("encoder.pos_embedding", torch.zeros(1, 8, 64)), "no square grid"),
-        "NaN": Case(swap(HEAD, nan), f"{HEAD}: 1 of 448 numbers.*not finite"),
-        "infinite": Case(swap(HEAD, infinite), f"{HEAD}: 1 of 448 numbers.*not finite"),
-        "too large for float32": Case(swap(HEAD, head.double() * 1e300), f"{HEAD}: .*not finite"),
+        "no positions": Case(swap("encoder.pos_embedding", None), "a valid torchvision file"),
+        "no grid": Case(swap("encoder.pos_embedding", torch.zeros(1, 8, 64)), "not a square grid"),
+        "NaN": Case(swap(HEAD, nan), f"{HEAD}: 1 of 448 numbers.*NaN or infinite"),
+        "infinite": Case(swap(HEAD, infinite), f"{HEAD}: 1 of 448 numbers.*NaN or infinite"),
+        "too large for float32": Case(swap(HEAD, head.double() * 1e300), f"{HEAD}: .*infinite"),
         "a block left out": Case(
             {FILE: save({n.replace("layer_1", "layer_7"): t for n, t in state.items()})},
             "blocks 1, 2, ... are missing"),

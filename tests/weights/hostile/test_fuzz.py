@@ -54,13 +54,13 @@ def opened(name: str, content: bytes) -> None:
         path = Path(folder) / name
         path.write_bytes(content)
         for read in (vitkit.inspect, vitkit.load):
-            said = str(path)
+            message = str(path)
             try:
                 read(path, trust_pickle=True)
             except CheckpointError as error:
-                said = str(error)
-            assert str(path) in said
-            assert said.isprintable()
+                message = str(error)
+            assert str(path) in message
+            assert message.isprintable()
 
 
 def fuzz(name: str, examples: int) -> None:

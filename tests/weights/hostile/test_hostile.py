@@ -58,7 +58,9 @@ class Watch:
         self.process.stdin.write(json.dumps([case, str(path), doors]) + "\n")
         self.process.stdin.flush()
 
-    def said(self, places: Mapping[str, Path], doors: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    def outcomes(
+        self, places: Mapping[str, Path], doors: tuple[str, ...]
+    ) -> dict[str, dict[str, Any]]:
         """What each file did."""
         results = {}
         for name, path in places.items():
@@ -102,23 +104,23 @@ def faults(cases: Mapping[str, Case], path: Path, found: dict[str, Any]) -> list
     size = sum(len(content) for content in case.files.values())
     if found["growth"] > 2 * size + GROWTH:
         wrong.append(f"grew by {found['growth']:,} bytes for {size:,}")
-    for door, (kind, said) in found["outcomes"].items():
+    for door, (kind, message) in found["outcomes"].items():
         reads_numbers = "load" in door
         if kind == "accepted" and (case.accepted or (case.unseen and not reads_numbers)):
             continue
-        line = said.removesuffix("\n") if door == "command" else said
+        line = message.removesuffix("\n") if door == "command" else message
         if kind != "refused":
-            wrong.append(f"{door}: {kind} {said[:300]}")
+            wrong.append(f"{door}: {kind} {message[:300]}")
         elif not line.isprintable() or str(path.parent) not in line or len(line) > 2100:
             wrong.append(f"{door}: no line that names the file: {line[:300]!r}")
-        elif (reads_numbers or not case.unseen) and not re.search(case.said, line):
-            wrong.append(f"{door}: says {line[:300]!r}, not {case.said!r}")
+        elif (reads_numbers or not case.unseen) and not re.search(case.message, line):
+            wrong.append(f"{door}: says {line[:300]!r}, not {case.message!r}")
     return wrong
 
 
 def all_well(watch: Watch, cases: Mapping[str, Case], folder: Path, doors: tuple[str, ...]) -> None:
     places = put(folder, cases)
-    results = watch.said(places, doors)
+    results = watch.outcomes(places, doors)
     assert list(results) == list(cases)
     wrong = {name: found for name, result in results.items()
              if (found := faults(cases, places[name], result))}  # fmt: skip
@@ -147,9 +149,9 @@ def test_pickles_are_refused_without_trust(watch, tmp_path):
     canaries.mkdir()
     every, renamed = pickles.cases(canaries), pickles.codes(canaries)
     assert len(every) >= 25
-    cases = {n: case._replace(said="a pickle, which can run code") for n, case in every.items()}
+    cases = {n: case._replace(message="is a pickle, and loading") for n, case in every.items()}
     cases |= {
-        f"{name}, renamed": Case({"w.safetensors": content}, "not a (whole )?safetensors file")
+        f"{name}, renamed": Case({"w.safetensors": content}, "not a (complete )?safetensors file")
         for name, content in renamed.items()
     }
     all_well(watch, cases, tmp_path, ("load",))
@@ -168,7 +170,7 @@ def test_the_watch_sees_what_a_careless_reader_lets_happen(unsafe_watch, tmp_pat
     canaries.mkdir()
     names = pickles.codes(canaries)
     cases = {name: case for name, case in pickles.cases(canaries).items() if name in names}
-    results = unsafe_watch.said(put(tmp_path, cases), ("unsafe",))
+    results = unsafe_watch.outcomes(put(tmp_path, cases), ("unsafe",))
     unseen = [name for name, found in results.items() if not found.get("events")]
     assert not unseen
     assert {place.name for place in canaries.iterdir()} == set(names)
@@ -179,5 +181,5 @@ def test_the_command_says_it_too(tmp_path):
     path.write_bytes(safetensors_files.whole()[:-1])
     with forked(["inspect", str(path)], tmp_path) as result:
         assert (result.wait(), result.stdout) == (2, "")
-    assert result.stderr.startswith(f"vitkit: {path}: not a whole safetensors file")
+    assert result.stderr.startswith(f"vitkit: {path}: not a complete safetensors file")
     assert result.stderr.count("\n") == 1

@@ -42,13 +42,13 @@ class Case(NamedTuple):
 
     Attributes:
         files: name -> content, of all files of the folder; the first one is opened.
-        said: a pattern that the refusal must match.
+        message: a pattern that the refusal must match.
         accepted: why it is harmless to open it; nothing for a file that must be refused.
         unseen: whether `inspect`, which reads the header alone, need not see it.
     """
 
     files: Mapping[str, bytes]
-    said: str = ""
+    message: str = ""
     accepted: str = ""
     unseen: bool = False
 
@@ -95,10 +95,10 @@ def doors() -> dict[str, Callable[[str], tuple[str, str]]]:
         return door
 
     def command(path: str) -> tuple[str, str]:
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
             code = cli.run(["inspect", path])
-        return {0: "accepted", 2: "refused"}.get(code, f"exit {code}"), said.getvalue()
+        return {0: "accepted", 2: "refused"}.get(code, f"exit {code}"), printed.getvalue()
 
     return {
         "load": opened(vitkit.load),
@@ -110,7 +110,7 @@ def doors() -> dict[str, Callable[[str], tuple[str, str]]]:
     }
 
 
-def said(event: str, arguments: tuple[Any, ...]) -> str:
+def describe(event: str, arguments: tuple[Any, ...]) -> str:
     """An event in a line; code by the names and values in it."""
     code = arguments[0]
     if event == "exec" and hasattr(code, "co_names"):
@@ -127,7 +127,7 @@ class Recorder:
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.on and is_foreign(event, arguments):
-            line = said(event, arguments)
+            line = describe(event, arguments)
             if line not in self.known:
                 self.events.append(line)
 
@@ -161,12 +161,12 @@ def in_a_fork(path: str, *how: Any) -> dict[str, Any]:
         os._exit(0)
     os.close(into)
     with open(out, "rb") as pipe:
-        said = pipe.read()
+        text = pipe.read()
     _, status = os.waitpid(child, 0)
-    if status or not said:
+    if status or not text:
         return {"died": signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status)
                 else f"exit {os.WEXITSTATUS(status)}"}  # fmt: skip
-    return json.loads(said)
+    return json.loads(text)
 
 
 def results(lines: Iterator[str]) -> Iterator[dict[str, Any]]:

@@ -195,7 +195,10 @@ def policy(text: str) -> Policy:
     if text == "3":
         return Policy(THREE_AUGMENT, levels=_as_drawn)
     guess = did_you_mean(text, EXAMPLES) or did_you_mean(name, EXAMPLE_NAMES)
-    raise SettingError(f"aa {text!r} is no policy{guess}; take one of {', '.join(EXAMPLES)}")
+    raise SettingError(
+        f"--aa {text!r} is not a policy{guess}; pass a policy such as {EXAMPLES[0]}, "
+        f"{EXAMPLES[1]} or {EXAMPLES[2]}"
+    )
 
 
 EXAMPLES = ("rand-m9-mstd0.5-inc1", "trivial", "3")
@@ -209,6 +212,15 @@ GRAMMAR: dict[str, tuple[float, float, float, bool]] = {
     "inc": (0.0, 0.0, 1.0, True),
 }
 """The parts of RandAugment's name: default, smallest, largest, True for whole numbers."""
+PART_NAMES = {
+    "m": "the strength m",
+    "n": "the number of operations n",
+    "p": "the probability p",
+    "mstd": "the deviation of the strength mstd",
+    "mmax": "the highest strength mmax",
+    "inc": "the switch inc",
+}
+"""Words for the parts in messages."""
 
 
 def _randaugment(text: str, parts: list[str]) -> Policy:
@@ -220,25 +232,28 @@ def _randaugment(text: str, parts: list[str]) -> Policy:
         key = match.group(1) if match else part
         if match is None or key not in GRAMMAR:
             raise SettingError(
-                f"aa {text!r}: {part!r} is no part of it{did_you_mean(key, GRAMMAR)}; "
-                f"write it like rand-m9-n2-p0.5-mstd0.5-inc1"
+                f"--aa {text!r}: {part!r} is not part of a policy{did_you_mean(key, GRAMMAR)}; "
+                "expected a form such as rand-m9-n2-p0.5-mstd0.5-inc1"
             )
         _, low, high, whole = GRAMMAR[key]
         number = float(match.group(2))
         given[key] = number
         if not low <= number <= high or (whole and number % 1):
-            kind = "a whole number" if whole else "a number"
-            raise SettingError(f"aa {text!r}: {part} must have {kind} from {low:g} to {high:g}")
+            kind = "a whole number " if whole else ""
+            raise SettingError(
+                f"--aa {text!r}: {PART_NAMES[key]} must be {kind}from {low:g} to {high:g}, got "
+                f"{number:g}"
+            )
     if given["m"] > given["mmax"]:
         raise SettingError(
-            f"aa {text!r}: m{given['m']:g} is above the highest level {given['mmax']:g}; lower it, "
-            f"or add -mmax{math.ceil(given['m'])}"
+            f"--aa {text!r}: m{given['m']:g} is above the highest magnitude {given['mmax']:g}; "
+            f"lower it, or add -mmax{math.ceil(given['m'])}"
         )
     # Increasing operations reach their strongest value at level 10, so none is above it.
     if given["mmax"] > 10 and given["inc"]:
         raise SettingError(
-            f"aa {text!r}: the operations of inc1 end at level 10; lower mmax{given['mmax']:g}, or "
-            f"leave out inc1"
+            f"--aa {text!r}: with inc1 the highest magnitude is 10; lower mmax{given['mmax']:g}, "
+            "or leave out inc1"
         )
     table = RANDAUGMENT_INCREASING if given["inc"] else RANDAUGMENT
     levels = partial(_normal_levels, given["m"], given["mstd"], given["mmax"])

@@ -1,8 +1,8 @@
 """One decode of every image before a run starts, so that problems are named then.
 
-`check` reports all findings; `drop_or_refuse_unreadable` is the part that training needs: it
-refuses images that cannot be decoded, or leaves them out. Both keep the results of files that do
-not change in a cache.
+`check` opens the data and reports all findings; `drop_or_refuse_unreadable` is the part that
+training needs: it refuses images that cannot be decoded, or leaves them out. Both keep the results
+of files that do not change in a cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -23,10 +24,11 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import first_copies
+from vitkit.data.sources.open import open_dataset, refuse_objects
 from vitkit.errors import DataError
 from vitkit.io.file_cache import FileCache
 
-__all__ = ["Problem", "Report", "check_dataset", "drop_or_refuse_unreadable"]
+__all__ = ["Problem", "Report", "check", "check_dataset", "drop_or_refuse_unreadable"]
 
 PROBLEMS_SHOWN = 5
 
@@ -99,6 +101,40 @@ def check_dataset(
     return _report(dataset, dataset.splits, scans)
 
 
+def check(
+    data: str | Path,
+    *,
+    data_root: str | Path | None = None,
+    ignore_extra_classes: bool = False,
+    follow_links: bool = False,
+    workers: int = 0,
+) -> Report:
+    """Check every image of a dataset; unchanged files are read only the first time.
+
+    Args:
+        data: as for `train`.
+        data_root: the folder of named datasets.
+        ignore_extra_classes: leave out classes of val and test that train lacks.
+        follow_links: follow symbolic links that lead out of the folder.
+        workers: threads; 0 means one for each core.
+
+    Returns:
+        `.problems`, the images that cannot be decoded; `.findings`, all findings; `.refused`, True
+        if training would refuse the data; `.as_dict()` for JSON.
+
+    Raises:
+        DataError: data that cannot be opened.
+    """
+    refuse_objects(data)
+    dataset = open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=ignore_extra_classes,
+        follow_links=follow_links,
+    )
+    return check_dataset(dataset, workers=workers)
+
+
 def drop_or_refuse_unreadable(
     dataset: Dataset, problems_policy: Literal["refuse", "skip"], *, workers: int = 0
 ) -> tuple[Dataset, Report]:
@@ -169,11 +205,11 @@ def _cache_name(dataset: Dataset, splits: Mapping[str, Split]) -> str:
 def _report(
     dataset: Dataset, splits: Mapping[str, Split], scans: Mapping[str, ScanResult]
 ) -> Report:
-    found: tuple[Finding, ...] = ()
+    all_findings: tuple[Finding, ...] = ()
     if splits:
-        found = findings(dataset.classes, splits, scans, dataset.warnings)
+        all_findings = findings(dataset.classes, splits, scans, dataset.warnings)
     # Some notes from opening the data are findings, too; they are reported once.
-    messages = {finding.message for finding in found}
+    messages = {finding.message for finding in all_findings}
     notes = tuple(note for note in dataset.notes if note not in messages)
     problems: dict[str, list[Problem]] = {}
     recalled = 0
@@ -190,7 +226,7 @@ def _report(
         classes=dataset.classes,
         images=images,
         problems=problems,
-        findings=found,
+        findings=all_findings,
         notes=notes,
         recalled=recalled,
     )

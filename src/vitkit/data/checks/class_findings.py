@@ -52,10 +52,12 @@ def _small_classes(split: str, counts: Mapping[str, int]) -> Iterator[Finding]:
         elif 1 < count < RARE * median:
             rare.append(name)
     if single:
-        message = f"{split} has a single image of {_of_classes(single)}"
+        message = f"{split} has only one image of {_of_classes(single)}"
         yield new_finding("single image", message, (), len(single), split)
     if rare:
-        message = f"{split} has few images of {_of_classes(rare)}, others have {median:,.0f}"
+        message = (
+            f"{split} has few images of {_of_classes(rare)}; the other classes have {median:,.0f}"
+        )
         yield new_finding("rare class", message, (), len(rare), split)
 
 

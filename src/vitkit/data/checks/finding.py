@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int64
 
-from vitkit.data.checks.duplicates import same_pixels
+from vitkit.data.checks.copy_search import same_pixels
 from vitkit.data.datasets.scan import ScanResult
 from vitkit.data.datasets.split import Split
 

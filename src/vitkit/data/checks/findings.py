@@ -11,13 +11,12 @@ from jaxtyping import Bool
 from vitkit.data.checks.class_findings import class_shifts, doubtful_classes, missing_classes
 from vitkit.data.checks.copy_findings import (
     duplicates,
-    leaks,
     near_duplicates,
-    near_leaks,
     near_two_labels,
     two_labels,
 )
 from vitkit.data.checks.finding import FINDING_KINDS, Finding, ScannedImages, new_finding
+from vitkit.data.checks.leaks import leaks, near_leaks
 from vitkit.data.datasets.scan import TRAITS, ScanResult
 from vitkit.data.datasets.split import Split
 from vitkit.messages import plural
@@ -32,12 +31,12 @@ LARGE = 20_000_000
 """Pixels whose decoding takes longer than a training step."""
 
 ABOUT_TRAITS = {
-    "CMYK": "stored as CMYK inks; converted to RGB",
-    "16 bits": "with more than 8 bits a sample; read with 8",
-    "1 bit": "of black and white only",
-    "alpha": "with transparency; laid on white",
+    "CMYK": "stored as CMYK; converted to RGB",
+    "16 bits": "with more than 8 bits per sample; reduced to 8",
+    "1 bit": "in black and white only",
+    "alpha": "with transparency; placed on white",
     "frames": "with several frames; the first is read",
-    "turned": "held sideways or mirrored by EXIF; turned upright",
+    "turned": "rotated or mirrored by their EXIF orientation; turned upright",
     "blank": "of one colour only",
 }
 
@@ -57,7 +56,7 @@ def findings(
         warnings: warnings from listing the files.
     """
     images = ScannedImages(splits, scans)
-    found = itertools.chain(
+    unordered = itertools.chain(
         _unreadable(scans),
         leaks(images),
         near_leaks(splits, scans),
@@ -73,13 +72,13 @@ def findings(
         _sizes(images),
     )
     order = [*FINDING_KINDS]
-    return tuple(sorted(found, key=lambda finding: order.index(finding.kind)))
+    return tuple(sorted(unordered, key=lambda finding: order.index(finding.kind)))
 
 
 def _unreadable(scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
     for split, scan in scans.items():
         if scan.problems:
-            message = f"{plural(len(scan.problems), 'image')} of {split} that cannot be decoded"
+            message = f"{plural(len(scan.problems), 'image')} of {split} cannot be decoded"
             names = ((problem.name,) for problem in scan.problems)
             yield new_finding("unreadable", message, names, len(scan.problems), split)
 
@@ -106,11 +105,11 @@ def _sizes(images: ScannedImages) -> Iterator[Finding]:
     is_long = long > LONG * short
     # Small and long images are reported once, not again for their area.
     is_far = ~is_small & ~is_long & ((area > FAR * usual) | (area * FAR < usual))
-    about = f"far from the usual size, {usual**0.5:.0f} x {usual**0.5:.0f} pixels or as many"
+    about = f"far from the usual size of about {usual**0.5:.0f} x {usual**0.5:.0f} pixels"
     yield from _marked("size", f"smaller than {SMALL} pixels on a side", images, is_small)
     yield from _marked("size", f"with one side over {LONG:g} times the other", images, is_long)
     yield from _marked("size", about, images, is_far)
-    text = f"of more than {LARGE / 1e6:.0f} million pixels, slow to decode; scale them down once"
+    text = f"of more than {LARGE / 1e6:.0f} million pixels, slow to decode; resize the files once"
     yield from _marked("size", text, images, area > LARGE)
 
 

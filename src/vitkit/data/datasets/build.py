@@ -73,7 +73,7 @@ def assemble(
     refuse_look_alikes({*classes, *all_names}, where)
     if train_counts is not None and len(train_counts) < 2:
         only = next(iter(train_counts))
-        raise DataError(f"{where}: only one class has images, {only!r}; expected two")
+        raise DataError(f"{where}: only one class has images, {only!r}; expected at least two")
     notes = list(notes)
     numbered: dict[str, NamedImages] = {}
     for split in counts:
@@ -103,7 +103,7 @@ def _dataset(
         images = parts[POOL].images
         cut, cut_before = pool_cuts(images.labels, parts[POOL].digests)
         sizes = ", ".join(f"{len(indices):,} {split}" for split, indices in cut.items())
-        notes.append(f"no splits: cut 70/10/20 by class and image hash, seed 0: {sizes}")
+        notes.append(f"no splits: divided 70/10/20 by class and image hash, seed 0: {sizes}")
         return cut_pool(images, cut, Dataset(name, classes, {}, mark, tuple(notes)), cut_before)
     # Training comes first, whatever the order of the source.
     splits = {split: parts[split].images for split in POOL_FRACTIONS if split in parts}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vitkit.errors import DataError
-from vitkit.messages import quote_list
+from vitkit.messages import plural, quote_list
 
 _DIGITS = re.compile(r"([0-9]+)")
 _NOT_CLASSES = {"__macosx", "@eadir"}
@@ -21,11 +21,13 @@ class ClassMatch:
     """Class names looked up in a list of known ones, such as those of train or of a head."""
 
     indices: tuple[int, ...]
-    """Index in the known list of each name that it has, in the order of the names."""
+    """First index in the known list of each name that it has, in the order of the names."""
     unknown: tuple[str, ...]
     """The names that it lacks, in their order."""
     unused: tuple[str, ...]
     """The known names that are not looked up, in their order."""
+    ambiguous: tuple[str, ...] = ()
+    """The names that the known list has several times, in their order; callers refuse them."""
 
 
 def match_classes(names: Iterable[str], known: Sequence[str]) -> ClassMatch:
@@ -33,24 +35,29 @@ def match_classes(names: Iterable[str], known: Sequence[str]) -> ClassMatch:
 
     Args:
         names: the classes to look up, each once.
-        known: the classes to look them up in; of a name that occurs twice, the last one counts.
+        known: the classes to look them up in.
 
     >>> match_classes(["dog", "bird"], ["cat", "dog"])
-    ClassMatch(indices=(1,), unknown=('bird',), unused=('cat',))
+    ClassMatch(indices=(1,), unknown=('bird',), unused=('cat',), ambiguous=())
     """
-    position = {name: index for index, name in enumerate(known)}
+    position: dict[str, int] = {}
+    repeated = set()
+    for index, name in enumerate(known):
+        if name in position:
+            repeated.add(name)
+        else:
+            position[name] = index
     indices: list[int] = []
     unknown: list[str] = []
-    wanted = set()
-    # One pass: `names` may be an iterator.
-    for name in names:
-        wanted.add(name)
+    wanted = dict.fromkeys(names)
+    for name in wanted:
         if name in position:
             indices.append(position[name])
         else:
             unknown.append(name)
     unused = tuple(name for name in position if name not in wanted)
-    return ClassMatch(tuple(indices), tuple(unknown), unused)
+    ambiguous = tuple(name for name in wanted if name in repeated)
+    return ClassMatch(tuple(indices), tuple(unknown), unused, ambiguous)
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -105,7 +112,7 @@ def doubtful_names(names: Iterable[str]) -> list[str]:
                 f"one class"
             )
     for name in missing:
-        lines.append(f"class {name!r} looks like a missing label; correct the list")
+        lines.append(f"class {name!r} looks like a missing label; correct the labels")
     return lines
 
 
@@ -126,8 +133,8 @@ def refuse_unknown_classes(
     extra = unknown_classes(classes, counts)
     if extra:
         raise DataError(
-            f"{where}: {split} has {len(extra)} classes that train lacks: {quote_list(extra)}; "
-            f"rename or remove them, or pass --ignore-extra-classes"
+            f"{where}: {split} has {plural(len(extra), 'class')} that train lacks: "
+            f"{quote_list(extra)}; rename or remove them, or pass --ignore-extra-classes"
         )
 
 

@@ -265,7 +265,7 @@ class Dataset:
         if fingerprint == self.fingerprint:
             return ""
         if self.as_before is not None and fingerprint == self.as_before.fingerprint:
-            return "splits, which an earlier vitkit cut otherwise,"
+            return "splits, which an earlier version of vitkit divided differently,"
         return "images, labels or classes"
 
 

@@ -71,16 +71,16 @@ def cached(
     """
     stored = {name: split for name, split in dataset.splits.items() if not split.in_memory}
     if not stored:
-        return _with_note(dataset, "cache: the images are in memory already, none is needed")
+        return _with_note(dataset, "cache: not needed, the images are in memory")
     base = cache_folder() / "pixels" if folder is None else Path(os.path.expanduser(folder))
     path = base / _key(dataset)
     try:
         pixels = _open_or_build(path, stored, workers or os.cpu_count() or 1, progress)
     except OSError as error:
         why = f"{escape(base)}: {error.strerror or error}"
-        return _with_note(dataset, f"cache: cannot be used, the run goes on without it ({why})")
+        return _with_note(dataset, f"cache: cannot be used, the run continues without it ({why})")
     if pixels is None:
-        return _with_note(dataset, f"cache: {escape(path)} cannot be read back, not used")
+        return _with_note(dataset, f"cache: {escape(path)} cannot be read back and is not used")
     # The cache holds the images of all splits, one split after the other.
     splits = dict(dataset.splits)
     start = 0
@@ -138,7 +138,7 @@ class CachedSplit(WrappedSplit):
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[FileProperty]]:
+    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
         number = int(self.numbers[index])
         image = self.pixels[number]
         if image is None:
@@ -223,8 +223,8 @@ def _write(
             # A full disk stops everything else on the machine, so a cache stops before.
             if shutil.disk_usage(folder).free < HEADROOM:
                 raise OSError(
-                    f"{HEADROOM >> 20} MiB are left on the disk after {len(shapes):,} of {total:,} "
-                    f"images"
+                    f"{HEADROOM >> 20} MiB are left on the disk after {len(shapes):,} of "
+                    f"{total:,} images"
                 )
         if file.tell() == 0:
             file.write(b"\0")  # an empty file cannot be mapped
@@ -261,7 +261,7 @@ def _decoded(image: tuple[Split, int]) -> tuple[UInt8[np.ndarray, "H W C"], int]
 
 
 def _properties_of(bits: int) -> list[FileProperty]:
-    return [name for place, name in enumerate(FILE_PROPERTIES) if bits >> place & 1]
+    return [name for number, name in enumerate(FILE_PROPERTIES) if bits >> number & 1]
 
 
 def _with_note(dataset: Dataset, note: str) -> Dataset:

@@ -10,8 +10,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
-from vitkit.data.images.file_types import FileProperty
-
 LONGEST_PAUSE = 120.0
 """Seconds that `Split.read` may wait without doing anything, such as for an overloaded server."""
 
@@ -74,8 +72,8 @@ class Split(ABC):
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any
-    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[FileProperty]]:
-        """Return one image as `read` does, and the properties of its file that decoding changed.
+    ) -> tuple[UInt8[np.ndarray, "H W C"], Iterable[str]]:
+        """Return one image as `read` does, and of `FILE_PROPERTIES` those that decoding changed.
 
         Args:
             index: the image.

@@ -129,7 +129,7 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     if "val" in dataset.splits:
         return dataset
     if not 0 < fraction < 1:
-        raise SettingError(f"the validation fraction must lie between 0 and 1, got {fraction:g}")
+        raise SettingError(f"--val-fraction {fraction:g} must lie between 0 and 1")
     train = dataset.splits.get("train")
     if train is None:
         raise DataError(f"{dataset.name} has no train split; it has {', '.join(dataset.splits)}")
@@ -137,8 +137,8 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     cut = stratified_split(train.labels, shares, seed)
     if not len(cut[1]):
         raise DataError(
-            f"{dataset.name}: train has {len(train)} images, too few to take {fraction:.0%} "
-            f"for validation; add images or a val folder"
+            f"{dataset.name}: train has {len(train)} images, too few to use {fraction:.0%} for "
+            "validation; add images or a val folder"
         )
     separated = _with_validation(dataset, cut, seed)
     if dataset.first_copies is None:

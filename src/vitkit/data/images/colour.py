@@ -1,4 +1,4 @@
-"""The pixels of a decoded image of any mode as (H, W, 3) uint8 RGB, upright."""
+"""The pixels of a decoded image of any mode as (H, W, 3) uint8 RGB."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 
 import numpy as np
 from jaxtyping import UInt8
-from PIL import ExifTags, Image, ImageCms, ImageFile
+from PIL import Image, ImageCms, ImageFile
 
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS
 from vitkit.data.images.tiff import BITS, PHOTOMETRIC, WHITE_IS_ZERO
@@ -18,41 +18,6 @@ BACKGROUND = "white"
 """The colour that shows through transparent pixels."""
 CONVERTED_AT_ONCE = 1 << 22
 """Pixels; a conversion holds several copies of the pixels that it converts."""
-
-# EXIF orientation -> what makes the image upright (EXIF 2.3, tag 0x0112).
-UPRIGHT = {
-    2: lambda p: p[:, ::-1],
-    3: lambda p: p[::-1, ::-1],
-    4: lambda p: p[::-1],
-    5: lambda p: p.swapaxes(0, 1),
-    6: lambda p: p[::-1].swapaxes(0, 1),
-    7: lambda p: p[::-1, ::-1].swapaxes(0, 1),
-    8: lambda p: p[:, ::-1].swapaxes(0, 1),
-}
-
-
-def upright_pixels(image: Image.Image, name: str) -> RGBPixels:
-    """Return the pixels of a loaded image, turned upright by its EXIF orientation.
-
-    Args:
-        image: of any mode.
-        name: its name for messages.
-
-    Raises:
-        ImageError: "mode" for float and 32-bit pixels.
-    """
-    pixels = _rgb_pixels(image, name)
-    turn = UPRIGHT.get(exif_orientation(image))
-    return np.ascontiguousarray(turn(pixels)) if turn else pixels
-
-
-def exif_orientation(image: Image.Image) -> int:
-    """Return the orientation in an image's EXIF data, 1 to 8; 1 where there is none."""
-    try:
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except PILLOW_ERRORS:
-        return 1  # with corrupt EXIF data it is unknown how the image was held
-    return orientation if isinstance(orientation, int) else 1
 
 
 def scale_key_colour(image: ImageFile.ImageFile) -> None:
@@ -86,8 +51,16 @@ def array_as_rgb(image: np.ndarray, name: str) -> RGBPixels:
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
-def _rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
-    """Return the pixels of a loaded image of any mode, not yet turned."""
+def rgb_pixels(image: Image.Image, name: str) -> RGBPixels:
+    """Return the pixels of a loaded image, as they are stored, not yet turned.
+
+    Args:
+        image: of any mode.
+        name: its name for messages.
+
+    Raises:
+        ImageError: "mode" for float and 32-bit pixels.
+    """
     if image.mode.startswith("I;16"):
         return _grey_16_bits(image)
     if image.mode in ("I", "F"):

@@ -17,12 +17,10 @@ import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from vitkit.data.images.colour import (
-    UPRIGHT,
     RGBPixels,
     array_as_rgb,
-    exif_orientation,
+    rgb_pixels,
     scale_key_colour,
-    upright_pixels,
 )
 from vitkit.data.images.file_types import HEAD_SIZE, IMAGE_FORMATS, FileProperty, describe, identify
 from vitkit.data.images.integrity import (
@@ -33,6 +31,7 @@ from vitkit.data.images.integrity import (
     check_tiff_coverage,
     ends_early,
 )
+from vitkit.data.images.orientation import UPRIGHT, exif_orientation, turned_upright
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
 from vitkit.data.images.tiff import pixel_layout, tiff_orientation
 from vitkit.errors import ImageError
@@ -131,8 +130,10 @@ def _refusal(handle: Stream, format: str | None, name: str, error: BaseException
         layout = pixel_layout(handle)
         if layout:
             return ImageError(name, "mode", f"expected {READABLE_MODES}, got {layout}")
+    if is_cut:
+        return ImageError(name, "truncated", f"the {format} file ends too early")
     detail = f"{format or 'a file'} that cannot be read: {_one_line(error)}"
-    return ImageError(name, "truncated" if is_cut else "damaged", detail)
+    return ImageError(name, "damaged", detail)
 
 
 def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
@@ -156,7 +157,7 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
                 scale_key_colour(image)
             image.load()
-            return upright_pixels(image, name)
+            return turned_upright(rgb_pixels(image, name), image)
     except PILLOW_ERRORS as error:
         is_cut = "truncat" in str(error).lower()
         raise ImageError(name, "truncated" if is_cut else "damaged", _one_line(error)) from error
@@ -211,7 +212,7 @@ def _decode(
         _check_limits(image.size, name, most, max_aspect)
         if ImageFile.LOAD_TRUNCATED_IMAGES and ends_early(handle, format):
             # Other code has set Pillow to fill missing pixels with grey; here that is an error.
-            raise ImageError(name, "truncated", f"{format} without its end")
+            raise ImageError(name, "truncated", f"the {format} file ends too early")
         position = handle.tell()  # Pillow goes on reading from here
         if format == "JPEG":
             check_jpeg_scans(handle, name)
@@ -227,7 +228,7 @@ def _decode(
         image.load()
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = upright_pixels(image, name)
+        pixels = turned_upright(rgb_pixels(image, name), image)
         return pixels, frozenset(_file_properties(image, stored, turned))
 
 
@@ -275,11 +276,13 @@ def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect:
         raise ImageError(name, "damaged", f"expected at least 1 x 1 pixels, got {height} x {width}")
     if width * height > max_pixels:
         raise ImageError(
-            name, "too large", f"{height} x {width} pixels, at most {max_pixels:,} are decoded"
+            name, "too large", f"{height} x {width} pixels; at most {max_pixels:,} are decoded"
         )
     if max(size) > max_aspect * min(size):
         raise ImageError(
-            name, "too long", f"{height} x {width} pixels, sides may differ {max_aspect:g} times"
+            name,
+            "too long",
+            f"{height} x {width} pixels; one side may be at most {max_aspect:g} times the other",
         )
 
 

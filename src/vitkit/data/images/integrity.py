@@ -91,7 +91,9 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
                 return  # all is in this one scan, and decoders do not look for another
         position += 2 + int.from_bytes(head[:2])
     most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
-    raise ImageError(name, "too large", f"a JPEG of more than {most}; save it anew")
+    raise ImageError(
+        name, "too large", f"a JPEG of more than {most}; save it again as a baseline JPEG"
+    )
 
 
 def check_png_chunks(handle: Stream, name: str) -> None:

@@ -133,8 +133,8 @@ class TrainingSteps(BatchSource):
     ) -> None:
         if len(split) < batch_size:
             raise DataError(
-                f"{len(split)} training images do not fill one batch of {batch_size}; "
-                f"pass --batch-size {len(split)} or less"
+                f"{len(split)} training images do not fill one batch of {batch_size}; pass "
+                f"--batch-size {len(split)} or less"
             )
         self.split = split
         self.preprocess = preprocess

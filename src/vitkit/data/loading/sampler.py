@@ -36,8 +36,8 @@ class EpochOrder:
         self._shards = split.shards()
         if self._shards is not None and balance:
             raise SettingError(
-                "balance draws images in any order, and these come shard by shard from a web "
-                "server; download the shards, or leave --balance out"
+                "--balance needs images in any order, and these are read shard by shard from a "
+                "web server; download the shards, or leave out --balance"
             )
 
     @lru_cache(maxsize=2)  # noqa: B019 - there is one order a run
@@ -104,6 +104,6 @@ def class_counts(labels: Int64[np.ndarray, " N"], classes: Sequence[str]) -> str
     share = len(labels) / len(present)
     return (
         f"balance: {counts[fewest]:,} ({classes[fewest]}) to {counts[most]:,} ({classes[most]}) "
-        f"images a class, each class is drawn {share:,.0f} times an epoch; an image of "
-        f"{classes[fewest]} comes {share / counts[fewest]:.1f} times"
+        f"images per class; each class is drawn {share:,.0f} times per epoch, and an image of "
+        f"{classes[fewest]} {share / counts[fewest]:.1f} times"
     )

@@ -144,8 +144,8 @@ class _Watch(threading.Thread):
         last[process] = (switches, silent)
         if silent >= (LOOKS_LONG if in_disk else self._most):
             self.reason = (
-                f"loader process {process.pid} has not run for {silent * LOOK_EVERY:g} s: "
-                f"is the disk or the network drive still there?"
+                f"loader process {process.pid} has not run for {silent * LOOK_EVERY:g} s; check "
+                "that the disk or network drive still responds"
             )
 
     def end(self) -> None:
@@ -182,10 +182,7 @@ def _describe_death(processes: Sequence[BaseProcess], within: float) -> str | No
             process.join()  # its files are closed a moment before its exit code is known
             code = process.exitcode or 0
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-            return (
-                f"loader process {process.pid} {how}: where memory has run out, pass fewer "
-                f"--workers"
-            )
+            return f"loader process {process.pid} {how}; if memory ran out, pass fewer --workers"
     return None
 
 

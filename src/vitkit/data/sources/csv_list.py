@@ -76,13 +76,19 @@ def open_csv(
     if root is None:
         root = path.parent
     rows = _read_rows(path, root, where, follow_links)
+    # Some missing files are bad images; without any, the paths begin at another folder.
+    if rows and not any(os.path.lexists(root / row.path) for row in rows):
+        raise DataError(
+            f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
+            "pass the folder they are relative to as --data-root (data_root=...)"
+        )
     # Every row is an image of its own, also where two rows list one file.
     groups: dict[str, list[_Row]] = {}
     for row in rows:
         groups.setdefault(row.split, []).append(row)
     parts = {split: _part(group, root) for split, group in groups.items()}
     repeated = len(rows) - len({row.path for row in rows})
-    notes = [f"{repeated:,} rows list an image once more"] if repeated else []
+    notes = [f"{repeated:,} rows repeat an image"] if repeated else []
     return assemble(
         escape(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )
@@ -91,13 +97,15 @@ def open_csv(
 def _read_rows(path: Path, root: Path, where: str, follow_links: bool) -> list[_Row]:
     """Return all rows; raise one error for the first problems of all rows."""
     rows: list[_Row] = []
-    problems: list[str] = []
+    # rows often share one problem, such as a mistyped split
+    lines_by_problem: dict[str, list[int]] = {}
     for line, cells in _cells(path, where):
         row = _parse_row(line, cells, root, follow_links)
         if isinstance(row, _Row):
             rows.append(row)
         else:
-            problems.append(f"line {line}: {row}")
+            lines_by_problem.setdefault(row, []).append(line)
+    problems = [f"{_lines(lines)}: {text}" for text, lines in lines_by_problem.items()]
     problems = problems or _contradictions(rows)
     if problems:
         more = len(problems) - ROWS_SHOWN
@@ -106,6 +114,16 @@ def _read_rows(path: Path, root: Path, where: str, follow_links: bool) -> list[_
             shown += f"; and {more:,} more"
         raise DataError(f"{where}: {shown}")
     return rows
+
+
+def _lines(numbers: list[int]) -> str:
+    """Name lines in ascending order: `line 7`, `lines 2 to 5`, `3 lines from 2 to 9`."""
+    first, last = numbers[0], numbers[-1]
+    if first == last:
+        return f"line {first}"
+    if last - first + 1 == len(numbers):
+        return f"lines {first} to {last}"
+    return f"{len(numbers):,} lines from {first} to {last}"
 
 
 def _cells(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
@@ -127,9 +145,11 @@ def _cells(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | Non
                 if any(cell.strip() for cell in cells):
                     yield line, _by_column(cells, columns)
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: expected UTF-8 text, or UTF-16 with its mark: {error}") from None
+        raise DataError(
+            f"{where}: expected UTF-8, or UTF-16 with a byte order mark: {error}"
+        ) from None
     except csv.Error as error:
-        raise DataError(f"{where}: not a CSV from line {last_line + 1} on: {error}") from None
+        raise DataError(f"{where}: not a CSV file from line {last_line + 1} on: {error}") from None
     except OSError as error:
         raise DataError(f"{where}: cannot be read: {error.strerror}") from None
 
@@ -161,9 +181,9 @@ def _columns(header: list[str], where: str) -> dict[str, int]:
             columns[column] = indices[0]
         elif column != "split":
             raise DataError(
-                f"{where}: no column {column!r}; expected a first line such as "
-                f"path,label or path,label,split, got {escape(','.join(header))!r}; it may be "
-                f"called {', '.join(itertools.chain(*known))}"
+                f"{where}: no column {column!r}; expected a first line such as path,label or "
+                f"path,label,split, got {escape(','.join(header))!r}; the column may be called "
+                f"{', '.join(itertools.chain(*known))}"
             )
     return columns
 
@@ -178,7 +198,7 @@ def _parse_row(
     if not label:
         return "no label"
     if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
-        return f"split {split or ''!r}, expected train, val or test"
+        return f"split {split or ''!r}; expected train, val or test"
     inside = _inside(path, os.path.abspath(root))
     if inside is None or "\0" in path:
         return f"path {escape(path)!r} leads out of the folder {escape(root)}"
@@ -213,8 +233,8 @@ def _contradictions(rows: list[_Row]) -> list[str]:
             before = "/".join(filter(None, (known.split, known.label)))
             now = "/".join(filter(None, (row.split, row.label)))
             problems.append(
-                f"line {row.line}: {escape(row.path)!r} is {now!r} here and {before!r} in "
-                f"line {known.line}"
+                f"line {row.line}: {escape(row.path)!r} is {now!r} here and {before!r} in line "
+                f"{known.line}"
             )
     return problems
 

@@ -55,8 +55,8 @@ class Listing:
         if not unread:
             return ()
         return (
-            f"files that may hold images are not read: {count_by_kind(unread)}; convert them, for "
-            f"example to .png, or move them away",
+            f"files that may contain images are not read: {count_by_kind(unread)}; convert them, "
+            "for example to .png, or move them away",
         )
 
     def notes(self) -> list[str]:

@@ -8,23 +8,22 @@ refused.
 from __future__ import annotations
 
 import dataclasses
-import http.client
 import queue
 import re
-import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from urllib3.exceptions import HTTPError, SSLError
 
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.tables.open_tables import open_tables
 from vitkit.data.sources.tables.parquet import open_parquet, parquet_files
 from vitkit.errors import DataError, MissingExtraError
+from vitkit.io.download import connections
 from vitkit.messages import escape, quote_list
 
 if TYPE_CHECKING:
@@ -61,8 +60,9 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
     # `load_dataset` prefers a local folder to the Hub.
     if Path(name).exists():
         raise DataError(
-            f"{address}: there is a folder {name} here, which datasets would read instead "
-            f"of the Hub's; start from another folder, or open that one by ./{name}"
+            f"{address}: the working folder has a folder {name}, which the library `datasets` "
+            "would read instead of the Hub's; start in another folder, or open that one by "
+            f"./{name}"
         )
     loaded = _load(address, name, revision, match["config"])
     if loaded is None:
@@ -123,8 +123,8 @@ def _load(
     except Exception as error:  # whatever `datasets` raises for a repository that it cannot read
         if "scripts are no longer supported" in str(error):
             raise DataError(
-                f"{address}: needs its own Python code to be read, which is not run here; look for "
-                f"a revision of it in Parquet (hf://{name}@refs/convert/parquet)"
+                f"{address}: this dataset is read by its own Python code, which vitkit does not "
+                f"run; look for a revision in Parquet (hf://{name}@refs/convert/parquet)"
             ) from error
         raise DataError(f"{address}: cannot be loaded: {_first_line(error)}") from error
 
@@ -143,7 +143,7 @@ def _open_snapshot(
     except (LocalEntryNotFoundError, OSError, ValueError) as error:
         raise DataError(
             f"{address}: not in the cache, and the Hub cannot be reached; check the network and "
-            f"HF_HUB_OFFLINE, or give a folder"
+            "HF_HUB_OFFLINE, or pass a folder"
         ) from error
     if parquet_files(folder):
         opened = open_parquet(folder, ignore_extra_classes=ignore_extra_classes)
@@ -170,17 +170,14 @@ def _is_reachable() -> bool:
 
 
 def _answers(address: str) -> bool:
-    request = urllib.request.Request(address, method="HEAD")
     try:
-        with urllib.request.urlopen(request, timeout=HUB_PATIENCE):
-            return True
-    except urllib.error.HTTPError:
-        return True
-    except urllib.error.URLError as error:
+        connections(address).request("HEAD", address, timeout=HUB_PATIENCE, retries=False)
+    except SSLError:
         # A certificate that Python does not know is an answer; the Hub's library has its own.
-        return isinstance(error.reason, ssl.SSLError)
-    except (OSError, ValueError, http.client.HTTPException):
+        return True
+    except (HTTPError, ValueError):
         return False
+    return True
 
 
 @contextmanager
@@ -211,9 +208,9 @@ def _check_revision(address: str, revision: str, files: list[Path]) -> list[str]
     if COMMIT.fullmatch(revision):
         raise DataError(
             f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check the "
-            f"network, or ask for @{commit}"
+            f"network, or pass @{commit}"
         )
-    return [f"the cache has {commit}; offline it is unknown whether that is {revision!r}"]
+    return [f"the cache has {commit}; offline it is unknown if that is {revision!r}"]
 
 
 def _roots() -> list[Path]:

@@ -84,8 +84,8 @@ def _split_folders(root: Path, listing: Listing) -> tuple[dict[str, str], list[s
         split = SPLIT_WORDS.get(folder.casefold())
         if split in known:
             raise DataError(
-                f"{escape(root)}: both {known[split]!r} and {folder!r} could be {split}; "
-                f"keep one of them"
+                f"{escape(root)}: both {known[split]!r} and {folder!r} could be {split}; keep "
+                "one of them"
             )
         if split:
             known[split] = folder
@@ -124,7 +124,7 @@ def _warnings_on_layout(classes: Sequence[str], listing: Listing) -> Iterator[st
 
 def _notes_on_stray(outside: Iterable[bool]) -> list[str]:
     stray = sum(outside)
-    return [f"{plural(stray, 'image')} outside class folders not read"] if stray else []
+    return [f"{plural(stray, 'image')} outside the class folders not read"] if stray else []
 
 
 def _name(root: Path) -> str:
@@ -167,7 +167,7 @@ def _open_split_folders(
         splits[split] = part
         digests[split] = (part.labels, [*map(bytes, file_digests(part.paths))])
     if not splits:
-        raise DataError(f"{escape(root)}: images in no class folder; {_expected(root)}")
+        raise DataError(f"{escape(root)}: images outside class folders; {_expected(root)}")
     # Images beside the class folders, at the top or in a split's folder, have no class.
     read = set(folders.values())
     notes += _notes_on_stray(
@@ -212,7 +212,7 @@ def _refuse_too_few(
     where = escape(root.joinpath(*parent))
     filled = [name for name in classes if by_class.get(name)]
     if not filled:
-        raise DataError(f"{where}: images in no class folder; {_expected(root)}")
+        raise DataError(f"{where}: images outside class folders; {_expected(root)}")
     if len(filled) > 1:
         return
     # Several folders in the only class, or one called train: probably one level too high.
@@ -224,7 +224,9 @@ def _refuse_too_few(
             inner.add(path[depth + 1])
     nested = len(inner) > 1 or "train" in inner
     hint = f"; did you mean {where}/{escape(filled[0])}?" if nested else ""
-    raise DataError(f"{where}: only one class has images, {filled[0]!r}; expected two{hint}")
+    raise DataError(
+        f"{where}: only one class has images, {filled[0]!r}; expected at least two{hint}"
+    )
 
 
 def _expected(root: Path) -> str:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit
-from vitkit.data.datasets.pixel_cache import cached, show_progress
-from vitkit.data.datasets.split import Split
-from vitkit.data.datasets.splitting import stratified_split, with_validation
+from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.sources.benchmarks import IDX_CLASSES, idx_folders, open_digits, open_idx
 from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_folders, open_cifar
 from vitkit.data.sources.csv_list import open_csv
@@ -21,18 +18,6 @@ from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
 from vitkit.messages import did_you_mean, escape, nearest_parent
 
-__all__ = [
-    "ArraySplit",
-    "Dataset",
-    "FileSplit",
-    "Split",
-    "cached",
-    "open_dataset",
-    "show_progress",
-    "stratified_split",
-    "with_validation",
-]
-
 NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
 LISTS = (".csv", ".tsv")
 
@@ -41,8 +26,8 @@ def refuse_objects(data: object) -> None:
     """Raise `DataError` for data that is no path and no name, such as an array."""
     if not isinstance(data, str | os.PathLike):
         raise DataError(
-            f"data is a {type(data).__name__}; give the path of a folder, a CSV or a Parquet file, "
-            f"or a name such as 'digits'"
+            f"data is a {type(data).__name__}; pass the path of a folder, a CSV or a Parquet "
+            "file, or a name such as 'digits'"
         )
 
 
@@ -92,9 +77,13 @@ def open_dataset(
     path = Path(os.path.expanduser(data))
     if not os.path.exists(path):
         name = escape(data)
-        where = did_you_mean(name, NAMES) or f"; {nearest_parent(path)}"
+        if path.suffix.lower() in (*LISTS, PARQUET_ENDING):
+            raise DataError(f"{name}: no such file; {nearest_parent(path)}")
+        near = did_you_mean(name, NAMES)
+        where = near or f"; {nearest_parent(path)}"
         raise DataError(
-            f"{name}: no such folder, and no dataset of that name ({', '.join(NAMES)}){where}"
+            f"{name}: no such folder, and no dataset of that name{where}; datasets are "
+            f"{', '.join(NAMES)}"
         )
     return _open_path(path, root, ignore_extra_classes, follow_links)
 
@@ -118,7 +107,7 @@ def _open_path(
         return open_csv(
             path, root=root, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
         )
-    hint = f"; shards are opened by wds:{escape(path)}" if ending == ".tar" else ""
+    hint = f"; open shards as wds:{escape(path)}" if ending == ".tar" else ""
     raise DataError(
         f"{escape(path)} is not a folder; expected an image folder, a .csv, a {PARQUET_ENDING} "
         f"file or one of {', '.join(NAMES)}{hint}"

@@ -13,12 +13,9 @@ import hashlib
 import math
 import os
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -30,17 +27,16 @@ from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import file_sha256
-from vitkit.io.http import (
+from vitkit.io.download import (
+    Attempts,
     WebError,
-    discard_part,
-    finish_part,
     offline,
-    part_size,
+    receive,
     remote_version,
-    request,
     writing_to_cache,
 )
 from vitkit.io.index_cache import forget_index
+from vitkit.io.part_file import PartFile
 from vitkit.messages import escape
 
 INDEX_KIND = "remote webdataset"
@@ -49,13 +45,10 @@ DEFAULT_GB, LIMIT_SETTING = 20.0, "VITKIT_SHARDS_GB"
 NEVER_DELETED = 4
 """Shards that stay in any case: those that are read, and those that are fetched ahead."""
 SERVER_ATTEMPTS = 6
-"""How often in a row a server may fail without a byte more having come."""
+"""How often in a row a server may fail without a byte more having come: for half a minute."""
 HOW_TO_MAKE_SPACE = (
     f"free some space, lower {LIMIT_SETTING}, or set VITKIT_CACHE to a folder elsewhere"
 )
-FIRST_WAIT = 1.0
-"""Seconds before the second attempt; each later one waits twice as long as the one before."""
-Answer = TypeVar("Answer")
 
 
 def cache_limit() -> int:
@@ -70,7 +63,9 @@ def cache_limit() -> int:
     except ValueError:
         gigabytes = -1.0
     if not (math.isfinite(gigabytes) and gigabytes >= 0):
-        raise SettingError(f"{LIMIT_SETTING}={setting}: expected gigabytes, such as {DEFAULT_GB:g}")
+        raise SettingError(
+            f"{LIMIT_SETTING}={setting!r}: expected a number of gigabytes, such as {DEFAULT_GB:g}"
+        )
     return int(gigabytes * 1e9)
 
 
@@ -117,40 +112,32 @@ class RemoteShard:
     def _fetch(self) -> FileIO:
         if offline():
             raise DataError(
-                f"{self.address}: not in the cache, and HF_HUB_OFFLINE forbids to fetch it"
+                f"{self.address}: not in the cache, and HF_HUB_OFFLINE forbids downloading it"
             )
-        part = self.path.with_suffix(".part")
-        retried(self.address, lambda: self._request(part), lambda: part_size(part))
-        file = part.open("rb", buffering=0)
+        part = PartFile(self.path.with_suffix(".part"))
+        length = self.version.rpartition(" ")[2]
+        try:
+            expected = int(length) if length.isdecimal() else None
+            receive(self.address, part, _attempts(), length=expected)
+        except WebError as error:
+            raise _data_error(self.address, error) from None
+        file = part.path.open("rb", buffering=0)
         try:
             if self.sha256 and file_sha256(file) != self.sha256:
-                discard_part(part)
+                part.discard()
                 forget_index(self.address, INDEX_KIND)
                 raise DataError(
-                    f"{self.address}: changed since it was indexed, and the run would not be the "
-                    f"same any more; bring the old file back, or start afresh"
+                    f"{self.address}: changed since it was indexed, so the run would not be the "
+                    "same; restore the old file, or start afresh"
                 )
             # On the disk before it has its name: a machine that stops leaves no damaged shard.
             os.fsync(file.fileno())
-            finish_part(part, self.path)
+            part.finish(self.path)
         except BaseException:
             file.close()
             raise
         _delete_oldest(self.path.parent)
         return file
-
-    def _request(self, part: Path) -> None:
-        """Send one request; raise `WebError` also where another file comes than was announced."""
-        request(self.address, part)
-        expected = self.version.rpartition(" ")[2]
-        received = part_size(part)
-        if expected.isdecimal() and received != int(expected):
-            discard_part(part)
-            raise WebError(
-                f"expected {int(expected):,} bytes, got {received:,}; the server may have sent an "
-                f"error or sign-in page",
-                broken=True,
-            )
 
     def forget(self) -> None:
         """Delete the file from the cache, so that it is fetched again when it is next needed."""
@@ -233,44 +220,21 @@ def version_of(address: str) -> str:
     Raises:
         DataError: not there, or not reachable after several attempts.
     """
-    tag, length = retried(address, lambda: remote_version(address))
+    try:
+        tag, length = remote_version(address, _attempts())
+    except WebError as error:
+        raise _data_error(address, error) from None
     return f"{tag} {length}"
 
 
-def retried(
-    address: str, ask: Callable[[], Answer], received: Callable[[], int] = lambda: 0
-) -> Answer:
-    """Return the answer of a server that may fail for a while.
+def _attempts() -> Attempts:
+    return Attempts.of(SERVER_ATTEMPTS, LONGEST_PAUSE)
 
-    Attempts go on for half a minute, longer while bytes arrive. A server that asks for a pause
-    (Retry-After) gets it, but for one of more than `LONGEST_PAUSE` seconds.
 
-    Args:
-        address: of the file.
-        ask: sends one request; raises `WebError`.
-        received: returns how many bytes have arrived so far.
-
-    Raises:
-        DataError: the server does not answer, or with a refusal.
-    """
-    failed = 0
-    most = received()
-    while True:
-        try:
-            return ask()
-        except WebError as error:
-            # A large shard over a bad line needs many attempts; those that bring bytes are free.
-            failed = 1 if received() > most else failed + 1
-            most = max(most, received())
-            if not error.passing:
-                raise DataError(str(error)) from None
-            if failed >= SERVER_ATTEMPTS:
-                where = f"{address}: " if error.broken else ""
-                raise DataError(
-                    f"{where}{error}; asked {failed} times; what has come is kept: run it again"
-                ) from None
-            pause = min(error.wait, LONGEST_PAUSE)
-        time.sleep(max(FIRST_WAIT * 2 ** (failed - 1), pause))
+def _data_error(address: str, error: WebError) -> DataError:
+    if error.broken:
+        return DataError(f"{address}: {error}; what was downloaded is kept, so run it again")
+    return DataError(str(error))
 
 
 def _delete_oldest(folder: Path) -> None:

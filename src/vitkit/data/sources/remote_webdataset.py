@@ -42,8 +42,8 @@ from vitkit.data.sources.shard_patterns import expand, files_by_split, name_of
 from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, ignored_members, index_file, part_of
 from vitkit.errors import DataError
 from vitkit.io.digests import file_sha256
+from vitkit.io.download import WebError, offline, parse_address
 from vitkit.io.file_cache import FileCache
-from vitkit.io.http import WebError, offline, parse_address
 from vitkit.io.index_cache import Index, keep_index, kept_index
 from vitkit.io.progress import progress_bar
 from vitkit.messages import escape
@@ -114,11 +114,11 @@ def _addresses(pattern: str) -> list[str]:
     """Return the addresses that a pattern means, all of which may be requested."""
     where = escape(pattern)
     if pattern.lower().startswith("pipe:"):
-        raise DataError(f"{where}: no commands are run; expected an https:// address or a path")
+        raise DataError(f"{where}: commands are not run; expected an https:// address or a path")
     if "*" in pattern:
         raise DataError(
-            f"{where}: a web server does not list its files; name the shards as in "
-            f"train-{{000000..000009}}.tar"
+            f"{where}: a web server does not list its files; write the shards as a range, such "
+            "as train-{000000..000009}.tar"
         )
     addresses = expand(pattern)
     try:
@@ -159,7 +159,9 @@ def _shards(addresses: Sequence[str], stored: Sequence[Index | None]) -> list[Re
     shards = []
     for address, index in zip(addresses, stored, strict=True):
         if index is None:
-            raise DataError(f"{address}: not indexed yet, and HF_HUB_OFFLINE forbids to fetch it")
+            raise DataError(
+                f"{address}: not indexed yet, and HF_HUB_OFFLINE forbids downloading it"
+            )
         shards.append(RemoteShard(address, index.texts["version"][0]))
     return shards
 
@@ -176,7 +178,7 @@ def _build_index(shard: RemoteShard, upcoming: RemoteShard | None, cache: FileCa
             contents = index_file(file, escape(shard.address))
         except DataError as error:
             shard.forget()
-            raise DataError(f"{error}; the next run fetches it again") from None
+            raise DataError(f"{error}; the next run downloads it again") from None
         file.seek(0)
         digest = file_sha256(file)
         size = np.array(file.tell())
@@ -197,6 +199,7 @@ def _checked(shard: RemoteShard, index: Index) -> RemoteShard:
 
 def _part(indexed: Sequence[Indexed]) -> NamedImages:
     shards, indexes = zip(*indexed, strict=True)
+    # (N, 32): an image is known by its content while its shard is not here
     digests = np.concatenate([index.arrays["digests"] for index in indexes])
     return part_of(indexes, partial(RemoteTarStore, shards, digests))
 
@@ -205,18 +208,18 @@ def _notes(indexes: Sequence[Index], has_val: bool) -> list[str]:
     size = sum(int(index.arrays["size"]) for index in indexes)
     limit = cache_limit()
     notes = [
-        f"{len(indexes):,} remote shards of {size / 1e9:.3g} GB: every epoch goes through them in "
-        f"an order of its own and mixes the images of each; a run goes on exactly from any step, "
-        f"and fetches the shards again that it needs"
+        f"{len(indexes):,} remote shards of {size / 1e9:.3g} GB: each epoch reads them "
+        "in another order and mixes the images within each shard; a run resumes exactly from "
+        "any step, and downloads the shards it needs again"
     ]
     if size > limit:
         notes.append(
-            f"{limit / 1e9:g} GB of shards stay on the disk ({LIMIT_SETTING}), the others are "
-            f"fetched again in every epoch"
+            f"{limit / 1e9:g} GB of shards stay on the disk ({LIMIT_SETTING}); the "
+            "others are downloaded again in every epoch"
         )
         if not has_val:
             notes.append(
-                "validation images come from all shards, which are fetched once more for them; "
-                "shards with val in their names would spare that"
+                "validation images come from all shards, which are downloaded once more for "
+                "them; shards with val in their names would avoid that"
             )
     return notes

@@ -94,7 +94,7 @@ def files_by_split(names: Sequence[str], where: str) -> dict[str, list[int]]:
     if POOL in groups and len(groups) > 1:
         raise DataError(
             f"{where}: {escape(names[groups[POOL][0]])} has none of train, val and test in its "
-            f"name and others have; name all shards, or none, after their split"
+            "name, and others have; put the split into all names, or into none"
         )
     return groups
 

@@ -1,40 +1,38 @@
-"""An index of a tar file, read from its headers; nothing is ever extracted.
+"""An index of a tar file, read from its headers by `tarfile`; nothing is ever extracted.
 
-Read are plain files of the ustar format (POSIX.1-1988) with the two ways of giving them long names:
-GNU's `L` entries and pax headers (POSIX.1-2001). Links, folders, devices and sparse files are
-counted and ignored. A size that leads out of the file is an error. After the block of zeros that
-ends the tar there may be nothing but zeros: anything else is an entry that would be lost silently.
+Links, folders, devices and sparse files are counted and ignored. `tarfile` takes a damaged header
+for the end of the tar, so what follows the last entry is checked here: there must be a block of
+zeros and nothing but zeros after it; anything else is an entry that would be lost silently.
 """
 
 from __future__ import annotations
 
 import os
-import re
+import tarfile
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from vitkit.errors import DataError
 
-TAR_BLOCK = 512
-LONGEST_NAME = 1 << 16
-"""Bytes of an entry that only holds a name."""
-LONGEST_NUMBER = 19
-"""Digits of a decimal number in a pax record; a file has at most 2**63 bytes."""
+LONGEST_NAME = 1 << 13
+"""Bytes of an entry that only holds names: twice the longest path of Linux."""
 READ_AT_ONCE = 1 << 20
 """Bytes after the end of the tar that are read at once."""
-PLAIN_FILES = (b"0", b"\0", b"7")
-EMPTY_KINDS = (b"1", b"2", b"3", b"4", b"5", b"6")
-"""Links, devices, folders and FIFOs: nothing follows, whatever size their header has."""
-GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL = b"L", b"K", b"x", b"g"
+NAME_ENTRIES = (
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+)
 ENTRY_KINDS = {
-    b"1": "hard links",
-    b"2": "symbolic links",
-    b"3": "devices",
-    b"4": "devices",
-    b"5": "folders",
-    b"6": "FIFOs",
-    b"S": "sparse files",
+    tarfile.LNKTYPE: "hard links",
+    tarfile.SYMTYPE: "symbolic links",
+    tarfile.CHRTYPE: "devices",
+    tarfile.BLKTYPE: "devices",
+    tarfile.DIRTYPE: "folders",
+    tarfile.FIFOTYPE: "FIFOs",
 }
 COMPRESSED = b"\x1f\x8b"
 
@@ -70,61 +68,71 @@ def read_members(file: BinaryIO, where: str) -> Members:
             after its end than zeros.
         OSError: it cannot be read.
     """
+    if file.read(len(COMPRESSED)) == COMPRESSED:
+        raise DataError(f"{where}: compressed; expected a plain tar: run gunzip on it")
+    file.seek(0)
     members = Members()
-    offset = 0
-    end = os.fstat(file.fileno()).st_size
-    pax: dict[str, str] = {}  # about the next file, such as its whole name
-    while offset < end:
-        file.seek(offset)
-        header = file.read(TAR_BLOCK)
-        if len(header) == TAR_BLOCK and not any(header):
-            _check_nothing_follows(file, where, offset)
-            return members
-        # Every header is checked, so a damaged tar is refused at the first byte that is wrong.
-        _check_header(header, where, offset)
-        kind = header[156:157]
-        size = _content_size(header, kind, pax, where, offset)
-        offset += TAR_BLOCK
-        if offset + size > end:
-            raise DataError(
-                f"{where}: the entry at byte {offset - TAR_BLOCK:,} claims {size:,} "
-                f"bytes, only {end - offset:,} follow; the file was cut short or is damaged"
-            )
-        if kind in (GNU_NAME, PAX):
-            pax |= _read_names(file, kind, size, where, offset)
-        elif kind not in (GNU_LINK, PAX_GLOBAL):
-            if kind in PLAIN_FILES and not any(key.startswith("GNU.sparse") for key in pax):
-                members.files.append(Member(pax.get("path") or _name(header), offset, size))
+    length = os.fstat(file.fileno()).st_size
+    end = 0  # of the last entry
+    try:
+        tar = tarfile.TarFile(
+            fileobj=file, tarinfo=_Header, encoding="utf-8", errors="backslashreplace"
+        )
+        while (entry := tar.next()) is not None:
+            _check_size(entry, length, where)
+            end = tar.offset
+            if entry.isreg() and not entry.issparse():
+                members.files.append(Member(entry.name, entry.offset_data, entry.size))
             else:
-                members.ignored[ENTRY_KINDS.get(kind, "other entries")] += 1
-            pax = {}
-        offset += -(-size // TAR_BLOCK) * TAR_BLOCK  # contents are padded to whole blocks
-    raise DataError(f"{where}: ends without the empty block that closes a tar; it was cut short")
+                kind = "sparse files" if entry.issparse() else "other entries"
+                members.ignored[ENTRY_KINDS.get(entry.type, kind)] += 1
+    except (tarfile.TarError, ValueError, RecursionError) as error:
+        problem = "damaged" if end else "not a tar file, or damaged"
+        if length:  # `tarfile` raises for an empty file, too
+            raise DataError(f"{where}: {problem} at byte {end:,}: {error}") from None
+    _check_end(file, where, end)
+    return members
 
 
-def _content_size(header: bytes, kind: bytes, pax: dict[str, str], where: str, offset: int) -> int:
-    """Return the bytes that follow a header."""
-    size = _number(header[124:136], where, offset)
-    if kind in EMPTY_KINDS:
-        return 0
-    if kind not in (GNU_NAME, GNU_LINK, PAX, PAX_GLOBAL) and "size" in pax:
-        return _number(pax["size"].encode(), where, offset, base=10)
-    return size
+class _Header(tarfile.TarInfo):
+    """A header whose sizes are plausible, before `tarfile` reads what follows it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
+        header = super().frombuf(buf, encoding, errors)
+        if header.size < 0:  # some versions of Python would read the same entry for ever
+            raise tarfile.HeaderError(f"a size of {header.size} bytes")
+        # such an entry is read whole, in a time that grows with the square of its size
+        if header.type in NAME_ENTRIES and header.size > LONGEST_NAME:
+            raise tarfile.HeaderError(
+                f"{header.size:,} bytes of names; {LONGEST_NAME:,} are the most"
+            )
+        return header
 
 
-def _check_header(header: bytes, where: str, offset: int) -> None:
-    if offset == 0 and header.startswith(COMPRESSED):
-        raise DataError(f"{where}: compressed; expected a plain tar, run gunzip on it")
-    # The checksum counts its own eight bytes as spaces.
-    total = sum(header[:148]) + 8 * 32 + sum(header[156:])
-    if len(header) < TAR_BLOCK or _octal(header[148:156]) != total:
-        problem = "not a tar file" if offset == 0 else f"damaged at byte {offset:,}"
-        raise DataError(f"{where}: {problem}: expected a header with its checksum")
+def _check_size(entry: tarfile.TarInfo, length: int, where: str) -> None:
+    """Refuse an entry that ends after the file, or before it begins."""
+    left = length - entry.offset_data
+    if entry.isreg() and not 0 <= entry.size <= left:
+        raise DataError(
+            f"{where}: the entry at byte {entry.offset:,} claims {entry.size:,} bytes, but only "
+            f"{left:,} follow; the file is truncated or damaged"
+        )
 
 
-def _check_nothing_follows(file: BinaryIO, where: str, end: int) -> None:
-    """Refuse a tar that goes on after its first block of zeros, which is at byte `end`."""
-    file.seek(end + TAR_BLOCK)
+def _check_end(file: BinaryIO, where: str, end: int) -> None:
+    """Refuse a tar that does not end with zeros alone after its last entry, at byte `end`."""
+    file.seek(end)
+    block = file.read(tarfile.BLOCKSIZE)
+    if not block:
+        raise DataError(
+            f"{where}: ends without the empty block that closes a tar; the file is truncated"
+        )
+    if len(block) < tarfile.BLOCKSIZE or any(block):
+        raise DataError(
+            f"{where}: damaged at byte {end:,}: expected a header with its checksum, or a block "
+            f"of zeros"
+        )
     while content := file.read(READ_AT_ONCE):
         rest = content.lstrip(b"\0")
         if rest:
@@ -134,55 +142,3 @@ def _check_nothing_follows(file: BinaryIO, where: str, end: int) -> None:
                 f"at byte {position:,}; either the header at byte {end:,} was lost: write the file "
                 f"again; or files were joined by cat: join them by tar --concatenate instead"
             )
-
-
-def _read_names(file: BinaryIO, kind: bytes, size: int, where: str, offset: int) -> dict[str, str]:
-    """Return the records of an entry about the file after it, such as its whole name."""
-    if size > LONGEST_NAME:
-        raise DataError(
-            f"{where}: an entry at byte {offset:,} has {size:,} bytes of names; "
-            f"{LONGEST_NAME:,} are the most"
-        )
-    content = file.read(size)
-    if kind == GNU_NAME:
-        return {"path": _text(content)}
-    records = {}
-    while content:
-        # A pax record is "<length> <key>=<value>\n"; the length counts the whole record.
-        digits, _, _ = content.partition(b" ")
-        length = _decimal(digits)
-        if length is None or not len(digits) < length <= len(content):
-            raise DataError(f"{where}: damaged at byte {offset:,}: no pax record")
-        key, _, value = content[len(digits) + 1 : length].partition(b"=")
-        records[_text(key)] = _text(value.removesuffix(b"\n"))
-        content = content[length:]
-    return records
-
-
-def _name(header: bytes) -> str:
-    name = _text(header[:100])
-    prefix = _text(header[345:500])
-    return f"{prefix}/{name}" if prefix and header[257:263] == b"ustar\0" else name
-
-
-def _number(digits: bytes, where: str, offset: int, base: int = 8) -> int:
-    """Return a size: octal, or binary where its first bit is set (GNU)."""
-    if digits[:1] == b"\x80":
-        return int.from_bytes(digits[1:])
-    number = _octal(digits) if base == 8 else _decimal(digits)
-    if number is None:
-        raise DataError(f"{where}: damaged at byte {offset:,}: no size, {digits[:40]!r}")
-    return number
-
-
-def _octal(digits: bytes) -> int | None:
-    digits = digits.strip(b" \0")
-    return int(digits or b"0", 8) if re.fullmatch(rb"[0-7]*", digits) else None
-
-
-def _decimal(digits: bytes) -> int | None:
-    return int(digits) if digits.isdigit() and len(digits) <= LONGEST_NUMBER else None
-
-
-def _text(content: bytes) -> str:
-    return content.partition(b"\0")[0].decode("utf-8", "backslashreplace")

@@ -184,7 +184,7 @@ def ignored_members(indexes: Sequence[Index]) -> list[str]:
     if not totals:
         return []
     listed = ", ".join(f"{count:,} {kind}" for kind, count in totals.items())
-    return [f"passed over in the shards: {listed}"]
+    return [f"skipped in the shards: {listed}"]
 
 
 def _is_part_of_sample(member: Member) -> bool:

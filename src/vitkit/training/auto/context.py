@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from vitkit.data.sources.open import Split
+from vitkit.data.datasets.split import Split
 from vitkit.devices import on_device
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.evaluation.predict import predict_batches
 from vitkit.training.auto.heuristics import ImageStatistics
-from vitkit.training.auto.results import CandidateResult
-from vitkit.training.auto.search import Clock
+from vitkit.training.auto.results import CandidateResult, Clock
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
+from vitkit.training.config.sections.model import CATALOGUE
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.optimization.precision import wait_for
-from vitkit.training.setup import Plan
+from vitkit.training.result import TrainResult
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.make_plan import make_plan
+from vitkit.training.trainer import Callback
 from vitkit.weights.load import load
 
-TIMED_IMAGES = 256
-"""Images that are timed."""
+PIXEL_SPEC = {"image_size": 16, "patch_size": 16}
+"""Size to which images are resized before their pixels are compared."""
+Train = Callable[[TrainConfig, Sequence[Callable[[], Callback]]], TrainResult]
+"""The function `train`: makes a run from its settings, with further callbacks."""
 
 
 @dataclass
@@ -37,8 +40,9 @@ class SearchContext:
         plan: plan of a run, for the data and the device.
         statistics: statistics of the training images.
         setup_seconds: duration of making a plan.
-        say: called with a line for every measurement.
+        log: called with a line for every measurement.
         clock: the current time, in seconds.
+        start_run: makes the run of a candidate.
     """
 
     settings: Settings
@@ -46,8 +50,9 @@ class SearchContext:
     plan: Plan
     statistics: ImageStatistics
     setup_seconds: float
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     clock: Clock
+    start_run: Train
 
     @property
     def train(self) -> Split:
@@ -97,17 +102,46 @@ class SearchContext:
         return CandidateResult(name, description, trained, correct.numpy(), weights, seconds)
 
 
-def seconds_per_image(forward: Callable[[Tensor], Tensor], plan: Plan, clock: Clock) -> float:
-    """Time a forward function on training images, with their loading; the mean in seconds."""
-    train = plan.dataset.splits["train"]
-    sample = train.subset(np.arange(min(len(train), TIMED_IMAGES)))
-    batches = predict_batches(forward, sample, plan.preprocess, batch_size=64, device=plan.device)
-    next(batches)  # warms up
-    # Only the later batches are timed.
+def make_context(
+    settings: Settings, log: Callable[[str], None], clock: Clock, train: Train
+) -> SearchContext:
+    """Open and check the data, and the weights to start from, if any.
+
+    Args:
+        settings: those of the user that all candidates share.
+        log: called with a line for every measurement.
+        clock: the current time, in seconds.
+        train: makes a run.
+    """
     started = clock()
-    count = sum(len(labels) for _, labels in batches)
-    if count == 0:  # a single batch: it is evaluated again
-        batches = predict_batches(forward, sample, plan.preprocess, device=plan.device)
-        count = sum(len(labels) for _, labels in batches)
-    wait_for(plan.device)
-    return (clock() - started) / count
+    pretrained = settings.pop("pretrained", None)
+    plan: Plan | None = None
+    if pretrained is not None:
+        try:
+            plan = _make_plan(settings, {"pretrained": pretrained})
+        except CheckpointError as error:
+            if pretrained != CATALOGUE:  # a file that the user named must be readable
+                raise
+            log(
+                f"no published weights can be reached ({error}); training from random weights "
+                "instead"
+            )
+            pretrained = None
+            settings.pop("model", None)
+    if plan is None:
+        plan = _make_plan(settings, {"spec": PIXEL_SPEC, "fit": "squash"})
+    for line in plan.notes:
+        log(line)
+    if "val" not in plan.dataset.splits:
+        raise SettingError(
+            "--auto chooses by the validation split, and the data have none; raise "
+            "--val-fraction above 0"
+        )
+    statistics = ImageStatistics.of(plan.dataset.splits["train"])
+    log(statistics.describe())
+    duration = clock() - started
+    return SearchContext(settings, pretrained, plan, statistics, duration, log, clock, train)
+
+
+def _make_plan(settings: Settings, layer: Settings) -> Plan:
+    return make_plan(TrainConfig(**layered(settings, {"batch_size": 1}, layer)))

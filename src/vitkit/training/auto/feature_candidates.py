@@ -16,11 +16,11 @@ from vitkit.evaluation.knn import knn
 from vitkit.evaluation.linear_classifier import LBFGS_ITERATIONS
 from vitkit.evaluation.predict import predict_batches
 from vitkit.models.vit import ViT
-from vitkit.training import train as session
-from vitkit.training.auto.context import SearchContext, seconds_per_image
+from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.results import CandidateResult
-from vitkit.training.initial_weights import make_model
+from vitkit.training.auto.throughput import seconds_per_image
 from vitkit.training.optimization.precision import wait_for
+from vitkit.training.setup.initial_weights import make_model
 
 
 @dataclass
@@ -75,7 +75,7 @@ class NeighbourCandidate:
                 plan.preprocess,
                 device=plan.device,
                 workers=plan.workers,
-                log=context.say,
+                log=context.log,
             )
         pixels = list[Tensor]()
         labels = list[Tensor]()
@@ -111,6 +111,7 @@ class LinearCandidate:
         context, spec = self.context, self.context.plan.spec
         # Random features: the time does not depend on their values.
         inputs = torch.randn(len(context.train), spec.width, device=context.plan.device)
+        # one gradient of the whole batch is what an iteration of L-BFGS costs
         weight = torch.zeros(spec.num_classes, spec.width, device=inputs.device).requires_grad_()
         targets = torch.zeros(len(inputs), dtype=torch.long, device=inputs.device)
         started = context.clock()
@@ -124,7 +125,7 @@ class LinearCandidate:
         started = context.clock()
         layer = {"pretrained": context.pretrained, "probe": "linear", "output": str(folder)}
         # Both settings have no effect on a probe.
-        result = session.train(context.config(layer, balance=False, compile=False))
+        result = context.start_run(context.config(layer, balance=False, compile=False), [])
         spec = context.plan.spec
         trained = spec.num_classes * (spec.width + 1)
         description = "linear head on features"

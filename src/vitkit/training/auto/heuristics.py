@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitkit.data.sources.open import Split
+from vitkit.data.datasets.split import Split
 from vitkit.training.config.field_types import Settings
 from vitkit.training.recipes.small import cifar10, cifar10_small, digits, fashion_mnist
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
 
-from vitkit.evaluation.comparison import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
 from vitkit.evaluation.metrics import Metrics
+
+Clock = Callable[[], float]
+"""A function that returns seconds, which never decrease."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +50,13 @@ class CandidateResult:
             "top1": float(self.correct.mean()),
             "top1_low": low,
             "top1_high": high,
-            "images": float(len(self.correct)),
+            "images": len(self.correct),
         }
 
 
 def p_value(first: CandidateResult, second: CandidateResult) -> float:
     """Return the p-value of McNemar's exact test between two results."""
-    # Only images on which the two disagree say anything about the difference.
+    # Only images on which the two disagree tell anything about the difference.
     only_first = int((first.correct & ~second.correct).sum())
     only_second = int((second.correct & ~first.correct).sum())
     return mcnemar(only_first, only_second)
@@ -84,6 +87,7 @@ def _is_significant(best: CandidateResult, gained: int, p: float) -> bool:
     """
     scores = best.scores()
     half_width = (scores["top1_high"] - scores["top1_low"]) / 2
+    # either suffices: the test is too strict for few images
     return p < SIGNIFICANCE_LEVEL or gained / len(best.correct) > half_width
 
 

@@ -25,6 +25,7 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import replacing, write_bytes
 from vitkit.training.auto.results import (
     CandidateResult,
+    Clock,
     best_result,
     can_be_better,
     is_better,
@@ -32,12 +33,10 @@ from vitkit.training.auto.results import (
 )
 from vitkit.training.run_folder import RunFolder
 
-Clock = Callable[[], float]
-"""A function that returns seconds, which never decrease."""
 UNITS = {"s": 1, "m": 60, "h": 3600}
 MARGIN = 1.2
 """Factor between the measured time and the budget that an error message suggests."""
-NO_MORE_CANDIDATES = "there are no more candidates"
+NO_MORE_CANDIDATES = "nothing further to try"
 
 
 @runtime_checkable
@@ -68,7 +67,8 @@ def parse_budget(budget: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", budget.strip())
     if match is None or float(match[1]) == 0:
         raise SettingError(
-            f"budget {budget!r} is no time; write a number above 0 with s, m or h: 90s, 10m, 1h"
+            f"--budget {budget!r} is not a time; write a number above 0 with s, m or h, such "
+            "as 90s, 10m or 1h"
         )
     return float(match[1]) * UNITS[match[2]]
 
@@ -92,8 +92,8 @@ def check_budget(
         needed += clock() - started
         if needed > parse_budget(budget):
             raise SettingError(
-                f"budget {budget} is too small for one epoch of {candidate.name} on this machine; "
-                f"pass --budget {math.ceil(needed * MARGIN)}s or more"
+                f"--budget {budget} is too short for one epoch of {candidate.name} on this "
+                f"machine; pass --budget {math.ceil(needed * MARGIN)}s or more"
             )
         return
 
@@ -106,7 +106,7 @@ class CandidateSearch:
         folder: folder of the search.
         data: name of the dataset.
         budget: time for the whole search, in seconds.
-        say: called with a line for every result.
+        log: called with a line for every result.
         clock: the current time.
         started: start of the budget, by the clock; the preparation counts, too.
     """
@@ -114,7 +114,7 @@ class CandidateSearch:
     folder: RunFolder
     data: str
     budget: float
-    say: Callable[[str], None]
+    log: Callable[[str], None]
     clock: Clock
     started: float
 
@@ -152,33 +152,36 @@ class CandidateSearch:
             raise Interrupted(error.signum, message) from None
         winner = best_result(self.results)
         assert winner is not None, "the first candidate with weights always runs"
-        self.say(f"stopping here: {self.stopped}")
+        self.log(f"finished: {self.stopped}")
         for result in self.results:
             # A baseline that surpassed the winner.
             if result.weights is None and result.errors < winner.errors:
-                self.say(
-                    f"{result.name} had fewer wrong, but leave no weights to use; a longer "
-                    f"--budget may bring {winner.name} past that"
+                self.log(
+                    f"{result.name} had fewer errors, but it has no weights to use; with a "
+                    f"longer --budget {winner.name} may do better"
                 )
                 break
+            if result.weights is None and not is_better(result, winner):
+                self.log(_narrow_win(winner, result))
         self.save()
         return winner
 
     def _try(self, candidate: Candidate) -> str | None:
         """Run a candidate; return the reason if the search ends here."""
+        # None before the first candidate with weights, which always runs
         best = best_result(self.results)
         if best is not None and not can_be_better(best):
             return (
-                f"{candidate.name} cannot be significantly better: {best.name} has {best.errors} "
-                f"of {len(best.correct)} validation images wrong, too few to show a gain; use more "
-                f"validation images"
+                f"{candidate.name} cannot be significantly better: {best.name} is wrong on only "
+                f"{best.errors} of {len(best.correct)} validation images, too few to show a gain; "
+                f"use more validation images"
             )
         # Measuring takes time, so the clock is read afterwards.
         needed = candidate.minimum_seconds()
         left = self.started + self.budget - self.clock()
         if best is not None and needed > left:
             return (
-                f"{candidate.name} needs {needed:.0f} s at least, and {max(left, 0):.0f} s are left"
+                f"{candidate.name} needs at least {needed:.0f} s, and {max(left, 0):.0f} s are left"
             )
         try:
             result = candidate.run(self.folder.root / candidate.name, left)
@@ -188,7 +191,7 @@ class CandidateSearch:
             return f"{candidate.name} diverged: {error}"
         self.results.append(result)
         self.save()
-        self.say(self._describe(result, best))
+        self.log(self._describe(result, best))
         if best is not None and not is_better(best, result):
             return f"{candidate.name} is not significantly better"
         return None
@@ -205,7 +208,7 @@ class CandidateSearch:
             verdict = "better than"
         elif is_better(result, best):
             verdict = "worse than"
-        return f"{line}; {verdict} {best.name} (McNemar's p = {p_value(best, result):.2g})"
+        return f"{line}; {verdict} {best.name} (McNemar, p = {p_value(best, result):.2g})"
 
     def save(self) -> None:
         """Write the results as JSON, and the winner's weights.
@@ -228,7 +231,7 @@ class CandidateSearch:
             "data": self.data,
             "budget": self.budget,
             "seconds": round(self.clock() - self.started, 1),
-            "rungs": [self._row(number) for number in range(len(self.results))],
+            "candidates": [self._row(number) for number in range(len(self.results))],
             "stopped": self.stopped,
             "winner": winner.name if winner else None,
             "test": self.test,
@@ -242,19 +245,19 @@ class CandidateSearch:
             best = self.results[0]
         row = {
             "name": result.name,
-            "what": result.description,
+            "description": result.description,
             "trained": result.trained,
             "seconds": round(result.seconds, 1),
             "validation": result.scores(),
             "compared_with": None,
             "p": None,
-            "pays": None,
+            "better": None,
             "leaves_weights": result.weights is not None,
         }
         if best is not None:
             row["compared_with"] = best.name
             row["p"] = p_value(best, result)
-            row["pays"] = is_better(best, result)
+            row["better"] = is_better(best, result)
         return row
 
     def table(self) -> list[str]:
@@ -280,6 +283,19 @@ class CandidateSearch:
         # Wide enough for every row: lines of a log are not wrapped.
         Console(file=text, width=200).print(table)
         return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def _narrow_win(winner: CandidateResult, baseline: CandidateResult) -> str:
+    """Say why the winner won without being significantly better than a baseline."""
+    if winner.errors == baseline.errors:
+        return (
+            f"{winner.name} and {baseline.name} have the same validation top-1; {winner.name} "
+            "leaves weights to use"
+        )
+    return (
+        f"{winner.name} has a higher validation top-1 than {baseline.name}; the difference is not "
+        "significant"
+    )
 
 
 def _interval(scores: Metrics) -> str:

@@ -3,100 +3,27 @@
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
-
 from vitkit.messages import plural
-from vitkit.training import train as session
-from vitkit.training.auto.context import SearchContext, seconds_per_image
+from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.heuristics import SIZES, scratch_settings
-from vitkit.training.auto.results import CandidateResult
-from vitkit.training.auto.search import Clock
+from vitkit.training.auto.results import CandidateResult, Clock
+from vitkit.training.auto.throughput import Throughput, measure_throughput
 from vitkit.training.config.field_types import Settings
-from vitkit.training.initial_weights import make_model
-from vitkit.training.optimization.precision import wait_for
 from vitkit.training.recipes.transfer import finetune
-from vitkit.training.setup import Plan, make_plan
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.trainer import Callback, Trainer
 from vitkit.training.tuning.batch_size import limit_batch_size
-from vitkit.training.tuning.trial import trial
-from vitkit.training.tuning.tune import tune_settings
-from vitkit.weights.formats.vitkit import save
 from vitkit.weights.load import load
 
-SHARE = 0.85
-"""Part of the remaining time that a schedule is made for; a machine may be slower than measured."""
-WARM_UP, TIMED = 1, 4
-"""Steps before the timed ones, and timed steps."""
-FILES = 6
-"""Size of the files that an epoch writes, in sizes of the weights: best and last weights, and a
-state with two moments."""
 FINETUNE_EPOCHS, FINETUNE_STEPS = 20, 500
 """Fine-tuning needs no more than the longer: the recipe's epochs, or AugReg's 500 steps."""
 SCRATCH_EPOCHS = 300
 """From scratch, more epochs than this gained little in the papers on small data."""
-
-
-@dataclass(frozen=True)
-class Throughput:
-    """The measured speed of a run on this machine.
-
-    Attributes:
-        epoch: seconds of an epoch, with its validation and its files.
-        rest: seconds before the first and after the last epoch.
-        images_per_s: images per second in its steps.
-        arithmetic: the settings that it was measured with.
-    """
-
-    epoch: float
-    rest: float
-    images_per_s: float
-    arithmetic: Settings
-
-    def epochs(self, seconds: float) -> int:
-        """Return how many epochs fit into a time, with a reserve."""
-        return math.floor((seconds * SHARE - self.rest) / self.epoch)
-
-    @property
-    def minimum_seconds(self) -> float:
-        """The seconds for one epoch, with the same reserve."""
-        return (self.epoch + self.rest) / SHARE
-
-
-def measure_throughput(plan: Plan, context: SearchContext) -> Throughput:
-    """Time a few steps of a copy of the model, their loading, validation, and writing weights."""
-    clock = context.clock
-    with torch.random.fork_rng():
-        torch.manual_seed(plan.config.seed)  # the weights that the run will start from
-        model = make_model(plan.spec, plan.weights, plan.config, plan.device)
-        plan = plan.with_settings(tune_settings(plan, model, context.say))
-        step = trial(plan, model)
-        loading = training = 0.0
-        for number in range(WARM_UP + TIMED):
-            start = clock()
-            batch = plan.steps[number % plan.total_steps]  # loads in this process
-            loaded = clock()
-            step(batch, number)
-            wait_for(plan.device)
-            if number >= WARM_UP:
-                loading += loaded - start
-                training += clock() - loaded
-    # Workers load batches in parallel.
-    step_seconds = (training + loading / max(1, plan.workers)) / TIMED
-    evaluation = seconds_per_image(model.eval(), plan, clock)
-    start = clock()
-    with tempfile.TemporaryDirectory(prefix="vitkit-") as name:
-        save(Path(name) / "model.safetensors", model, preprocess=plan.preprocess)
-    writing = FILES * (clock() - start)
-    sizes = {name: len(split) for name, split in plan.dataset.splits.items()}
-    epoch = plan.steps.steps_per_epoch * step_seconds + sizes["val"] * evaluation + writing
-    rest = context.setup_seconds + (3 * sizes["val"] + sizes.get("test", 0)) * evaluation + writing
-    arithmetic = {name: getattr(plan.config, name) for name in ("amp", "attention_kernel")}
-    return Throughput(epoch, rest, plan.config.batch_size / step_seconds, arithmetic)
 
 
 @dataclass(frozen=True)
@@ -146,17 +73,19 @@ class TrainingCandidate:
         settings = self.options[number].settings
         plan, throughput = self._measure(number)
         left = seconds - (context.clock() - started)
+        # more epochs than this would gain little
         most = self.max_epochs(plan.steps.steps_per_epoch)
         epochs = max(1, min(most, throughput.epochs(left)))
         reason = "as many as pay" if epochs == most else "to fill the time"
-        context.say(
+        context.log(
             f"{self.name}: {throughput.images_per_s:,.0f} images/s, {throughput.epoch:.2g} s an "
             f"epoch; {plural(epochs, 'epoch')}, {reason}"
         )
         output = throughput.arithmetic | {"output": str(folder)}
         config = context.config(settings, with_epochs(settings, epochs), output)
+        # measured speeds may be wrong, and the budget is kept all the same
         deadline = context.clock() + left
-        result = session.train(config, [lambda: TimeLimit(deadline, context.clock)])
+        result = context.start_run(config, [lambda: TimeLimit(deadline, context.clock)])
         # Fewer than planned if the time was over.
         trained_epochs = round(load(result.last).metadata["epoch"])
         duration = plural(epochs, "epoch")
@@ -175,7 +104,7 @@ class TrainingCandidate:
             # Measuring takes time, so the clock is read again.
             if throughput.epochs(deadline - self.context.clock()) >= option.epochs:
                 return number
-            self.context.say(
+            self.context.log(
                 f"{self.name}: width {plan.spec.width} with {plural(plan.spec.depth, 'block')} "
                 f"takes {throughput.epoch:.2g} s an epoch; {option.epochs} epochs do not fit"
             )
@@ -211,7 +140,7 @@ class TimeLimit(Callback):
     def after_epoch(self, trainer: Trainer) -> None:
         """End the run if its time is over, unless this was its last epoch."""
         if self._clock() > self._deadline and trainer.progress.step < trainer.last_step:
-            trainer.end(f"epoch {trainer.epoch}, as the time is over")
+            trainer.end(f"epoch {trainer.epoch}, when the budget was used up")
 
 
 def finetuning_candidate(context: SearchContext) -> TrainingCandidate:

@@ -1,10 +1,10 @@
-"""The average of the weights follows each step, and frozen parts stay in eval mode."""
+"""Callbacks for the moving average of the weights (EMA), and for the mode of frozen parts."""
 
 from __future__ import annotations
 
 from vitkit.models.vit import ViT
-from vitkit.training.initial_weights import train_mode
 from vitkit.training.optimization.ema import EMA
+from vitkit.training.optimization.freezing import train_mode
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
@@ -17,7 +17,7 @@ class AverageWeights(Callback):
         model: whose weights are averaged.
     """
 
-    def __init__(self, ema: EMA, model: ViT) -> None:
+    def __init__(self, ema: EMA[ViT], model: ViT) -> None:
         self.ema, self._model = ema, model
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import islice
 
 from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.predict import LabelledLogits, count_predictions, predict_batches
-from vitkit.models.vit import ViT
-from vitkit.training.build import EpochResult, Run
+from vitkit.evaluation.predict import count_predictions
 from vitkit.training.callbacks.save import Save
-from vitkit.training.callbacks.stop import interrupted, last_good
-from vitkit.training.parallel.fsdp import has_shards, unsharded_model
+from vitkit.training.parallel.fsdp import unsharded_model
+from vitkit.training.run import EpochResult, Run
+from vitkit.training.run_evaluation import evaluate_split
 from vitkit.training.state.save import withdraw_state
 from vitkit.training.trainer import Callback, Trainer
-
-EVALUATED = 256
-"""Images of one evaluation batch of a process, as in `vitkit eval`."""
 
 
 class Evaluate(Callback):
@@ -41,12 +35,14 @@ class Evaluate(Callback):
         """
         run, progress = self.run, self.run.progress
         validation = self._validate(trainer.epoch) if "val" in run.plan.dataset.splits else {}
+        # after validation, so that a kill during it validates again
         train_loss = progress.close_epoch()
-        better = progress.count_best(trainer.epoch, validation)
+        is_best = progress.count_best(trainer.epoch, validation)
         run.count_time()
+        # every process must call it, as all of them send their parts
         whole = unsharded_model(run.model_to_save, run.world).eval()
         run.epoch_result = EpochResult(
-            trainer.epoch, trainer.learning_rate, train_loss, validation, better, whole
+            trainer.epoch, trainer.learning_rate, train_loss, validation, is_best, whole
         )
 
     def _validate(self, epoch: int) -> Metrics:
@@ -56,53 +52,16 @@ class Evaluate(Callback):
             counts = count_predictions(outputs, run.plan.spec.num_classes)
             validation = counts.counts(run.world).scores()
         except Interrupted:
+            # the epoch's steps are made, and only its validation is missing
             self.save.save_state()
             self.save.save_weights(run.folder.last)
             raise
         if not math.isfinite(validation["loss"]):
-            run.world.decided(lambda: withdraw_state(run.folder.state, run.progress.step))
+            run.world.broadcast_from_main(
+                lambda: withdraw_state(run.folder.state, run.progress.step)
+            )
             raise NonFiniteError(
                 f"the validation loss is {validation['loss']} after epoch {epoch}; "
-                f"{last_good(run.folder)}; try a lower --lr"
+                f"{run.folder.last_state_hint()}; try a lower --lr"
             )
         return validation
-
-
-def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]:
-    """Yield the outputs of a model for this process's images of a split, in float32.
-
-    The run may train in bfloat16: its scores are those that the file of weights has elsewhere.
-
-    Args:
-        run: its data, device and processes.
-        split: of the data.
-        model: whole or sharded; it is set to eval mode.
-
-    Raises:
-        Interrupted: a signal came to any of the processes; nothing that is saved is lost.
-    """
-    plan, world = run.plan, run.world
-    images, sharded = plan.dataset.splits[split], has_shards(model)
-    # Starting loader processes takes longer than one batch.
-    workers = plan.workers if len(images) > EVALUATED else 0
-    batches = predict_batches(
-        model.eval(),
-        images,
-        plan.preprocess,
-        batch_size=EVALUATED,
-        device=plan.device,
-        workers=workers,
-        world=world,
-        collective=sharded,
-        tell_failed=run.failed_images,
-    )
-    most = -(-len(images) // (EVALUATED * world.size))  # some processes have one batch less
-    for _ in range(most):
-        yield from islice(batches, 1)
-        for callback in run.further:
-            callback.after_evaluation_batch(split)
-        if signum := world.most(run.stop.signum or 0):
-            raise interrupted(run, signum)
-    yield from batches  # nothing is left; what follows the last batch is done
-    if sharded:
-        model.reshard()  # type: ignore[operator]

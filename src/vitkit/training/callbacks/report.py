@@ -7,10 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from vitkit.data.loading.loader import Batch
 from vitkit.evaluation.metrics import headline
-from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.training.build import EpochResult, Run
-from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.bottleneck import (
     DIAGNOSIS_STEP,
     WARM_UP_STEPS,
@@ -21,20 +18,18 @@ from vitkit.training.monitoring.bottleneck import (
     waits_for_images,
 )
 from vitkit.training.monitoring.image_grids import example_predictions
-from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
-from vitkit.training.recipes.reference import ReferenceMonitor, reference_result
-from vitkit.training.setup import Plan
+from vitkit.training.recipes.reference import ReferenceMonitor, comparable_result
+from vitkit.training.run import EpochResult, Run
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
-from vitkit.training.unused_settings import note_on_probe
 
 LOOK_EVERY = 10.0
 """Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
 
 
-class Report(Callback):
+class ReportProgress(Callback):
     """Writes steps and epochs to the log.
 
     Args:
@@ -48,7 +43,7 @@ class Report(Callback):
         self._looked = -LOOK_EVERY
         settings = self.plan.config.to_json()
         train = self.plan.dataset.splits["train"]
-        reference = reference_result(self.plan.config.recipe)
+        reference = comparable_result(self.plan.config.recipe, self.plan.config.data)
         self._watch = None
         if reference is not None:
             self._watch = ReferenceMonitor(reference, settings, len(train))
@@ -56,9 +51,9 @@ class Report(Callback):
     def watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Start the timing, and yield the batches while the wait for them is measured."""
         self._start = self._epoch = self._meter.read()
-        return self._meter.watched(self._told(batches))
+        return self._meter.watched(self._report_failures(batches))
 
-    def _told(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def _report_failures(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
             self.run.failed_images(batch.failed)
             yield batch
@@ -77,8 +72,10 @@ class Report(Callback):
         if step % config.log_interval == 0:
             values = {"train_loss": loss, "lr": trainer.learning_rate} | self._speed()
             self.log.step({"epoch": epoch, "step": step}, values | memory(self.plan.device))
+        # read now: validation must not count for the epoch's speed
         if step % self.plan.steps.steps_per_epoch == 0:
             self._pace = self._meter.read() - self._epoch
+        # steps of this process, of which the first ones are slow
         steps = self._meter.steps
         if steps == WARM_UP_STEPS:
             self._warm = self._meter.read()
@@ -90,7 +87,7 @@ class Report(Callback):
         result, progress = self.run.epoch_result, self.run.progress
         assert result is not None, "after `Evaluate`"
         self._write_row(result, progress)
-        if self.run.world.first:
+        if self.run.world.is_main:
             self._show_examples(result.model, result.epoch, progress.step)
 
     def _write_row(self, result: EpochResult, progress: Progress) -> None:
@@ -107,16 +104,16 @@ class Report(Callback):
         shown = "  ".join(f"val_{line}" for line in headline(validation))
         if failures := self.run.failed_images.take_count():
             times = "once" if failures == 1 else f"{failures:,} times"
-            self.log.say(f"epoch {epoch}: {times} an image could not be read; see the lines above")
-        mark = "  best" if result.better else ""
-        self.log.say(
+            self.log.info(f"epoch {epoch}: {times} an image could not be read; see the lines above")
+        mark = "  best" if result.is_best else ""
+        self.log.info(
             f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {result.train_loss:.4f}  "
             f"{shown}  {self._pace.images_per_s:,.0f} images/s{mark}"
         )
         if self._watch is not None:
-            said = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
-            if said is not None:
-                self.log.say(said)
+            line = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
+            if line is not None:
+                self.log.info(line)
 
     def _show_examples(self, model: ViT, epoch: int, step: int) -> None:
         """Log example predictions and histograms, unless the last ones are only seconds old.
@@ -143,68 +140,23 @@ class Report(Callback):
         return {"images_per_s": pace.images_per_s, "data_wait": pace.data_wait}
 
     def _show(self, epoch: int, step: int, loss: float) -> None:
-        speed, held = self._speed(), memory(self.plan.device)
-        gone = self._meter.read() - self._start
-        on_device = f" + {held['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in held else ""
+        speed = self._speed()
+        used = memory(self.plan.device)
+        since_start = self._meter.read() - self._start
+        on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in used else ""
         self.log.display.show(
             step,
             f"epoch {epoch}/{self.plan.config.epochs}",
             f"loss {loss:.3f}  {speed['images_per_s']:,.0f} images/s  data wait "
-            f"{speed['data_wait']:.0%}  {held['memory'] / 1000:.1f}{on_device} GB",
-            left=(self.plan.last_step - step) * gone.moment / gone.steps,
+            f"{speed['data_wait']:.0%}  {used['memory'] / 1000:.1f}{on_device} GB",
+            left=(self.plan.last_step - step) * since_start.moment / since_start.steps,
         )
 
     def _diagnose(self, step: int) -> None:
         """Log what limits the speed; if it is the loader, time some images first."""
         pace, plan = self._meter.read() - self._warm, self.plan
         cost = measure_image_cost(plan.steps, step) if waits_for_images(pace) else None
+        # the processes on this machine share its cores
         cores = max(1, available_cores() // self.run.world.local_size)
         machine = Machine(cores, plan.workers, accelerator=plan.device.type != "cpu")
-        self.log.say(diagnose(pace, cost, machine))
-
-
-def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
-    """Log the data and the model, which no trial changes."""
-    spec = plan.spec
-    parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
-    log.say(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, images: {parts}")
-    parameters = sum(p.numel() for p in model.parameters())
-    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    said = f"{parameters:,} parameters" + (f" ({frozen:,} of them frozen)" if frozen else "")
-    log.say(
-        f"model: {said}, {spec.num_patches} patches of {spec.patch_size[0]} x "
-        f"{spec.patch_size[1]}, width {spec.width}, {plural(spec.depth, 'block')}, "
-        f"{plural(spec.num_heads, 'head')}"
-    )
-
-
-def log_plan(run: Run) -> None:
-    """Log all settings, those that trials chose included, and how the steps go."""
-    plan, log, world = run.plan, run.log, run.world
-    config = plan.config
-    log.say(f"settings: {_settings_shown(config)}")
-    if config.probe is not None and (said := note_on_probe(config)) is not None:
-        log.say(said)
-    if config.probe is None and (reference := reference_result(config.recipe)) is not None:
-        log.say(reference.summary())
-    if config.probe is None:
-        log.say(
-            f"training: {plural(config.epochs, 'epoch')} of "
-            f"{plural(plan.steps.steps_per_epoch, 'step')}, "
-            f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.folder.root}"
-        )
-    if world.size > 1:
-        each = config.batch_size // world.size
-        parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
-        log.say(
-            f"processes: {world.size} ({config.parallel}), {plural(each, 'image')} each{parts} "
-            f"make a batch of {config.batch_size}"
-        )
-
-
-def _settings_shown(config: TrainConfig) -> str:
-    """Return the settings that differ from the defaults; config.yaml has all."""
-    usual = TrainConfig(data=config.data).to_json()
-    hidden = ("output", "start")
-    changed = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
-    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the usual ones"
+        self.log.info(diagnose(pace, cost, machine))

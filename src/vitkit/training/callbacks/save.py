@@ -7,9 +7,9 @@ from pathlib import Path
 
 from vitkit.evaluation.metrics import Metrics
 from vitkit.models.vit import ViT
-from vitkit.training.build import Run
-from vitkit.training.initial_weights import started_from
 from vitkit.training.parallel.fsdp import unsharded_model
+from vitkit.training.run import Run
+from vitkit.training.setup.initial_weights import started_from
 from vitkit.training.state.save import save_state, save_values
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
@@ -50,8 +50,9 @@ class Save(Callback):
         """Save the best weights; and the last ones with the state, where they are due."""
         run, epoch = self.run, self.run.epoch_result
         assert epoch is not None, "after `Evaluate`"
+        # the best weights before the state: a run that is killed in between makes both again
         metrics = {"val": epoch.validation}
-        if epoch.better:
+        if epoch.is_best:
             self.save_weights(run.folder.best, metrics, epoch.model)
         if self.is_due or trainer.is_ending:
             self.save_weights(run.folder.last, metrics, epoch.model)
@@ -62,7 +63,7 @@ class Save(Callback):
 
     def on_end(self, trainer: Trainer) -> None:
         """Write the last weights of a run that ended before its folder had any."""
-        if not self.run.world.decided(self.run.folder.last.exists):
+        if not self.run.world.broadcast_from_main(self.run.folder.last.exists):
             self.save_weights(self.run.folder.last)
 
     def check_due(self, last_step: int) -> None:
@@ -70,13 +71,14 @@ class Save(Callback):
         step, every = self.run.progress.step, self.run.plan.config.save_every
         late = self.saved_step < 0 or time.monotonic() - self._saved_at >= SAVED_EVERY
         due = late or step == last_step or (every is not None and step % every == 0)
-        self.is_due = self.run.world.decided(lambda: due)
+        self.is_due = self.run.world.broadcast_from_main(lambda: due)
 
     def save_state(self) -> None:
         """Write the state of all processes. Raises `OutputError`."""
         run = self.run
         run.count_time()
         run.log.flush()
+        # config.yaml may be edited by hand; the state's own settings count then
         settings = run.plan.config.to_json()
         save_state(run.folder.state, run.registry, run.progress.step, run.world, settings)
         self._saved_at, self.saved_step = time.monotonic(), run.progress.step
@@ -91,9 +93,10 @@ class Save(Callback):
             metrics: of each split.
             whole: the model in one piece, where it is gathered already.
         """
-        model, world = whole or unsharded_model(self.run.model_to_save, self.run.world), None
         world = self.run.world
-        world.decided(lambda: write_weights(path, model, self.run, metrics or {}))
+        # gathered by all processes, written by the first
+        model = whole or unsharded_model(self.run.model_to_save, world)
+        world.broadcast_from_main(lambda: write_weights(path, model, self.run, metrics or {}))
 
     def save_between_steps(self) -> bool:
         """Save what is not saved yet; returns False where several processes cannot do that."""

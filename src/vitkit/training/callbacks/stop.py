@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 
-from vitkit.errors import Interrupted, NonFiniteError
+from vitkit.errors import NonFiniteError
 from vitkit.messages import plural
-from vitkit.training.build import Run
-from vitkit.training.run_folder import RunFolder
-from vitkit.training.state.save import list_states
+from vitkit.training.run import Run
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
@@ -38,17 +36,18 @@ class Stop(Callback):
         step, world = trainer.progress.step, self.run.world
         if step % trainer.steps_per_epoch == 0:
             return  # `after_epoch` looks at the same
+        # with the results of a step all processes know of a signal to one
         signum = result.signum if world.size > 1 else self.run.stop.signum
         if signum:
-            trainer.end(error=interrupted(self.run, signum))
+            trainer.end(error=self.run.interrupted(signum))
         elif step == trainer.last_step:
             trainer.end()
 
     def after_epoch(self, trainer: Trainer) -> None:
         """End after an epoch."""
         why = self.out_of_patience()
-        if signum := self.run.world.most(self.run.stop.signum or 0):
-            trainer.end(why, error=interrupted(self.run, signum))
+        if signum := self.run.world.all_reduce_max(self.run.stop.signum or 0):
+            trainer.end(why, error=self.run.interrupted(signum))
         elif why or trainer.progress.step == trainer.last_step:
             trainer.end(why)
 
@@ -59,7 +58,7 @@ class Stop(Callback):
             return None
         if progress.step >= self.run.plan.total_steps:
             return None
-        return f"no higher validation top-1 for {plural(progress.stale, 'epoch')}"
+        return f"{plural(progress.stale, 'epoch')} without a higher validation top-1"
 
 
 class HandleBadNumbers(Callback):
@@ -77,32 +76,33 @@ class HandleBadNumbers(Callback):
         progress, log = trainer.progress, self.run.log
         if result.overflow:
             step = progress.step - 1
-            log.say(f"float16: the gradient overflows at step {step}; smaller loss scale")
+            log.info(f"float16: the gradient overflows at step {step}; lowering the loss scale")
         if result.bad is None:
             return
         progress.skipped += 1
         progress.skipped_in_a_row += 1
         text = describe_bad_step(self.run, result, trainer.learning_rate)
         stops = self.run.plan.config.on_nan == "stop"
+        # the step changed nothing, so it is not counted: a resumed run makes it again
         if stops or progress.skipped_in_a_row >= MOST_SKIPPED:
             progress.step -= 1
             raise NonFiniteError(
-                f"{text}; {last_good(self.run.folder)}; try a lower --lr "
-                f"(--find-lr looks for one)"
-                + ("" if self.run.precision == "off" else " or --amp off")
+                f"{text}; {self.run.folder.last_state_hint()}; try a lower --lr (--find-lr "
+                "searches for one)" + ("" if self.run.precision == "off" else " or --amp off")
             )
-        log.say(f"{text}; the step is skipped ({progress.skipped} so far)")
+        log.info(f"{text}; step skipped ({progress.skipped} so far)")
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Raise `NonFiniteError` far above ln K, the cross-entropy of a uniform guess."""
         config, chance = self.run.plan.config, math.log(self.run.plan.spec.num_classes)
         train_loss = trainer.progress.mean_loss
+        # ln K bounds no other loss
         labels_alone = config.loss == "cross-entropy" and config.teacher is None
         if labels_alone and train_loss > max(2 * chance, chance + 2):
             raise NonFiniteError(
-                f"epoch {trainer.epoch} has a training loss of {train_loss:.3g}, a guess "
-                f"{chance:.3g}; {last_good(self.run.folder)}; try a --lr below {config.lr:g} "
-                f"(--find-lr looks for one)"
+                f"training loss {train_loss:.3g} after epoch {trainer.epoch}; guessing gives "
+                f"{chance:.3g}; {self.run.folder.last_state_hint()}; try a --lr below "
+                f"{config.lr:g} (--find-lr searches for one)"
             )
 
 
@@ -120,15 +120,3 @@ def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
         f"the {result.bad} is {value}{where} at step {step} (lr {rate:.3g}, "
         f"loss {result.loss:.3g}, gradient norm {result.norm:.3g}, images {names} ...)"
     )
-
-
-def last_good(folder: RunFolder) -> str:
-    """Name the newest state, to go on from, where there is one yet."""
-    kept = list_states(folder.state)
-    return f"the state before it is kept in {kept[-1]}" if kept else "no state is kept yet"
-
-
-def interrupted(run: Run, signum: int) -> Interrupted:
-    """Build the error of a run that a signal ends after all is saved."""
-    where = f"step {run.progress.step} of {run.plan.total_steps}"
-    return Interrupted(signum, f"stopped at {where}; all is saved, {run.how_to_go_on()}")

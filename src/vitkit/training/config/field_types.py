@@ -51,8 +51,8 @@ def stored_as_text(setting: str) -> BeforeValidator:
         if isinstance(value, str | Path):
             return str(value)
         raise ValueError(
-            f"{setting} is a {type(value).__name__}, which config.yaml cannot hold for a resumed "
-            f"run: give a file, or the name of a function, package.module:function"
+            f"{setting} is a {type(value).__name__}, which cannot be stored in config.yaml for "
+            "resuming; pass a file, or the name of a function as package.module:function"
         )
 
     return BeforeValidator(check)

@@ -29,6 +29,7 @@ class Meaning:
         only_with: settings of which at least one must be on for this one to have an effect.
         optimizers: values of `opt` that use this setting; empty for all.
         several_processes: whether it has an effect in runs of several processes alone.
+        for_pretrained: whether it is meant for weights that are trained already.
     """
 
     resume: Literal["fixed", "may change", "not compared"]
@@ -38,6 +39,7 @@ class Meaning:
     only_with: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
     several_processes: bool = False
+    for_pretrained: bool = False
 
 
 def meanings(settings: type[Any]) -> dict[str, Meaning]:
@@ -50,6 +52,7 @@ def meanings(settings: type[Any]) -> dict[str, Meaning]:
     hints = get_type_hints(settings, include_extras=True)
     by_name = {}
     for field in fields(settings):
+        # `Annotated` keeps what follows the type
         metadata = getattr(hints[field.name], "__metadata__", ())
         facts = [entry for entry in metadata if isinstance(entry, Meaning)]
         if len(facts) != 1:

@@ -14,6 +14,8 @@ from vitkit.training.config.train_config import TrainConfig
 
 SYNONYMS = (("img_size", "progressive", "spec.image_size"), ("drop_path", "spec.drop_path"))
 """Groups of names that set the same thing."""
+MODEL_DEFAULT = "the model's own"
+"""Stands for the value of a spec field that no setting names."""
 
 
 def layered(*layers: Mapping[str, Any]) -> Settings:
@@ -56,7 +58,7 @@ def check_names(keys: Iterable[str], where: str = "") -> None:
         if key in known:
             continue
         ours = our_name(key, TrainConfig)
-        near = f"; did you mean {ours!r}?" if ours else did_you_mean(key, known)
+        near = f" (did you mean {ours!r}?)" if ours else did_you_mean(key, known)
         raise SettingError(f"{where}there is no setting {key!r}{near}")
 
 
@@ -74,3 +76,12 @@ def _remove(merged: Settings, name: str) -> None:
         merged[owner] = {key: value for key, value in merged[owner].items() if key != field}
     else:
         merged.pop(field, None)
+
+
+def with_flat_spec(settings: Mapping[str, Any]) -> Settings:
+    """Return the settings with each field of the spec as an entry `spec.NAME`."""
+    flat = {f"spec.{name}": value for name, value in settings.get("spec", {}).items()}
+    for name, value in settings.items():
+        if name != "spec":
+            flat[name] = value
+    return flat

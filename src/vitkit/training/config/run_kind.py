@@ -23,8 +23,8 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     not_compared = fields_where(TrainConfig, resume="not compared")
     without_weight = fields_where(TrainConfig, changes_result=False)
     # these may be at another path on resume, and make another run all the same
-    aside = {*not_compared, *without_weight} - {"data", "teacher", "start"}
-    kind = {name: value for name, value in settings.items() if name not in aside}
+    ignored = {*not_compared, *without_weight} - {"data", "teacher", "start"}
+    kind = {name: value for name, value in settings.items() if name not in ignored}
     start = kind.get("start")
     if isinstance(start, Mapping):
         # the same weights may come from another path

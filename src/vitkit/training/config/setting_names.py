@@ -70,6 +70,7 @@ def refused_flag(arguments: list[str], settings: type[Any]) -> str | None:
 
     Flags with any other unknown name are left to the parser, which names the nearest ones.
     """
+    # all flags of our own, without dashes
     flags = set(second_names(settings))
     for name in field_names(settings):
         flags.add(_letters(name))
@@ -79,7 +80,7 @@ def refused_flag(arguments: list[str], settings: type[Any]) -> str | None:
             continue
         setting = our_name(flag, settings)
         if setting is not None:
-            return f"there is no flag {flag}; did you mean --{setting.replace('_', '-')}?"
+            return f"there is no flag {flag} (did you mean --{setting.replace('_', '-')}?)"
     return None
 
 

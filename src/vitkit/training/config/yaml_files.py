@@ -27,7 +27,7 @@ def read_yaml(path: str | Path) -> Settings:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read as a YAML file: {error}") from None
+        raise SettingError(f"{path}: cannot be read: {error}") from None
     content = _parse(path, text)
     if not isinstance(content, dict):
         raise SettingError(f"{path}: expected `setting: value` lines, such as `lr: 1e-3`")

@@ -79,7 +79,7 @@ def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
     if any(isinstance(m, ViT) and m.spec.distillation_token for m in student.modules()):
         raise SettingError(
             f"the two heads of the student cannot be reached through {type(student).__name__}; "
-            f"give the student itself, and compile or wrap the DistillWrapper"
+            "pass the student itself, and compile or wrap the DistillWrapper instead"
         )
     logits = getattr(output, "logits", output)  # transformers returns an object
     return logits, logits

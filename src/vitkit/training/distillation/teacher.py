@@ -1,34 +1,26 @@
-"""Teachers of a distillation: any frozen classifier, its preprocessing and its classes."""
+"""`Teacher`: a frozen classifier with its preprocessing and its classes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeAlias
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import CheckpointError, SettingError, UserError
+from vitkit.data.datasets.class_names import match_classes
+from vitkit.errors import SettingError, UserError
 from vitkit.io.digests import tensor_digests
-from vitkit.io.import_path import import_by_name
 from vitkit.messages import quote_list
 from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.load import load
 
 REC_601 = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luma of ITU-R BT.601."""
-IMPORTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-"""`package.module:function`, a function that returns a teacher."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +38,6 @@ class Teacher:
     preprocess: Preprocess | None = None
     classes: tuple[str, ...] = ()
     columns: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, source: TeacherSource, *, trust_pickle: bool = False) -> Teacher:
-        """Make a teacher from a model, a checkpoint, a path or an import path.
-
-        Args:
-            source: a teacher; a checkpoint; an argument of `vitkit.load`;
-                `package.module:function`, which is called and returns a teacher, a checkpoint or a
-                module; or a module. The preprocessing of a timm module is that of its
-                `pretrained_cfg`, except for the image size, which is that of the module where it is
-                known. A timm module without pretrained weights has a `pretrained_cfg`, too, which
-                may be wrong for it: pass `Teacher(module, Preprocess(...))` for a module that was
-                trained on other images.
-            trust_pickle: as for `vitkit.load`.
-
-        Raises:
-            CheckpointError: a file cannot be read as a model.
-            SettingError: a function cannot be imported, or returns another type.
-        """
-        if isinstance(source, str) and IMPORTED.fullmatch(source):
-            source = _import_source(source)
-        if isinstance(source, Teacher):
-            return source
-        if isinstance(source, str | Path):
-            try:
-                source = load(source, trust_pickle=trust_pickle)
-            except UserError as error:
-                raise CheckpointError(f"the teacher cannot be read: {error}") from None
-        if isinstance(source, Checkpoint):
-            # Assumed names would be matched with those of the data, so they do not count.
-            classes = () if source.classes_assumed else source.classes
-            return cls(source.model, source.preprocess, classes)
-        return cls(source, _timm_preprocess(source))
 
     @torch.no_grad()
     def __call__(self, images: Images, preprocess: Preprocess | None = None) -> Logits:
@@ -99,8 +58,8 @@ class Teacher:
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.ndim != 2:
             raise SettingError(
-                f"the teacher {type(self.model).__name__} returns {_described(logits)}; expected "
-                f"logits (B, K): wrap it in a module whose forward returns them"
+                f"the teacher {type(self.model).__name__} returns {describe_value(logits)}; "
+                f"expected logits (B, K): wrap it in a module whose forward returns them"
             )
         logits = logits.float()
         return logits if self.columns is None else logits[:, list(self.columns)]
@@ -143,33 +102,39 @@ class Teacher:
             if num_logits != len(classes):
                 raise SettingError(
                     f"the teacher has {num_logits} classes and the data have {len(classes)}; "
-                    f"train it on these classes first, or take another"
+                    "train it on these classes first, or use another teacher"
                 )
             notes.append(
-                f"the teacher names no classes; its {num_logits} logits are taken for the data's: "
-                f"{quote_list(classes)}"
+                f"the teacher has no class names; its {num_logits} logits are assumed to be the "
+                f"data's classes: {quote_list(classes)}"
             )
             return teacher, notes
-        self._check_classes(classes, num_logits)
+        columns = self._columns(classes, num_logits)
         extra = num_logits - len(classes)
         if extra:
-            notes.append(f"the teacher knows {extra} classes more; they are left out")
-        columns = tuple(self.classes.index(name) for name in classes)
+            notes.append(f"classes of the teacher that the data lack, left out: {extra}")
         return replace(teacher, columns=columns), notes
 
-    def _check_classes(self, classes: tuple[str, ...], num_logits: int) -> None:
-        """Refuse a teacher without some of these classes, or with more logits than names."""
+    def _columns(self, classes: tuple[str, ...], num_logits: int) -> tuple[int, ...]:
+        """Return the logits of these classes; refuse a teacher that does not have each once."""
         # By name: the teacher may count its classes in another order.
-        unknown = [name for name in classes if name not in self.classes]
-        if unknown:
+        match = match_classes(classes, self.classes)
+        if match.ambiguous:
             raise SettingError(
-                f"the teacher does not know the classes {quote_list(unknown)}; it knows "
-                f"{quote_list(self.classes)}: train it on this data first, or take another"
+                f"the teacher has several classes called {match.ambiguous[0]!r}; rename them, or "
+                f"use another teacher"
+            )
+        if match.unknown:
+            raise SettingError(
+                f"the teacher lacks the classes {quote_list(match.unknown)}; it has "
+                f"{quote_list(self.classes)}; train it on this data first, or use another teacher"
             )
         if num_logits != len(self.classes):
             raise SettingError(
-                f"the teacher has {num_logits} logits and {len(self.classes)} class names; name all"
+                f"the teacher has {num_logits} logits and {len(self.classes)} class names; "
+                "name all classes"
             )
+        return match.indices
 
     def _image_notes(self, preprocess: Preprocess) -> list[str]:
         """Return a line if its images differ in size or normalisation from the student's."""
@@ -177,7 +142,7 @@ class Teacher:
         student = _described_images(preprocess)
         if own == student:
             return []
-        return [f"the teacher sees images of {own}; the student of {student}"]
+        return [f"the teacher takes images of {own}; the student, of {student}"]
 
     def _count_logits(self, preprocess: Preprocess, device: torch.device) -> int:
         """Call the model on one grey image, and return the number of logits."""
@@ -191,39 +156,9 @@ class Teacher:
         except (RuntimeError, TypeError, ValueError, LookupError, AssertionError, UserError) as why:
             raise SettingError(
                 f"the teacher {type(self.model).__name__} cannot take images "
-                f"{tuple(image.shape)} ({why}); name what it expects: Teacher(model, "
-                f"Preprocess(image_size=..., mean=..., std=...))"
+                f"{tuple(image.shape)} ({why}); describe its input: Teacher(model, "
+                "Preprocess(image_size=..., mean=..., std=...))"
             ) from None
-
-
-TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
-"""Types of which `Teacher.of` makes a teacher."""
-
-
-def check_distillation(config: TrainConfig) -> None:
-    """Refuse contradicting settings of distillation. Raises `SettingError`."""
-    softened = config.distill_temperature != TrainConfig.distill_temperature
-    if config.distill == "hard" and softened:
-        raise SettingError(
-            f"distill_temperature {config.distill_temperature:g} softens probabilities, and "
-            f"distill hard learns the teacher's first choice; leave one of them out"
-        )
-    # Cached logits are of images of one size.
-    if config.distill_views and config.progressive:
-        raise SettingError(
-            f"the teacher looks at each of {config.distill_views} distill_views once, and "
-            f"progressive {config.progressive} changes their size; pass --distill-views 0"
-        )
-
-
-def load_teacher(
-    config: TrainConfig, classes: tuple[str, ...], preprocess: Preprocess, device: torch.device
-) -> tuple[Teacher | None, list[str]]:
-    """Load the teacher of a run, if it has one; as `Teacher.for_classes` returns it."""
-    if config.teacher is None:
-        return None, []
-    teacher = Teacher.of(config.teacher, trust_pickle=config.trust_pickle)
-    return teacher.for_classes(classes, preprocess, device, config.progressive or ())
 
 
 def renormalise(
@@ -252,43 +187,6 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Tensor:
     return torch.tensor(values, dtype=like.dtype, device=like.device).view(-1, 1, 1)
 
 
-def _import_source(name: str) -> Teacher | Checkpoint | nn.Module:
-    """Import the function of that name and call it."""
-    try:
-        source = import_by_name(name)()
-    except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
-        raise SettingError(
-            f"the teacher {name} cannot be made: {error}; give a checkpoint, or the "
-            f"package.module:function of a function without arguments that returns a module"
-        ) from None
-    if not isinstance(source, Teacher | Checkpoint | nn.Module):
-        raise SettingError(f"{name} returns {_described(source)}; expected a Teacher or a module")
-    return source
-
-
-def _timm_preprocess(model: nn.Module) -> Preprocess | None:
-    """Return the preprocessing of a timm module; `None` for a module of another library."""
-    # Read from attributes, without importing timm.
-    config = getattr(model, "pretrained_cfg", None)
-    if not isinstance(config, dict) or not {"mean", "std", "input_size"} <= config.keys():
-        return None
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            if module.in_channels != len(config["mean"]):
-                return None  # rebuilt for another number of channels than the mean has
-            break
-    built_size = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    interpolation: Any = config.get("interpolation")
-    if interpolation not in ("nearest", "bilinear", "bicubic"):
-        interpolation = "bicubic"
-    return Preprocess(
-        image_size=built_size if isinstance(built_size, tuple) else tuple(config["input_size"][1:]),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=interpolation,
-    )
-
-
 def _described_images(preprocess: Preprocess) -> str:
     """Return size, mean and std in words; the rest is decided by the student's preprocessing."""
     height, width = preprocess.image_size
@@ -297,5 +195,6 @@ def _described_images(preprocess: Preprocess) -> str:
     return f"{height} x {width} px with mean {mean} and std {std}"
 
 
-def _described(value: object) -> str:
+def describe_value(value: object) -> str:
+    """Return the shape of a tensor, or the type of anything else, for messages."""
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -23,7 +23,7 @@ from jaxtyping import Float32
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
 from vitkit.data.loading.loader import Batch, BatchSource, TrainingSteps, batches
-from vitkit.distributed import World
+from vitkit.distributed import ProcessGroup
 from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json
 from vitkit.io.atomic import output_error, replacing
@@ -104,7 +104,7 @@ class TeacherTargets:
         inputs: TeacherInputs,
         transform: BatchTransform,
         folder: Path,
-        world: World,
+        world: ProcessGroup,
         stop: StopFlag,
     ) -> None:
         self.distillation = distillation
@@ -129,7 +129,7 @@ class TeacherTargets:
             soft = fed.mixture.targets(soft)
         return replace(fed, soft=soft)
 
-    def prepare(self, steps: range, say: Callable[[str], object]) -> None:
+    def prepare(self, steps: range, log: Callable[[str], object]) -> None:
         """Load the cached logits of the views in these steps; compute those that are missing.
 
         Raises:
@@ -142,16 +142,16 @@ class TeacherTargets:
         steps_per_epoch = self._inputs.steps.steps_per_epoch
         epochs = range(steps[0] // steps_per_epoch, steps[-1] // steps_per_epoch + 1)
         # Before space on the disk is needed for new files.
-        if self._world.first:
+        if self._world.is_main:
             self._tidy(range(views))
         for view in sorted({epoch % views for epoch in epochs}):
             path = self._path(view)
-            if not self._world.decided(path.exists):
+            if not self._world.broadcast_from_main(path.exists):
                 start = monotonic()
                 self._compute(view, path)
                 # The other processes read the file only when it is complete.
-                self._world.decided(path.exists)
-                say(
+                self._world.broadcast_from_main(path.exists)
+                log(
                     f"teacher: view {view + 1} of {views}, {len(self._inputs.steps.split):,} "
                     f"images, in {monotonic() - start:.0f} s"
                 )
@@ -169,8 +169,8 @@ class TeacherTargets:
         """Raise `CheckpointError` if the run began with another teacher."""
         if metadata != self.metadata():
             raise CheckpointError(
-                f"the teacher {self._inputs.source} is not the one that the run began with; "
-                f"bring it back, or start afresh with another --output"
+                f"--teacher {self._inputs.source} is not the teacher that the run started with; "
+                "pass that one, or start afresh with another --output"
             )
 
     def _logits(self, images: Images) -> Logits:
@@ -209,7 +209,7 @@ class TeacherTargets:
         shape = (len(self._inputs.steps.split), self._inputs.num_classes)
         with ExitStack() as stack:
             file = None
-            if self._world.first:
+            if self._world.is_main:
                 temporary = stack.enter_context(replacing(path, needed=4 * shape[0] * shape[1]))
                 file = stack.enter_context(temporary.open("wb"))
                 header = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -219,10 +219,10 @@ class TeacherTargets:
                 if file is not None:
                     file.write(rows.astype("<f4").tobytes())
                 # All processes stop after the same block: each of them shares the next one.
-                signum = self._world.most(self._stop.signum or 0)
+                signum = self._world.all_reduce_max(self._stop.signum or 0)
                 if signum:
                     raise Interrupted(
-                        signum, "stopped while the teacher looked at the images; start again"
+                        signum, "stopped while the teacher's logits were computed; start again"
                     )
 
     @torch.no_grad()
@@ -241,7 +241,7 @@ class TeacherTargets:
                 logits = self._logits(self._transform.images(batch))
                 rows[first : first + BLOCK] = logits.cpu()
             # Each row is zero in all processes but one, so the sum is exact.
-            yield world.summed(rows).numpy()
+            yield world.all_reduce_sum(rows).numpy()
 
     def _read(self, path: Path) -> CachedLogits:
         """Map a cached view into memory; rows are read from the disk when they are needed."""

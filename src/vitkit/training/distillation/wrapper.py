@@ -14,7 +14,7 @@ from vitkit.errors import SettingError
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess
 from vitkit.training.distillation.losses import Distillation, student_logits
-from vitkit.training.distillation.teacher import Teacher, TeacherSource
+from vitkit.training.distillation.teacher_source import TeacherSource, as_teacher
 
 
 class DistillWrapper(nn.Module):
@@ -63,13 +63,13 @@ class DistillWrapper(nn.Module):
     ) -> None:
         super().__init__()
         self.student = student
-        self.teacher = Teacher.of(teacher)
+        self.teacher = as_teacher(teacher)
         self.distillation = Distillation(temperature=temperature, alpha=alpha, hard=hard)
         self.preprocess = preprocess
         if preprocess is None and self.teacher.preprocess is not None:
             warnings.warn(
-                "the teacher sees the student's images as they are; pass preprocess=, how they are "
-                "normalised, to convert them to what the teacher expects",
+                "the teacher gets the student's images unchanged; pass preprocess= with the "
+                "student's normalisation, so that they are converted to the teacher's",
                 stacklevel=2,
             )
         set_distilled = getattr(student, "set_distilled_training", None)
@@ -89,12 +89,13 @@ class DistillWrapper(nn.Module):
             SettingError: the teacher returns no logits, or logits of another number of classes; or
                 the student is a module around a `ViT` with two heads that returns only their mean.
         """
+        # without gradients, in the teacher's own size and normalisation
         teacher_logits = self.teacher(images, self.preprocess)
         label_logits, distillation_logits = student_logits(self.student, images)
         if teacher_logits.shape != distillation_logits.shape:
             raise SettingError(
                 f"the teacher has {teacher_logits.shape[1]} classes and the student "
-                f"{distillation_logits.shape[1]}; give a teacher of the student's classes"
+                f"{distillation_logits.shape[1]}; use a teacher with the student's classes"
             )
         targets = self.distillation.targets(teacher_logits)
         return self.distillation.combine(

@@ -103,14 +103,14 @@ def diagnose(timing: TimingSnapshot, cost: ImageCost | None, machine: Machine) -
     step = _step_seconds(timing)
     if cost is None:
         return (
-            f"after {DIAGNOSIS_STEP} steps: {_time(step)} a step, {_waiting_share(timing):.0%} of "
-            f"it waiting for images; the model sets the pace"
+            f"after {DIAGNOSIS_STEP} steps: {_time(step)} per step, {_waiting_share(timing):.0%} "
+            "of it waiting for images; limited by the model"
         )
     return (
-        f"after {DIAGNOSIS_STEP} steps: {_waiting_share(timing):.0%} of the time waits for images "
-        f"({_time(timing.waiting / timing.steps)} of {_time(step)} a step); an image takes "
-        f"{_time(cost.decode)} to decode, {_time(cost.resize)} to resize, {_time(cost.augment)} to "
-        f"augment; {_remedy(timing, cost, machine)}"
+        f"after {DIAGNOSIS_STEP} steps: {_time(step)} per step, {_waiting_share(timing):.0%} of "
+        f"it waiting for images ({_time(timing.waiting / timing.steps)}); decoding takes "
+        f"{_time(cost.decode)} per image, resizing {_time(cost.resize)}, augmentation "
+        f"{_time(cost.augment)}; {_remedy(timing, cost, machine)}"
     )
 
 
@@ -124,20 +124,20 @@ def _remedy(timing: TimingSnapshot, cost: ImageCost, machine: Machine) -> str:
     shortest, workers = _shortest_step(timing, images, machine)
     remedies = []
     if shortest < (1 - SIGNIFICANT) * now and workers > machine.workers:
-        remedies.append(f"--workers {workers} would bring a step to about {_time(shortest)}")
+        remedies.append(f"with --workers {workers} a step would take about {_time(shortest)}")
     cached, cached_workers = _shortest_step(
         timing, images * (1 - cost.decode / cost.total), machine
     )
     # A cache must be better than more workers alone.
     if cost.decode > 0 and cached < (1 - SIGNIFICANT) * (shortest if remedies else now):
-        also = f" with --workers {cached_workers}" if cached_workers > machine.workers else ""
-        remedies.append(f"--cache{also}, which saves decoding, to about {_time(cached)}")
+        also = f" and --workers {cached_workers}" if cached_workers > machine.workers else ""
+        remedies.append(f"with --cache{also} (no decoding) a step would take about {_time(cached)}")
     if remedies:
         return ", ".join(remedies)
     if shortest < (1 - SIGNIFICANT) * now:
-        return "the cores are not busy: limited by disk or network"
+        return "limited by disk or network: the cores are not busy"
     cores = "core is" if machine.cores == 1 else f"{machine.cores} cores are"
-    return f"the {cores} busy all the time: no number of workers would help"
+    return f"limited by the processor: the {cores} always busy, so that more workers would not help"
 
 
 def _shortest_step(timing: TimingSnapshot, images: float, machine: Machine) -> tuple[float, int]:

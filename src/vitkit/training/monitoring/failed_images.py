@@ -9,11 +9,11 @@ class FailedImages:
     """A counter of images that could not be read, which names each of them once.
 
     Args:
-        say: called with a line for each image.
+        log: called with a line for each image.
     """
 
-    def __init__(self, say: Callable[[str], object]) -> None:
-        self._say = say
+    def __init__(self, log: Callable[[str], object]) -> None:
+        self._log = log
         self._named: set[str] = set()
         self._count = 0
 
@@ -23,7 +23,7 @@ class FailedImages:
         # The same image may fail twice in a batch, and again in every epoch.
         for line in dict.fromkeys(failed):
             if line not in self._named:
-                self._say(f"{line}; another image of its class takes its place")
+                self._log(f"{line}; another image of its class is used instead")
                 self._named.add(line)
 
     def take_count(self) -> int:

@@ -11,8 +11,8 @@ from jaxtyping import UInt8
 from PIL import Image, ImageDraw, ImageFont
 from torch import nn
 
+from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.loading.loader import EvaluationBatches
-from vitkit.data.sources.open import Dataset
 from vitkit.spec import Preprocess
 
 SHOWN = 8

@@ -131,9 +131,9 @@ class RunLog:
         self._trackers = open_trackers(names, self._run, settings)
 
     @_first_process_only
-    def say(self, line: str) -> None:
+    def info(self, line: str) -> None:
         """Print a line on the terminal and, with the time, to train.log."""
-        self.display.say(line)
+        self.display.print(line)
         try:
             self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
             self._log.flush()
@@ -216,6 +216,7 @@ class RunLog:
 
     def _curve(self, values: Numbers, step: int, curves: SummaryWriter) -> None:
         """Add values to curves of TensorBoard and of the trackers."""
+        # `val_top1` becomes `val/top1`: TensorBoard groups by the first part
         tagged = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
         try:
             for tag, value in tagged.items():
@@ -232,4 +233,4 @@ class RunLog:
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
         self._trackers.remove(tracker)
-        self.say(f"{tracker.name} failed: {failure}; the run goes on without it")
+        self.info(f"{tracker.name} failed: {failure}; the run continues without it")

@@ -77,7 +77,7 @@ class Display:
         """Remove the bar."""
         self._draw(self._bar.stop)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """Print a line that stays."""
         self._draw(lambda: self._console.print(line, markup=False))
 
@@ -97,7 +97,7 @@ class Display:
         self._shown = time.monotonic()
         time_left = f"{timedelta(seconds=round(left))} left"
         if self._bar.disable:
-            self.say(f"{epoch}  step {step}/{self._total}  {status}  {time_left}")
+            self.print(f"{epoch}  step {step}/{self._total}  {status}  {time_left}")
             return
         # In a narrow terminal rich would shorten every column, even the step numbers. So the status
         # is shortened here.

@@ -149,7 +149,9 @@ def open_trackers(
             # The services that have started must not show a run that never ends.
             for tracker in opened:
                 tracker.close(failed=True)
-            raise SettingError(f"--logger {kind.name}: it cannot start: {error}") from error
+            raise SettingError(
+                f"--logger {kind.name}: cannot start: {error}; mend it, or leave out --logger"
+            ) from error
     identities = known | {tracker.name: tracker.identity for tracker in opened}
     if identities != known:
         write_bytes(run.trackers, json.dumps(identities).encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,10 @@ from vitkit.distributed import local_tensor
 from vitkit.errors import CheckpointError
 from vitkit.training.state.registry import Metadata, ModelPart, Tensors
 
+Model = TypeVar("Model", bound=nn.Module)
 
-class EMA:
+
+class EMA(Generic[Model]):
     """theta' <- d theta' + (1 - d) theta after every step (Polyak and Juditsky, 1992).
 
     The decay warms up, d = min(decay, (1 + n) / (10 + n)) after n updates, so that the random
@@ -24,14 +27,14 @@ class EMA:
         decay: d, in [0, 1).
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
+    def __init__(self, model: Model, decay: float) -> None:
         # A model of its own: it is evaluated as it is.
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.model: Model = copy.deepcopy(model).eval().requires_grad_(False)
         self.decay = decay
         self.updates = 0
 
     @torch.no_grad()
-    def update(self, model: nn.Module) -> None:
+    def update(self, model: Model) -> None:
         """Add the weights of one more step to the average; buffers are copied."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         # Averaging is elementwise: each process averages its own part of a sharded weight.
@@ -53,6 +56,9 @@ class EMA:
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Restore the average. Raises `CheckpointError` for another model or decay."""
         if metadata.keys() != {"decay", "updates"} or metadata["decay"] != self.decay:
-            raise CheckpointError(f"ema: stored with {metadata}, this run has decay {self.decay}")
+            raise CheckpointError(
+                f"ema: the state has {metadata}, this run has decay {self.decay}; resume with "
+                "the run's own --model-ema-decay"
+            )
         ModelPart(self.model).load(tensors, {})
         self.updates = int(metadata["updates"])

@@ -83,15 +83,16 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
     if ":" not in name:
         near = did_you_mean(name, losses)
         raise SettingError(
-            f"there is no loss {name!r}{near}; take {', '.join(losses)}, or your own as MODULE:NAME"
+            f"--loss {name!r} does not exist{near}; pass one of {', '.join(losses)}, or your "
+            "own function as MODULE:NAME"
         )
     try:
         loss: Loss = import_by_name(name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(f"loss {name} cannot be imported: {error}") from None
+        raise SettingError(f"--loss {name} cannot be imported: {error}") from None
     # A class would be called with logits and targets, and return an object.
     if not callable(loss) or isinstance(loss, type):
-        raise SettingError(f"loss {name} must be a function of (logits, targets)")
+        raise SettingError(f"--loss {name} must be a function of (logits, targets)")
     return loss
 
 
@@ -114,14 +115,15 @@ def check_loss(name: str, num_classes: int, *, mixed: str | None) -> None:
     problem = _problem(loss, torch.zeros(2, dtype=torch.int64), num_classes)
     if problem is not None:
         raise SettingError(
-            f"loss {name} must give one number for logits (B, K) and class numbers (B,): {problem}"
+            f"--loss {name} must return one number for logits (B, K) and class numbers (B,): "
+            f"{problem}"
         )
     if mixed is None:
         return
     problem = _problem(loss, torch.full((2, num_classes), 1 / num_classes), num_classes)
     if problem is not None:
         raise SettingError(
-            f"loss {name} takes class numbers only, and {mixed} gives it probabilities (B, K) "
+            f"--loss {name} takes class numbers only, and {mixed} gives it probabilities (B, K) "
             f"({problem}); pass --mixup 0 --cutmix 0, or --loss cross-entropy"
         )
 
@@ -135,5 +137,5 @@ def _problem(loss: Loss, targets: Tensor, num_classes: int) -> str | None:
         return f"{type(error).__name__}: {error}"
     # A loss without a gradient would leave all weights unchanged.
     if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-        return f"it gave {type(value).__name__} {list(getattr(value, 'shape', []))}"
+        return f"it returned {type(value).__name__} {list(getattr(value, 'shape', []))}"
     return None

@@ -23,7 +23,7 @@ SEVERAL_LOSSES = ("lbfgs", "sam", "asam", "gsam", "wsam", "looksam", "friendlysa
 SECOND_DERIVATIVES = ("adahessian", "sophiah")
 OTHER_WEIGHTS = ("schedulefreeadamw", "schedulefreesgd", "schedulefreeradam", "splus")
 UNSUPPORTED = {
-    **dict.fromkeys(SEVERAL_LOSSES, "asks for the loss several times a step"),
+    **dict.fromkeys(SEVERAL_LOSSES, "evaluates the loss several times per step"),
     **dict.fromkeys(SECOND_DERIVATIVES, "asks for second derivatives"),
     **dict.fromkeys(OTHER_WEIGHTS, "trains other weights than it evaluates"),
 }
@@ -49,28 +49,28 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory
     """
     if name in UNSUPPORTED:
         raise SettingError(
-            f"opt {name} {UNSUPPORTED[name]}, which a training step here does not do; "
-            f"take adamw, lamb or lion"
+            f"--opt {name} {UNSUPPORTED[name]}, which this training step does not support; pass "
+            "adamw, lamb or lion"
         )
     try:  # an optional dependency, slow to import
         import pytorch_optimizer as library
     except ImportError:
         near = did_you_mean(name, others)
         raise MissingExtraError(
-            f"opt {name!r} is none of {', '.join(others)}{near}; others need the pytorch-optimizer "
-            f"library: pip install 'vitkit[optim]'"
+            f"--opt {name!r} is none of {', '.join(others)}{near}; for others install the "
+            "pytorch-optimizer library: pip install 'vitkit[optim]'"
         ) from None
     known = library.get_supported_optimizers()
     if name not in known:
         near = did_you_mean(name, dict.fromkeys([*others, *known]), count=2)
         raise SettingError(
-            f"there is no optimizer {name!r}{near}; take {', '.join(others)} or one of "
-            f"pytorch_optimizer.get_supported_optimizers()"
+            f"--opt {name!r} does not exist{near}; pass {', '.join(others)}, or one of the "
+            "pytorch-optimizer library, such as lamb, lion or adan"
         )
     optimizer_class: OptimizerFactory = library.load_optimizer(name)
     problem = _resume_problem(optimizer_class)
     if problem is not None:
-        raise SettingError(f"opt {name} cannot be used here: {problem}; take adamw, lamb or lion")
+        raise SettingError(f"--opt {name} cannot be used here: {problem}; pass adamw, lamb or lion")
     return optimizer_class
 
 
@@ -90,7 +90,7 @@ def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
             return f"{type(error).__name__}: {error}"
     for expected, actual in zip(straight, resumed, strict=True):
         if not torch.equal(expected, actual):
-            return "a run that is resumed would not go on as it was"
+            return "a resumed run would not continue in the same way"
     return None
 
 
@@ -124,6 +124,6 @@ def _store_and_restore(old: optim.Optimizer, new: optim.Optimizer) -> optim.Opti
     try:
         metadata: dict[str, Any] = json.loads(json.dumps(part.metadata()))
     except TypeError:
-        raise CheckpointError("its state is more than tensors and numbers") from None
+        raise CheckpointError("its state holds more than tensors and numbers") from None
     OptimizerPart(new).load(tensors, metadata)
     return new

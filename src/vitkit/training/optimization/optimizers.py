@@ -121,7 +121,10 @@ class MuonWithAdamW(optim.Optimizer):
                 if name.startswith("blocks.") and parameter.ndim == 2:
                     matrices[name] = parameter
         if not matrices:
-            raise SettingError("opt muon is for matrices of blocks, and none trains; take adamw")
+            raise SettingError(
+                "--opt muon trains the matrices of blocks, and all of them are frozen; pass "
+                "--opt adamw"
+            )
         group_settings = _GroupSettings(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay)
         self._names = {id(whole): name for name, whole in matrices.items()}
         # Parameter of the model, number of the matrix in it, and that matrix as a view.

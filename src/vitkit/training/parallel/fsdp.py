@@ -11,11 +11,11 @@ import warnings
 import torch
 from torch import nn
 
-from vitkit.distributed import World, full_tensor, is_sharded
+from vitkit.distributed import ProcessGroup, full_tensor, is_sharded
 from vitkit.models.vit import ViT
 
 
-def shard(model: ViT, world: World, device: torch.device) -> None:
+def shard(model: ViT, world: ProcessGroup, device: torch.device) -> None:
     """Shard every block, and the parameters outside of the blocks, over the processes, in place.
 
     "PyTorch FSDP" (arXiv 2304.11277): the weights of a block are gathered when it is computed and
@@ -41,7 +41,7 @@ def has_shards(model: nn.Module) -> bool:
     return any(is_sharded(parameter) for parameter in model.parameters())
 
 
-def place_like(model: ViT, other: ViT, world: World, device: torch.device) -> ViT:
+def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device) -> ViT:
     """Move an unsharded model to the device, and shard it if another model is sharded."""
     if not has_shards(other):
         return model.to(device)
@@ -49,7 +49,7 @@ def place_like(model: ViT, other: ViT, world: World, device: torch.device) -> Vi
     return model
 
 
-def unsharded_model(model: ViT, world: World) -> ViT:
+def unsharded_model(model: ViT, world: ProcessGroup) -> ViT:
     """Gather a sharded model in the first process; every process must call.
 
     Returns:
@@ -61,10 +61,10 @@ def unsharded_model(model: ViT, world: World) -> ViT:
     gathered = {}
     for name, value in model.state_dict().items():
         tensor = full_tensor(value)
-        if world.first:
+        if world.is_main:
             # Moved at once: the device may not hold all tensors unsharded.
             gathered[name] = tensor.cpu()
-    if not world.first:
+    if not world.is_main:
         return model
     with torch.device("meta"):
         copy = ViT(model.spec)

@@ -16,21 +16,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from vitkit.distributed import EXCHANGE, RUN_FILE, STEP_RECORD, STEPS_FILE, LostContact, revived
-from vitkit.errors import Interrupted, VitkitError
+from vitkit.distributed import (
+    EXCHANGE,
+    RUN_FILE,
+    STEP_RECORD,
+    STEPS_FILE,
+    LostContact,
+    error_from_json,
+)
+from vitkit.errors import Interrupted, SettingError, VitkitError
 from vitkit.process import shorten_spinning
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag, stop_on_signal
 from vitkit.training.parallel.worker import REQUEST, report_file
-from vitkit.training.run_folder import RunFolder, resume_hint
+from vitkit.training.run_folder import RunFolder
 
 GRACE = 5.0
 """Seconds that the other processes have to end by themselves after one has failed."""
@@ -84,25 +92,27 @@ class Rank:
         self.process.wait()
 
 
-def launch(config: TrainConfig, callbacks: Sequence[str]) -> dict[str, Any]:
+def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) -> dict[str, Any]:
     """Start `config.devices` processes, wait for all, and return the result of the first one.
 
     Args:
         config: every setting.
-        callbacks: `module:qualname` of each callback; the processes import them with the module
-            path of this process.
+        callbacks: classes or functions that the processes import by name, with the module path of
+            this process.
 
     Raises:
+        SettingError: a callback that cannot be imported by name.
         VitkitError: the error of a process; or a process was lost, with its rank, the signal and
             its last step.
     """
+    names = [_import_name(callback) for callback in callbacks]
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))
         folder = Path(name)
         stop = stack.enter_context(stop_on_signal(lambda: _resume_hint(folder)))
         request = {
             "config": config.to_json(),
-            "callbacks": list(callbacks),
+            "callbacks": names,
             "path": list(map(str, sys.path)),
         }
         (folder / REQUEST).write_text(json.dumps(request))
@@ -125,6 +135,22 @@ def launch(config: TrainConfig, callbacks: Sequence[str]) -> dict[str, Any]:
                 rank.kill()
                 assert rank.process.stdin is not None
                 rank.process.stdin.close()
+
+
+def _import_name(callback: Callable[[], object]) -> str:
+    """Return `module:qualname`, by which another process imports it. Raises `SettingError`."""
+    name = f"{callback.__module__}:{callback.__qualname__}"
+    imported = None
+    if callback.__module__ != "__main__":  # in another process, `__main__` is another module
+        with suppress(ImportError, AttributeError, ValueError):
+            imported = resolve_name(name)
+    if imported is not callback:
+        raise SettingError(
+            f"--devices starts processes that import the callbacks, and {name} cannot be "
+            f"imported; define {callback.__name__} at the top level of a module, or start with "
+            "torchrun"
+        )
+    return name
 
 
 def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, str]:
@@ -190,21 +216,21 @@ def _result(ranks: list[Rank], stop: StopFlag, folder: Path) -> dict[str, Any]:
         raise VitkitError(
             f"rank {culprit.number} on {socket.gethostname()} (process {culprit.process.pid}) "
             f"{_how_it_ended(culprit)} {_after_step(folder, culprit.number)}; all {len(ranks)} "
-            f"processes are stopped; go on with: {_resume_command(folder)}"
+            f"processes are stopped; resume with: {_resume_command(folder)}"
         )
     lost_contact: VitkitError | None = None
     for document in documents:
         if "error" not in document:
             continue
         report = document["error"]
-        error = revived(report)
+        error = error_from_json(report)
         if report["kind"] != LostContact.__name__:
             error.add_note(report["trace"])
             raise error
         lost_contact = lost_contact or error
     if stop.signum is not None:
-        raise Interrupted(stop.signum, "stopped before there was anything to save")
-    raise lost_contact or VitkitError("the processes ended without a result")
+        raise Interrupted(stop.signum, "stopped before anything was saved")
+    raise lost_contact or VitkitError("the processes ended without a result; please report it")
 
 
 def _is_culprit(rank: Rank, signum: int | None) -> bool:
@@ -218,15 +244,15 @@ def _is_culprit(rank: Rank, signum: int | None) -> bool:
 
 def _how_it_ended(rank: Rank) -> str:
     if rank.stopped is not None:
-        return f"was stopped by {signal.Signals(rank.stopped[1]).name} and did not go on"
+        return f"was paused by {signal.Signals(rank.stopped[1]).name} and did not continue"
     if rank.document:
         return f"met {rank.document['error']['fault']}"
     code = rank.process.returncode
     if code == -signal.SIGKILL:
-        return "was ended by SIGKILL, perhaps by the system for want of memory,"
+        return "was killed by SIGKILL, perhaps because memory ran out,"
     if code < 0:
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"left early with exit code {code}"
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited early with code {code}"
 
 
 def _after_step(folder: Path, rank: int) -> str:
@@ -243,7 +269,7 @@ def _after_step(folder: Path, rank: int) -> str:
 def _resume_hint(folder: Path) -> str:
     """Return a line on what can be resumed, for a launcher that ends at once."""
     try:
-        return resume_hint(RunFolder(Path((folder / RUN_FILE).read_text())))
+        return RunFolder(Path((folder / RUN_FILE).read_text())).resume_hint()
     except OSError:
         return "no state is saved yet"
 

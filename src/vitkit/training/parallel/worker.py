@@ -14,7 +14,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from vitkit.distributed import described
+from vitkit.distributed import error_to_json
 from vitkit.errors import VitkitError, exit_code
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.training.config.train_config import TrainConfig
@@ -42,13 +42,15 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
     report = report_file(folder, rank)
     try:
         request = json.loads((folder / REQUEST).read_bytes())
+        # the launcher's path, as callbacks may be in a folder that only it knows
         sys.path[:] = request["path"]
         callbacks = [resolve_name(name) for name in request["callbacks"]]
         result = train(TrainConfig(**request["config"]), callbacks)
     except VitkitError as error:
-        _write(report, {"error": described(error) | {"trace": traceback.format_exc()}})
+        _write(report, {"error": error_to_json(error) | {"trace": traceback.format_exc()}})
         return exit_code(error)
     except KeyboardInterrupt:
+        # as shells report a process that a signal ended
         return 128 + signal.SIGINT
     except Exception as error:  # noqa: BLE001 - the launcher reports it with the rank
         fault = {"kind": "", "fault": f"{type(error).__name__}: {error}"}

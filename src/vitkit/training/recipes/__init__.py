@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from vitkit.errors import SettingError
-from vitkit.messages import did_you_mean
+from vitkit.messages import did_you_mean, nearest_parent
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.yaml_files import read_yaml
@@ -57,14 +57,17 @@ def recipe_settings(name: str | None) -> Settings:
         return {}
     if not _is_yaml(name):
         return _by_name(name)
+    if not Path(name).exists():
+        raise SettingError(f"--recipe {name}: no such file; {nearest_parent(Path(name))}")
     settings = read_yaml(name)
+    # not a setting here, but the recipe that the file changes
     base = settings.pop("recipe", None)
     if base is None:
         return layered(settings)
     if base not in list(RECIPES):  # a list: YAML may give a value without a hash
         raise SettingError(
-            f"{name}: its recipe {base!r} is none{did_you_mean(str(base), RECIPES)}; there are "
-            f"{', '.join(RECIPES)}"
+            f"{name}: its recipe {base!r} does not exist{did_you_mean(str(base), RECIPES)}; "
+            f"recipes are {', '.join(RECIPES)}"
         )
     return layered(_by_name(base), settings)
 
@@ -90,6 +93,6 @@ def _by_name(name: str) -> Settings:
     if name in RECIPES:
         return RECIPES[name]()
     raise SettingError(
-        f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; "
-        f"recipes are {', '.join(RECIPES)}, or give a .yaml file"
+        f"there is no recipe {name!r}{did_you_mean(name, RECIPES)}; recipes are "
+        f"{', '.join(RECIPES)}; or pass a .yaml file"
     )

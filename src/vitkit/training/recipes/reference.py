@@ -17,6 +17,7 @@ from typing import Any
 from vitkit.evaluation.metrics import Metrics
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.merging import MODEL_DEFAULT, with_flat_spec
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import base_recipe
 
@@ -28,8 +29,6 @@ EARLY = 0.1
 """Share of a run in which the validation curve is too noisy to compare."""
 MOST_REASONS = 3
 """Reasons that are written out; more are counted."""
-MODEL_DEFAULT = "the model's own"
-"""Stands for the value of a spec field that no setting names."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,11 @@ class ReferenceResult:
     curve: tuple[tuple[float, float], ...]
     settings: Settings
 
+    @property
+    def data(self) -> str:
+        """The data that the runs were trained on, by name."""
+        return self.command.split()[2]  # vitkit train DATA ...
+
     def expected(self, share: float) -> float:
         """Return the best top-1 that every seed had reached by then.
 
@@ -65,6 +69,7 @@ class ReferenceResult:
             share: part of the epochs that is done, in (0, 1].
         """
         epoch = max(1, round(share * len(self.curve)))
+        # the curve of a seed may fall again
         return max(low for low, _ in self.curve[:epoch])
 
     def summary(self) -> str:
@@ -76,6 +81,13 @@ class ReferenceResult:
             f"{max(self.test):.4f} over {len(self.test)} seeds) in {low:,.0f} to {high:,.0f} s on "
             f"{self.hardware}"
         )
+
+
+def comparable_result(recipe: str | None, data: str) -> ReferenceResult | None:
+    """Return the result of a recipe if it was measured on these data, else `None`."""
+    result = reference_result(recipe)
+    # scores on other data are higher or lower whatever the settings
+    return result if result is not None and result.data == data else None
 
 
 def reference_result(recipe: str | None) -> ReferenceResult | None:
@@ -134,15 +146,16 @@ class ReferenceMonitor:
         deviation = math.sqrt(2 * expected * (1 - expected) / validation["images"])
         slack = max(SLACK, CHANCE * deviation)
         recipe = self.reference.recipe
+        # only a change is reported, not every epoch that is behind
         was_behind = self.is_behind
         self.is_behind = best < expected - slack
         if self.is_behind and not was_behind:
             return (
                 f"behind the reference runs of {recipe}: best validation top-1 {best:.4f} by "
-                f"epoch {epoch}, there at least {expected:.4f}; {self._cause(skipped)}"
+                f"epoch {epoch}, where they have at least {expected:.4f}; {self._cause(skipped)}"
             )
         if was_behind and not self.is_behind:
-            return f"caught up with the reference runs of {recipe} after epoch {epoch}"
+            return f"level with the reference runs of {recipe} again after epoch {epoch}"
         return None
 
     def _cause(self, skipped: int) -> str:
@@ -150,26 +163,22 @@ class ReferenceMonitor:
         if skipped:
             return f"{skipped} steps were skipped; try a lower --lr"
         reasons = []
-        data = self._settings["data"]
-        reference_data = self.reference.command.split()[2]  # vitkit train DATA ...
-        if data != reference_data:
-            reasons.append(f"data {data} instead of {reference_data}")
         if self._images < self.reference.images:
             reasons.append(f"{self._images:,} training images instead of {self.reference.images:,}")
-        reasons += self._other_settings(reference_data)
+        reasons += self._other_settings()
         if not reasons:
-            return "the settings are the same, so look at the labels: vitkit check DATA"
+            return "the settings are the same, so check the labels: vitkit check DATA"
         likely = "likely: " + ", ".join(reasons[:MOST_REASONS])
         if len(reasons) > MOST_REASONS:
             likely += f" and {len(reasons) - MOST_REASONS} more"
         return likely
 
-    def _other_settings(self, reference_data: str) -> list[str]:
+    def _other_settings(self) -> list[str]:
         """Return a few words on each setting that differs and can change the result."""
         # settings that are newer than the reference result had their defaults
-        defaults = TrainConfig(data=reference_data).to_json()
-        own = _with_flat_spec(self._settings)
-        reference = _with_flat_spec(defaults | dict(self.reference.settings))
+        defaults = TrainConfig(data=self.reference.data).to_json()
+        own = with_flat_spec(self._settings)
+        reference = with_flat_spec(defaults | dict(self.reference.settings))
         without_weight = fields_where(TrainConfig, changes_result=False)
         differences = []
         for name in dict.fromkeys((*own, *reference)):
@@ -178,12 +187,3 @@ class ReferenceMonitor:
             if name not in without_weight and value != expected:
                 differences.append(f"{name} {value} instead of {expected}")
         return differences
-
-
-def _with_flat_spec(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings with each field of the spec as an entry `spec.NAME`."""
-    flat = {f"spec.{name}": value for name, value in settings.get("spec", {}).items()}
-    for name, value in settings.items():
-        if name != "spec":
-            flat[name] = value
-    return flat

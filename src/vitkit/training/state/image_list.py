@@ -19,11 +19,12 @@ from zipfile import BadZipFile
 import numpy as np
 from jaxtyping import UInt64
 
+from vitkit.data.datasets.dataset import Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.replacements import ReplacingSplit
+from vitkit.data.datasets.split import Split
 from vitkit.data.images.rereading import ANOTHER_FILE, file_stamps
-from vitkit.data.sources.open import Dataset, FileSplit, Split
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import write_bytes
 
@@ -110,15 +111,15 @@ def restore_dataset(path: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
             splits[name] = split
             if missing:
                 notes.append(
-                    f"{missing:,} of {len(split):,} images of {name} are missing or changed since "
-                    f"the run began; others of their class take their places"
+                    f"{missing:,} of {len(split):,} images of {name} are missing or changed "
+                    "since the run started; others of their class are used instead"
                 )
         classes = tuple(map(bytes.decode, _unpacked(columns[CLASSES])))
         fingerprint = _unpacked(columns[FINGERPRINT])[0].decode()
     except DAMAGE as error:
         raise CheckpointError(
-            f"{path}: the list of the run's images is damaged ({error}); bring back the images "
-            f"that are gone and pass --bad-images refuse, or start afresh"
+            f"{path}: the list of the run's images is damaged ({error}); restore the missing "
+            "images and pass --bad-images refuse, or start afresh"
         ) from None
     original = dataclasses.replace(dataset, classes=classes, splits=splits, fingerprint=fingerprint)
     return original, notes
@@ -126,10 +127,8 @@ def restore_dataset(path: Path, dataset: Dataset) -> tuple[Dataset, list[str]]:
 
 def _image_root(dataset: Dataset) -> Path | None:
     """Return the folder of the dataset's images, if they are files."""
-    for split in dataset.splits.values():
-        if isinstance(split, FileSplit):
-            return split.root
-    return None
+    folders = (split.folder() for split in dataset.splits.values())
+    return next((folder for folder in folders if folder is not None), None)
 
 
 def _restored_split(columns: dict[str, np.ndarray], name: str, root: Path) -> tuple[FileSplit, int]:

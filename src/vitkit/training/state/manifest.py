@@ -69,9 +69,9 @@ def find_damage(state: Path) -> str | None:
         document = json.loads((state / MANIFEST).read_bytes())
         manifest = document["manifest"]
         if manifest_digest(manifest) != document["sha256"]:
-            return f"{MANIFEST} is not what it was sealed as"
+            return f"{MANIFEST} does not match its own checksum"
         if manifest["format_version"] not in READABLE:
-            return f"of format {manifest['format_version']}, this vitkit has {FORMAT_VERSION}"
+            return f"format {manifest['format_version']}, and this vitkit reads {FORMAT_VERSION}"
         for name, expected in manifest["files"].items():
             problem = _file_damage(state / name, name, expected)
             if problem is not None:
@@ -79,9 +79,9 @@ def find_damage(state: Path) -> str | None:
         progress = stored_metadata(state, manifest).get("progress", {})
         step = progress.get("step", step_of(state))
         if step != step_of(state):  # the folder was renamed by hand
-            return f"it is the state of step {step}, not of the one that it is named after"
+            return f"it holds the state of step {step}, not of the step in its name"
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        return f"not whole ({error})"
+        return f"incomplete ({error})"
     return None
 
 
@@ -90,10 +90,10 @@ def _file_damage(file: Path, name: str, expected: Mapping[str, Any]) -> str | No
     # The size first: it is known without reading the file.
     size = file.stat().st_size
     if size != expected["size"]:
-        return f"{name} has {size} bytes, the manifest says {expected['size']}"
+        return f"{name} has {size} bytes, expected {expected['size']}"
     digest = file_sha256(file)
     if digest != expected["sha256"]:
-        return f"{name} has sha256 {digest}, the manifest says {expected['sha256']}"
+        return f"{name} has sha256 {digest}, expected {expected['sha256']}"
     return None
 
 

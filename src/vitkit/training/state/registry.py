@@ -113,7 +113,9 @@ class Progress:
         for name, value in metadata.items():
             # Compared exactly: True would pass for 1.
             if type(value) is not type(own[name]):
-                raise CheckpointError(f"progress: {name} is {value!r}, no {type(own[name])}")
+                raise CheckpointError(
+                    f"progress: {name} is {value!r}; expected {type(own[name]).__name__}"
+                )
             setattr(self, name, value)
 
 
@@ -227,7 +229,7 @@ class Registry(Mapping[str, Stateful]):
             VitkitError: there is a part of this name.
         """
         if name in self._parts:
-            raise VitkitError(f"the state has two parts {name!r}; give one another name")
+            raise VitkitError(f"the state has two parts {name!r}; rename one of them")
         self._parts[name] = part
         self._objects.append(part if stored is None else stored)
 
@@ -244,8 +246,8 @@ class Registry(Mapping[str, Stateful]):
             # Compared by identity: equal modules would be different states.
             if stateful and not any(value is known for known in self._objects):
                 raise VitkitError(
-                    f"{type(owner).__name__}.{name} has a state that no checkpoint would hold; "
-                    f"call registry.register({name!r}, ...)"
+                    f"{type(owner).__name__}.{name} has a state that would not be saved; call "
+                    f"registry.register({name!r}, ...)"
                 )
 
     def check_names(self, stored: Mapping[str, object]) -> None:

@@ -33,7 +33,7 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from vitkit.distributed import World, is_sharded
+from vitkit.distributed import ProcessGroup, is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import output_error, sync, sync_folder
 from vitkit.io.digests import file_sha256
@@ -69,7 +69,7 @@ def save_state(
     folder: Path,
     registry: Registry,
     step: int,
-    world: World | None = None,
+    world: ProcessGroup | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write one complete state, then delete all but the newest two.
@@ -87,13 +87,15 @@ def save_state(
     Raises:
         OutputError: three attempts to write failed; the earlier states are unchanged.
     """
-    world = world or World()
+    world = world or ProcessGroup()
     if any(_tensors(part, sharded=True) for part in registry.values()):
         return _save_sharded(folder, registry, step, world, settings or {})
-    return Path(world.decided(lambda: str(_save(folder, registry, step, settings or {}))))
+    return Path(
+        world.broadcast_from_main(lambda: str(_save(folder, registry, step, settings or {})))
+    )
 
 
-def save_values(folder: Path, registry: Registry, step: int, world: World) -> bool:
+def save_values(folder: Path, registry: Registry, step: int, world: ProcessGroup) -> bool:
     """Replace the values of the state of `step`, in one rename; its tensors must be unchanged.
 
     Returns:
@@ -102,7 +104,7 @@ def save_values(folder: Path, registry: Registry, step: int, world: World) -> bo
     Raises:
         OutputError: it cannot be written; the state is unchanged.
     """
-    return world.decided(lambda: _write_values(_state_folder(folder, step), registry))
+    return world.broadcast_from_main(lambda: _write_values(_state_folder(folder, step), registry))
 
 
 def _state_folder(folder: Path, step: int) -> Path:
@@ -126,7 +128,7 @@ def _save(folder: Path, registry: Registry, step: int, settings: Mapping[str, An
 
 
 def _save_sharded(
-    folder: Path, registry: Registry, step: int, world: World, settings: Mapping[str, Any]
+    folder: Path, registry: Registry, step: int, world: ProcessGroup, settings: Mapping[str, Any]
 ) -> Path:
     """Let every process write its shards aside; the first one completes the state.
 
@@ -134,7 +136,7 @@ def _save_sharded(
     """
     final = _state_folder(folder, step)
     aside = folder / f"{UNFINISHED}shards-{final.name}"
-    if world.decided(lambda: _rewrite_values(final, registry)):
+    if world.broadcast_from_main(lambda: _rewrite_values(final, registry)):
         return final
 
     def begin() -> None:
@@ -150,12 +152,12 @@ def _save_sharded(
         finally:
             shutil.rmtree(aside, ignore_errors=True)
 
-    world.decided(begin)
+    world.broadcast_from_main(begin)
     for name, part in registry.items():
         tensors = _tensors(part, sharded=True)
         if tensors:
             write_shards(aside / f"{name}{SHARDS}", tensors)
-    world.decided(finish)
+    world.broadcast_from_main(finish)
     return final
 
 
@@ -312,8 +314,11 @@ def newest_state(folder: Path) -> tuple[Path, list[str]]:
         problem = find_damage(state)
         if problem is None:
             return state, passed_over
-        passed_over.append(f"{state}: {problem}; passed over")
-    raise CheckpointError(f"{folder}: no state that is whole: {'; '.join(passed_over) or 'none'}")
+        passed_over.append(f"{state}: {problem}; skipped")
+    raise CheckpointError(
+        f"{folder}: no intact state: {'; '.join(passed_over) or 'none'}; start afresh with "
+        "another --output"
+    )
 
 
 def load_state(state: Path, registry: Registry) -> None:
@@ -329,7 +334,7 @@ def load_state(state: Path, registry: Registry) -> None:
         for name, part in registry.items():
             part.load(tensors.get(name, {}), metadata[name])
     except CheckpointError as error:
-        raise CheckpointError(f"{state}: of another run: {error}") from None
+        raise CheckpointError(f"{state}: belongs to another run: {error}") from None
 
 
 def read_state(state: Path) -> tuple[dict[str, dict[str, Any]], dict[str, Tensors]]:

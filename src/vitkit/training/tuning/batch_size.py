@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from vitkit.errors import SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.optimization.precision import wait_for
-from vitkit.training.setup import Plan
+from vitkit.training.run_plan import Plan
 from vitkit.training.step import is_out_of_memory
 from vitkit.training.tuning.trial import preserve_generators, trial
 
@@ -37,12 +38,19 @@ def limit_batch_size(images: int, batch_size: int) -> int:
     return min(batch_size, power_of_two, images)
 
 
-def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
+def find_batch_size(
+    plan: Plan, model: ViT, clock: Callable[[], float] = time.perf_counter
+) -> tuple[int, str]:
     """Find the batch size beyond which doubling is no faster, or does not fit into memory.
 
     An epoch keeps `MIN_STEPS` steps. Every trial is a complete step of a copy of the model,
     including the state of the optimizer. The learning rate is not adapted, although a larger batch
     may need another one.
+
+    Args:
+        plan: plan of the run.
+        model: freshly initialised, on the plan's device; it is not changed.
+        clock: seconds since some start, that the trials are timed by.
 
     Returns:
         The batch size, and a line with the images per second of each size.
@@ -56,7 +64,7 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
     speeds = []
     with preserve_generators(plan.device):
         while size <= limit:
-            speed = _images_per_second(plan, model, size)
+            speed = _images_per_second(plan, model, size, clock)
             speeds.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
             # The first size that gains nothing ends the search: larger ones gain less.
             if not speed or speed < SPEEDUP * best:
@@ -65,18 +73,18 @@ def find_batch_size(plan: Plan, model: ViT) -> tuple[int, str]:
             size *= 2
     if not best:
         raise SettingError(
-            f"{plan.device} is out of memory at {plural(size, 'image')} at once; lower "
-            f"--img-size or the model, or pass --grad-checkpointing"
+            f"{plan.device} is out of memory with {plural(size, 'image')} at once; lower "
+            "--img-size, use a smaller model, or pass --grad-checkpointing"
         )
     line = f"batch size: {chosen} (images per second at {', '.join(speeds)})"
     if limit < size <= LARGEST:
-        line += f"; a larger one leaves an epoch fewer than {MIN_STEPS} steps"
+        line += f"; with a larger one an epoch would have fewer than {MIN_STEPS} steps"
     if chosen != plan.config.batch_size and not plan.config.find_lr:
-        line += f"; lr {plan.config.lr:g} is left as it is"
+        line += f"; lr {plan.config.lr:g} is unchanged"
     return chosen, line
 
 
-def _images_per_second(plan: Plan, model: ViT, size: int) -> float:
+def _images_per_second(plan: Plan, model: ViT, size: int, clock: Callable[[], float]) -> float:
     """Time training steps of a batch size; return the speed of the fastest, 0 if memory ends."""
     try:
         step = trial(plan, model)
@@ -86,10 +94,10 @@ def _images_per_second(plan: Plan, model: ViT, size: int) -> float:
         batch: Batch = plan.steps.variants(np.arange(size), epoch)
         times = []
         for number in range(TIMED + 1):
-            start = time.perf_counter()
+            start = clock()
             step(batch, number)
             wait_for(plan.device)  # a GPU returns before it is done
-            times.append(time.perf_counter() - start)
+            times.append(clock() - start)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from vitkit.models.vit import ViT
-from vitkit.training.setup import Plan
+from vitkit.training.run_plan import Plan
 from vitkit.training.tuning.trial import preserve_generators, trial
 
 LOWEST, HIGHEST = 1e-6, 10.0
@@ -66,11 +66,10 @@ def _run_range_test(plan: Plan, model: ViT) -> _RangeTest:
     step = trial(plan, model)
     mean = 0.0
     for number in range(STEPS):
+        # a geometric series from the lowest to the highest
         rate = LOWEST * (HIGHEST / LOWEST) ** (number / (STEPS - 1))
         test.highest_rate = rate
-        for group in step.optimizer.param_groups:
-            # With layer decay, each layer has its share of the learning rate.
-            group["lr"] = rate * group.get("lr_scale", 1.0)
+        step.set_learning_rate(rate)
         result = step(plan.steps[number % plan.total_steps], number)
         if result.bad is not None:  # not a finite number: it has diverged
             break

@@ -9,11 +9,11 @@ import torch
 
 from vitkit.models.attention import use_attention
 from vitkit.models.vit import ViT
-from vitkit.training.build import make_objective, make_step, make_transform
-from vitkit.training.initial_weights import train_mode
 from vitkit.training.optimization.activation_checkpointing import checkpoint_gradients
+from vitkit.training.optimization.freezing import train_mode
 from vitkit.training.optimization.optimizers import configured_optimizer
-from vitkit.training.setup import Plan
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.build_step import make_objective, make_step, make_transform
 from vitkit.training.step import TrainingStep
 
 
@@ -24,10 +24,9 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
     copied = copy.deepcopy(model)
     train_mode(copied)
     checkpoint_gradients(copied, config.grad_checkpointing)
-    assert config.amp != "auto", "the precision is decided before any trial"
     if config.attention_kernel != "auto":
         use_attention(copied, config.attention_kernel)
-    objective = make_objective(plan, copied, config.amp)
+    objective = make_objective(plan, copied, plan.precision)
     optimizer = configured_optimizer(copied, config)
     return make_step(plan, objective, optimizer, make_transform(plan))
 

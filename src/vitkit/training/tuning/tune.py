@@ -9,50 +9,63 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.training.config.field_types import Settings
 from vitkit.training.optimization.precision import choose_kernel, choose_precision
-from vitkit.training.setup import Plan
+from vitkit.training.run_plan import Plan
 from vitkit.training.tuning.batch_size import find_batch_size
 from vitkit.training.tuning.compilation import compiler_problem
 from vitkit.training.tuning.learning_rate import find_lr
 
 
-def tune_settings(plan: Plan, model: ViT, say: Callable[[str], None]) -> Settings:
+def tune_settings(
+    plan: Plan, model: ViT, log: Callable[[str], None], *, goes_on: bool = False
+) -> Settings:
     """Decide the settings that a run leaves open.
 
     Args:
         plan: plan of the run.
         model: freshly initialised, on the plan's device; it is not changed.
-        say: called with one line for every decision, and its reason.
+        log: called with one line for every decision, and its reason.
+        goes_on: the run is resumed, and was compiled from its start if `compile` is set.
 
     Returns:
         The settings that were decided.
+
+    Raises:
+        SettingError: there is no compiler here for a run that began with one; or a search for the
+            batch size or the learning rate fails.
     """
     config = plan.config
     decided: Settings = {"find_lr": False, "find_batch_size": False}
-    decided |= _arithmetic(plan, model, say)
+    decided |= _arithmetic(plan, model, log)
     if config.compile:
         problem = compiler_problem(plan.device)
         if problem is None:
-            say("compile: the first steps take long, as they are compiled")
+            log("compile: the first steps take long, as they are compiled")
+        elif goes_on:
+            raise SettingError(
+                f"the run is compiled, and {problem}; resume it on a machine with a compiler"
+            )
         else:
             decided["compile"] = False
-            say(f"compile: {problem}; the training step stays as it is")
+            log(f"compile: {problem}; the training step is not compiled")
     if config.find_batch_size:
         plan = plan.with_settings(decided)
         decided["batch_size"], line = find_batch_size(plan, model)
-        say(line)
+        log(line)
     # After the batch size, on which the best learning rate depends.
     if config.find_lr:
         plan = plan.with_settings(decided)
         decided["lr"], line = find_lr(plan, model)
+        # a final rate above the peak would be refused
         decided["min_lr"] = min(config.min_lr, decided["lr"])
-        say(line)
+        log(line)
     return decided
 
 
-def _arithmetic(plan: Plan, model: ViT, say: Callable[[str], None]) -> Settings:
+def _arithmetic(plan: Plan, model: ViT, log: Callable[[str], None]) -> Settings:
     """Choose the precision and the attention kernel where the settings have `auto`."""
     config = plan.config
     precision, kernel, reason = config.amp, config.attention_kernel, ""
@@ -65,5 +78,5 @@ def _arithmetic(plan: Plan, model: ViT, say: Callable[[str], None]) -> Settings:
         kernel = choose_kernel(model, precision, plan.device)
     if reason:
         name = "float32" if precision == "off" else f"{precision} autocast"
-        say(f"precision: {name}, {kernel} attention ({reason})")
+        log(f"precision: {name}, {kernel} attention ({reason})")
     return {"amp": precision, "attention_kernel": kernel}

@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+from vitkit.models.vit import tensor_shapes
 from vitkit.spec import ViTSpec
 from vitkit.weights.converting.fold import change_field
 from vitkit.weights.formats.format import Capabilities, Fitted, State, Step
@@ -35,12 +36,15 @@ def fit_to_format(
     for of_class in capabilities:
         fitted, obstacles = _fit_to_class(spec, state, of_class)
         if obstacles:
+            # Reported only if no class can hold the model: those of the nearest class.
             if not fewest_obstacles or len(obstacles) < len(fewest_obstacles):
                 fewest_obstacles = obstacles
         elif best is None or fitted.cost < best.cost:
             best = fitted
     if best is None:
         raise CheckpointError(", and ".join(fewest_obstacles))
+    expected = tensor_shapes(best.spec).keys()
+    assert best.state.keys() == expected, "a change lost a tensor, or left one that is gone"
     return best
 
 
@@ -48,6 +52,7 @@ def _fit_to_class(
     spec: ViTSpec, state: Mapping[str, Tensor], capabilities: Capabilities
 ) -> tuple[Fitted, list[str]]:
     """Return the model as near to a class as possible, and a line for each field in the way."""
+    # A shallow copy: steps replace tensors, and never change one in place.
     current = dict(state)
     steps: list[Step] = []
     obstacles: list[str] = []
@@ -59,8 +64,7 @@ def _fit_to_class(
         change = _first_change(field, allowed, spec, current)
         if change is None:
             obstacles.append(
-                f"{field} = {value!r} has no place in it; it can hold "
-                f"{' or '.join(map(repr, allowed))}"
+                f"it cannot hold {field} = {value!r}, only {' or '.join(map(repr, allowed))}"
             )
             continue
         new_value, current, step = change

@@ -36,11 +36,11 @@ def change_field(field: str, wanted: Any, spec: ViTSpec, state: State) -> Change
     if field == "stem" and {value, wanted} == {"convolution", "linear"}:
         return state, Step("folded", "stem: the same kernel, as a convolution or as a matrix")
     if field == "activation" and {value, wanted} <= {"gelu", "gelu_tanh", "quick_gelu"}:
-        return state, Step("approximated", f"activation: {value} will be computed as {wanted}")
+        return state, Step("approximated", f"activation {value} (becomes {wanted})")
     if field == "resnet_variant" and {value, wanted} == {"published", "timm"}:
         return state, Step("approximated", f"resnet_variant: epsilons of {wanted}, not of {value}")
     if field == "norm_eps":
-        return state, Step("approximated", f"norm_eps: {value:g} will be computed as {wanted:g}")
+        return state, Step("approximated", f"norm_eps {value:g} (becomes {wanted:g})")
     change = CHANGES.get((field, wanted))
     return None if change is None else change(spec, state)
 
@@ -55,7 +55,7 @@ def _fold_layer_scale(spec: ViTSpec, state: State) -> Change:
             block = f"blocks.{layer}."
             gamma = state[f"{block}{scale}.gamma"]
             weight, bias = f"{block}{matrix}.weight", f"{block}{matrix}.bias"
-            folded[weight] = gamma[:, None] * state[weight]
+            folded[weight] = gamma[:, None] * state[weight]  # (D, 1) * (D, E)
             folded[bias] = gamma * state[bias]
     return folded, Step("folded", "layer_scale: multiplied into attn.proj and mlp.fc2")
 
@@ -71,6 +71,7 @@ def _tabled(spec: ViTSpec, state: State) -> Change:
     """Write computed positions into a table, as for learned ones."""
     if spec.positions == "rope":
         return None  # rotary positions turn queries and keys, and add nothing
+    # Computed positions leave prefix tokens alone, but for sincos_1d, which numbers them too.
     rows = spec.num_prefix_tokens + spec.num_patches
     table = torch.zeros(rows, spec.width)
     if spec.positions == "sincos_1d":
@@ -124,6 +125,7 @@ def _with_qkv_bias(spec: ViTSpec, state: State) -> Change:
 def _without_key_bias(spec: ViTSpec, state: State) -> Change:
     """Leave out the key's bias, which adds one constant to all logits of a softmax."""
     if spec.qkv_bias is False:
+        # First a bias of zeros, of which the key's part is left out below.
         with_bias = _with_qkv_bias(spec, state)
         assert with_bias is not None
         state = with_bias[0]
@@ -175,6 +177,7 @@ def _class_and_mean(spec: ViTSpec, state: State) -> Change:
     if spec.distillation_token or not spec.class_token:
         return None  # `cls_mean` needs a class token, and reads one head
     weight = state[name]
+    # (K, D) -> (K, 2 D): the pooled vector is class token and mean side by side.
     zeros = torch.zeros_like(weight)
     if spec.pooling == "cls":
         step = Step("folded", "pooling: zeros for the mean")
@@ -188,6 +191,7 @@ def _class_alone(spec: ViTSpec, state: State) -> Change:
     name = _reads_pooled(spec)
     if spec.pooling != "cls_mean" or name is None or not spec.norm_before_pool:
         return None
+    # (K, 2 D) -> two of (K, D).
     token, mean = state[name].chunk(2, dim=1)
     if mean.any():
         return None
@@ -213,9 +217,9 @@ def _packed(spec: ViTSpec, state: State) -> Change:
         return None
     changed = dict(state)
     for gate_name in [name for name in state if ".fc1_g." in name]:
-        value = changed.pop(gate_name.replace("fc1_g", "fc1_x"))
+        value = changed.pop(gate_name.replace("fc1_g", "fc1_x"))  # (M, D)
         gate = changed.pop(gate_name)
-        changed[gate_name.replace("fc1_g", "fc1")] = torch.cat([gate, value])
+        changed[gate_name.replace("fc1_g", "fc1")] = torch.cat([gate, value])  # (2 M, D)
     return changed, Step("folded", "mlp: gate and value in one matrix")
 
 

@@ -75,6 +75,7 @@ class ReferenceModel:
         def keep(block: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             tokens.append(self.built.tokens(inputs[0], output))
 
+        # Hooks see what a library never returns: the tokens between its blocks.
         hooks = [block.register_forward_hook(keep) for block in self.built.blocks]
         try:
             with _quiet():
@@ -105,7 +106,7 @@ def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | 
     """
     reference = FORMATS[target].reference if target in FORMATS else None
     if reference is None:
-        return f"no package that could be installed reads the format {target}"
+        return f"no package that can be installed reads the format {target}"
     # From cheap checks to expensive ones: installed, importable, new enough, loads the file.
     with _quiet():
         try:
@@ -122,8 +123,8 @@ def reference_model(target: str, path: Path, spec: ViTSpec) -> ReferenceModel | 
         except LOAD_ERRORS as error:
             reason = textwrap.shorten(str(error), 300, placeholder=" ...")
             raise CheckpointError(
-                f"{path}: {library} does not take it for its own: {reason}; do not use it, and "
-                f"convert to another format"
+                f"{path}: {library} refuses the converted file: {reason}; do not use it, and "
+                "convert to another format"
             ) from None
     if built is None:
         return f"{library} has no class that computes this model"
@@ -142,20 +143,21 @@ def _import_problem(library: str, reference: ReferenceLibrary, version: str) -> 
     except IMPORT_ERRORS as error:
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")
         return (
-            f"{library} cannot be imported ({reason}); mend its installation until "
-            f"python -c 'import {reference.modules[-1]}' works"
+            f"{library} cannot be imported ({reason}); repair its installation until python -c "
+            f"'import {reference.modules[-1]}' works"
         )
     # "1.9.4rc1" -> [1, 9, 4, 1]; only as many numbers count as `oldest` has.
     numbers = list(map(int, re.findall(r"\d+", version)))
     if numbers[: len(reference.oldest)] < [*reference.oldest]:
         needed = _requirement(reference)
-        return f"{library} is older than what vitkit is tested with; pip install '{needed}'"
+        return f"{library} is older than the version vitkit is tested with; pip install '{needed}'"
     return ""
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress the logs, warnings and progress bars of libraries."""
+    # Process-wide, so it is restored: another library may have set it.
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -169,6 +171,7 @@ def _quiet() -> Iterator[None]:
 
 def fixed_image(spec: ViTSpec) -> Tensor:
     """Return one image (1, C, H, W) of standard normal numbers, the same in every call."""
+    # A generator of its own: neither seed nor state of the caller's is touched.
     generator = torch.Generator().manual_seed(0)
     return torch.randn(1, spec.in_channels, *spec.image_size, generator=generator)
 
@@ -192,6 +195,7 @@ def largest_differences(
 
 def _largest_difference(left: Tensor, right: Tensor) -> float:
     """Return NaN where the shapes differ, as when a token was lost."""
+    # NaN is neither small nor large, and every comparison with it fails.
     if left.shape != right.shape:
         return float("nan")
     return float((left - right).abs().max())

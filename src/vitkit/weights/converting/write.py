@@ -18,11 +18,12 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.files.open import WEIGHTS_FILES
 from vitkit.weights.files.pickles import PICKLE_ENDINGS
+from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.model_tensors import as_saved
 from vitkit.weights.formats.registry import FORMATS
-from vitkit.weights.formats.vitkit import OWN_FORMAT, own_file_writer
+from vitkit.weights.formats.vitkit import own_file_writer
 
 FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
 """Endings by which an output path is a file and no folder."""
@@ -60,7 +61,9 @@ def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
         near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
-        raise CheckpointError(f"format {to!r} is none of {OWN_FORMAT}, {', '.join(FORMATS)}{near}")
+        raise CheckpointError(
+            f"--to {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}{near}"
+        )
 
 
 def write_checkpoint(
@@ -104,11 +107,12 @@ def _prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepa
         fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: as {to}: {error}") from None
+    # "folded" is the same function by other numbers.
     lossy = [step.text for step in fitted.steps if step.kind != "folded"]
     if lossy and not allow_lossy:
         raise CheckpointError(
-            f"{path}: {to} cannot hold all of it: {'; '.join(lossy)}; "
-            f"say --allow-lossy (allow_lossy=True) to go on without"
+            f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it all the same, "
+            "pass --allow-lossy (allow_lossy=True)"
         )
     tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
     # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
@@ -119,6 +123,7 @@ def _prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepa
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
+    # Most steps rename tensors and do not touch them.
     if left.data_ptr() == right.data_ptr():
         return True  # the same memory, without reading it
     return left.shape == right.shape and torch.equal(left, right)
@@ -130,10 +135,15 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
         _refuse_company(out, set(writers), to)
         return write_new(out, writers)
     if len(writers) > 1:
-        raise CheckpointError(f"{out}: {to} is a folder of {', '.join(writers)}; give a folder")
+        raise CheckpointError(
+            f"--to {to} writes {len(writers)} files ({', '.join(writers)}), so OUT must be a "
+            f"folder, not {out}"
+        )
     ((name, writer),) = writers.items()
     if out.suffix != Path(name).suffix:
-        raise CheckpointError(f"{out}: {to} files end in {Path(name).suffix}; name it so")
+        raise CheckpointError(
+            f"{out}: expected a name that ends in {Path(name).suffix}, as {to} files do"
+        )
     _refuse_company(out.parent, {out.name}, to)
     return write_new(out.parent, {out.name: writer})
 
@@ -156,19 +166,21 @@ def _refuse_company(folder: Path, names: set[str], to: str) -> None:
     weights = sorted(name for name in existing if name.endswith(endings))
     if names & documents and weights:
         raise OutputError(
-            f"{folder / weights[0]} would be read by the new {min(names & documents)}; choose "
-            f"another folder"
+            f"{folder / weights[0]} would be read with the new {min(names & documents)}; choose "
+            "another folder"
         )
     if to != OWN_FORMAT and existing & documents and not names & documents:
         raise OutputError(
-            f"{', '.join(names)} would be read by {folder / min(existing & documents)}, which is "
-            f"not of it; choose another folder"
+            f"{', '.join(names)} would be read with {folder / min(existing & documents)}, which "
+            "belongs to another model; choose another folder"
         )
 
 
 def _refuse_other_weights(folder: Path, existing: set[str]) -> None:
     if "config.yaml" in existing and existing & {"state", "weights"}:
-        raise OutputError(f"{folder} is the folder of a run; choose another one")
+        raise OutputError(f"{folder} is the folder of a run; choose another folder")
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
-            raise OutputError(f"{folder} is read by its {name}; choose another folder")
+            raise OutputError(
+                f"{folder} is read through its {name}, not the new file; choose another folder"
+            )

@@ -36,6 +36,7 @@ def open_npz(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
     try:
         with ExitStack() as files:
             archive = files.enter_context(zipfile.ZipFile(path))
+            # Only headers are read here; an array is read when it is asked for.
             for entry in checked_entries(path, archive):
                 name = entry.filename.removesuffix(".npy")
                 with archive.open(entry) as file:
@@ -45,7 +46,9 @@ def open_npz(path: Path, documents: Mapping[str, dict[str, Any]]) -> Source:
                 readers[name] = array_reader(archive, entry)
             return Source(Header(path, shapes, dtypes, {}, documents), readers, files.pop_all())
     except READ_ERRORS as error:
-        raise CheckpointError(f"{path}: not a whole .npz file: {error}") from None
+        raise CheckpointError(
+            f"{path}: not a complete .npz file: {error}; download or save it again"
+        ) from None
 
 
 def array_header(
@@ -75,7 +78,7 @@ def array_header(
         raise CheckpointError(f"{name} holds {dtype}, not numbers")
     sides = tuple(map(int, shape))
     if min(sides, default=0) < 0:
-        raise CheckpointError(f"{name} has a negative side: {sides}")
+        raise CheckpointError(f"{name} has a negative size: {sides}")
     # dtype=object multiplies Python integers, which do not overflow.
     needed = int(np.prod(sides, dtype=object)) * dtype.itemsize
     if needed > size:
@@ -92,6 +95,7 @@ def array_reader(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Callable[[
         # bfloat16 has no name in numpy: Flax writes it as two bytes without a meaning.
         if array.dtype == np.dtype("V2"):
             return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+        # Files of big-endian machines exist, and torch has no other byte order than the native one.
         native = array.astype(array.dtype.newbyteorder("="), copy=False)
         return torch.from_numpy(np.ascontiguousarray(native).reshape(array.shape))
 

@@ -23,7 +23,7 @@ from vitkit.weights.files.source import Header, Source
 from vitkit.weights.files.zip_checks import MAX_TENSORS
 
 IMPOSTORS = {
-    b"version https://git-lfs": "a git-LFS pointer, not the file itself; run `git lfs pull`",
+    b"version https://git-lfs": "a Git LFS pointer, not the file itself; run `git lfs pull`",
     b"<!doctype": "a web page saved as weights; download the file itself",
     b"<html": "a web page saved as weights; download the file itself",
 }
@@ -73,9 +73,15 @@ def _weights_of(folder: Path) -> Path:
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
             return folder / name
+    last = folder / "weights" / "last.safetensors"
+    if last.is_file():  # a run that was stopped in its first epoch
+        raise CheckpointError(
+            f"{folder}: no weights/best.safetensors, as no epoch of this run is complete; name "
+            f"{last}"
+        )
     raise CheckpointError(
-        f"{folder}: expected one of {', '.join(WEIGHTS_FILES)} in it; or name a file, such as the "
-        f"weights/last.safetensors of a run that ended before its first epoch did"
+        f"{folder} is not a run or checkpoint folder (no model.safetensors or "
+        "weights/best.safetensors); name one, or a file of weights"
     )
 
 
@@ -95,6 +101,7 @@ def check_file(path: Path) -> None:
         raise CheckpointError(f"{path}: not a file")
     try:
         with path.open("rb") as file:
+            # Enough for the marks of `IMPOSTORS`, such as the first line of a Git LFS pointer.
             start = file.read(64)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be opened: {error.strerror}") from None
@@ -107,6 +114,7 @@ def check_file(path: Path) -> None:
 
 def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool) -> Source:
     """Open one file that is complete in itself."""
+    # By the ending: trying readers one after the other would run the pickle reader on anything.
     if path.name.endswith(PICKLE_ENDINGS):
         source = open_pickle(path, documents, trust)
     elif path.suffix == ".safetensors":
@@ -115,7 +123,7 @@ def _open_file(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool)
         source = open_npz(path, documents)
     else:
         raise CheckpointError(
-            f"{path}: the ending {path.suffix or '(none)'} is none of .safetensors, .npz, "
+            f"{path}: ends in {path.suffix or 'nothing'}; expected .safetensors, .npz, "
             f"{', '.join(PICKLE_ENDINGS)}"
         )
     try:
@@ -130,12 +138,13 @@ def _check_header(header: Header) -> None:
     """Refuse more tensors than any model has, and sides that cost nothing to declare."""
     if len(header.shapes) > MAX_TENSORS:
         raise CheckpointError(
-            f"{header.path}: {len(header.shapes)} tensors are too many; {MAX_TENSORS} are the most"
+            f"{header.path}: {len(header.shapes)} tensors are too many; at most "
+            f"{MAX_TENSORS} are read"
         )
     for name, shape in header.shapes.items():
         if 0 in shape and max(shape) > LONGEST_EMPTY:
             raise CheckpointError(
-                f"{header.path}: {name} is empty and {max(shape)} long; expected at most "
+                f"{header.path}: {name} is empty, with a side of {max(shape)}; expected at most "
                 f"{LONGEST_EMPTY}"
             )
 
@@ -144,20 +153,21 @@ def _open_shards(path: Path, documents: Mapping[str, dict[str, Any]], trust: boo
     """Open all files of a sharded checkpoint by its index, `{"weight_map": {tensor: file}}`."""
     weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path}: expected a `weight_map` from tensor to file")
+        raise CheckpointError(f"{path}: expected a `weight_map` from tensor names to files")
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     readers: dict[str, Callable[[], Tensor]] = {}
     shards: dict[str, Source] = {}
     with ExitStack() as files:
+        # Each file is opened once, however many tensors the index finds in it.
         for file_name in sorted({str(value) for value in weight_map.values()}):
             file = path.parent / file_name
             # The index is untrusted: it may only name files of weights in its own folder.
             is_plain_name = Path(file_name).name == file_name
             if not is_plain_name or not file_name.endswith((".safetensors", *PICKLE_ENDINGS)):
                 raise CheckpointError(
-                    f"{path}: the shard {file_name!r} is no file of weights, or lies outside of "
-                    f"the folder"
+                    f"{path}: the shard {file_name!r} is not a weights file, or lies outside of "
+                    "the folder"
                 )
             check_file(file)
             shards[file_name] = files.enter_context(_open_file(file, {}, trust))

@@ -25,8 +25,8 @@ from vitkit.weights.files.zip_checks import READ_ERRORS, checked_entries
 
 PICKLE_ENDINGS = (".pth", ".pth.tar", ".pt", ".bin", ".ckpt", ".pkl")
 TRUST = (
-    "say --trust-pickle (trust_pickle=True); a command without that flag takes what vitkit convert "
-    "FILE OUT --to vitkit --trust-pickle makes of it"
+    "add --trust-pickle (trust_pickle=True); for a command without that flag, convert it first: "
+    "vitkit convert FILE OUT --to vitkit --trust-pickle"
 )
 """The end of a message that refuses a pickle: how to trust it."""
 CONTAINERS = (
@@ -62,8 +62,8 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
     """
     if not trust:
         raise CheckpointError(
-            f"{path}: a pickle, which can run code when it is read; ask for a .safetensors file, "
-            f"or, if you trust where it comes from, {TRUST}"
+            f"{path}: is a pickle, and loading a pickle can run code; use a .safetensors file, "
+            f"or, if you trust the source, {TRUST}"
         )
     records = pickle_records(path)
     try:
@@ -75,8 +75,9 @@ def open_pickle(path: Path, documents: Mapping[str, dict[str, Any]], trust: bool
             )
     except Exception as error:  # noqa: BLE001 - a hostile pickle makes torch raise anything
         raise CheckpointError(
-            f"{path}: torch's weights_only reader refuses: {_refusal(error)}"
+            f"{path}: torch refuses it with weights_only=True: {_refusal(error)}"
         ) from None
+    # Before the tensors are unpacked: the name lies beside them, not among them.
     stated = stated_model(content)
     tensors, notes = unpacked(path, content, records)
     if stated:
@@ -99,7 +100,7 @@ def _refusal(error: Exception) -> str:
     match = re.search(r"Unsupported global: GLOBAL (\S+)", reason)
     if match is None:
         return reason
-    return f"it holds a {match[1]}; torch.save(model.state_dict(), ...) writes tensors alone"
+    return f"it contains a {match[1]}; save only tensors, with torch.save(model.state_dict(), ...)"
 
 
 def pickle_records(path: Path) -> set[int] | None:
@@ -113,21 +114,24 @@ def pickle_records(path: Path) -> set[int] | None:
     # Since torch 1.6 an archive; before, a pickle (0x80) or a tar file of several.
     if start != b"PK\x03\x04":
         if start[:1] != b"\x80" or tarfile.is_tarfile(path):
-            raise CheckpointError(f"{path}: no pickle of torch's, and no archive of torch.save")
+            raise CheckpointError(f"{path}: not a pickle or archive written by torch.save")
         return None
     try:
         with zipfile.ZipFile(path) as archive:
             entries = checked_entries(path, archive)
     except READ_ERRORS as error:
-        raise CheckpointError(f"{path}: not a whole archive: {error}") from None
+        raise CheckpointError(
+            f"{path}: not a complete archive: {error}; download or save it again"
+        ) from None
     for entry in entries:
+        # torch.jit.save writes this entry, torch.save does not.
         if entry.filename.endswith("/constants.pkl"):
             raise CheckpointError(f"{path}: a TorchScript program; save its state_dict() instead")
     sizes: set[int] = set()
     for entry in entries:
         if entry.compress_type != zipfile.ZIP_STORED:
             raise CheckpointError(
-                f"{path}: it is compressed, which torch.save's archives never are"
+                f"{path}: compressed, which archives of torch.save never are; save it again"
             )
         sizes.add(entry.file_size)
     return sizes
@@ -149,6 +153,7 @@ def stated_model(content: object) -> dict[str, Any]:
         args = vars(args)
     if not isinstance(args, Mapping):
         args = {}
+    # timm writes the name twice; code that is built on it often keeps one of the two.
     for name in (content.get("arch"), args.get("model")):
         if isinstance(name, str) and re.fullmatch(r"[\w./-]{1,100}", name):
             break
@@ -188,27 +193,27 @@ def unpacked(
         if inner is None:
             break
         if len(notes) == len(CONTAINERS):
-            raise CheckpointError(f"{path}: its entry {inner!r} is nested without end")
-        notes.append(f"weights taken from the entry {inner!r}")
+            raise CheckpointError(f"{path}: its entry {inner!r} is nested too deeply")
+        notes.append(f"weights read from the entry {inner!r}")
         others = [name for name in holding if name != inner]
         if others:
             notes.append(f"other entries with tensors, left out: {_first_names(others)}")
         content = content[inner]
     if not isinstance(content, dict) or not any(isinstance(v, Tensor) for v in content.values()):
-        raise CheckpointError(f"{path}: holds no dictionary of tensors; save a state_dict()")
+        raise CheckpointError(f"{path}: contains no dictionary of tensors; save a state_dict()")
     tensors: dict[str, Tensor] = {}
-    rest: list[Any] = []
+    other_names: list[Any] = []
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, Tensor):
             tensors[name] = _plain(path, name, value, records)
         else:
-            rest.append(name)
+            other_names.append(name)
     # Views of one small storage may pretend to be gigabytes.
     if sum(t.nbytes for t in tensors.values()) > 2 * path.stat().st_size + 16_000_000:
-        raise CheckpointError(f"{path}: its tensors share so many numbers that they are no model")
-    if rest:
-        shown = _first_names([name for name in rest[:5] if isinstance(name, str)])
-        notes.append(f"no tensors, left out: {shown or len(rest)}")
+        raise CheckpointError(f"{path}: its tensors share too many numbers to be a model")
+    if other_names:
+        shown = _first_names([name for name in other_names[:5] if isinstance(name, str)])
+        notes.append(f"entries without tensors, left out: {shown or len(other_names)}")
     return tensors, tuple(notes)
 
 
@@ -221,8 +226,8 @@ def _entry_with_weights(path: Path, content: dict[Any, Any], holding: list[Any])
         return holding[0]
     if len(holding) > 1:
         raise CheckpointError(
-            f"{path}: several of its entries hold tensors ({_first_names(holding)}); save one of "
-            f"them alone"
+            f"{path}: several entries contain tensors ({_first_names(holding)}); save one of "
+            "them alone"
         )
     return None
 
@@ -248,15 +253,18 @@ def _leads_to_tensors(value: object, levels: int = 3) -> bool:
 def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> Tensor:
     """Return the tensor without gradient and hooks, if all its numbers are in the file."""
     if tensor.is_nested:  # a nested tensor has no shape
-        raise CheckpointError(f"{path}: {name} is no plain tensor but a nested one")
+        raise CheckpointError(f"{path}: {name} is a nested tensor; save it as a plain one")
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_quantized:
-        raise CheckpointError(f"{path}: {name} is no plain tensor but {type(tensor).__name__}")
+        raise CheckpointError(
+            f"{path}: {name} is a {type(tensor).__name__}; save it as a plain tensor"
+        )
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
         kind = f"{tensor.layout} on {tensor.device}"
-        raise CheckpointError(f"{path}: {name} is no plain tensor but {kind}; save it dense")
+        raise CheckpointError(f"{path}: {name} is {kind}; save it as a dense tensor on the CPU")
     stored = tensor.untyped_storage().nbytes()
     if tensor.nbytes > stored or (records is not None and stored not in records):
         raise CheckpointError(
-            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]} and other numbers are stored"
+            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]}, but another amount of "
+            "numbers is stored"
         )
     return tensor.detach()

@@ -63,12 +63,14 @@ def open_safetensors(path: Path, documents: Mapping[str, dict[str, Any]]) -> Sou
             entries = parse_json(file.read(length))
             # One entry more than tensors: `__metadata__`.
             if len(entries) > MAX_TENSORS + 1:
-                raise ValueError(f"{len(entries)} tensors are too many; {MAX_TENSORS} are the most")
+                raise ValueError(
+                    f"{len(entries)} tensors are too many; at most {MAX_TENSORS} are read"
+                )
             with safe_open(path, framework="pt"):
                 pass  # the library checks the whole header as it opens the file
         except READ_ERRORS as error:
             raise CheckpointError(
-                f"{path}: not a whole safetensors file: {error}; get it again"
+                f"{path}: not a complete safetensors file: {error}; download or save it again"
             ) from None
         files = stack.pop_all()
     metadata = entries.pop("__metadata__", None) or {}
@@ -90,21 +92,22 @@ def _header_length(path: Path, file: io.BufferedReader) -> int:
     Raises:
         CheckpointError: the file does not begin with such a length and `{`, or is too short.
     """
+    # 8 bytes with the length of the header, little-endian, then the header: a JSON object.
     start = file.read(9)
     size = os.fstat(file.fileno()).st_size
     file.seek(8)
     length = int.from_bytes(start[:8], "little")
     if len(start) < 9 or start[8:] != b"{":
-        raise CheckpointError(f"{path}: not a safetensors file; get it again")
+        raise CheckpointError(f"{path}: not a safetensors file; download or save it again")
     if length > LONGEST_HEADER:
         raise CheckpointError(
-            f"{path}: not a safetensors file that vitkit reads: a header of {length} bytes; "
-            f"{LONGEST_HEADER} are the most"
+            f"{path}: not a safetensors file that vitkit reads: its header has {length} bytes, "
+            f"and at most {LONGEST_HEADER} are read"
         )
     if length > size - 8:
         raise CheckpointError(
-            f"{path}: not a whole safetensors file: a header of {length} bytes in a file of "
-            f"{size}; get it again"
+            f"{path}: not a complete safetensors file: a header of {length} bytes in a file of "
+            f"{size}; download or save it again"
         )
     return length
 
@@ -130,12 +133,13 @@ def bytes_reader(
 
     def read() -> Tensor:
         if dtype not in TORCH_DTYPES:
-            raise ValueError(f"{dtype} numbers are no weights; save them as float32")
+            raise ValueError(f"{dtype} is not a dtype of weights; save them as float32")
+        # Read straight into the memory of the tensor: no second copy of its bytes.
         tensor = torch.empty(math.prod(shape), dtype=TORCH_DTYPES[dtype], device="cpu")
         file.seek(start)
         count = file.readinto(tensor.view(torch.uint8).numpy().data)
         if count != tensor.nbytes:
-            raise ValueError(f"{count} of {tensor.nbytes} bytes are there; the file was cut off")
+            raise ValueError(f"{count} of {tensor.nbytes} bytes are there; the file is truncated")
         return tensor.view(shape)
 
     return read
@@ -165,8 +169,8 @@ def safetensors_writer(
     length = len(json.dumps(header)) + sum(len(name) + ENTRY_BYTES for name in stored)
     if length > LONGEST_HEADER:
         raise CheckpointError(
-            f"{path}: {length / 1e6:.1f} MB of metadata; a file of weights holds at most "
-            f"{LONGEST_HEADER / 1e6:g} MB; keep them in a file of their own"
+            f"{path}: {length / 1e6:.1f} MB of metadata, and at most "
+            f"{LONGEST_HEADER / 1e6:g} MB can be written; keep them in a file of their own"
         )
 
     def write(temporary: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -44,6 +44,20 @@ class Header:
     stated: Mapping[str, Any] = field(default_factory=dict)
 
 
+class ComputedTensor(NamedTuple):
+    """A tensor that is computed from others of its file.
+
+    Attributes:
+        shape: of it.
+        dtype: as the file names it.
+        read: computes it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
 class Source(Mapping[str, Tensor]):
     """The tensors of an open file by name, each read when it is asked for; a context manager.
 
@@ -71,6 +85,7 @@ class Source(Mapping[str, Tensor]):
         """
         read = self._readers[name]
         try:
+            # Errors of any container end as one line with the file and the tensor.
             tensor = read()
             refuse_unusable_numbers(name, tensor)
         except CheckpointError as error:
@@ -106,6 +121,7 @@ class Source(Mapping[str, Tensor]):
             names: old name -> new name; tensors that are not in it are left out.
             *notes: added to the header's.
         """
+        # Names, shapes, dtypes and readers change together; documents and the open files stay.
         old = self.header
         shapes: dict[str, tuple[int, ...]] = {}
         dtypes: dict[str, str] = {}
@@ -116,6 +132,25 @@ class Source(Mapping[str, Tensor]):
             readers[new_name] = self._readers[old_name]
         header = replace(old, shapes=shapes, dtypes=dtypes, notes=(*old.notes, *notes))
         return Source(header, readers, self._files)
+
+    def with_computed(
+        self, computed: Mapping[str, ComputedTensor], *notes: str, instead_of: Set[str]
+    ) -> Source:
+        """Return the same tensors, but for some from which others are computed.
+
+        Args:
+            computed: name -> the tensor.
+            *notes: added to the header's.
+            instead_of: names of tensors that are left out.
+        """
+        others = self.renamed({name: name for name in self if name not in instead_of}, *notes)
+        shapes, dtypes = others.header.shapes, others.header.dtypes
+        readers = dict(others._readers)
+        for name, tensor in computed.items():
+            shapes[name] = tensor.shape
+            dtypes[name] = tensor.dtype
+            readers[name] = tensor.read
+        return Source(others.header, readers, self._files)
 
     def with_note(self, note: str) -> Source:
         """Return the same tensors with a line added to the header's notes."""
@@ -151,13 +186,18 @@ def refuse_unusable_numbers(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in WEIGHT_DTYPES:
         kind = str(tensor.dtype).removeprefix("torch.")
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in WEIGHT_DTYPES)
-        raise CheckpointError(f"{name}: {kind} numbers are no weights; expected {known}")
+        raise CheckpointError(f"{name}: {kind} is not a dtype of weights; expected {known}")
+    not_finite = count_not_finite(tensor)
+    if not_finite:
+        raise CheckpointError(
+            f"{name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite; use a "
+            "checkpoint from before training diverged"
+        )
+
+
+def count_not_finite(tensor: Tensor) -> int:
+    """Return how many numbers of a tensor are NaN or infinite in float32."""
     # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
     if torch.isfinite(tensor.sum(dtype=torch.float32)):
-        return
-    wrong = int((~torch.isfinite(tensor.float())).sum())
-    if wrong:
-        raise CheckpointError(
-            f"{name}: {wrong} of {tensor.numel()} numbers are not finite; take a checkpoint "
-            f"from before its training failed"
-        )
+        return 0
+    return int((~torch.isfinite(tensor.float())).sum())

@@ -50,11 +50,12 @@ def checked_entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInf
         CheckpointError: too many entries, one twice, links, names that lead elsewhere, encryption,
             a compression that no writer of weights uses, or sizes that the file cannot hold.
     """
+    # All of this comes from the directory at the end of the archive: nothing is unpacked yet.
     entries = archive.infolist()
     size = path.stat().st_size
     if len(entries) > MAX_TENSORS:
         raise CheckpointError(
-            f"{path}: {len(entries)} entries are too many; {MAX_TENSORS} are the most"
+            f"{path}: {len(entries)} entries are too many; at most {MAX_TENSORS} are read"
         )
     names: set[str] = set()
     for entry in entries:
@@ -63,11 +64,14 @@ def checked_entries(path: Path, archive: zipfile.ZipFile) -> list[zipfile.ZipInf
     # Entries that share bytes (a zip bomb) take more than the file in sum.
     packed = sum(entry.compress_size for entry in entries)
     if packed > size:
-        raise CheckpointError(f"{path}: its entries take {packed} bytes of {size}: they overlap")
+        raise CheckpointError(
+            f"{path}: its entries need {packed} bytes of a file of {size}, so they overlap"
+        )
     declared = sum(entry.file_size for entry in entries)
     if declared > INFLATION * size + ZIP_SLACK:
         raise CheckpointError(
-            f"{path}: {size} bytes declare {declared} bytes of arrays; no weights shrink so far"
+            f"{path}: {size} bytes declare {declared} bytes of arrays, more than weights can "
+            "be compressed"
         )
     return entries
 
@@ -76,13 +80,13 @@ def _check_entry(path: Path, entry: zipfile.ZipInfo, earlier: set[str]) -> None:
     """Refuse an entry by its name, its flags and its compression."""
     name = entry.filename
     if name in earlier:
-        raise CheckpointError(f"{path}: the array {name.removesuffix('.npy')!r} is there twice")
+        raise CheckpointError(f"{path}: the array {name.removesuffix('.npy')!r} occurs twice")
     location = PurePosixPath(name.replace("\\", "/"))
     # The upper half of the attributes is the Unix mode of the file.
     is_link = stat.S_ISLNK(entry.external_attr >> 16)
     if location.is_absolute() or ".." in location.parts or is_link:
         raise CheckpointError(f"{path}: its entry {name!r} leads out of the archive")
     if entry.flag_bits & 1:  # bit 0: encrypted
-        raise CheckpointError(f"{path}: {name} is encrypted; unpack it with its password")
+        raise CheckpointError(f"{path}: {name} is encrypted; save it without a password")
     if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise CheckpointError(f"{path}: {name} is compressed by a method other than deflate")

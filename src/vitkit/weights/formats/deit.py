@@ -26,16 +26,14 @@ from vitkit.weights.formats.format import (
     Bundle,
     Capabilities,
     Format,
-    Inferred,
-    ReferenceLibrary,
     bundle_writer,
 )
-from vitkit.weights.formats.infer_spec import IMAGENET_MEAN
+from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, Inferred
 from vitkit.weights.formats.key_table import Row, Table
 from vitkit.weights.formats.timm.architecture import timm_architecture
-from vitkit.weights.formats.timm.format import TIMM
-from vitkit.weights.formats.timm.infer import FIRST_BLOCK, infer_with_defaults
+from vitkit.weights.formats.timm.infer import infer_with_defaults
 from vitkit.weights.formats.timm.reference import TIMM_LIBRARY, filled_timm_model
+from vitkit.weights.formats.timm.table import FIRST_BLOCK, has_timm_names, timm_table
 
 _CONTAINERS = ("'model'", "'model_ema'")
 """Entries of its training checkpoints, as a note on the way in names them."""
@@ -51,7 +49,7 @@ def _detect(header: Header) -> bool:
         return False  # timm's own folder
     if f"{FIRST_BLOCK}norm11.weight" in shapes and f"{FIRST_BLOCK}norm21.weight" in shapes:
         return True  # DeiT III's parallel blocks, which `_infer` refuses by name
-    if not TIMM.detect(header) or "pos_embed" not in shapes:
+    if not has_timm_names(header) or "pos_embed" not in shapes:
         return False
     # timm's Eva has gamma_1 beside split biases; DeiT III has it beside a fused one.
     deit3 = {f"{FIRST_BLOCK}gamma_1", f"{FIRST_BLOCK}attn.qkv.bias", "cls_token"}
@@ -63,8 +61,9 @@ def _detect(header: Header) -> bool:
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer as for timm, with ImageNet's mean; DeiT III is evaluated on the whole shorter side."""
     if f"{FIRST_BLOCK}norm11.weight" in header.shapes:
-        raise CheckpointError("DeiT III's parallel blocks are not something that vitkit computes")
+        raise CheckpointError("DeiT III's parallel blocks are not supported")
     preprocess = _PREPROCESS
+    # DeiT III evaluates at crop_ratio 1, and is known by its LayerScale.
     if f"{FIRST_BLOCK}gamma_1" in header.shapes:
         preprocess = _PREPROCESS.replace(crop_ratio=1.0)
     return infer_with_defaults(header, overrides, preprocess, position_resampling="bicubic")
@@ -77,12 +76,13 @@ def _prepare(source: Source) -> Source:
 
 def _table(spec: ViTSpec) -> Table:
     """Return timm's table with the first names of LayerScale."""
-    timm_table = TIMM.table(spec)
+    table = timm_table(spec)
     rows: list[Row] = []
-    for timm_row in timm_table.rows:
+    for timm_row in table.rows:
+        # Our names stay: only theirs differ from timm's.
         theirs = tuple(map(_first_scale_names, timm_row.theirs))
         rows.append(timm_row._replace(theirs=theirs))
-    return Table(tuple(rows), timm_table.ignored)
+    return Table(tuple(rows), table.ignored)
 
 
 def _first_scale_names(name: str) -> str:
@@ -133,7 +133,5 @@ DEIT = Format(
     capabilities=(_DEIT, _DEIT_III),
     write=_write,
     fixed=FIXED_BY_CODE,
-    reference=ReferenceLibrary(
-        TIMM_LIBRARY.distribution, TIMM_LIBRARY.oldest, TIMM_LIBRARY.modules, _build
-    ),
+    reference=TIMM_LIBRARY._replace(build=_build),
 )

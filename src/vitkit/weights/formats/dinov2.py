@@ -27,11 +27,10 @@ from vitkit.weights.formats.format import (
     Bundle,
     Capabilities,
     Format,
-    Inferred,
     bundle_writer,
     with_prefix,
 )
-from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, depth_of, finish, image_size
+from vitkit.weights.formats.infer_spec import IMAGENET_MEAN, Inferred, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import KeyTransform, Row, Table, TensorParts, row
 from vitkit.weights.formats.settle import fold_register_positions
 
@@ -40,8 +39,8 @@ _PERIODS = "rope_embed.periods"
 _DINOV2_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bicubic", crop_ratio=0.875)
 _DINOV3_PREPROCESS = IMAGENET_MEAN.replace(interpolation="bilinear", fit="squash", crop_ratio=1.0)
 _SATELLITE = (
-    "weights trained on satellite images (SAT-493M) look like these and want mean "
-    "(0.430, 0.411, 0.296) and std (0.213, 0.156, 0.143)"
+    "weights trained on satellite images (SAT-493M) look the same and need mean (0.430, 0.411, "
+    "0.296) and std (0.213, 0.156, 0.143)"
 )
 _ROUNDED = (
     "rope_embed.periods are rounded to bfloat16, as DINOv3 trains by default; vitkit computes them "
@@ -78,7 +77,7 @@ def _prepare(source: Source) -> Source:
     Raises:
         CheckpointError: two tensors would get one name.
     """
-    clash = "a block is there twice, with and without the number of a chunk"
+    clash = "a block occurs twice, with and without the number of a chunk"
     source = source.renamed_by(_plain, clash=clash)
     return source.with_note(_ROUNDED) if _has_rounded_periods(source) else source
 
@@ -105,8 +104,8 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     num_classes, head_inputs = shapes.get("linear_head.weight", (0, 2 * width))
     if head_inputs != 2 * width:
         raise CheckpointError(
-            f"linear_head reads {head_inputs} numbers, of more than the last layer; take the "
-            f"one-layer classifier, which reads {2 * width}"
+            f"linear_head reads {head_inputs} features, from several layers; use the one-layer "
+            f"classifier, which reads {2 * width}"
         )
     fields = {
         "patch_size": tuple(patch),
@@ -156,7 +155,7 @@ def _dinov2_fields(
 ) -> dict[str, Any]:
     """Return the fields of DINOv2: a learned table; all published heads are 64 wide."""
     patch = shapes["patch_embed.proj.weight"][2:]
-    rows = shapes["pos_embed"][1]
+    rows = shapes["pos_embed"][1]  # (1, 1 + N, D)
     return {
         "image_size": image_size(rows, 1, (patch[0], patch[1]), overrides.get("image_size")),
         "num_heads": max(1, width // 64),
@@ -213,9 +212,11 @@ def _position_rows(spec: ViTSpec) -> list[Row]:
     """
     registers = row("register_tokens", "reg_token")
     if not spec.positions_cover_prefix:
+        # Ours has no class row: theirs is added to the token, and written as zeros.
         names = ["cls_token", "pos_embed"]
         return [row(names, names, KeyTransform(_class_row_added, _class_row_zero)), registers]
     if spec.num_registers:
+        # Ours has R rows more: zeros when read, added to the registers when written.
         rows = KeyTransform(_register_rows_zero, _register_rows_added)
         return [row(["pos_embed", "register_tokens"], ["pos_embed", "reg_token"], rows)]
     return _same(["pos_embed"])
@@ -239,7 +240,7 @@ def _register_rows_zero(parts: TensorParts, spec: ViTSpec) -> TensorParts:
 
 def _register_rows_added(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     positions, registers = parts
-    first, rows, patches = positions.tensor_split([1, 1 + spec.num_registers], dim=1)
+    first, rows, patches = positions.tensor_split([1, 1 + spec.num_registers], dim=1)  # 1, R, N
     return torch.cat([first, patches], dim=1), registers + rows
 
 
@@ -259,12 +260,11 @@ def _rotary_rows() -> list[Row]:
 
 def _checked_periods(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     """Compare stored periods, in bfloat16 at worst, with those that the model computes."""
+    # h/4 periods temperature^(i / (h/4)), one for every four numbers of a head.
     stored = parts[0].double()
     exponents = torch.arange(len(stored), dtype=torch.float64) / len(stored)
     if not torch.allclose(stored, spec.rope_temperature**exponents, rtol=1e-2, atol=0):
-        raise CheckpointError(
-            f"{_PERIODS} are not those of rope_temperature {spec.rope_temperature:g}"
-        )
+        raise CheckpointError(f"{_PERIODS} do not match rope_temperature {spec.rope_temperature:g}")
     return ()
 
 
@@ -273,13 +273,13 @@ def _without_key_bias(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     # The bias may hold NaN where the mask is 0, so it is not multiplied there.
     query, key, value = torch.where(mask == 0, torch.zeros_like(bias), bias * mask).chunk(3)
     if key.any():
-        raise CheckpointError("bias_mask leaves a bias to the keys; expected zeros")
+        raise CheckpointError("bias_mask keeps a bias of the keys; expected zeros")
     return query, value
 
 
 def _read_only(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     raise CheckpointError(
-        "DINOv3's own layout is read, not written; convert to another format or keep ours"
+        "DINOv3's own layout can be read but not written; convert to another format"
     )
 
 
@@ -289,12 +289,12 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     if spec.positions == "rope":  # DINOv3
         _read_only((), spec)
     if spec.mlp == "plain" and spec.activation != "gelu":
-        raise CheckpointError(f"activation {spec.activation!r} has no place beside a plain MLP")
+        raise CheckpointError(f"activation {spec.activation!r} cannot be stored with a plain MLP")
     reads_mean = spec.num_classes > 0
     if spec.pooling != _pooling(reads_mean):
         raise CheckpointError(
             "its classifiers read class token and mean side by side (pooling 'cls_mean'), and "
-            "models without a head give the class token (num_classes=0)"
+            "models without a head return the class token (num_classes=0)"
         )
     # Their strict loading needs the token, which only masked training uses.
     tensors = {**bundle.tensors, "mask_token": torch.zeros(1, spec.width)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
@@ -18,32 +18,9 @@ from vitkit.io.atomic import FileWriter
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files.safetensors_file import safetensors_writer
 from vitkit.weights.files.source import Header, Source
+from vitkit.weights.formats.description import FOREIGN_METADATA_KEY, model_description
+from vitkit.weights.formats.infer_spec import Inferred
 from vitkit.weights.formats.key_table import Table
-from vitkit.weights.formats.vitkit import FOREIGN_METADATA_KEY, model_description
-
-Sure = Literal["stored", "shapes", "usual"]
-"""How a value is known: the file says it; shapes force it; files of this format usually have it."""
-
-
-@dataclass(frozen=True)
-class Inferred:
-    """A model's description, inferred from a file of some format.
-
-    Attributes:
-        spec: the architecture.
-        preprocess: how images are resized and normalised.
-        classes: the K class names in the order of the logits; empty where the file has none.
-        sure: spec field, or `preprocess`, -> how it is known.
-        warnings: one line each.
-        left_out: names of tensors of the file that are not of this model.
-    """
-
-    spec: ViTSpec
-    preprocess: Preprocess
-    classes: tuple[str, ...] = ()
-    sure: Mapping[str, Sure] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +45,7 @@ State: TypeAlias = dict[str, Tensor]
 Capabilities: TypeAlias = Mapping[str, tuple[Any, ...]]
 """Spec field -> the values that a class of models can have, the preferred one first."""
 StepKind = Literal["folded", "approximated", "lost"]
+# The order counts: `Fitted.cost` compares by it.
 STEP_KINDS: tuple[StepKind, ...] = get_args(StepKind)
 """From the least loss to the greatest."""
 
@@ -86,6 +64,7 @@ class Step(NamedTuple):
     @classmethod
     def from_line(cls, line: str) -> Step:
         """Parse a line that `str` wrote."""
+        # Only the first colon: the text may have more.
         kind, _, text = line.partition(": ")
         return cls(cast(StepKind, kind), text)
 
@@ -109,6 +88,7 @@ class Fitted(NamedTuple):
     @property
     def cost(self) -> tuple[int, int]:
         """The worst kind of step, then the number of steps; less is better."""
+        # 0 for no step at all, then 1 to 3 by the worst kind.
         worst = max((1 + STEP_KINDS.index(step.kind) for step in self.steps), default=0)
         return worst, len(self.steps)
 
@@ -158,6 +138,10 @@ Writer = Callable[[Bundle], dict[str, FileWriter]]
 """Makes the files of a folder: name -> writer; a single one where the format is one file."""
 
 
+def _with_these_names(source: Source) -> Source:
+    return source
+
+
 def _unchanged(fitted: Fitted) -> Fitted:
     return fitted
 
@@ -173,12 +157,12 @@ class Format:
     Attributes:
         name: as used on the command line, such as `huggingface`.
         detect: returns True for a file of this format, by names and shapes alone.
-        prepare: renames older or other names of the format to those of its table.
         infer: infers the model of a prepared file; overrides are spec fields that the user gives.
         table: the rows between its names and ours, for a spec.
         capabilities: for each of its classes, spec field -> the values its models can have; a field
             that is not in it may have any.
         write: makes the files of a folder in this format.
+        prepare: renames older or other names of the format to those of its table, if it has any.
         fixed: fields that the code of the format decides, whatever model a file is of.
         settle: exact changes that depend on the numbers, after those that the spec asks for.
         resampling: how its library resamples learned positions for another image size; `None` where
@@ -188,11 +172,11 @@ class Format:
 
     name: str
     detect: Callable[[Header], bool]
-    prepare: Callable[[Source], Source]
     infer: Callable[[Header, Mapping[str, Any]], Inferred]
     table: Callable[[ViTSpec], Table]
     capabilities: tuple[Capabilities, ...]
     write: Writer
+    prepare: Callable[[Source], Source] = _with_these_names
     fixed: frozenset[str] = frozenset()
     settle: Callable[[Fitted], Fitted] = _unchanged
     resampling: Callable[[ViTSpec], str | None] = _no_resampling
@@ -201,6 +185,7 @@ class Format:
 
 FIXED_BY_CODE = frozenset(("activation", "norm_eps", "position_resampling"))
 """Fields that code with one kind of model decides, whatever model a file is of."""
+# Their order is the order of changes: earlier fields are fitted first (`converting/fit.py`).
 FIRST_PAPER: dict[str, tuple[Any, ...]] = {
     "stem": ("convolution", "linear"),
     "patch_bias": (True,),
@@ -243,10 +228,16 @@ def bundle_writer(bundle: Bundle, metadata: Mapping[str, str] | None = None) -> 
     return safetensors_writer(bundle.tensors, header)
 
 
+def one_file(bundle: Bundle) -> dict[str, FileWriter]:
+    """Return the single file of a format whose files hold tensors alone."""
+    return {WEIGHTS_FILE: bundle_writer(bundle)}
+
+
 def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, but: str) -> dict[str, Tensor]:
     """Return tensors with a prefix before all names that do not contain `but`."""
     prefixed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
+        # Such as the head of a task model, which lies beside the base model.
         prefixed[name if but in name else prefix + name] = tensor
     return prefixed
 

@@ -1,18 +1,52 @@
-"""Inference of a spec from tensor names and shapes: the parts that formats share."""
+"""Inference of a spec from shapes: the parts that formats share; each reads its own shapes."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.formats.format import Inferred, Sure
+
+Sure = Literal["stored", "shapes", "usual"]
+"""How a value is known: the file says it; shapes force it; files of this format usually have it."""
+
+
+@dataclass(frozen=True)
+class Inferred:
+    """A model's description, inferred from a file of some format.
+
+    Attributes:
+        spec: the architecture.
+        preprocess: how images are resized and normalised.
+        classes: the K class names in the order of the logits; empty where the file has none.
+        sure: spec field, or `preprocess`, -> how it is known.
+        warnings: one line each.
+        left_out: names of tensors of the file that are not of this model.
+    """
+
+    spec: ViTSpec
+    preprocess: Preprocess
+    classes: tuple[str, ...] = ()
+    sure: Mapping[str, Sure] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
 
 HALF_MEAN = Preprocess(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 IMAGENET_MEAN = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+OPEN_FIELDS = (
+    "num_heads",
+    "norm_eps",
+    "activation",
+    "image_size",
+    "position_resampling",
+    "preprocess",
+)
+"""Spec fields, and the preprocessing, that the tensors of a ViT's first paper leave open."""
 HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 """Widths whose published models have heads that are not 64 wide; 1536 has 24 in DINOv2."""
 
@@ -41,6 +75,7 @@ def depth_of(names: Iterable[str], pattern: str) -> int:
         CheckpointError: no block, or a number that is left out.
     """
     matches = (re.match(pattern, name) for name in names)
+    # A set, as each block has several tensors.
     numbers = {int(match[1]) for match in matches if match}
     if not numbers:
         raise CheckpointError("it has no blocks")
@@ -68,8 +103,8 @@ def square_grid(rows: int, prefix: int) -> int:
     side = math.isqrt(max(rows - prefix, 0))
     if side * side != rows - prefix or side == 0:
         raise CheckpointError(
-            f"{rows} rows of positions less {prefix} for prefix tokens are no square grid; "
-            f"give image_size"
+            f"{rows} rows of positions minus {prefix} for prefix tokens are not a square grid; "
+            "pass image_size (--spec.image-size)"
         )
     return side
 
@@ -91,10 +126,11 @@ def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -
         side = square_grid(rows, prefix)
         return side * patch[0], side * patch[1]
     height, width = as_pair(requested)
+    # The number of patches is checked first: it tells more about the mistake than a remainder.
     grid = (height // patch[0], width // patch[1])
     if grid[0] * grid[1] != rows - prefix:
         raise CheckpointError(
-            f"image_size {height} x {width} makes {grid[0]} x {grid[1]} patches; the file has "
+            f"image_size {height} x {width} gives {grid[0]} x {grid[1]} patches; the file has "
             f"positions for {rows - prefix}"
         )
     if height % patch[0] or width % patch[1]:
@@ -104,7 +140,7 @@ def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -
             keyword = flag = str(covered[0])
         raise CheckpointError(
             f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
-            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: give "
+            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: pass "
             f"image_size={keyword} (--spec.image-size {flag})"
         )
     return height, width
@@ -137,6 +173,7 @@ def finish(
     sure: dict[str, Sure] = dict.fromkeys(fields, "shapes")
     sure |= dict.fromkeys(usual, "usual")
     sure |= dict.fromkeys((*stored, *overrides), "stored")
+    # A grey model whose file states three means, or the reverse: all channels get their average.
     count = spec.in_channels
     if count != preprocess.channels:
         mean = sum(preprocess.mean) / len(preprocess.mean)

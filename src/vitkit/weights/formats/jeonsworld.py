@@ -11,21 +11,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, ViTSpec
-from vitkit.weights.files.source import Header, Source
+from vitkit.weights.files.source import Header
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
     FIXED_BY_CODE,
-    WEIGHTS_FILE,
-    Bundle,
     Capabilities,
     Format,
-    Inferred,
-    bundle_writer,
+    one_file,
 )
-from vitkit.weights.formats.infer_spec import HALF_MEAN, depth_of, finish, image_size, usual_heads
+from vitkit.weights.formats.infer_spec import (
+    HALF_MEAN,
+    OPEN_FIELDS,
+    Inferred,
+    depth_of,
+    finish,
+    image_size,
+    usual_heads,
+)
 from vitkit.weights.formats.key_table import Row, Table, row, stacked
 
 _EMBEDDINGS = "transformer.embeddings."
@@ -40,11 +44,6 @@ _PREPROCESS = HALF_MEAN.replace(interpolation="bilinear", fit="squash", crop_rat
 def _detect(header: Header) -> bool:
     """Return True if blocks have an `attention_norm`."""
     return f"{_THEIRS.format(i=0)}attention_norm.weight" in header.shapes
-
-
-def _prepare(source: Source) -> Source:
-    """Return the file as it is: there is one version of the names."""
-    return source
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -78,15 +77,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "position_resampling": "bilinear_aligned",
         **stem,
     }
-    usual = (
-        "num_heads",
-        "norm_eps",
-        "activation",
-        "image_size",
-        "position_resampling",
-        "preprocess",
-    )
-    return finish(fields, overrides, _PREPROCESS, usual=usual)
+    return finish(fields, overrides, _PREPROCESS, usual=OPEN_FIELDS)
 
 
 def _table(spec: ViTSpec) -> Table:
@@ -97,14 +88,14 @@ def _table(spec: ViTSpec) -> Table:
     """
     if spec.stem == "resnet" and spec.resnet_variant != "jeonsworld":
         raise CheckpointError(
-            f"resnet_variant {spec.resnet_variant!r} has no place in it: its ResNet pads and "
-            f"normalises otherwise ('jeonsworld')"
+            f"resnet_variant {spec.resnet_variant!r} cannot be stored: its ResNet pads and "
+            "normalises differently ('jeonsworld')"
         )
     if spec.stem == "resnet" and len(spec.resnet_layers) != _STAGES:
         raise CheckpointError(
-            f"resnet_layers {spec.resnet_layers} has no place in it: its ResNet has {_STAGES} "
-            f"stages"
+            f"resnet_layers {spec.resnet_layers} cannot be stored: its ResNet has {_STAGES} stages"
         )
+    # Three layers of (D, D) become the rows of one (3 D, D).
     projections = [f"{_THEIRS}attn.{name}.{{p}}" for name in ("query", "key", "value")]
     rows = (
         row(f"{_EMBEDDINGS}cls_token", "cls_token"),
@@ -141,11 +132,6 @@ def _resnet_rows(layers: tuple[int, ...]) -> list[Row]:
     return rows
 
 
-def _write(bundle: Bundle) -> dict[str, FileWriter]:
-    """Return one file with the names of its `VisionTransformer`'s `state_dict()`."""
-    return {WEIGHTS_FILE: bundle_writer(bundle)}
-
-
 _CAPABILITIES: Capabilities = {
     **FIRST_PAPER,
     **CLASS_TOKEN_ONLY,
@@ -155,10 +141,9 @@ _CAPABILITIES: Capabilities = {
 JEONSWORLD = Format(
     name="jeonsworld",
     detect=_detect,
-    prepare=_prepare,
     infer=_infer,
     table=_table,
     capabilities=(_CAPABILITIES,),
-    write=_write,
+    write=one_file,
     fixed=FIXED_BY_CODE,
 )

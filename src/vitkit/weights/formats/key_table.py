@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -22,13 +21,12 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import did_you_mean, plural
-from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.source import Header, Source
 
 TensorParts: TypeAlias = tuple[Tensor, ...]
 """The tensors of one row, in its order."""
-PARTIAL_HINT = "strict=False (--allow-partial) goes on without"
+PARTIAL_HINT = "to load the rest, pass strict=False (--allow-partial)"
 INTEGER = re.compile(r"[<>|=]?[iub]\d+|[IU]\d+|BOOL|u?int\d+|bool")
 """Dtypes of whole numbers, as safetensors, numpy or torch name them."""
 
@@ -71,17 +69,19 @@ class Row(NamedTuple):
     Attributes:
         theirs: their names.
         ours: our names.
-        how: the transform between them.
+        transform: the transform between them.
     """
 
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
-    how: KeyTransform = AS_IS
+    transform: KeyTransform = AS_IS
 
 
-def row(theirs: str | Sequence[str], ours: str | Sequence[str], how: KeyTransform = AS_IS) -> Row:
+def row(
+    theirs: str | Sequence[str], ours: str | Sequence[str], transform: KeyTransform = AS_IS
+) -> Row:
     """Return a `Row`; a single name may be a plain string."""
-    return Row(_names(theirs), _names(ours), how)
+    return Row(_names(theirs), _names(ours), transform)
 
 
 def _names(one_or_more: str | Sequence[str]) -> tuple[str, ...]:
@@ -100,24 +100,28 @@ class Table:
     rows: tuple[Row, ...]
     ignored: tuple[tuple[str, str], ...] = ()
 
-    def applied(self, spec: ViTSpec) -> list[Row]:
-        """Return the rows for a model of this spec, with block numbers and kinds filled in.
+    def applied(self, names: Set[str], depth: int) -> list[Row]:
+        """Return the rows for a model, with block numbers and kinds filled in.
+
+        Args:
+            names: of all tensors of the model, ours.
+            depth: L, the number of its blocks.
 
         Raises:
             CheckpointError: a tensor of the model that no row claims: the format cannot hold it.
         """
-        shapes = tensor_shapes(spec)
         claimed: set[str] = set()
         rows: list[Row] = []
         for rule in self.rows:
-            for filled in _fillings(rule, spec.depth):
-                if claimed.isdisjoint(filled.ours) and shapes.keys() >= set(filled.ours):
+            # Rows for parts that this model lacks match none of its names, and fall out here.
+            for filled in _fillings(rule, depth):
+                if claimed.isdisjoint(filled.ours) and names >= set(filled.ours):
                     claimed |= set(filled.ours)
                     rows.append(filled)
-        unclaimed = sorted(shapes.keys() - claimed)
+        unclaimed = sorted(names - claimed)
         if unclaimed:
             raise CheckpointError(
-                f"the format has no place for {few(unclaimed)}; convert to one that has"
+                f"the format cannot store {few(unclaimed)}; convert to another format"
             )
         return rows
 
@@ -125,6 +129,7 @@ class Table:
 def _fillings(rule: Row, depth: int) -> Iterator[Row]:
     """Yield a row once for each block and for `weight` and `bias`, as far as its names ask."""
     names = " ".join(rule.ours)
+    # A row without {i} is for the whole model, one without {p} for a single tensor.
     layers = range(depth if "{i}" in names else 1)
     kinds = ("weight", "bias") if "{p}" in names else ("",)
 
@@ -133,19 +138,12 @@ def _fillings(rule: Row, depth: int) -> Iterator[Row]:
             yield Row(
                 tuple(_filled(name, layer, kind) for name in rule.theirs),
                 tuple(_filled(name, layer, kind) for name in rule.ours),
-                rule.how,
+                rule.transform,
             )
 
 
 def _filled(name: str, layer: int, kind: str) -> str:
     return name.replace("{i}", str(layer)).replace("{p}", kind)
-
-
-@lru_cache(maxsize=4)
-def tensor_shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
-    """Return names and shapes of a model's tensors, without allocating them."""
-    with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}
 
 
 def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
@@ -159,6 +157,7 @@ def check_size(spec: ViTSpec, theirs: Mapping[str, tuple[int, ...]]) -> None:
         CheckpointError: more blocks than tensors, or more numbers in blocks than the file declares.
     """
     blocks = spec.depth + sum(spec.resnet_layers)
+    # A forged header may state any size; even a model on the meta device takes memory.
     numbers = sum(map(math.prod, theirs.values()))
     matrices = spec.width * (3 * spec.attention_width + 2 * spec.mlp_width)
     if blocks > len(theirs) or spec.depth * matrices > numbers:
@@ -188,14 +187,21 @@ class KeyMatch(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def match_keys(table: Table, spec: ViTSpec, header: Header) -> KeyMatch:
-    """Match the names in a file with those that a format has for a model of this spec."""
+def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyMatch:
+    """Match the names in a file with those that a format has for a model.
+
+    Args:
+        table: of the file's format.
+        header: of the file, with the names of the table.
+        ours: our names of all tensors of the model.
+        depth: L, the number of its blocks.
+    """
     names = header.shapes.keys()
     complete: list[Row] = []
     claimed: set[str] = set()
     needed: dict[str, None] = {}  # an ordered set
     fresh: list[str] = []
-    for line in table.applied(spec):
+    for line in table.applied(ours, depth):
         if names >= set(line.theirs):
             complete.append(line)
             claimed.update(line.theirs)
@@ -210,7 +216,7 @@ def match_keys(table: Table, spec: ViTSpec, header: Header) -> KeyMatch:
         if reason is not None:
             ignored.append(f"{name}: {reason}")
         elif is_integer(header.dtypes[name]):  # counters, such as num_batches_tracked
-            integers.append(f"{name}: whole numbers, no weights")
+            integers.append(f"{name}: whole numbers, not weights")
         else:
             unknown.append(name)
     return KeyMatch(
@@ -236,13 +242,19 @@ def is_integer(dtype: str) -> bool:
 
 
 def read_tensors(
-    table: Table, spec: ViTSpec, theirs: Source, *, strict: bool = True
+    table: Table,
+    spec: ViTSpec,
+    shapes: Mapping[str, tuple[int, ...]],
+    theirs: Source,
+    *,
+    strict: bool = True,
 ) -> tuple[dict[str, Tensor], KeyMatch]:
     """Read their tensors under our names.
 
     Args:
         table: of their format.
         spec: the model.
+        shapes: our name -> shape of all tensors of the model.
         theirs: the open file, with the names of the table.
         strict: refuse missing and unknown tensors; else those are left out.
 
@@ -252,8 +264,7 @@ def read_tensors(
     Raises:
         CheckpointError: a tensor that is missing, unknown, or of another shape than the spec says.
     """
-    shapes = tensor_shapes(spec)
-    match = match_keys(table, spec, theirs.header)
+    match = match_keys(table, theirs.header, shapes.keys(), spec.depth)
     if strict:
         _refuse_partial(match, theirs)
     ours: dict[str, Tensor] = {}
@@ -271,13 +282,14 @@ def read_tensors(
 
 def _transformed(rule: Row, spec: ViTSpec, theirs: Source) -> TensorParts:
     """Read the tensors of a row, and change them to ours."""
+    # Read here, one row at a time, so that only one row is in memory twice.
     parts = tuple(map(theirs.__getitem__, rule.theirs))
     try:
-        return rule.how.to_ours(parts, spec)
+        return rule.transform.to_ours(parts, spec)
     except (RuntimeError, LookupError, TypeError, ValueError, EinopsError):
         named = zip(rule.theirs, parts, strict=True)
         shown = " + ".join(f"{name} {tuple(part.shape)}" for name, part in named)
-        raise CheckpointError(f"{shown} cannot become {few(rule.ours)}") from None
+        raise CheckpointError(f"{shown} cannot be converted to {few(rule.ours)}") from None
 
 
 def _refuse_partial(match: KeyMatch, theirs: Source) -> None:
@@ -297,12 +309,18 @@ def _refuse_partial(match: KeyMatch, theirs: Source) -> None:
 def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return our tensors under their names, contiguous.
 
+    Args:
+        table: of their format.
+        spec: the model.
+        ours: all of its tensors, by our names.
+
     Raises:
         CheckpointError: a tensor that the format cannot hold.
     """
     theirs: dict[str, Tensor] = {}
-    for rule in table.applied(spec):
-        parts = rule.how.to_theirs(tuple(map(ours.__getitem__, rule.ours)), spec)
+    for rule in table.applied(ours.keys(), spec.depth):
+        # Their shapes need no check: ours have been compared with the spec.
+        parts = rule.transform.to_theirs(tuple(map(ours.__getitem__, rule.ours)), spec)
         for name, part in zip(rule.theirs, parts, strict=True):
             theirs[name] = part.contiguous()
     return theirs

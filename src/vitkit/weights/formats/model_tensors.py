@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
-from vitkit.models.vit import ViT
+from vitkit.models.vit import ViT, tensor_shapes
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import WEIGHT_DTYPES
-from vitkit.weights.formats.key_table import tensor_shapes
+from vitkit.weights.files.source import WEIGHT_DTYPES, count_not_finite
 
 COMPILED = "_orig_mod"
 """Name of the inner module in `torch.compile`'s wrapper."""
@@ -49,8 +47,8 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
     vit = _unwrapped(model, path)
     if vit.spec.stem == "backbone":
         raise CheckpointError(
-            f"{path}: the file could not describe the model's backbone; save its state_dict() "
-            "beside the code that makes the backbone, or take stem 'resnet'"
+            f"{path}: the file cannot describe the model's own backbone; save its state_dict() "
+            "beside the code that builds the backbone, or use stem 'resnet'"
         )
     spec = _spec_with_its_head(vit)
     # Single blocks may be compiled, too.
@@ -68,24 +66,22 @@ def refuse_unusable(tensors: Mapping[str, Tensor], path: Path) -> None:
     for name, tensor in tensors.items():
         if tensor.is_meta:
             raise CheckpointError(
-                f"{path}: {name} has no numbers, on the meta device; a file holds floats"
+                f"{path}: {name} is on the meta device and has no values; expected floats"
             )
         if tensor.dtype not in WEIGHT_DTYPES:
-            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; a file holds floats")
-        # A sum never loses a NaN or an infinity, so the slow test runs only where one is likely.
-        if torch.isfinite(tensor.sum(dtype=torch.float32)):
-            continue
-        wrong = int((~torch.isfinite(tensor.float())).sum())
-        if wrong:
+            raise CheckpointError(f"{path}: {name} is {tensor.dtype}; expected floats")
+        not_finite = count_not_finite(tensor)
+        if not_finite:
             raise CheckpointError(
-                f"{path}: {name}: {wrong} of {tensor.numel()} numbers are not finite in float32, "
-                f"and no model can be read from such a file; save a model from before they were"
+                f"{path}: {name}: {not_finite} of {tensor.numel()} numbers are NaN or infinite in "
+                "float32, and such a file could not be loaded; save an earlier model"
             )
 
 
 def _unwrapped(model: object, path: Path) -> ViT:
     """Return the ViT inside of any wrappers."""
     inner = model
+    # Wrappers may be nested: compiled inside of data parallelism, averaged on top.
     while not isinstance(inner, ViT):
         wrapped = getattr(inner, COMPILED, None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
@@ -93,7 +89,7 @@ def _unwrapped(model: object, path: Path) -> ViT:
         inner = wrapped
     if isinstance(inner, ViT):
         return inner
-    remedy = "give a vitkit.ViT, such as checkpoint.model"
+    remedy = "pass a vitkit.ViT, such as checkpoint.model"
     if hasattr(model, "merge_and_unload"):
         remedy = REMEDIES["lora_"]
     raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
@@ -101,6 +97,7 @@ def _unwrapped(model: object, path: Path) -> ViT:
 
 def _spec_with_its_head(vit: ViT) -> ViTSpec:
     """Return the spec with the number of classes that the head has now."""
+    # The head alone may be compiled, or replaced by another layer for fine-tuning.
     head = getattr(vit.head, COMPILED, vit.head)
     count = vit.spec.num_classes
     if isinstance(head, nn.Identity):
@@ -117,15 +114,15 @@ def _refuse_misfits(spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> N
     missing = sorted(expected.keys() - state)
     if unknown or missing:
         remedies = [text for part, text in REMEDIES.items() if any(part in n for n in unknown)]
-        remedy = "; ".join(remedies) or "save its state_dict() beside the code that makes it"
+        remedy = "; ".join(remedies) or "save its state_dict() beside the code that builds it"
         raise CheckpointError(
-            f"{path}: the model is not what its spec says: {plural(len(missing), 'tensor')} "
-            f"missing ({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
+            f"{path}: the model differs from its spec: {plural(len(missing), 'tensor')} missing "
+            f"({', '.join(missing[:3]) or 'none'}), {len(unknown)} unknown "
             f"({', '.join(unknown[:3]) or 'none'}); {remedy}"
         )
     for name, tensor in state.items():
         if tuple(tensor.shape) != expected[name]:
             raise CheckpointError(
                 f"{path}: {name} has shape {tuple(tensor.shape)}, the model's spec needs "
-                f"{expected[name]}; save its state_dict() beside the code that makes it"
+                f"{expected[name]}; save its state_dict() beside the code that builds it"
             )

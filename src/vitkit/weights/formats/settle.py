@@ -14,6 +14,7 @@ def double_class_head(state: State) -> tuple[State, Step]:
     The mean of twice the class head and zero is the class head.
     """
     changed = dict(state)
+    # mean(2 h, 0) = h for the logits h of the class head.
     for kind in ("weight", "bias"):
         changed[f"head.{kind}"] = 2 * state[f"head.{kind}"]
         changed[f"head_dist.{kind}"] = torch.zeros_like(state[f"head_dist.{kind}"])
@@ -43,6 +44,7 @@ def fold_register_positions(fitted: Fitted) -> Fitted:
     spec, state, steps = fitted
     if not (spec.num_registers and spec.position_rows and spec.positions_cover_prefix):
         return fitted
+    # Token + position is all that the blocks see, so the sum may be split in another way.
     rows = _register_rows(spec)
     if not state["pos_embed"][:, rows].any():
         return fitted

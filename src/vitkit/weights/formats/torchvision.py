@@ -15,25 +15,23 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.format import (
     CLASS_TOKEN_ONLY,
     FIRST_PAPER,
     FIXED_BY_CODE,
-    WEIGHTS_FILE,
     BuiltModel,
-    Bundle,
     Capabilities,
     Format,
-    Inferred,
     ReferenceLibrary,
-    bundle_writer,
+    one_file,
     weights_file,
 )
 from vitkit.weights.formats.infer_spec import (
     IMAGENET_MEAN,
+    OPEN_FIELDS,
+    Inferred,
     depth_of,
     finish,
     image_size,
@@ -70,15 +68,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "representation_width": representation_width or None,
         "position_resampling": "bicubic_aligned",
     }
-    usual = (
-        "num_heads",
-        "norm_eps",
-        "activation",
-        "image_size",
-        "position_resampling",
-        "preprocess",
-    )
-    return finish(fields, overrides, _PREPROCESS, usual=usual)
+    return finish(fields, overrides, _PREPROCESS, usual=OPEN_FIELDS)
 
 
 def _prepare(source: Source) -> Source:
@@ -107,11 +97,6 @@ def _table(spec: ViTSpec) -> Table:
         row("heads.head.{p}", "head.{p}"),
     )
     return Table(rows)
-
-
-def _write(bundle: Bundle) -> dict[str, FileWriter]:
-    """Return one file with the names of `torchvision.models.vit_b_16().state_dict()`."""
-    return {WEIGHTS_FILE: bundle_writer(bundle)}
 
 
 def _build(path: Path, spec: ViTSpec) -> BuiltModel | None:
@@ -148,7 +133,7 @@ TORCHVISION = Format(
     infer=_infer,
     table=_table,
     capabilities=(_CAPABILITIES,),
-    write=_write,
+    write=one_file,
     fixed=FIXED_BY_CODE,
     reference=ReferenceLibrary("torchvision", (0, 26), ("torchvision",), _build),
 )

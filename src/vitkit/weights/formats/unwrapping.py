@@ -84,6 +84,7 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
     form = _format_of(source, forms)
     if form is not None:
         return FoundModel(form, source)
+    # No prefix that all names have: the model is one part of several.
     models: dict[str, FoundModel] = {}
     for prefix, names in _groups(source).items():
         if any(prefix.startswith(shorter) for shorter in models):
@@ -92,6 +93,7 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
         form = _format_of(inner, forms)
         if form is not None:
             models[prefix] = _part_of(source, prefix, names, form)
+    # Of an encoder and its average in one file, the one that is evaluated stays.
     for prefix in list(models):
         for preferred, other in PREFERRED.items():
             if prefix.endswith(preferred):
@@ -99,8 +101,8 @@ def find_model(source: Source, forms: Iterable[Format]) -> FoundModel | None:
     if len(models) > 1:
         first = next(iter(models))
         raise CheckpointError(
-            f"{source.header.path}: holds {len(models)} models, under {few(list(models))}; keep "
-            f"the tensors of one, such as those whose names start with {first!r}"
+            f"{source.header.path}: contains {len(models)} models, under {few(list(models))}; "
+            f"keep the tensors of one, such as those whose names start with {first!r}"
         )
     return next(iter(models.values()), None)
 
@@ -113,16 +115,16 @@ def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
         kind = header.documents["config"].get("model_type")
     if isinstance(kind, str) and kind in UNSUPPORTED:
         return CheckpointError(
-            f"{header.path}: transformers' model_type {kind!r} is not supported; "
-            f"`vitkit models --pretrained '{UNSUPPORTED[kind]}'` lists such models as timm has them"
+            f"{header.path}: model_type {kind!r} of transformers is not supported; for such "
+            f"models in timm's format see `vitkit models --pretrained '{UNSUPPORTED[kind]}'`"
         )
     names = ", ".join(list(source)[:3])
     if len(source) > 3:
         names += ", ..."
-    stated = f"; config.json says model_type {kind!r}" if isinstance(kind, str) else ""
+    stated = f"; config.json has model_type {kind!r}" if isinstance(kind, str) else ""
     return CheckpointError(
-        f"{header.path}: {plural(len(source), 'tensor')} ({names}) of no known "
-        f"format{stated}; known are vitkit, {', '.join(known)}"
+        f"{header.path}: {plural(len(source), 'tensor')} ({names}) in no known format{stated}; "
+        f"known formats are vitkit, {', '.join(known)}"
     )
 
 
@@ -150,7 +152,7 @@ def plain_head(source: Source, root: str, target: str) -> Source:
         return source
     note = f"the head is read from {layer}"
     if re.search(r"\.[1-9]\d*$", layer):
-        note += "; what was before it has no tensors and is taken for dropout"
+        note += "; the layers before it have no tensors and are assumed to be dropout"
 
     def rename(name: str) -> str:
         return name.replace(layer, target, 1) if name in names else name
@@ -170,7 +172,7 @@ def _without_whole_prefix(source: Source) -> Source:
     for prefix in WHOLE_PREFIXES:
         if source and all(name.startswith(prefix) for name in source):
             names = {name: name.removeprefix(prefix) for name in source}
-            return _without_whole_prefix(source.renamed(names, f"prefix {prefix!r} taken off"))
+            return _without_whole_prefix(source.renamed(names, f"prefix {prefix!r} removed"))
     return source
 
 
@@ -180,7 +182,7 @@ def _without_inner_parts(source: Source) -> Source:
         wrapped = [name for name in source if part in name]
         names = {name: name.replace(part, "") for name in source}
         if wrapped and len(set(names.values())) == len(names):
-            source = source.renamed(names, f"{part!r} taken out of {len(wrapped)} names")
+            source = source.renamed(names, f"{part!r} removed from {len(wrapped)} names")
     return source
 
 
@@ -189,6 +191,7 @@ def _groups(source: Source) -> Mapping[str, list[str]]:
     groups: dict[str, list[str]] = {}
     for name in source:
         prefix = ""
+        # "a.b.c.weight" is a member of the groups "a.", "a.b." and "a.b.c.".
         for part in name.split(".")[:-1][:MOST_PREFIX_PARTS]:
             prefix += f"{part}."
             groups.setdefault(prefix, []).append(name)
@@ -213,7 +216,7 @@ def _part_of(source: Source, prefix: str, names: Sequence[str], form: Format) ->
             counters.append(name)
         else:
             outside.append(name)
-    notes = [f"prefix {prefix!r} taken off"]
+    notes = [f"prefix {prefix!r} removed"]
     if counters:
-        notes.append(f"whole numbers, no weights, left out: {few(counters)}")
+        notes.append(f"whole numbers, not weights, left out: {few(counters)}")
     return FoundModel(form, source.renamed(inside, *notes), prefix, tuple(outside))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,28 +18,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitkit.errors import CheckpointError, SpecError
+from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
 from vitkit.io.digests import tensor_digests
-from vitkit.io.strict_json import parse_json
 from vitkit.messages import plural
-from vitkit.spec import Preprocess, ViTSpec
+from vitkit.models.vit import tensor_shapes
+from vitkit.spec import Preprocess
 from vitkit.weights.files.safetensors_file import safetensors_writer
 from vitkit.weights.files.source import Header, Source
-from vitkit.weights.formats.key_table import tensor_shapes
+from vitkit.weights.formats.description import (
+    METADATA_KEY,
+    Description,
+    model_description,
+    read_description,
+)
 from vitkit.weights.formats.model_tensors import as_saved, refuse_unusable
 
-OWN_FORMAT = "vitkit"
 OWN_VERSION = 1
 """Version of the format, written into every file."""
-METADATA_KEY = "vitkit"
-"""The entry of the header's metadata with the description."""
-FOREIGN_METADATA_KEY = "vitkit_about"
-"""That entry in files of another format: everything that the format has no place for."""
 DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha256")
 """Keys of the description that `save` writes itself."""
-LONGEST_REASON = 300
-"""Characters of an error about a description, as that error may quote all of it."""
 
 
 def save(
@@ -76,17 +73,19 @@ def save(
     """
     if not isinstance(path, str | os.PathLike):
         raise CheckpointError(
-            f"the first argument is a {type(path).__name__}, no path; write "
-            f"vitkit.save('model.safetensors', model, preprocess=checkpoint.preprocess)"
+            f"the first argument is a {type(path).__name__}, not a path; write "
+            "vitkit.save('model.safetensors', model, preprocess=checkpoint.preprocess)"
         )
     path = Path(path)
     if path.suffix != ".safetensors":
-        raise CheckpointError(f"{path}: vitkit writes .safetensors files; name it so")
+        raise CheckpointError(f"{path}: expected a name that ends in .safetensors")
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
-            f"{path}: preprocess= is missing, what images become before the model sees them; "
-            f"pass checkpoint.preprocess of the weights it began with, or a vitkit.Preprocess"
+            f"{path}: preprocess= is missing (how images are resized and normalised for the "
+            "model); pass checkpoint.preprocess of the weights that you started from, or a "
+            "vitkit.Preprocess"
         )
+    # All checks of the model are made before the file on disk is touched.
     writer = own_file_writer(model, preprocess, classes, metadata, path=path)
     with replacing(path, needed=writer.size) as temporary:
         writer.write(temporary)
@@ -116,6 +115,7 @@ def own_file_writer(
         CheckpointError: as for `save`.
     """
     spec, state = as_saved(model, path)
+    # Cast before the checks: a number may be finite in float32 and not in float16.
     tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in state.items()}
     refuse_unusable(tensors, path)
     # Our own entries come last, so that metadata of an older file never replace them.
@@ -130,7 +130,7 @@ def own_file_writer(
         text = json.dumps(document, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            f"{path}: the metadata are not JSON: {error}; give plain values"
+            f"{path}: the metadata are not JSON: {error}; pass plain values"
         ) from None
     # Parsed as reading the file will parse it, so that errors appear before it is written.
     read_description(Header(path, {}, {}, {METADATA_KEY: text}))
@@ -150,73 +150,11 @@ def _class_names(classes: object, path: Path) -> list[str]:
     for name in values:
         if not isinstance(name, str) or isinstance(classes, str):
             raise CheckpointError(
-                f"{path}: classes has {name!r}; give a list with a text for each class, such as "
-                f"['cat', 'dog']"
+                f"{path}: classes contains {name!r}; pass a list of class names, such as ['cat', "
+                "'dog']"
             )
         names.append(name)
     return names
-
-
-def model_description(
-    spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
-) -> dict[str, Any]:
-    """Return spec, preprocessing and class names as JSON values."""
-    return {
-        "spec": spec.to_json(),
-        "preprocess": preprocess.to_json(),
-        "classes": list(classes),
-    }
-
-
-@dataclass(frozen=True)
-class Description:
-    """The description in a file of ours, or in one that vitkit wrote in another format.
-
-    Attributes:
-        spec: the architecture.
-        preprocess: how images are resized and normalised.
-        classes: the class names, or none.
-        document: all of the JSON.
-    """
-
-    spec: ViTSpec
-    preprocess: Preprocess
-    classes: tuple[str, ...]
-    document: dict[str, Any]
-
-
-def read_description(header: Header, entry: str = METADATA_KEY) -> Description | None:
-    """Return the description in a header, or None where it has none.
-
-    Args:
-        header: of the file.
-        entry: key of the header's metadata: `METADATA_KEY` or `FOREIGN_METADATA_KEY`.
-
-    Raises:
-        CheckpointError: a description that cannot be read, or that contradicts itself.
-    """
-    if entry not in header.metadata:
-        return None
-    try:
-        document = parse_json(header.metadata[entry])
-        spec = ViTSpec.from_json(document["spec"])
-        preprocess = Preprocess.from_json(document["preprocess"])
-        classes = document.get("classes", [])
-    except (SpecError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
-        reason = " ".join(str(error)[:LONGEST_REASON].split())
-        raise CheckpointError(f"{header.path}: its description cannot be read: {reason}") from None
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-        raise CheckpointError(f"{header.path}: its class names are no list of texts")
-    if classes and len(classes) != spec.num_classes:
-        raise CheckpointError(
-            f"{header.path}: {len(classes)} class names for a head of {spec.num_classes}"
-        )
-    if preprocess.channels != spec.in_channels:
-        raise CheckpointError(
-            f"{header.path}: its images become {preprocess.channels} channels, its model has "
-            f"{spec.in_channels}"
-        )
-    return Description(spec, preprocess, tuple(classes), document)
 
 
 def read_own(source: Source, description: Description) -> dict[str, Tensor]:
@@ -227,6 +165,7 @@ def read_own(source: Source, description: Description) -> dict[str, Tensor]:
     """
     check_description(source.header, description)
     tensors = {name: source[name] for name in source}
+    # A file without digests is read, too; where there are some, each group must have its own.
     expected = description.document.get("sha256")
     if expected is not None:
         _check_digests(source.header.path, expected, tensor_digests(tensors))
@@ -243,13 +182,13 @@ def check_description(header: Header, description: Description) -> None:
     if type(file_version) is not int or not 1 <= file_version <= OWN_VERSION:
         raise CheckpointError(
             f"{header.path}: format version {file_version!r}; this vitkit reads 1 to "
-            f"{OWN_VERSION}; upgrade it"
+            f"{OWN_VERSION}; upgrade vitkit"
         )
     # Checked before `tensor_shapes` builds the model: a file may declare a million blocks.
     blocks = description.spec.depth + sum(description.spec.resnet_layers)
     if blocks > len(header.shapes):
         raise CheckpointError(
-            f"{header.path}: {blocks} blocks in a file of {len(header.shapes)} tensors"
+            f"{header.path}: a spec of {blocks} blocks in a file of {len(header.shapes)} tensors"
         )
     expected = tensor_shapes(description.spec)
     missing = sorted(expected.keys() - header.shapes.keys())
@@ -270,10 +209,10 @@ def check_description(header: Header, description: Description) -> None:
 
 def _check_digests(path: Path, expected: object, actual: Mapping[str, str]) -> None:
     if not isinstance(expected, dict) or expected.keys() != actual.keys():
-        raise CheckpointError(f"{path}: its sha256 are not of the groups of tensors it holds")
+        raise CheckpointError(f"{path}: its sha256 values do not belong to its groups of tensors")
     for group, digest in actual.items():
         if expected[group] != digest:
             raise CheckpointError(
-                f"{path}: {group} is damaged: its sha256 is {digest}, the file says "
-                f"{expected[group]}; take the file from where it came again"
+                f"{path}: {group} is damaged: its sha256 is {digest}, expected "
+                f"{expected[group]}; download or copy the file again"
             )

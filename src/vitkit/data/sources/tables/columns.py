@@ -55,10 +55,12 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     if not labels:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
     shown = ", ".join(f"{escape(f.name)}: {str(f.type)[:TYPE_SHOWN]}" for f in schema)
-    image = _choose(images, IMAGE_NAMES, f"{where}: {{}} of images among {shown}")
+    image = _choose(images, IMAGE_NAMES, f"{where}: {{}} of images; the columns are {shown}")
     known = ", ".join(LABEL_NAMES)
-    usual = f"labels are numbers, text or true and false in a column named one of {known}"
-    label = _choose(labels, LABEL_NAMES, f"{where}: {{}} of labels among {shown}; {usual}")
+    usual = f"labels are whole numbers, text, or true and false in a column called {known}"
+    label = _choose(
+        labels, LABEL_NAMES, f"{where}: {{}} of labels; the columns are {shown}; {usual}"
+    )
     return Columns(image, label, _class_names(features.get(label, {}), label, where))
 
 
@@ -68,13 +70,13 @@ def common_columns(files: Sequence[Path], kind: TableKind) -> Columns:
     Raises:
         DataError: another file has others, or as `find_columns`.
     """
-    found = [find_columns(groups_of(file, kind).schema, escape(file)) for file in files]
-    for file, columns in zip(files, found, strict=True):
-        if columns != found[0]:
+    columns_of = [find_columns(groups_of(file, kind).schema, escape(file)) for file in files]
+    for file, columns in zip(files, columns_of, strict=True):
+        if columns != columns_of[0]:
             raise DataError(
-                f"{escape(file)}: its columns or class names are not those of {files[0].name}"
+                f"{escape(file)}: its columns or class names differ from those of {files[0].name}"
             )
-    return found[0]
+    return columns_of[0]
 
 
 def _class_names(feature: dict[str, Any], label: str, where: str) -> tuple[str, ...]:
@@ -83,9 +85,10 @@ def _class_names(feature: dict[str, Any], label: str, where: str) -> tuple[str, 
         return ()
     names = feature.get("names")
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise DataError(f"{where}: the names of {label!r} are no list of class names")
+        raise DataError(f"{where}: the names of {label!r} are not a list of class names")
+    # a label is an index into the names
     if len({*names}) < len(names):
-        raise DataError(f"{where}: the class names of {label!r} are not all different")
+        raise DataError(f"{where}: {label!r} has the same class name twice")
     return tuple(names)
 
 
@@ -130,5 +133,5 @@ def _choose(candidates: Sequence[str], usual: Sequence[str], problem: str) -> st
         if name in candidates:
             return name
     if candidates:
-        raise DataError(problem.format(f"expected one column, got {quote_list(candidates)}"))
-    raise DataError(problem.format("expected a column, got none"))
+        raise DataError(problem.format(f"expected one column, found {quote_list(candidates)}"))
+    raise DataError(problem.format("no column"))

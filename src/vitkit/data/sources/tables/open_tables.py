@@ -76,7 +76,9 @@ def open_tables(
         _refuse_unlabelled(group, indexes)
         parts[split] = _part(_store(group, indexes, columns, kind, roots), indexes)
     if kind == "parquet" and size > MOST_CACHED:
-        notes.append("images are read a row group at a time, which is slow at random; try --cache")
+        notes.append(
+            "images are read a row group at a time, which is slow in random order; try --cache"
+        )
     return assemble(
         name,
         where,
@@ -136,8 +138,8 @@ def _refuse_unlabelled(files: Sequence[Path], indexes: Sequence[Index]) -> None:
         missing = [row for row, label in enumerate(index.texts["labels"]) if not label]
         if missing:
             raise DataError(
-                f"{escape(file)}: row {missing[0]} has no label (None, -1 or empty), and "
-                f"{len(missing):,} rows in all; label them or remove them"
+                f"{escape(file)}: row {missing[0]} has no label (None, -1 or empty), "
+                f"{len(missing):,} rows in all; label or remove them"
             )
 
 

@@ -72,6 +72,7 @@ def _files(folder: Path) -> list[Path]:
     entries = _json(folder / STATE).get("_data_files")
     if not isinstance(entries, list):
         entries = []
+    # [{"filename": "data-00000-of-00001.arrow"}, ...]
     names = [entry.get("filename") for entry in entries if isinstance(entry, dict)]
     # A name is never a path: nothing outside of the folder is read.
     files = [folder / Path(name).name for name in _strings(folder / STATE, names)]

@@ -32,46 +32,49 @@ class AugmentationSettings:
     flip: Annotated[
         Probability, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = 0.5
-    """Chance of a horizontal flip."""
+    """Probability of a horizontal flip, 0 to 1."""
     shift: Annotated[
         NonNegativeInt, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = 0
-    """Largest random shift up, down, left and right, in pixels."""
+    """Largest random shift up, down, left and right, in pixels; 0 turns it off."""
     crop_scale: Annotated[
         PositiveFraction, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = 0.35
-    """Smallest part of the area a random crop keeps (Inception crop); 1 turns it off."""
+    """Smallest fraction of the area that a random crop keeps (Inception crop), above 0; 1 turns it
+    off."""
     aa: Annotated[
         PolicyName, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = None
-    """A policy of random changes: RandAugment such as `rand-m9-mstd0.5-inc1`, TrivialAugment
-    `trivial`, 3-Augment `3`."""
+    """Augmentation policy: RandAugment such as `rand-m9-mstd0.5-inc1`, TrivialAugment `trivial`, or
+    3-Augment `3`; default none."""
     color_jitter: Annotated[
         Probability, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.0
-    """Largest random change of brightness, contrast and saturation, as a factor; after `aa`."""
+    """Largest random change of brightness, contrast and saturation, as a fraction from 0 to 1;
+    applied after `aa`."""
     reprob: Annotated[
         Probability, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.0
-    """Chance that a random box of an image is erased by noise."""
+    """Probability that a random box of an image is replaced by noise (random erasing), 0 to 1."""
     repeated_aug: Annotated[
         PositiveInt, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 1
-    """Views of an image in one epoch, each changed in another way; an epoch stays as long, so it
-    has as many times fewer images."""
+    """Augmented copies of each image per epoch (repeated augmentation). The epoch keeps its length,
+    so with N copies it covers 1/N of the images."""
     mixup: Annotated[
         NonNegativeFloat, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.0
-    """Alpha of mixup, of Beta(alpha, alpha); 0 is off."""
+    """Alpha of mixup: images are mixed by a weight from Beta(alpha, alpha); 0 turns it off."""
     cutmix: Annotated[
         NonNegativeFloat, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.0
-    """Alpha of CutMix, the same; with both on, every batch has one of them."""
+    """Alpha of CutMix, for the area of the pasted box; 0 turns it off. With mixup on as well, each
+    batch gets one of them."""
     mixup_prob: Annotated[Probability, MIXING_DETAIL] = 1.0
-    """Chance that a batch is mixed at all."""
+    """Probability that a batch is mixed, 0 to 1."""
     mixup_switch_prob: Annotated[
         Probability, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.5
-    """Chance of CutMix, where both are on."""
+    """Probability of CutMix instead of mixup where both are on, 0 to 1."""
     mixup_off_epoch: Annotated[NonNegativeInt, MIXING_DETAIL] = 0
-    """The epoch, counted from 0, from which on nothing is mixed; 0 for never."""
+    """Epoch, counted from 0, from which batches are no longer mixed; 0 means never."""

@@ -24,7 +24,7 @@ class DataSettings:
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ]
-    """A folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
+    """An image folder, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or a name:
     `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`."""
     data_root: Annotated[
         str | None,
@@ -33,14 +33,16 @@ class DataSettings:
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = None
-    """Folder of named datasets such as `mnist`; for a CSV, the folder that its paths start from."""
+    """Folder of named datasets such as `mnist`; for a CSV file, the folder that its paths are
+    relative to."""
     cache: Annotated[
         str | None,
         Meaning(
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = None
-    """Keep the decoded images in this folder, for this run and others; `auto`: the user's own."""
+    """Folder for decoded images, shared by runs, so that each image is decoded once; `auto` (or no
+    value): the user's cache folder. Default: no cache."""
     # decides which images are found, so it can change the result
     follow_links: Annotated[
         bool,
@@ -48,50 +50,53 @@ class DataSettings:
             resume="not compared", changes_result=True, with_probe="used", with_auto="passed on"
         ),
     ] = False
-    """Follow symbolic links that lead out of the folder of images."""
+    """Follow symbolic links that lead out of the image folder."""
     # may change: a run keeps the list of the images that it began with
     bad_images: Annotated[
         Literal["refuse", "skip"],
         Meaning(resume="may change", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = "refuse"
-    """Images that cannot be decoded: refuse to start, or leave them out. If an image goes missing
-    later, the run ends, or with `skip` another image of its class takes its place."""
+    """Images that cannot be decoded: refuse to start, or skip them. If an image goes missing during
+    the run, `refuse` ends it, and `skip` uses another image of its class."""
     ignore_extra_classes: Annotated[
         bool,
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = False
-    """Leave out classes of val or test that train does not have, instead of refusing."""
+    """Leave out classes of val or test that train does not have, instead of refusing the data."""
     # fixed: another cut would validate on images that were trained on
     val_fraction: Annotated[
         Fraction,
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = 0.1
-    """Part of train that becomes the validation split where the data has none."""
+    """Fraction of train that becomes the validation split if the data have train but no val, from 0
+    to below 1. Data without any splits are always divided 70/10/20."""
     balance: Annotated[
         bool,
         Meaning(resume="fixed", changes_result=True, with_probe="refused", with_auto="passed on"),
     ] = False
-    """Draw every class equally often, where some have more images than others."""
+    """Draw every class equally often, although some have more images than others."""
     # the transform of evaluation, which a probe uses as well as training does
     mean: Annotated[
         Channel | None, Meaning(resume="fixed", changes_result=True, with_probe="used")
     ] = None
-    """Mean of each channel on [0, 1]; default 0.5."""
+    """Mean of each channel, for pixels in [0, 1]. Default: the pretrained weights', else 0.5."""
     std: Annotated[
         Channel | None, Meaning(resume="fixed", changes_result=True, with_probe="used")
     ] = None
-    """Standard deviation of each channel on [0, 1]; default 0.5."""
+    """Standard deviation of each channel, for pixels in [0, 1]. Default: the pretrained weights',
+    else 0.5."""
     interpolation: Annotated[
         Interpolation | None, Meaning(resume="fixed", changes_result=True, with_probe="used")
     ] = None
-    """The resampling filter; default bicubic."""
+    """Resampling filter for resizing. Default: the pretrained weights', else bicubic."""
     fit: Annotated[Fit | None, Meaning(resume="fixed", changes_result=True, with_probe="used")] = (
         None
     )
-    """How images are resized outside training: `crop` (default), the shorter side to image size /
-    crop ratio, then the centre; `squash`, each side by its own factor; `squash-crop`, squashed to
-    image size / crop ratio, then the centre."""
+    """Resizing in evaluation: `crop` scales the shorter side to image size / crop ratio and crops
+    the centre; `squash` scales each side separately; `squash-crop` squashes to image size / crop
+    ratio and crops the centre. Default: the pretrained weights', else crop."""
     crop_ratio: Annotated[
         PositiveFraction | None, Meaning(resume="fixed", changes_result=True, with_probe="used")
     ] = None
-    """Part of the shorter side that the centre crop keeps; default 0.9."""
+    """Fraction of the shorter side that the centre crop keeps, above 0 and up to 1. Default: the
+    pretrained weights', else 0.9."""

@@ -33,21 +33,22 @@ class DistillationSettings:
         tyro.conf.arg(aliases=("--teacher-path",)),
         Meaning(resume="not compared", changes_result=True, with_probe="refused"),
     ] = None
-    """A model to learn from as well: a checkpoint, or `package.module:function` that makes one."""
+    """Teacher model for distillation: a checkpoint, or `package.module:function` that returns a
+    model."""
     distill: Annotated[
         Literal["soft", "hard"],
         tyro.conf.arg(aliases=("--distillation-type",)),
         DISTILLATION_DETAIL,
     ] = "soft"
-    """Learn the teacher's probabilities (soft), or its most probable class (hard)."""
+    """Soft distillation (the teacher's probabilities) or hard distillation (its top class)."""
     distill_alpha: Annotated[
         Probability, tyro.conf.arg(aliases=("--distillation-alpha",)), DISTILLATION_DETAIL
     ] = 0.5
-    """The teacher's share of the loss."""
+    """Weight of the distillation loss, 0 to 1; the label loss has the rest."""
     distill_temperature: Annotated[
         PositiveFloat, tyro.conf.arg(aliases=("--distillation-tau",)), DISTILLATION_DETAIL
     ] = 3.0
-    """Temperature that divides the logits of both models, with `distill: soft`."""
+    """Temperature that divides the logits of teacher and student in soft distillation, above 0."""
     distill_views: Annotated[NonNegativeInt, DISTILLATION_DETAIL] = 0
-    """Augmented variants that each image has in the whole run, so that the teacher sees each once
-    and its logits are kept; 0 for new ones in every epoch and a teacher that runs in every step."""
+    """Augmented versions of each image in the whole run, so that the teacher sees each once and its
+    logits are stored; 0 draws new ones in every epoch and runs the teacher in every step."""

@@ -18,9 +18,9 @@ class EvaluationSettings:
         bool,
         Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
     ] = True
-    """Evaluate on the test split, once, at the end."""
+    """Evaluate the best weights on the test split, once, at the end."""
     patience: Annotated[
         PositiveInt | None,
         Meaning(resume="may change", changes_result=True, with_probe="refused"),
     ] = None
-    """Stop after this many epochs without a higher validation top-1."""
+    """Stop after this many epochs without a higher validation top-1. Default: never."""

@@ -22,27 +22,27 @@ class LoggingSettings:
     log_histograms: Annotated[
         bool, Meaning(resume="may change", changes_result=False, with_probe="used")
     ] = True
-    """Show the distribution of the weights in TensorBoard, at the end of epochs."""
+    """Write histograms of the weights to TensorBoard at the end of epochs."""
     log_examples: Annotated[
         bool, Meaning(resume="may change", changes_result=False, with_probe="used")
     ] = True
-    """Show some validation images with their predictions in TensorBoard."""
+    """Write some validation images with their predictions to TensorBoard."""
     save_augmented_grid: Annotated[
         bool, Meaning(resume="may change", changes_result=False, with_probe="refused")
     ] = False
-    """Before the first step, write the images of the first batch, as the model gets them, with
-    their labels, to augmented.png."""
+    """Before the first step, write the first training batch as the model sees it, with its labels,
+    to augmented.png."""
     logger: Annotated[
         tuple[TrackerName, ...],
         Meaning(
             resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = ()
-    """Services that receive the curves, too: `wandb`, `mlflow`."""
+    """Experiment trackers that also receive the metrics: `wandb`, `mlflow`."""
     quiet: Annotated[
         bool,
         Meaning(
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = False
-    """No progress bar and no messages; the run folder has them all the same."""
+    """Print no progress bar and no messages; train.log in the run folder has them."""

@@ -20,6 +20,8 @@ from vitkit.training.config.meaning import Meaning
 
 DEFAULT_MODEL = "vit_tiny_patch16_224"
 """The model that is trained from random weights where none is named."""
+CATALOGUE = "auto"
+"""`pretrained` without a value: the published weights of the model."""
 
 
 @frozen(raises=SettingError)
@@ -30,7 +32,7 @@ class ModelSettings:
         str | None,
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = None
-    """A model's name (`vitkit models` lists them); single fields change by `--spec.FIELD VALUE`.
+    """Name of a model (`vitkit models` lists them); `--spec.FIELD VALUE` changes single fields.
     Default: that of the pretrained weights, else vit_tiny_patch16_224."""
     spec: Annotated[
         Settings,
@@ -41,26 +43,28 @@ class ModelSettings:
     img_size: Annotated[
         PositiveInt | None, Meaning(resume="fixed", changes_result=True, with_probe="used")
     ] = None
-    """Image size in pixels, a square; short for `--spec.image-size`."""
+    """Image size in pixels, for square images; short for `--spec.image-size`. Default: the
+    model's."""
     progressive: Annotated[
         tuple[PositiveInt, ...],
         Meaning(resume="fixed", changes_result=True, with_probe="refused"),
     ] = ()
-    """Progressive resizing: image sizes over equal parts of the epochs, such as `128 160 192`;
-    evaluation uses the last one."""
+    """Progressive resizing: image sizes in pixels over equal parts of the epochs, such as `128 160
+    192`; evaluation uses the last one."""
     # off in evaluation mode, in which a probe computes its features
     drop_path: Annotated[
         Fraction | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = None
-    """Stochastic depth of the last block; short for `--spec.drop-path`."""
+    """Drop probability of the last block (stochastic depth), from 0 to below 1; it rises linearly
+    over the blocks. Short for `--spec.drop-path`."""
     pretrained: Annotated[
         WeightsSource,
         tyro.conf.arg(aliases=("--finetune",)),
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = None
-    """Start from weights: a file of any known format, a folder, a published checkpoint's name, an
-    address such as `hf://owner/name`; without a value, the published weights of --model. Images are
-    preprocessed as the weights describe it, except where a setting is given."""
+    """Initial weights: a file of any known format, a folder, a published checkpoint's name, or an
+    address such as `hf://owner/name`; without a value, the published weights of --model.
+    Preprocessing follows the checkpoint unless you override it."""
     # these two let a file be read; with it the result is the same
     trust_pickle: Annotated[
         bool,
@@ -68,28 +72,30 @@ class ModelSettings:
             resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = False
-    """Read weights that are a pickle (`.pth`), by torch's `weights_only` reader."""
+    """Load weights stored as a pickle (`.pth`), with torch's `weights_only=True`."""
     allow_partial: Annotated[
         bool,
         Meaning(
             resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = False
-    """Go on with --pretrained weights that have unknown or missing tensors: leave out the unknown,
-    give the missing random values, and list both."""
+    """Accept --pretrained weights with unknown or missing tensors: leave out the unknown ones,
+    initialise the missing ones at random, and list both."""
     # a resumed run takes it over, so there is nothing to compare
     start: Annotated[
         Settings | None,
         tyro.conf.Suppress,
         Meaning(resume="not compared", changes_result=True, with_probe="used"),
     ] = None
-    """Facts about the weights that the run started from (path, SHA-256, spec), for `resume`."""
+    """Facts about the initial weights (path, SHA-256, spec), for `resume`."""
     freeze: Annotated[
-        tuple[str, ...], Meaning(resume="fixed", changes_result=True, with_probe="refused")
+        tuple[str, ...],
+        Meaning(resume="fixed", changes_result=True, with_probe="refused", for_pretrained=True),
     ] = ()
-    """Parameters that are not trained: `backbone` (all but the head), or by name or pattern, such
-    as `patch_embed` or `blocks.*.attn`."""
+    """Parameters to freeze: `backbone` (everything except the head), or names or patterns such as
+    `patch_embed` or `blocks.*.attn`."""
     freeze_blocks: Annotated[
-        NonNegativeInt, Meaning(resume="fixed", changes_result=True, with_probe="refused")
+        NonNegativeInt,
+        Meaning(resume="fixed", changes_result=True, with_probe="refused", for_pretrained=True),
     ] = 0
-    """Where above 0, do not train the embedding and this many first blocks."""
+    """Number of first blocks to freeze, together with the embedding; 0 freezes neither."""

@@ -29,63 +29,65 @@ class OptimizerSettings:
     epochs: Annotated[
         PositiveInt, Meaning(resume="may change", changes_result=True, with_probe="ignored")
     ] = 10
-    """Passes over the training split."""
+    """Passes over the training split, 1 or more."""
     max_steps: Annotated[
         PositiveInt | None,
         Meaning(resume="may change", changes_result=True, with_probe="refused"),
     ] = None
-    """End after this many optimizer steps of the whole run; the schedule stays that of `epochs`."""
+    """End the run after this many optimizer steps; the schedule still spans `epochs`."""
     # fixed: the number of a step decides which images it has
     batch_size: Annotated[
         PositiveInt,
         tyro.conf.arg(aliases=("-b",)),
         Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
     ] = 128
-    """Images of one optimizer step, over all processes and accumulation steps."""
+    """Images per optimizer step, over all processes and micro-batches."""
     find_batch_size: Annotated[
         bool, Meaning(resume="may change", changes_result=True, with_probe="refused")
     ] = False
-    """Before the start, double the batch until memory ends, it is no faster or an epoch has fewer
-    than 8 steps, instead of `batch_size`."""
+    """Before training, double the batch size until memory is full, throughput stops rising or an
+    epoch would have fewer than 8 steps; replaces `batch_size`."""
     # fixed: mixing is drawn for each part
     grad_accum_steps: Annotated[
         PositiveInt, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = 1
-    """Parts in which a batch goes through the model, where it does not fit into memory whole."""
+    """Number of micro-batches per optimizer step (gradient accumulation), for batches that do not
+    fit into memory."""
     # may change: the rate is a function of the step and no part of the state
     lr: Annotated[
         PositiveFloat, Meaning(resume="may change", changes_result=True, with_probe="ignored")
     ] = 1e-3
-    """Peak learning rate, for this batch size; never rescaled silently."""
+    """Peak learning rate for this batch size, above 0; it is never rescaled silently."""
     find_lr: Annotated[
         bool, Meaning(resume="may change", changes_result=True, with_probe="refused")
     ] = False
-    """Before the start, try rates on training images with a copy of the model, and take a tenth
-    of the one where the loss is lowest, instead of `lr`."""
+    """Before training, raise the learning rate on a copy of the model and use a tenth of the rate
+    with the lowest loss; replaces `lr`."""
     min_lr: Annotated[
         NonNegativeFloat, Meaning(resume="may change", changes_result=True, with_probe="ignored")
     ] = 1e-5
-    """Learning rate at the end of the schedule; the constant one stays at its peak."""
+    """Learning rate at the end of the schedule, 0 or more; not used by `--sched constant`."""
     sched: Annotated[
         Schedule, Meaning(resume="may change", changes_result=True, with_probe="ignored")
     ] = "cosine"
-    """How the rate falls after the warm-up; `rsqrt`: as the root of warm-up over step."""
+    """Learning rate after the warm-up: `cosine` or `linear` decay to `min_lr`, `constant`, or
+    `rsqrt`, which decays as sqrt(warm-up / step)."""
     warmup_epochs: Annotated[
         NonNegativeFloat, Meaning(resume="may change", changes_result=True, with_probe="ignored")
     ] = 1.0
-    """Epochs of linear warm-up from zero; fractions are fine."""
+    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed."""
     # fixed: its moments are a part of the state
     opt: Annotated[
         LowerCase, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = "adamw"
-    """The optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for
-    the rest; or one of pytorch-optimizer whose state can be saved, by name, such as `lamb`, `lion`,
+    """Optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for the
+    rest; or one of the pytorch-optimizer library whose state can be saved, such as `lamb`, `lion`,
     `adan`."""
     momentum: Annotated[
         Fraction,
         Meaning(resume="fixed", changes_result=True, with_probe="ignored", optimizers=("sgd",)),
     ] = 0.9
-    """Momentum of sgd."""
+    """Momentum of sgd, from 0 to below 1."""
     beta1: Annotated[
         Fraction,
         Meaning(
@@ -95,7 +97,8 @@ class OptimizerSettings:
             optimizers=("adamw", "adam", "muon"),
         ),
     ] = 0.9
-    """Decay of the mean gradient, of adamw, adam and the AdamW beside muon."""
+    """Decay rate of the mean gradient in adamw, adam and the AdamW beside muon, from 0 to below
+    1."""
     beta2: Annotated[
         Fraction,
         Meaning(
@@ -105,55 +108,59 @@ class OptimizerSettings:
             optimizers=("adamw", "adam", "muon"),
         ),
     ] = 0.999
-    """Decay of the squared gradient, of the same."""
+    """Decay rate of the mean squared gradient in the same optimizers, from 0 to below 1."""
     # fixed: it is stored in the optimizer's parameter groups
     weight_decay: Annotated[
         NonNegativeFloat,
         tyro.conf.arg(aliases=("--wd",)),
         Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
     ] = 0.05
-    """Decay of matrices; biases, norms, tokens and positions have none. It is decoupled in adamw,
-    adam and muon, a part of the gradient in sgd, and follows the library in its optimizers."""
+    """Weight decay of matrices, 0 or more; biases, norms, tokens and positions have none. It is
+    decoupled in adamw, adam and muon, and a part of the gradient in sgd."""
     layer_decay: Annotated[
-        PositiveFraction, Meaning(resume="fixed", changes_result=True, with_probe="refused")
+        PositiveFraction,
+        Meaning(resume="fixed", changes_result=True, with_probe="refused", for_pretrained=True),
     ] = 1.0
-    """Factor on the rate from each block to the one before it; 0.75 is usual in fine-tuning."""
+    """Factor on the learning rate from each block to the one below it, above 0; 1 turns it off, and
+    0.75 is usual in fine-tuning."""
     # may change: clipping keeps no state
     clip_grad: Annotated[
         PositiveFloat | None,
         Meaning(resume="may change", changes_result=True, with_probe="ignored"),
     ] = 1.0
-    """Largest norm of the whole gradient."""
+    """Largest L2 norm of the gradient of all parameters; larger gradients are scaled down."""
     on_nan: Annotated[
         Literal["stop", "skip"],
         Meaning(resume="may change", changes_result=True, with_probe="ignored"),
     ] = "stop"
-    """On a loss or gradient that is not finite: stop, or skip the step, at most 2 in a row."""
+    """When loss or gradient is NaN or infinite: stop, or skip the step (at most 2 in a row)."""
     loss: Annotated[
         str,
         stored_as_text("loss"),
         Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
     ] = "cross-entropy"
-    """`cross-entropy`; `bce`, each class a question of its own; or your own as MODULE:FUNCTION, of
-    logits (B, K) and targets."""
+    """`cross-entropy`, `bce` (one binary question per class), or your own function of logits (B, K)
+    and targets as MODULE:FUNCTION."""
     bce_threshold: Annotated[
         Fraction | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
     ] = None
-    """With `bce`, classes of a mixture above this probability count in full; DeiT III has 0."""
+    """With `--loss bce`, classes of a mixed image with a probability above this count as 1; DeiT
+    III uses 0. Default: targets stay probabilities."""
     label_smoothing: Annotated[
         Fraction,
         tyro.conf.arg(aliases=("--smoothing",)),
         Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
     ] = 0.1
-    """Probability mass spread over all classes."""
+    """Label smoothing: probability spread evenly over all classes, from 0 to below 1."""
     model_ema: Annotated[
         bool, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = False
-    """Average the weights over the steps; the average is evaluated and written as the weights."""
+    """Keep an exponential moving average (EMA) of the weights; it is evaluated and saved instead of
+    the weights themselves."""
     model_ema_decay: Annotated[
         Fraction,
         Meaning(
             resume="fixed", changes_result=True, with_probe="refused", only_with=("model_ema",)
         ),
     ] = 0.9998
-    """Decay of that average."""
+    """Decay of the EMA per step, from 0 to below 1."""

@@ -22,44 +22,43 @@ class RunSettings:
         tyro.conf.arg(aliases=("-c", "--config")),
         Meaning(resume="not compared", changes_result=False, with_probe="used"),
     ] = None
-    """Settings to start from: a recipe's name or a YAML file; flags override them."""
+    """Settings to start from: the name of a recipe, or a YAML file; flags override them."""
     output: Annotated[
         str | None,
         tyro.conf.arg(aliases=("--output-dir",)),
         Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
     ] = None
-    """The run folder; by default runs/DATA-MODEL-N."""
+    """Run folder. Default: runs/DATA-MODEL-N."""
     overwrite: Annotated[
         bool,
         Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
     ] = False
-    """Put an existing run folder aside (it is renamed, not deleted) and start afresh; a folder that
-    is no run of vitkit, or holds the data, is never moved."""
+    """If the run folder exists, rename it (nothing is deleted) and start afresh; folders that are
+    not runs of vitkit, or that contain the data, are never renamed."""
     resume: Annotated[
         str | None, Meaning(resume="not compared", changes_result=False, with_probe="used")
     ] = None
-    """Go on with a stopped run: its folder, or `auto` for the one at --output, if there is one."""
+    """Continue a stopped run: its folder, or `auto` for the one at --output, if it exists."""
     save_every: Annotated[
         PositiveInt | None,
         Meaning(resume="may change", changes_result=False, with_probe="refused"),
     ] = None
-    """Optimizer steps between two saved states; by default one at the end of every epoch that ends
-    five seconds or more after the last one."""
+    """Optimizer steps between two saved states. Default: one at the end of every epoch, but at most
+    one in five seconds."""
     probe: Annotated[
         Literal["linear", "knn"] | None,
         Meaning(resume="fixed", changes_result=True, with_probe="used"),
     ] = None
-    """Train only a linear head on features that are computed once, or only measure how good the
-    nearest neighbours are."""
+    """Train only a linear head on features that are computed once (`linear`), or only measure the
+    accuracy of k-nearest neighbours (`knn`)."""
     auto: Annotated[
         bool,
         Meaning(resume="may change", changes_result=True, with_probe="used", with_auto="own"),
     ] = False
-    """Try candidates from the cheapest upwards: nearest neighbours, a linear head, fine-tuning, or
-    without --pretrained a new model of a size that fits the images; stop when the next one gains
-    nothing."""
+    """Try k-NN, then a linear probe, then fine-tuning (or, without pretrained weights, a suitably
+    small ViT from scratch), and stop when the next step brings no significant gain."""
     budget: Annotated[
         str | None,
         Meaning(resume="may change", changes_result=True, with_probe="used", with_auto="own"),
     ] = None
-    """The time that `auto` may take: 90s, 10m (default), 1h."""
+    """Time limit of `--auto`, such as 90s, 10m or 1h. Default: 10m."""

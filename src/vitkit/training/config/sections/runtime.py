@@ -23,7 +23,8 @@ class RuntimeSettings:
         Field(ge=0, lt=2**63, strict=True),
         Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on"),
     ] = 0
-    """Decides initial weights, order, augmentation and dropout."""
+    """Seed of initial weights, image order, augmentation and dropout, 0 or more; the same seed
+    gives the same run."""
     # a run may go on with other devices or on another machine
     device: Annotated[
         str,
@@ -31,37 +32,38 @@ class RuntimeSettings:
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = "auto"
-    """`cpu`, `cuda`, `cuda:1`, `mps`; auto takes the best there is."""
+    """Device: `cpu`, `cuda`, `cuda:1`, `mps`; auto picks the fastest one available."""
     # fixed: half precision has other bits, and float16 a loss scale in the state
     amp: Annotated[
         Literal["auto", "off", "bfloat16", "float16"],
         Meaning(resume="fixed", changes_result=True, with_probe="used", with_auto="passed on"),
     ] = "auto"
-    """Mixed precision; auto takes bfloat16 (float16 on a GPU without it) where the device is known
-    to multiply faster in it and a step is large enough to gain, and float32 elsewhere."""
+    """Mixed precision: auto uses bfloat16 (float16 on a GPU without it) if the device is known to
+    be faster in it and the step is large enough to gain, else float32."""
     # fixed for the bits; the difference is rounding
     attention_kernel: Annotated[
         Literal["auto", "fused", "plain"],
         Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on"),
     ] = "auto"
-    """How heads attend: by one fused kernel, or by two matrix products with the attention weights
-    between them; auto takes plain for half precision on a processor, up to 1,024 tokens."""
+    """Attention by one fused kernel (`fused`), or by two matrix products and a softmax (`plain`);
+    auto uses plain only for half precision on a CPU with up to 1,024 tokens."""
     compile: Annotated[
         bool,
         tyro.conf.arg(aliases=("--torchcompile",)),
         Meaning(resume="fixed", changes_result=True, with_probe="refused", with_auto="passed on"),
     ] = False
-    """Compile the training step (torch.compile); without a compiler it stays as it is."""
+    """Compile the training step with torch.compile; without a compiler the step stays as it is."""
     grad_checkpointing: Annotated[
         Literal["block", "norm_and_activation"] | None,
         Meaning(resume="may change", changes_result=False, with_probe="refused"),
     ] = None
-    """Less memory for more time: compute again in the backward pass the insides of each block (also
-    without a value), or norms and activations alone."""
+    """Save memory by computing activations again in the backward pass: those inside each `block`
+    (the same without a value), or only norms and activation functions."""
     devices: Annotated[
         PositiveInt, Meaning(resume="may change", changes_result=False, with_probe="used")
     ] = 1
-    """Processes to start on this machine, one a device; under torchrun it is torchrun's number."""
+    """Number of processes to start on this machine, one per device; with torchrun, use its own
+    option instead."""
     # states can be read by any number of processes, whole or sharded
     parallel: Annotated[
         Literal["ddp", "fsdp"],
@@ -69,20 +71,22 @@ class RuntimeSettings:
             resume="may change", changes_result=False, with_probe="used", several_processes=True
         ),
     ] = "ddp"
-    """With several processes, each holds the whole model, or a part of every weight."""
+    """With several processes: `ddp` keeps the whole model in each, `fsdp` splits every weight among
+    them."""
     timeout: Annotated[
         PositiveFloat,
         Meaning(
             resume="not compared", changes_result=False, with_probe="used", several_processes=True
         ),
     ] = 60.0
-    """Seconds that one process waits for another in a step before it counts as dead."""
+    """Seconds a process waits for the others before it assumes that one has died, above 0."""
     # fixed for the bits: the order of sums depends on it
     threads: Annotated[
         PositiveInt | None,
         Meaning(resume="fixed", changes_result=False, with_probe="used", with_auto="passed on"),
     ] = None
-    """Threads of torch's own on the CPU; decided at the start and kept, as sums depend on it."""
+    """CPU threads of torch. Default: torch's choice, which a resumed run keeps, as rounding
+    depends on it."""
     workers: Annotated[
         NonNegativeInt | None,
         tyro.conf.arg(aliases=("-j",)),
@@ -90,4 +94,5 @@ class RuntimeSettings:
             resume="not compared", changes_result=False, with_probe="used", with_auto="passed on"
         ),
     ] = None
-    """Loader processes of each process; default 0 for data in memory, else one per core up to 8."""
+    """Loader processes per training process. Default: 0 for data in memory, else one per core up to
+    8."""

@@ -18,13 +18,7 @@ from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import STAGE_STRIDES, ViTSpec
 from vitkit.weights.files.source import Header, Shapes
-from vitkit.weights.formats.format import (
-    FIXED_BY_CODE,
-    Bundle,
-    Capabilities,
-    Format,
-    Inferred,
-)
+from vitkit.weights.formats.format import FIXED_BY_CODE, Bundle, Capabilities, Format
 from vitkit.weights.formats.google.layouts import (
     BLOCK_PREFIX,
     CONVOLUTION,
@@ -39,7 +33,7 @@ from vitkit.weights.formats.google.layouts import (
     tree_prefix,
     with_names_of_2021,
 )
-from vitkit.weights.formats.infer_spec import HALF_MEAN, depth_of, finish, image_size
+from vitkit.weights.formats.infer_spec import HALF_MEAN, Inferred, depth_of, finish, image_size
 from vitkit.weights.formats.key_table import AS_IS, TRANSPOSED, KeyTransform, Row, Table, row
 
 _OURS = "blocks.{i}."
@@ -68,7 +62,8 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     width, num_heads, head_width = shapes[f"{block}{_ATTENTION.format(n=1)}query/kernel"]
     if overrides.get("num_heads", num_heads) != num_heads:
         raise CheckpointError(
-            f"num_heads {overrides['num_heads']} is asked for; the kernels have {num_heads} heads"
+            f"num_heads {overrides['num_heads']} contradicts the kernels, which have "
+            f"{num_heads} heads"
         )
     # (inputs, outputs); a layer that is not there has no outputs.
     representation_width = shapes.get("pre_logits/kernel", (0,))[-1]
@@ -166,23 +161,27 @@ def _resnet_layers(shapes: Shapes) -> tuple[int, ...]:
     return tuple(layers)
 
 
-def _norm(theirs: str, ours: str, how: KeyTransform = AS_IS) -> list[Row]:
+def _norm(theirs: str, ours: str, transform: KeyTransform = AS_IS) -> list[Row]:
     """Return the rows of a norm's `scale` and `bias`; a GroupNorm's have four axes."""
     return [
-        row(f"{theirs}scale", f"{ours}.weight", how),
-        row(f"{theirs}bias", f"{ours}.bias", how),
+        row(f"{theirs}scale", f"{ours}.weight", transform),
+        row(f"{theirs}bias", f"{ours}.bias", transform),
     ]
 
 
-def _dense(theirs: str, ours: str, how: KeyTransform = TRANSPOSED) -> list[Row]:
+def _dense(theirs: str, ours: str, transform: KeyTransform = TRANSPOSED) -> list[Row]:
     """Return the rows of a layer's `kernel` and `bias`."""
-    return [row(f"{theirs}kernel", f"{ours}.weight", how), row(f"{theirs}bias", f"{ours}.bias")]
+    return [
+        row(f"{theirs}kernel", f"{ours}.weight", transform),
+        row(f"{theirs}bias", f"{ours}.bias"),
+    ]
 
 
 def _attention(theirs: str, ours: str, fused: Mapping[str, tuple[str, ...]]) -> list[Row]:
     """Return the rows of the projections into heads, fused as ours, and of the one out of them."""
     rows: list[Row] = []
     for name, parts in fused.items():
+        # A bias has the axes of its kernel but the first: [H, h].
         for their_kind, our_kind in (("kernel", "weight"), ("bias", "bias")):
             names = [f"{theirs}{part}/{their_kind}" for part in parts]
             rows.append(row(names, f"{ours}{name}.{our_kind}", heads(len(parts))))
@@ -201,6 +200,7 @@ def _resnet(layers: tuple[int, ...]) -> list[Row]:
     root = f"{ours}stem." if layers else ours
     rows = [row("conv_root/kernel", f"{root}conv.weight", CONVOLUTION)]
     rows += _norm("gn_root/", f"{root}norm", GROUP_NORM)
+    # Their conv1, gn1 ... in a unit; `_proj` is the convolution of its shortcut.
     parts = [(str(n), f"conv{n}", f"norm{n}") for n in (1, 2, 3)]
     parts.append(("_proj", "downsample.conv", "downsample.norm"))
     for stage, depth in enumerate(layers):
@@ -253,7 +253,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """
     spec = bundle.spec
     if spec.class_token and spec.pooling != "cls":
-        raise CheckpointError(f"google: pooling {spec.pooling!r} goes without a class token there")
+        raise CheckpointError(f"google: pooling {spec.pooling!r} has no class token there")
     covers_token = spec.class_token and spec.positions_cover_prefix and spec.positions == "learned"
     is_hybrid = spec.stem == "resnet"
     if is_hybrid and spec.pooling == "map":
@@ -261,6 +261,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     if is_hybrid and (spec.positions != "learned" or (spec.class_token and not covers_token)):
         raise CheckpointError("google: a hybrid's positions are learned and cover the class token")
     name_of = _vit_jax_name if covers_token or is_hybrid else big_vision_name
+    # Tensors are already in Flax's axes: the table has transposed them.
     arrays = {name_of(name): _array(tensor) for name, tensor in bundle.tensors.items()}
 
     def write_arrays(path: Path) -> None:

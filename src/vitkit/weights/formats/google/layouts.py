@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
-from dataclasses import replace
 from functools import lru_cache, partial
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.spec import MOST_BLOCKS, ViTSpec
-from vitkit.weights.files.source import Source
+from vitkit.weights.files.source import ComputedTensor, Source
 from vitkit.weights.files.zip_checks import MAX_TENSORS
 from vitkit.weights.formats.key_table import KeyTransform, TensorParts
 
@@ -61,8 +59,9 @@ def with_names_of_2021(source: Source) -> Source:
     source = _without_prefix(source, tree_prefix(source) or "")
     if any(name.startswith(STACK_PREFIX) for name in source):
         source = _unstacked(source)
+    # Last: the class token decides the name of the table, and a prefix would hide it.
     classic_name = partial(_classic_name, has_class_token="cls" in source)
-    clash = "two tensors have the place of one; two layouts are mixed"
+    clash = "two tensors would get the same name; the file mixes two layouts"
     return source.renamed_by(classic_name, clash=clash)
 
 
@@ -71,7 +70,7 @@ def _without_prefix(source: Source, prefix: str) -> Source:
     if not prefix:
         return source
     names = {name: name.removeprefix(prefix) for name in source if name.startswith(prefix)}
-    notes = [f"prefix {prefix!r} taken off"]
+    notes = [f"prefix {prefix!r} removed"]
     outside = len(source) - len(names)
     if outside:
         notes.append(f"{outside} tensors outside of {prefix!r} left out")
@@ -98,8 +97,8 @@ def _rename_part(name: str, parts: Mapping[str, str]) -> str:
     match = re.match(r"(Transformer/encoderblock_\d+/)([^/]+/)(.*)", name)
     if match is None:
         return name
-    block, part, rest = match.groups()
-    return f"{block}{parts.get(part, part)}{rest}"
+    block, part, leaf = match.groups()
+    return f"{block}{parts.get(part, part)}{leaf}"
 
 
 def _unstacked(source: Source) -> Source:
@@ -113,30 +112,20 @@ def _unstacked(source: Source) -> Source:
     depth = _stack_height({old.shapes[name][:1] for name in leaves}, len(leaves))
 
     @lru_cache(maxsize=3)  # query, key and value of a block are read one after the other
-    def whole(name: str) -> Tensor:
+    def stack(name: str) -> Tensor:
         return source[name]
 
     def level(name: str, i: int) -> Tensor:
-        return whole(name)[i]
+        return stack(name)[i]
 
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    readers: dict[str, Callable[[], Tensor]] = {}
-    for name in source:
-        if name not in leaves:
-            shapes[name] = old.shapes[name]
-            dtypes[name] = old.dtypes[name]
-            readers[name] = partial(source.__getitem__, name)
+    blocks: dict[str, ComputedTensor] = {}
     for name, leaf in leaves.items():
+        shape = old.shapes[name][1:]  # without the axis of blocks
         for i in range(depth):
             block_name = BLOCK_PREFIX.format(i=i) + leaf
-            shapes[block_name] = old.shapes[name][1:]
-            dtypes[block_name] = old.dtypes[name]
-            readers[block_name] = partial(level, name, i)
-    notes = (*old.notes, f"{depth} blocks taken from one stack")
-    files = ExitStack()
-    files.push(source)  # closed together with the new source
-    return Source(replace(old, shapes=shapes, dtypes=dtypes, notes=notes), readers, files)
+            blocks[block_name] = ComputedTensor(shape, old.dtypes[name], partial(level, name, i))
+    note = f"{depth} blocks taken from one stack"
+    return source.with_computed(blocks, note, instead_of=leaves.keys())
 
 
 def _is_stack(name: str) -> bool:
@@ -157,12 +146,12 @@ def _stack_height(heights: set[tuple[int, ...]], stacks: int) -> int:
     ((depth,),) = heights
     if depth > MOST_BLOCKS:
         raise CheckpointError(
-            f"{STACK_PREFIX}: stacks of {depth} blocks; {MOST_BLOCKS} are the most"
+            f"{STACK_PREFIX}: stacks of {depth} blocks; at most {MOST_BLOCKS} are read"
         )
     if depth * stacks > MAX_TENSORS:
         raise CheckpointError(
-            f"{STACK_PREFIX}: {stacks:,} stacks of {depth} blocks; {MAX_TENSORS:,} tensors are "
-            f"the most"
+            f"{STACK_PREFIX}: {stacks:,} stacks of {depth} blocks; at most {MAX_TENSORS:,} "
+            "tensors are read"
         )
     return depth
 
@@ -172,7 +161,7 @@ def _heads_to_ours(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     rows: list[Tensor] = []
     for part in parts:
         rows.append(part.flatten(-2).mT if part.ndim > 2 else part.flatten())
-    return (torch.cat(rows),)
+    return (torch.cat(rows),)  # (3 H h, D) for query, key and value
 
 
 def _heads_to_theirs(count: int) -> Callable[[TensorParts, ViTSpec], TensorParts]:

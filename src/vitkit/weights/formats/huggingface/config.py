@@ -97,6 +97,7 @@ def read_hf_config(document: Mapping[str, Any] | None, family: str) -> HfConfig:
     """
     if document is None:
         return HfConfig()
+    # Entries that are not in the tables are decided by shapes, or change no output.
     known_fields = dict(_FIELDS)
     if family.startswith("dinov2"):
         known_fields["layerscale_value"] = "layer_scale"
@@ -108,7 +109,7 @@ def read_hf_config(document: Mapping[str, Any] | None, family: str) -> HfConfig:
         )
     names = document.get("id2label") or {}
     if not isinstance(names, Mapping):
-        raise CheckpointError("config.json: id2label is not an object of numbers and names")
+        raise CheckpointError("config.json: id2label must map numbers to names")
     if "activation" in fields:
         fields["activation"] = HF_ACTIVATIONS[fields["activation"]]
     return HfConfig(
@@ -140,7 +141,12 @@ def hf_class_names(config: HfConfig, count: int) -> tuple[tuple[str, ...], list[
         return (), []
     numbers = list(map(str, range(count)))
     if set(names) != set(numbers):
-        return (), [f"config.json names {len(names)} classes, the head has {count}; left out"]
+        return (), [
+            (
+                f"config.json names {len(names)} classes, the head has {count}; the names are left "
+                "out"
+            )
+        ]
     return tuple(map(names.__getitem__, numbers)), []
 
 
@@ -158,12 +164,13 @@ def config_warnings(
     lines: list[str] = []
     for name, value in config.sizes.items():
         if value != fields[name]:
-            lines.append(f"config.json says {name} {value}, the tensors {fields[name]}")
+            lines.append(f"config.json has {name} {value}, the tensors {fields[name]}")
+    # Published ViT and DeiT were trained with 1e-6, but the class defaults to 1e-12.
     eps = FAMILIES[family].norm_eps
     if eps != 1e-6 and "norm_eps" not in {*config.fields, *overrides}:
         lines.append(
-            f"norm_eps {eps:g} is transformers' default and nothing states it; weights that "
-            f"Google or timm trained need norm_eps=1e-6"
+            f"norm_eps {eps:g} is transformers' default, as the file does not state it; weights "
+            "trained by Google or timm need norm_eps=1e-6"
         )
     if fields.get("distilled_readout") == "cls" and fields["num_classes"]:
         lines.append("DeiTForImageClassification has no distillation head; head_dist is zero")
@@ -226,6 +233,7 @@ def hf_class(spec: ViTSpec) -> str:
     """
     family = model_type(spec)
     name = FAMILIES[family].name
+    # Their base models of DINOv2 give the class token; those of ViT and DeiT have a pooler.
     pooled = spec.pooling == "cls_mean" or family in ("vit", "deit")
     if spec.representation_width or not (spec.num_classes or pooled):
         return f"{name}Model"
@@ -266,13 +274,14 @@ def config_json(spec: ViTSpec, classes: tuple[str, ...]) -> bytes:
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
+    # ViT and DeiT state the width of the MLP, DINOv2 its ratio to the width of a token.
     if family in ("vit", "deit"):
         document |= {"intermediate_size": spec.mlp_width, "encoder_stride": spec.patch_size[0]}
         if spec.representation_width:
             document |= {"pooler_output_size": spec.representation_width, "pooler_act": "tanh"}
         return json_bytes(document)
     if spec.grid[0] != spec.grid[1]:
-        raise CheckpointError(f"{family} takes every grid for a square, not {spec.grid}")
+        raise CheckpointError(f"{family} assumes a square grid, not {spec.grid}")
     document |= {
         "mlp_ratio": _mlp_ratio(spec),
         "use_swiglu_ffn": spec.mlp != "plain",
@@ -294,12 +303,13 @@ def _mlp_ratio(spec: ViTSpec) -> int:
             return hidden
         return (int(hidden * 2 / 3) + 7) // 8 * 8  # rounded up to a multiple of 8
 
+    # The ratio is a whole number in their config, so not every width can be stated.
     for ratio in range(1, 2 * spec.mlp_width // spec.width + 2):
         if mlp_width(ratio) == spec.mlp_width:
             return ratio
     raise CheckpointError(
-        f"DINOv2's classes have no mlp_width {spec.mlp_width} for width {spec.width}; they "
-        f"make it from a whole mlp_ratio, such as {mlp_width(4)} from 4"
+        f"DINOv2's classes have no mlp_width {spec.mlp_width} for width {spec.width}; they need "
+        f"a whole mlp_ratio, such as {mlp_width(4)} for 4"
     )
 
 

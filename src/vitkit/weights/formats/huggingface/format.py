@@ -8,8 +8,7 @@ puts its family before the names of the base model (`vit.encoder.layer.0`).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,14 +19,13 @@ from torch import Tensor
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter
 from vitkit.spec import ViTSpec
-from vitkit.weights.files.source import Header, Shapes, Source
+from vitkit.weights.files.source import ComputedTensor, Header, Shapes, Source
 from vitkit.weights.formats.format import (
     WEIGHTS_FILE,
     Bundle,
     Capabilities,
     Fitted,
     Format,
-    Inferred,
     bundle_writer,
     with_prefix,
 )
@@ -45,7 +43,14 @@ from vitkit.weights.formats.huggingface.config import (
 from vitkit.weights.formats.huggingface.preprocessor import preprocessor_json, read_preprocessor
 from vitkit.weights.formats.huggingface.reference import TRANSFORMERS
 from vitkit.weights.formats.huggingface.table import BLOCK_NAMES, hf_table
-from vitkit.weights.formats.infer_spec import depth_of, finish, image_size, usual_heads
+from vitkit.weights.formats.infer_spec import (
+    OPEN_FIELDS,
+    Inferred,
+    depth_of,
+    finish,
+    image_size,
+    usual_heads,
+)
 from vitkit.weights.formats.settle import fold_register_positions, fold_unread_head
 
 _FIRST_BLOCK = BLOCK_NAMES.format(i=0)
@@ -70,6 +75,7 @@ _IN_MEMORY = (
 
 def _detect(header: Header) -> bool:
     """Return True for `attention.attention.query` or `attention.q_proj` in the first block."""
+    # A task model puts `vit.` before the names of the base model.
     names = {_FAMILY_PREFIX.sub("", name, count=1) for name in header.shapes}
     if not {"embeddings.cls_token", "embeddings.position_embeddings"} <= names:
         return False
@@ -82,7 +88,7 @@ def _prepare(source: Source) -> Source:
     Raises:
         CheckpointError: two tensors would get one name.
     """
-    clash = "two generations of names for the same tensors lie in it"
+    clash = "it has two generations of names for the same tensors"
     return _joined_gates(source.renamed_by(_saved_name, clash=clash))
 
 
@@ -106,38 +112,24 @@ def _joined_gates(source: Source) -> Source:
     def joined(gate: str, up: str) -> Tensor:
         return torch.cat((source[gate], source[up]), dim=0)
 
-    parts = {*gates, *gates.values()}
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    readers: dict[str, Callable[[], Tensor]] = {}
-    for name in source:
-        if name not in parts:
-            shapes[name] = header.shapes[name]
-            dtypes[name] = header.dtypes[name]
-            readers[name] = partial(source.__getitem__, name)
+    matrices: dict[str, ComputedTensor] = {}
     for gate, up in gates.items():
+        rows = header.shapes[gate][0] + header.shapes[up][0]  # (M, D) and (M, D) -> (2 M, D)
+        shape = (rows, *header.shapes[gate][1:])
+        read = partial(joined, gate, up)
         name = gate.replace("gate_proj", "weights_in")
-        rows = header.shapes[gate][0] + header.shapes[up][0]
-        shapes[name] = (rows, *header.shapes[gate][1:])
-        dtypes[name] = header.dtypes[gate]
-        readers[name] = partial(joined, gate, up)
-    return Source(replace(header, shapes=shapes, dtypes=dtypes), readers, ExitStack())
+        matrices[name] = ComputedTensor(shape, header.dtypes[gate], read)
+    return source.with_computed(matrices, instead_of={*gates, *gates.values()})
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     """Infer sizes from shapes; heads, epsilon, activation and class names from `config.json`."""
     shapes = header.shapes
     family = _family_of(shapes)
+    # The family is known by tensors, as a folder may lack its `config.json`.
     config = read_hf_config(header.documents.get("config"), family)
     fields = _fields(shapes, family, config, overrides)
-    usual = {
-        "num_heads",
-        "norm_eps",
-        "activation",
-        "image_size",
-        "position_resampling",
-        "preprocess",
-    }
+    usual = set(OPEN_FIELDS)
     if family.startswith("dinov2"):
         fields.setdefault("layer_scale", 1.0)
         usual.add("layer_scale")
@@ -146,6 +138,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         fields["activation"] = "silu"
     preprocess, stored, warnings = read_preprocessor(header.documents, family, fields["image_size"])
     warnings += config_warnings(config, family, fields, overrides)
+    # What the file states is stored; what only its family has is usual.
     stored |= config.fields.keys()
     classes, class_warnings = hf_class_names(config, fields["num_classes"])
     return finish(
@@ -163,6 +156,7 @@ def _fields(
     shapes: Shapes, family: str, config: HfConfig, overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the spec fields of shapes and `config.json`; shapes of the head go before it."""
+    # The kernel of the patch projection: (D, C, P, P).
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     rows = shapes["embeddings.position_embeddings"][1]  # (1, prefix + N, D)
     prefix = 2 if family == "deit" else 1
@@ -215,7 +209,7 @@ def _readout_fields(shapes: Shapes, width: int, config: HfConfig) -> dict[str, A
         if config.pooler_act != "tanh":
             raise CheckpointError(
                 f"config.json: pooler_act {config.pooler_act!r} is not tanh, the only function "
-                f"that vitkit has after a pooler"
+                "after a pooler that vitkit supports"
             )
         fields["representation_width"] = shapes["pooler.dense.weight"][0]
     if "embeddings.distillation_token" in shapes:

@@ -37,13 +37,15 @@ def read_preprocessor(
     lines: list[str] = []
     number = document.get("resample", 2 if family == "vit" else 3)
     if number not in PILLOW_FILTERS:
-        lines.append(f"preprocessor_config.json: resample {number} is not in vitkit; bicubic it is")
+        lines.append(
+            f"preprocessor_config.json: resample {number} is not supported; bicubic is used instead"
+        )
     mean, std = _mean_and_std(document, usual)
     fit, their_size, differences = _fit(document)
     if their_size not in (None, size):
         differences.append(
-            f"images become {their_size[0]} x {their_size[1]} there; here {size[0]} x {size[1]}, "
-            f"as the model's positions are made for"
+            f"images become {their_size[0]} x {their_size[1]} there; {size[0]} x {size[1]} here, "
+            "as the model's positions require"
         )
     lines += [f"preprocessor_config.json: {line}" for line in differences]
     interpolation = PILLOW_FILTERS.get(number, "bicubic")
@@ -61,6 +63,7 @@ def _mean_and_std(
     factor = document.get("rescale_factor", 1 / 255) if document.get("do_rescale", True) else 1
     if not isinstance(factor, int | float):
         raise CheckpointError("preprocessor_config.json: rescale_factor is not a number")
+    # (value * factor - mean) / std = (value / 255 - mean / scale) / (std / scale).
     scale = 255 * factor
     if math.isclose(scale, 1):  # 1 / 255 as a decimal number, so that mean and std stay exact
         scale = 1
@@ -84,6 +87,7 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
     kind = str(document.get("image_processor_type") or document.get("feature_extractor_type") or "")
     # ViT's and DeiT's processors squash; Bit's and CLIP's resize the shorter side.
     keeps_shape = kind.startswith(("Bit", "CLIP"))
+    # Absent entries have the default of their class, and the classes differ.
     crops = document.get("do_center_crop", keeps_shape or kind.startswith("DeiT"))
     crop = _sides(document.get("crop_size", 224)) if crops else None
     if not document.get("do_resize", True):
@@ -99,11 +103,11 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
         return {"fit": "crop", "crop_ratio": 1.0}, None, ["images keep their shape there"]
     differences: list[str] = []
     if crop[0] > sides[0]:
-        differences.append("the cut is larger than the image there, and filled up")
+        differences.append("the crop is larger than the image there, and padded")
     ratio = _crop_ratio(crop[0], sides[0])
     if not keeps_shape and math.floor(crop[1] / ratio) != sides[1]:
         differences.append(
-            f"images are squashed to {sides[0]} x {sides[1]} there before they are cut"
+            f"images are squashed to {sides[0]} x {sides[1]} there before they are cropped"
         )
     fit = "crop" if keeps_shape else "squash-crop"
     return {"fit": fit, "crop_ratio": ratio}, crop, differences
@@ -111,6 +115,7 @@ def _fit(document: Mapping[str, Any]) -> tuple[dict[str, Any], Sides | None, lis
 
 def _crop_ratio(crop: int, edge: int) -> float:
     """Return `crop / edge`, rounded so that `floor(crop / ratio)` is the edge again."""
+    # Ours is a ratio, theirs two sizes: the ratio must give back the same whole edge.
     ratio = min(1.0, crop / edge)
     while math.floor(crop / ratio) < edge:
         ratio = math.nextafter(ratio, 0.0)
@@ -159,8 +164,8 @@ def preprocessor_json(preprocess: Preprocess) -> bytes:
     if preprocess.fit == "crop":
         if height != width:
             raise CheckpointError(
-                f"transformers has no crop to {height} x {width}; pass --adapt.fit squash "
-                f"(vitkit.adapt(checkpoint, fit='squash')), and images are squashed instead"
+                f"transformers has no crop to {height} x {width}; to squash images instead, pass "
+                "--adapt.fit squash (vitkit.adapt(checkpoint, fit='squash'))"
             )
         document["image_processor_type"] = "BitImageProcessor"
         document["size"] = {"shortest_edge": resized[0]}

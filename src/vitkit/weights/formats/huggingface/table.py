@@ -62,6 +62,7 @@ def _dinov2_block_rows(spec: ViTSpec) -> tuple[Row, ...]:
         lambda parts, spec: tuple(parts[0].chunk(2, dim=0)),
         lambda parts, spec: (torch.cat(parts, dim=0),),
     )
+    # A packed SwiGLU is one matrix there: it becomes our `fc1`, or its halves where ours is split.
     gate_and_value = (_OURS + "mlp.fc1_g.{p}", _OURS + "mlp.fc1_x.{p}")
     return (
         row(BLOCK_NAMES + "norm1.{p}", _OURS + "norm1.{p}"),
@@ -96,19 +97,20 @@ def _token_rows(spec: ViTSpec) -> tuple[Row, ...]:
 
 def _prefix_folded(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     *tokens, positions = parts
+    # Row i of the table belongs to token i: class, then distillation.
     folded = [token + positions[:, i : i + 1] for i, token in enumerate(tokens)]
     return *folded, positions[:, len(tokens) :]
 
 
 def _zero_rows(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     *tokens, positions = parts
-    zeros = positions.new_zeros(1, len(tokens), spec.width)
+    zeros = positions.new_zeros(1, len(tokens), spec.width)  # a row for each token
     return *tokens, torch.cat((zeros, positions), dim=1)
 
 
 def _rows_for_registers(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     cls, registers, positions = parts
-    zeros = torch.zeros_like(registers)
+    zeros = torch.zeros_like(registers)  # 1 R D
     return cls, registers, torch.cat((positions[:, :1], zeros, positions[:, 1:]), dim=1)
 
 
@@ -128,6 +130,7 @@ def _head_rows(spec: ViTSpec) -> tuple[Row, ...]:
             row("cls_classifier.{p}", "head.{p}"),
             row("distillation_classifier.{p}", "head_dist.{p}"),
         )
+    # One head there: beside it ours has a distillation head of zeros.
     single = KeyTransform(lambda parts, spec: (parts[0], torch.zeros_like(parts[0])), _class_head)
     return (row("classifier.{p}", ("head.{p}", "head_dist.{p}"), single),)
 
@@ -135,6 +138,7 @@ def _head_rows(spec: ViTSpec) -> tuple[Row, ...]:
 def _class_head(parts: TensorParts, spec: ViTSpec) -> TensorParts:
     if parts[1].any():
         raise CheckpointError(
-            "DeiTForImageClassification has no place for head_dist; vitkit.convert folds it away"
+            "DeiTForImageClassification cannot store head_dist; vitkit.convert folds it "
+            "into the head"
         )
     return parts[:1]

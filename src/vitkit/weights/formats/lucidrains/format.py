@@ -30,10 +30,16 @@ from vitkit.weights.formats.format import (
     Bundle,
     Capabilities,
     Format,
-    Inferred,
     bundle_writer,
 )
-from vitkit.weights.formats.infer_spec import HALF_MEAN, as_pair, depth_of, finish, image_size
+from vitkit.weights.formats.infer_spec import (
+    HALF_MEAN,
+    Inferred,
+    as_pair,
+    depth_of,
+    finish,
+    image_size,
+)
 from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
 from vitkit.weights.formats.lucidrains.releases import (
     ARGUMENTS_KEY,
@@ -74,9 +80,17 @@ def _detect(header: Header) -> bool:
 def _prepare(source: Source) -> Source:
     """Rename the parts from before 1.4 to their names since."""
     names = renamed_parts(source, OLD_PARTS["ViT"] | OLD_PARTS["SimpleViT"])
+    # Before 1.4 the head was a Sequential of norm and layer: its norm is the model's last one.
     if names.keys() & {"mlp_head.0.weight", "linear_head.0.weight"}:
         return source.renamed(names, _NORM_AFTER_POOLING)
     return source.renamed(names)
+
+
+_USUAL = (
+    "num_heads", "head_width", "norm_eps", "activation", "position_resampling", "image_size",
+    "patch_size", "in_channels", "preprocess",
+)  # fmt: skip
+"""Fields that the file does not state."""
 
 
 def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
@@ -93,13 +107,17 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     block = _THEIRS.format(i=0)
     if not is_simple and f"{block}0.to_out.0.weight" not in shapes:
         given = {"num_heads": 1, **given}  # only a single head goes without projection
-    warnings = ["mean and std 0.5 are a guess: such files say nothing of how images are scaled"]
+    warnings = [
+        "mean and std 0.5 are a guess: files of this format do not state how images are normalised"
+    ]
     size = given.get("image_size")
     if not is_simple:
         size = image_size(shapes["pos_embedding"][-2], int(class_token), patch, size)
     elif size is None:
         size = tuple(256 // side * side for side in patch)  # 256 is the size in its README
-        warnings.append(f"image_size {size} is a guess; say image_size= if it is another")
+        warnings.append(
+            f"image_size {size} is a guess; pass image_size= (--spec.image-size) if it is another"
+        )
     pooling = given.get("pooling", "cls" if class_token else "mean")
     head = "linear_head.weight" if is_simple else "mlp_head.weight"
     fields = {
@@ -119,19 +137,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
         "pooling": pooling,
         "norm_before_pool": pooling == "cls" or _NORM_AFTER_POOLING not in header.notes,
     }
-    usual = [
-        "num_heads",
-        "head_width",
-        "norm_eps",
-        "activation",
-        "position_resampling",
-        "image_size",
-        "patch_size",
-        "in_channels",
-        "preprocess",
-    ]
-    if class_token:
-        usual.append("pooling")
+    usual = [*_USUAL, "pooling"] if class_token else list(_USUAL)
     for name in ("num_heads", "head_width"):
         if name in given:
             given[name] = fields[name]
@@ -143,7 +149,7 @@ def _stated_fields(header: Header, class_token: bool) -> dict[str, Any]:
     try:
         arguments = dict(parse_json(header.metadata.get(ARGUMENTS_KEY, "{}")))
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"the header's vit_pytorch is no JSON object: {error}") from None
+        raise CheckpointError(f"the header's vit_pytorch is not a JSON object: {error}") from None
     fields: dict[str, Any] = {}
     for name, value in arguments.items():
         if name in _SPEC_FIELDS:
@@ -161,6 +167,7 @@ def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tup
 
     A square patch decides the channels: 3 P^2 is never a square itself.
     """
+    # values = C * P * P: a matrix of patches does not say how they divide.
     requested = given.get("patch_size")
     candidates = (given["in_channels"],) if "in_channels" in given else (3, 1)
     for channels in candidates:
@@ -169,13 +176,14 @@ def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tup
         if channels * height * width == values:
             return channels, (height, width)
     raise CheckpointError(
-        f"{values} values a patch are not {requested or 'a square'} of 1 or 3 channels; say "
-        f"patch_size"
+        f"{values} values per patch are not {requested or 'a square'} of 1 or 3 channels; pass "
+        "patch_size (--spec.patch-size)"
     )
 
 
 def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return num_heads and head_width (None at the default) of heads that are `inner` wide."""
+    # inner = k * h is all that the tensors show.
     heads = given.get("num_heads")
     head_width = given.get("head_width")
     if not head_width:
@@ -183,8 +191,8 @@ def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, 
     heads = heads or inner // head_width
     if heads * head_width != inner or not inner:
         raise CheckpointError(
-            f"the heads are {inner} wide together, which {head_width} a head does not divide into "
-            f"{heads}; say num_heads"
+            f"all heads together have width {inner}, which {head_width} per head does not divide "
+            f"into {heads}; pass num_heads (--spec.num-heads)"
         )
     return {"num_heads": heads, "head_width": None if inner == width else head_width}
 
@@ -246,7 +254,7 @@ def _table(spec: ViTSpec) -> Table:
     is_simple = spec.positions != "learned"
     is_normed = spec.stem == "normed_linear"
     if spec.class_token and spec.pooling == "mean":
-        raise CheckpointError("with a class token its mean is of all tokens: pooling 'mean_all'")
+        raise CheckpointError("with a class token its mean is over all tokens: pooling 'mean_all'")
     if is_simple:
         head, fc2, to_out = "linear_head", 3, ["weight"]
     else:
@@ -293,8 +301,9 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     number = ".".join(map(str, era))
     if not spec.num_classes and (class_name == "SimpleViT" or era < (1, 17)):
         raise CheckpointError(
-            f"{class_name} of {number} always has a head; num_classes must be >= 1"
+            f"{class_name} of {number} always has a head; num_classes must be 1 or more"
         )
+    # Names before 1.4, from those since: the table has only the latter.
     if era < (1, 4):
         old_parts = {new: old for old, new in OLD_PARTS[class_name].items()}
         names = renamed_parts(bundle.tensors, old_parts)

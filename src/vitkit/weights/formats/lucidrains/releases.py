@@ -87,6 +87,7 @@ def constructor_arguments(spec: ViTSpec) -> dict[str, Any]:
 
     Sizes are one number for a square: JSON makes a pair a list, which the classes do not take.
     """
+    # SimpleViT computes its positions and has no class token.
     is_vit = spec.positions == "learned"
     arguments: dict[str, Any] = {
         "class": "ViT" if is_vit else "SimpleViT",

@@ -212,7 +212,7 @@ def config_document(
     document: dict[str, Any] = {}
     if architecture is None:
         document["note"] = (
-            "no model of timm's registry computes this; load the tensors into one of your own"
+            "no model in timm's registry computes this; load the tensors into a model of your own"
         )
     else:
         document["architecture"] = architecture[0]

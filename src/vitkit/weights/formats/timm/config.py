@@ -113,6 +113,7 @@ def architecture_name(config: Mapping[str, Any]) -> str | None:
     name = config.get("architecture")
     if not isinstance(name, str):
         return None
+    # "vit_base_patch16_224.augreg_in1k" -> "vit_base_patch16_224"
     name = name.partition(".")[0]
     return EQUAL_PRESETS.get(name, name)
 
@@ -143,10 +144,14 @@ def read_statement(
     if name in table():
         spec = preset(name)
         fields = {field: getattr(spec, field) for field in _FROM_PRESET}
+        # The keyword goes before the preset: timm's constructor takes it so.
         width = width or spec.width
     else:
         _refuse_unknown_model(name, overrides, origin)
-        warnings.append(f"{origin}: {name} is no preset: what shapes do not say is only usual")
+        warnings.append(
+            f"{origin}: {name} is not a preset; fields that shapes do not show have their usual "
+            "values"
+        )
     if pretrained.get("input_size"):
         fields["image_size"] = tuple(pretrained["input_size"][1:])  # (C, H, W)
     fields |= _fields_of_arguments(arguments, origin)
@@ -155,7 +160,7 @@ def read_statement(
         fields["pooling"] = _pooling(pool, arguments, origin)
     unknown = sorted(set(arguments) - _UNDERSTOOD)
     if unknown:
-        warnings.append(f"{origin}: model_args not understood: {', '.join(unknown)}")
+        warnings.append(f"{origin}: model_args not supported: {', '.join(unknown)}")
     preprocess, image_warnings = _preprocess_fields(pretrained)
     label_names = config.get("label_names") or pretrained.get("label_names") or ()
     classes, class_warnings = _class_names(label_names)
@@ -166,12 +171,11 @@ def read_statement(
 def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) -> None:
     """Refuse a model of timm that may compute more than its tensors show."""
     if any(fnmatchcase(name, pattern) for pattern in _ROTARY):
-        raise CheckpointError(f"{origin}: {name} has rotary positions that vitkit does not know")
+        raise CheckpointError(f"{origin}: {name} has rotary positions that are not supported")
     if "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):
         raise CheckpointError(
-            f"{origin}: {name} is no model that vitkit knows, and tensors do not show all that "
-            f"a model computes; if it is a plain ViT, say --spec.positions learned "
-            f"(positions='learned')"
+            f"{origin}: {name} is not a known model, and tensors do not show everything a model "
+            "computes; if it is a plain ViT, pass --spec.positions learned (positions='learned')"
         )
 
 
@@ -189,9 +193,7 @@ def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:
         by_number = {str(number): name for number, name in names.items()}
         numbers = list(map(str, range(len(names))))
         if set(by_number) != set(numbers):
-            warning = (
-                "config.json: label_names is an object without the numbers of the classes; left out"
-            )
+            warning = "config.json: label_names lacks the numbers of the classes and is left out"
             return (), [warning]
         names = list(map(by_number.__getitem__, numbers))
     if not isinstance(names, list | tuple):
@@ -242,6 +244,7 @@ def _preprocess_fields(pretrained: Mapping[str, Any]) -> tuple[dict[str, Any], l
     ratio = pretrained.get("crop_pct")
     if ratio:
         fields["crop_ratio"] = float(ratio)
+    # timm's "center" is a crop of the shorter side, "squash" with a ratio a crop after squashing.
     crop = pretrained.get("crop_mode") or "center"
     if pretrained.get("crop_mode") or ratio:
         if crop != "squash":

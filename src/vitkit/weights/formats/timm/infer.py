@@ -11,8 +11,8 @@ from vitkit.errors import CheckpointError
 from vitkit.models.presets import table as presets
 from vitkit.spec import STAGE_STRIDES, Preprocess
 from vitkit.weights.files.source import Header, Shapes
-from vitkit.weights.formats.format import Inferred
 from vitkit.weights.formats.infer_spec import (
+    Inferred,
     as_pair,
     depth_of,
     finish,
@@ -26,9 +26,7 @@ from vitkit.weights.formats.timm.config import (
     origin_of,
     read_statement,
 )
-
-RESNET_NAMES = "patch_embed.backbone."
-FIRST_BLOCK = "blocks.0."
+from vitkit.weights.formats.timm.table import FIRST_BLOCK, RESNET_NAMES
 
 
 def is_eva_file(header: Header) -> bool:
@@ -106,7 +104,7 @@ def _matching_classes(
     """Return the class names if there is one for each logit, else none and a warning."""
     if not classes or len(classes) == num_classes:
         return classes, []
-    return (), [f"{len(classes)} class names for {num_classes} logits are left out"]
+    return (), [f"{len(classes)} class names do not match {num_classes} logits and are left out"]
 
 
 def _of_another_width(stated: int | None, width: int, origin: str) -> StatedModel:
@@ -114,7 +112,7 @@ def _of_another_width(stated: int | None, width: int, origin: str) -> StatedMode
 
     The keywords of an `arch` may be unknown, so that its width is only that of the name.
     """
-    line = f"{origin} is of a model {stated} wide; the tensors are {width} wide"
+    line = f"{origin} describes a model of width {stated}; the tensors have width {width}"
     if origin == "config.json":
         raise CheckpointError(line)
     return StatedModel({}, {}, warnings=(f"{line}; {origin} is left out",))
@@ -131,7 +129,7 @@ def _stem_fields(shapes: Shapes) -> dict[str, Any]:
     if any(name.startswith(RESNET_NAMES) for name in shapes):
         root = "conv.weight" if f"{RESNET_NAMES}conv.weight" in shapes else "stem.conv.weight"
         if RESNET_NAMES + root not in shapes:
-            raise CheckpointError("the backbone is no ResNetV2, the only one that vitkit knows")
+            raise CheckpointError("the backbone is not a ResNetV2, the only one supported")
         layers = _resnet_layers(shapes)
         # The kernel of a hybrid covers cells of the ResNet's output, several pixels each.
         kernel = [side * STAGE_STRIDES[len(layers)] for side in kernel]
@@ -229,7 +227,7 @@ def _position_fields(
     if table is None:
         return _without_table(header, fields, given)
     if fields["mlp"] != "plain" and fields["qkv_bias"] == "no_key":
-        raise CheckpointError("EVA-02's rotary positions beside a table are not known to vitkit")
+        raise CheckpointError("EVA-02's rotary positions beside a table are not supported")
     _refuse_rotary(header, fields)
     patch = fields["patch_size"]
     rows = table[1]  # (1, rows, D)
@@ -270,9 +268,9 @@ def _without_table(
         positions, description, usual_side = "none", "none at all", 224
     warnings: tuple[str, ...] = ()
     if "positions" not in given:
-        warnings = (f"no table of positions: taken for {description}; positions= says else",)
+        warnings = (f"no table of positions: assumed to be {description}; pass positions= if not",)
         if positions == "rope" and fields["qkv_bias"] is True:
-            raise CheckpointError("rotary positions that are not DINOv3's; vitkit has no other")
+            raise CheckpointError("rotary positions other than DINOv3's are not supported")
     side = usual_side // patch[0] or 1
     size = (side * patch[0], side * patch[1])
     return _PositionFields({}, {"positions": positions, "image_size": size}, warnings)
@@ -286,8 +284,8 @@ def _ambiguous_square(
     covered = prefix * covers_prefix
     size = image_size(rows, covered, fields["patch_size"], None)
     warning = (
-        f"{rows} rows of positions fit a square with and without the {prefix} prefix "
-        f"tokens; taken for {size[0]} x {size[1]} pixels (image_size= says else)"
+        f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
+        f"tokens; assumed to be {size[0]} x {size[1]} pixels (pass image_size= if not)"
     )
     guessed = {"positions_cover_prefix": covered > 0, "image_size": size}
     return _PositionFields({"positions": "learned"}, guessed, (warning,))
@@ -300,7 +298,7 @@ def _refuse_rotary(header: Header, fields: Mapping[str, Any]) -> None:
     """
     is_named = architecture_name(config_of(header)) == "eva"
     if is_named and fields["qkv_bias"] is True:
-        raise CheckpointError("timm's class Eva with rotary positions that vitkit does not know")
+        raise CheckpointError("timm's class Eva with rotary positions that are not supported")
 
 
 def _fitting_size(size: Any, patch: tuple[int, int], rows: int, prefix: int) -> Any:

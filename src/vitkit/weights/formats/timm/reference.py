@@ -22,6 +22,7 @@ def filled_timm_model(path: Path, make: Callable[[], Any]) -> BuiltModel:
         make: calls timm's constructor; it runs on the meta device.
     """
     models: Any = importlib.import_module("timm.models")
+    # timm draws its initial values in the constructor, which takes seconds for a large model.
     with torch.device("meta"):
         model = make()
     model.to_empty(device="cpu")  # allocates the buffers that no file has

@@ -1,0 +1,1 @@
+"""Checks of the settings, and defaults that follow from other settings."""

@@ -1,0 +1,192 @@
+"""Checks of the settings against each other, before anything is read."""
+
+from __future__ import annotations
+
+from vitkit.data.augmentation.policies import policy
+from vitkit.errors import SettingError
+from vitkit.messages import plural
+from vitkit.training.checks.unused_settings import refuse_unused
+from vitkit.training.config.sections.data import DataSettings
+from vitkit.training.config.sections.distillation import DistillationSettings
+from vitkit.training.config.sections.optimizer import OptimizerSettings
+from vitkit.training.config.sections.run import RunSettings
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.monitoring.trackers import check_trackers
+from vitkit.training.optimization.losses import make_loss
+from vitkit.training.optimization.optimizers import check_optimizer
+
+ELEMENTWISE_OPTIMIZERS = ("adamw", "adam", "sgd")
+"""Optimizers that update each number alone, so that a shard of a weight is enough for them."""
+
+
+def check_settings(config: TrainConfig, processes: int) -> None:
+    """Check all settings against each other.
+
+    Args:
+        config: the settings.
+        processes: number of processes that share every batch.
+
+    Raises:
+        SettingError: settings that contradict each other, or that would be ignored.
+    """
+    # first, as the other messages take it for granted that a setting has an effect
+    refuse_unused(config)
+    _check_schedule(config)
+    check_optimizer(config.opt)
+    make_loss(config.loss)
+    check_trackers(config.logger)
+    _check_distillation(config, config.progressive)
+    _check_run(config)
+    _check_batch(config, processes)
+    _check_sharding(config, processes)
+    _check_search(config, processes)
+    _check_augmentation(config, processes)
+    _check_probe(config, processes)
+    _check_normalisation(config)
+
+
+def _check_normalisation(settings: DataSettings) -> None:
+    """Refuse statistics of pixels from 0 to 255: pixels are divided by 255 before."""
+    for name in ("mean", "std"):
+        values = getattr(settings, name)
+        if values is None:
+            continue
+        lowest = "0" if name == "mean" else "above 0"
+        if min(values) >= 0 and max(values) <= 1 and (name == "mean" or min(values) > 0):
+            continue
+        hint = ""
+        if min(values) >= 0 and max(values) <= 255:
+            divided = " ".join(f"{value / 255:.3f}" for value in values)
+            hint = f"; for pixels of 0 to 255 divide by 255: {divided}"
+        given = " ".join(f"{value:g}" for value in values)
+        raise SettingError(f"--{name} {given}: expected values from {lowest} to 1{hint}")
+
+
+def _check_schedule(settings: OptimizerSettings) -> None:
+    if settings.sched != "constant" and settings.min_lr > settings.lr:
+        raise SettingError(f"--min-lr {settings.min_lr:g} is above --lr {settings.lr:g}; lower it")
+    if settings.warmup_epochs >= settings.epochs:
+        raise SettingError(
+            f"--warmup-epochs {settings.warmup_epochs:g} must be below the length of the run, "
+            f"{plural(settings.epochs, 'epoch')}; lower it, or raise --epochs"
+        )
+    if settings.sched == "rsqrt" and not settings.warmup_epochs:
+        raise SettingError(
+            "--sched rsqrt needs a warm-up, as its rate falls with sqrt(warm-up / step); "
+            "pass --warmup-epochs above 0"
+        )
+
+
+def _check_distillation(settings: DistillationSettings, progressive: tuple[int, ...]) -> None:
+    softened = settings.distill_temperature != DistillationSettings.distill_temperature
+    if settings.distill == "hard" and softened:
+        raise SettingError(
+            f"--distill-temperature {settings.distill_temperature:g} has no effect with --distill "
+            "hard, which uses only the teacher's top class; leave one of them out"
+        )
+    # stored logits are of images of one size
+    if settings.distill_views and progressive:
+        raise SettingError(
+            f"--distill-views {settings.distill_views} stores the teacher's logits once, and "
+            f"--progressive {progressive} changes the image size; pass --distill-views 0"
+        )
+
+
+def _check_run(settings: RunSettings) -> None:
+    if settings.budget is not None:
+        raise SettingError(
+            f"--budget {settings.budget} has no effect without --auto; add --auto, or set the "
+            "length by --epochs"
+        )
+    if settings.resume is not None and settings.overwrite:
+        raise SettingError(
+            "--resume continues a run and --overwrite starts afresh; pass only one of them"
+        )
+
+
+def _check_augmentation(config: TrainConfig, processes: int) -> None:
+    if config.aa is not None:
+        policy(config.aa)
+    # images are mixed with others of the same part, not of the whole batch
+    together = config.batch_size // (config.grad_accum_steps * processes)
+    if (config.mixup > 0 or config.cutmix > 0) and together < 2:
+        raise SettingError(
+            "--mixup and --cutmix need at least 2 images in each micro-batch, and there is "
+            f"{together}; raise --batch-size, or lower --grad-accum-steps "
+            f"{config.grad_accum_steps}"
+        )
+    if config.repeated_aug > 1 and config.repeated_aug >= config.batch_size:
+        raise SettingError(
+            f"--repeated-aug {config.repeated_aug} fills a whole batch of {config.batch_size} "
+            "with one image; lower it, or raise --batch-size"
+        )
+    if config.repeated_aug > 1 and config.distill_views > 0:
+        raise SettingError(
+            f"--distill-views {config.distill_views} gives each image one view per epoch, and "
+            f"--repeated-aug {config.repeated_aug} several; pass only one of them"
+        )
+
+
+def _check_batch(settings: OptimizerSettings, processes: int) -> None:
+    """Check that a batch divides into equal shares of processes and accumulation steps."""
+    batch = settings.batch_size
+    parts = settings.grad_accum_steps
+    if batch % parts:
+        allowed = _divisors(batch)
+        raise SettingError(
+            f"--grad-accum-steps {parts} does not divide --batch-size {batch}; pass one of "
+            f"{', '.join(map(str, allowed))}"
+        )
+    # every process has as many images in each part as any other
+    shares = parts * processes
+    if batch % shares:
+        below = batch // shares * shares
+        sizes = [below, below + shares] if below else [shares]
+        allowed = _divisors(batch // parts)
+        raise SettingError(
+            f"--batch-size {batch} is not divisible by {processes} processes x {parts} "
+            f"accumulation steps; pass --batch-size {' or '.join(map(str, sizes))}, or start "
+            f"{', '.join(map(str, allowed))} processes"
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def _check_sharding(config: TrainConfig, processes: int) -> None:
+    sharded = config.parallel == "fsdp" and processes > 1
+    if sharded and config.opt not in ELEMENTWISE_OPTIMIZERS:
+        raise SettingError(
+            f"--opt {config.opt} needs whole matrices, and --parallel fsdp splits them; pass "
+            "--parallel ddp or --opt adamw"
+        )
+
+
+def _check_search(config: TrainConfig, processes: int) -> None:
+    """Check that the search for a rate or a batch size has one process, and the batch whole."""
+    searches = [name for name in ("find_lr", "find_batch_size") if getattr(config, name)]
+    if not searches:
+        return
+    if processes > 1:
+        raise SettingError(
+            f"--{searches[0].replace('_', '-')} runs in one process; run it with --devices "
+            "1, then pass the value it finds"
+        )
+    if config.teacher is not None:
+        raise SettingError(
+            f"--{searches[0].replace('_', '-')} measures the model without its teacher, which "
+            "needs time and memory too; run it without --teacher, then pass the value it finds"
+        )
+    if config.find_batch_size and config.grad_accum_steps > 1:
+        raise SettingError("--find-batch-size measures whole batches; leave out --grad-accum-steps")
+
+
+def _check_probe(config: TrainConfig, processes: int) -> None:
+    if config.probe is None:
+        return
+    # features of random weights tell nothing about a dataset
+    if config.pretrained is None:
+        raise SettingError("--probe needs the features of trained weights; pass --pretrained")
+    if processes > 1:
+        raise SettingError(f"--probe runs in one process, not in {processes}; leave out --devices")

@@ -1,0 +1,53 @@
+"""Several processes with a whole model each: wrapped in DDP, which averages their gradients."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+
+from torch import nn
+
+from vitkit.distributed import ProcessGroup
+from vitkit.models.vit import ViT
+from vitkit.training.parallel.fsdp import has_shards
+
+
+def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
+    """Wrap the objective in DDP where several processes have a whole model each.
+
+    Args:
+        objective: model and loss in one module.
+        model: the model in it.
+        world: the processes that share the batch.
+    """
+    if world.size == 1 or has_shards(model):
+        return objective
+    # A head that is not read gets no gradient, and is looked for only where there is one. The
+    # layout of the gradient of a token is of no weight.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
+    idle = isinstance(model, ViT) and model.spec.distilled_readout == "cls"
+    return nn.parallel.DistributedDataParallel(
+        objective,
+        process_group=world.group,
+        gradient_as_bucket_view=True,
+        find_unused_parameters=idle,
+    )
+
+
+def exchanging_gradients(
+    wrapped: nn.Module, model: nn.Module, world: ProcessGroup, last: bool
+) -> AbstractContextManager[None]:
+    """Return the context of a micro-batch: gradients are exchanged only after the last one.
+
+    Args:
+        wrapped: what `data_parallel` returned.
+        model: the model in it, whole or sharded.
+        world: the processes that share the batch.
+        last: this is the last micro-batch of the step.
+    """
+    if isinstance(wrapped, nn.parallel.DistributedDataParallel):
+        quiet: AbstractContextManager[None] = wrapped.no_sync()
+        return nullcontext() if last else quiet
+    if world.size > 1:
+        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+    return nullcontext()

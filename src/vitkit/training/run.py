@@ -1,0 +1,131 @@
+"""`Run`: the parts of a run, which its callbacks share."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import optim
+
+from vitkit.distributed import ProcessGroup
+from vitkit.errors import Interrupted
+from vitkit.evaluation.metrics import Metrics
+from vitkit.models.vit import ViT
+from vitkit.training.interrupts import StopFlag
+from vitkit.training.monitoring.failed_images import FailedImages
+from vitkit.training.monitoring.run_log import RunLog
+from vitkit.training.optimization.ema import EMA
+from vitkit.training.optimization.precision import Precision
+from vitkit.training.run_folder import RunFolder
+from vitkit.training.run_plan import Plan
+from vitkit.training.state.registry import Progress, Registry
+from vitkit.training.step import TrainingStep
+from vitkit.training.trainer import Callback
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """An epoch that is validated.
+
+    Attributes:
+        epoch: counted from 1.
+        learning_rate: of its last step.
+        train_loss: mean of its steps.
+        validation: scores; empty without a validation split.
+        is_best: whether no epoch before was as good.
+        model: what was validated, in one piece, in eval mode.
+    """
+
+    epoch: int
+    learning_rate: float
+    train_loss: float
+    validation: Metrics
+    is_best: bool
+    model: ViT
+
+
+@dataclass
+class Run:
+    """The parts of a run.
+
+    Attributes:
+        plan: settings, data, model spec, steps, device.
+        folder: where the run is written.
+        log: the terminal and the run's logs; silent in all processes but the first.
+        world: the processes of the run.
+        stop: set by a signal.
+        model: that trains.
+        precision: `off`, `bfloat16` or `float16`.
+        optimizer: over the model's parameters.
+        progress: where the run is.
+        registry: all state by name, as it is saved.
+        training_step: the arithmetic of a step.
+        ema: the average of the weights, where there is one.
+        prepare: called with a range of steps before their batches are loaded, to compute what they
+            need, such as the logits of a teacher.
+        epoch_result: of the epoch that was validated last, until it is saved.
+        further: callbacks that are not the run's own; evaluation calls these.
+        failed_images: is given a line for each image that could not be read.
+    """
+
+    plan: Plan
+    folder: RunFolder
+    log: RunLog
+    world: ProcessGroup
+    stop: StopFlag
+    model: ViT
+    precision: Precision
+    optimizer: optim.Optimizer
+    progress: Progress
+    registry: Registry
+    training_step: TrainingStep
+    ema: EMA[ViT] | None = None
+    prepare: Callable[[range], None] | None = None
+    epoch_result: EpochResult | None = None
+    further: Sequence[Callback] = ()
+    failed_images: FailedImages = field(init=False)
+    _started: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.failed_images = FailedImages(self.log.info)
+
+    @property
+    def model_to_save(self) -> ViT:
+        """The model that is validated and saved: the average of the weights, where there is one."""
+        return self.model if self.ema is None else self.ema.model
+
+    @property
+    def can_skip_images(self) -> bool:
+        """True if the run can go on without some images: it has their list, and no teacher.
+
+        A teacher has not seen those that would take their places.
+        """
+        return self.folder.images.exists() and self.plan.teacher is None
+
+    def restart_clock(self) -> None:
+        """Leave the time since the last count out of the seconds of training."""
+        self._started = time.monotonic()
+
+    def count_time(self) -> None:
+        """Add the time since the last count to the seconds of training."""
+        # a clock that no change of the time of day disturbs
+        now = time.monotonic()
+        self.progress.seconds += now - self._started
+        self._started = now
+
+    def stops_alone(self) -> bool:
+        """Return True where a signal may end a wait; other processes would not know of it."""
+        return self.world.size == 1 and self.stop.signum is not None
+
+    def how_to_resume(self) -> str:
+        """Return the command that resumes this run."""
+        return f"resume with: vitkit train --resume {shlex.quote(str(self.folder.root))}"
+
+    def interrupted(self, signum: int) -> Interrupted:
+        """Return the error of a run that a signal ends after all is saved."""
+        step = f"step {self.progress.step} of {self.plan.total_steps}"
+        return Interrupted(
+            signum, f"stopped at {step}; everything is saved, {self.how_to_resume()}"
+        )

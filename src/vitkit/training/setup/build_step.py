@@ -1,0 +1,115 @@
+"""The parts of a training step: batch transform, objective and the step itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn, optim
+
+from vitkit.data.augmentation.mixup import Mixing
+from vitkit.data.loading.batch_transform import BatchTransform
+from vitkit.distributed import ProcessGroup
+from vitkit.training.config.sections.distillation import DistillationSettings
+from vitkit.training.distillation.losses import Distillation
+from vitkit.training.distillation.objective import DistillingObjective
+from vitkit.training.distillation.teacher_targets import TeacherInputs, TeacherTargets
+from vitkit.training.interrupts import StopFlag
+from vitkit.training.optimization.losses import make_loss
+from vitkit.training.optimization.precision import Precision
+from vitkit.training.run_plan import Plan
+from vitkit.training.step import Objective, TrainingStep, Transform
+
+
+def make_transform(plan: Plan) -> BatchTransform:
+    """Build what turns a batch of the run into the model's images and targets."""
+    config = plan.config
+    mixing = None
+    if config.mixup > 0 or config.cutmix > 0:
+        # in steps; 0 stands for mixing until the end
+        off = config.mixup_off_epoch * plan.steps.steps_per_epoch
+        mixing = Mixing(
+            num_classes=plan.spec.num_classes,
+            mixup=config.mixup,
+            cutmix=config.cutmix,
+            prob=config.mixup_prob,
+            switch_prob=config.mixup_switch_prob,
+            until=off or None,
+            seed=config.seed,
+        )
+    return BatchTransform(
+        plan.preprocess, plan.device, plan.steps.augmentation, mixing, seed=config.seed
+    )
+
+
+def make_teacher_targets(
+    plan: Plan, folder: Path, precision: Precision, world: ProcessGroup, stop: StopFlag
+) -> TeacherTargets | None:
+    """Build the transform that adds a teacher's targets; `None` for a run without a teacher.
+
+    Args:
+        plan: the run.
+        folder: cache of the teacher's logits.
+        precision: of the student's training, in which the teacher is evaluated, too.
+        world: the processes of the run.
+        stop: set by a signal.
+    """
+    config = plan.config
+    if plan.teacher is None:
+        return None
+    inputs = TeacherInputs(
+        plan.steps,
+        plan.preprocess,
+        plan.spec.num_classes,
+        plan.device,
+        precision,
+        plan.workers,
+        # both decide the last bits of the teacher's logits
+        key=(plan.dataset.fingerprint, config.attention_kernel),
+        source=str(config.teacher),
+    )
+    transform = make_transform(plan)
+    return TeacherTargets(
+        plan.teacher, _distillation(config), inputs, transform, folder, world, stop
+    )
+
+
+def _distillation(settings: DistillationSettings) -> Distillation:
+    return Distillation(
+        temperature=settings.distill_temperature,
+        alpha=settings.distill_alpha,
+        hard=settings.distill == "hard",
+    )
+
+
+def make_objective(plan: Plan, model: nn.Module, precision: Precision) -> Objective:
+    """Build the loss of a run, with a teacher's part where there is one."""
+    config = plan.config
+    loss = make_loss(config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold)
+    if plan.teacher is None:
+        return Objective(model, loss, precision, plan.device)
+    return DistillingObjective(model, loss, precision, plan.device, _distillation(config))
+
+
+def make_step(
+    plan: Plan,
+    objective: Objective,
+    optimizer: optim.Optimizer,
+    transform: Transform,
+    *,
+    compile: bool = False,
+    world: ProcessGroup | None = None,
+    stop: StopFlag | None = None,
+) -> TrainingStep:
+    """Build the step of a run from its settings and parts."""
+    config = plan.config
+    return TrainingStep(
+        objective,
+        optimizer,
+        transform,
+        accumulate=config.grad_accum_steps,
+        clip=config.clip_grad,
+        seed=config.seed,
+        compile=compile,
+        world=world,
+        stop=stop,
+    )

@@ -1,0 +1,122 @@
+"""From settings to the plan of a run; everything wrong is refused before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from vitkit.devices import resolve_device
+from vitkit.distributed import ProcessGroup
+from vitkit.training.checks.defaults import resolve_defaults
+from vitkit.training.checks.model_and_data import (
+    check_data,
+    check_head,
+    check_model,
+    check_warmup,
+    note_on_colours,
+)
+from vitkit.training.checks.settings import check_settings
+from vitkit.training.checks.unused_settings import notes_on_settings
+from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.distillation.teacher_source import load_teacher
+from vitkit.training.run_folder import resumed_folder
+from vitkit.training.run_plan import Plan
+from vitkit.training.setup.initial_weights import (
+    InitialWeights,
+    from_stored,
+    preset_spec,
+    random_weights,
+    spec_fields,
+)
+from vitkit.training.setup.pretrained_weights import from_checkpoint, load_initial
+from vitkit.training.setup.training_batches import (
+    balance_notes,
+    loader_processes,
+    training_steps,
+)
+from vitkit.training.setup.training_data import open_training_data
+
+
+def make_plan(
+    config: TrainConfig, world: ProcessGroup | None = None, *, goes_on: bool = False
+) -> Plan:
+    """Open the data, check every image, and build the spec; nothing is written.
+
+    Args:
+        config: the settings.
+        world: the processes that share the run.
+        goes_on: a stopped run has the weights; those it began with are not looked for.
+
+    Raises:
+        CheckpointError: weights to start from that cannot be read, or are of another model.
+        SettingError: settings that contradict each other.
+        SpecError: a model that cannot exist.
+        DataError: data that cannot be trained on.
+        DeviceError: a device that is not there.
+    """
+    world = world or ProcessGroup()
+    config, notes = resolve_defaults(config)
+    check_settings(config, world.size)
+    device = world.device(resolve_device(config.device))
+    # refuses an impossible model before any image is read
+    start_for = _start(config, goes_on)
+    resumed = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
+    dataset, data_notes = open_training_data(config, resumed)
+    # before the head is adapted to the classes
+    check_data(config, dataset)
+    start = start_for(dataset.classes)
+    check_head(config, config.opt, start.spec, start.weights)
+    # config.yaml names the model even where the default one is taken
+    model = config.model or (None if config.pretrained else DEFAULT_MODEL)
+    config = replace(config, model=model, start=start.facts or None)
+    train = dataset.splits["train"]
+    steps = training_steps(config, train, start.preprocess, world)
+    check_warmup(config, steps.steps_per_epoch)
+    notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
+    notes += notes_on_settings(config, world.size, steps.steps_per_epoch)
+    notes += [] if goes_on else note_on_colours(config, start.spec, train)
+    workers, worker_notes = loader_processes(config.workers, train, world)
+    # last, as it may take long to load
+    teacher, teacher_notes = load_teacher(
+        config,
+        dataset.classes,
+        start.preprocess,
+        device,
+        sides=config.progressive,
+        trust_pickle=config.trust_pickle,
+    )
+    return Plan(
+        config=config,
+        dataset=dataset,
+        spec=start.spec,
+        preprocess=start.preprocess,
+        steps=steps,
+        device=device,
+        workers=workers,
+        notes=(*notes, *worker_notes, *teacher_notes),
+        weights=start.weights,
+        teacher=teacher,
+    )
+
+
+def make_plan_in_turn(config: TrainConfig, world: ProcessGroup, *, goes_on: bool) -> Plan:
+    """Make the plan on the first process first, so that the others read its caches."""
+    plans: list[Plan] = []
+    world.broadcast_from_main(lambda: plans.append(make_plan(config, world, goes_on=goes_on)))
+    # the first process has it already
+    return plans[0] if plans else make_plan(config, world, goes_on=goes_on)
+
+
+def _start(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], InitialWeights]:
+    """Return a function from the classes to the initial weights: random, loaded, or resumed."""
+    if config.pretrained is None:
+        check_model(config, preset_spec(config, num_classes=1))
+        return lambda classes: random_weights(config, len(classes))
+    facts = config.start
+    if goes_on and facts is not None:
+        return lambda classes: from_stored(facts)
+    loaded = load_initial(config, spec_fields(config))
+    # the data decide the number of classes, and are not open yet
+    check_model(config, loaded.checkpoint.model.spec.replace(num_classes=1))
+    return lambda classes: from_checkpoint(loaded, classes, keeps_head=config.probe is None)

@@ -1,0 +1,68 @@
+"""The first lines of a run's log: the data, the model, the settings."""
+
+from __future__ import annotations
+
+from vitkit.messages import plural
+from vitkit.models.vit import ViT
+from vitkit.training.checks.unused_settings import note_on_probe
+from vitkit.training.config.merging import with_flat_spec
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.monitoring.run_log import RunLog
+from vitkit.training.recipes.reference import comparable_result
+from vitkit.training.run import Run
+from vitkit.training.run_plan import Plan
+
+
+def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
+    """Log the data and the model, which no trial changes."""
+    spec = plan.spec
+    parts = ", ".join(f"{len(part):,} {name}" for name, part in plan.dataset.splits.items())
+    log.info(f"data: {plan.dataset.name}, {len(plan.dataset.classes)} classes, images: {parts}")
+    # counted before the model is sharded
+    parameters = sum(p.numel() for p in model.parameters())
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    counts = f"{parameters:,} parameters"
+    if frozen:
+        counts += f" ({frozen:,} of them frozen)"
+    log.info(
+        f"model: {counts}, {spec.num_patches} patches of {spec.patch_size[0]} x "
+        f"{spec.patch_size[1]}, width {spec.width}, MLP width {spec.mlp_width}, "
+        f"{plural(spec.depth, 'block')}, {plural(spec.num_heads, 'head')}"
+    )
+
+
+def log_settings(run: Run) -> None:
+    """Log all settings, those that trials chose included, and how the steps go."""
+    plan, log, world = run.plan, run.log, run.world
+    config = plan.config
+    log.info(f"settings: {_settings_shown(config)}")
+    if config.probe is not None:
+        note = note_on_probe(config)
+        if note is not None:
+            log.info(note)
+    else:
+        reference = comparable_result(config.recipe, config.data)
+        if reference is not None:
+            log.info(reference.summary())
+        log.info(
+            f"training: {plural(config.epochs, 'epoch')} of "
+            f"{plural(plan.steps.steps_per_epoch, 'step')}, "
+            f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.folder.root}"
+        )
+    if world.size > 1:
+        each = config.batch_size // world.size
+        parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
+        log.info(
+            f"processes: {world.size} ({config.parallel}), {plural(each, 'image')} each{parts} "
+            f"make a batch of {config.batch_size}"
+        )
+
+
+def _settings_shown(config: TrainConfig) -> str:
+    """Return the settings that differ from the defaults; config.yaml has all."""
+    usual = TrainConfig(data=config.data).to_json()
+    # both are logged in lines of their own
+    hidden = ("output", "start")
+    shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
+    changed = with_flat_spec(shown)
+    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the usual ones"

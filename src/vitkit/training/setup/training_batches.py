@@ -1,0 +1,74 @@
+"""The training batches of a run, and the processes that load them."""
+
+from __future__ import annotations
+
+import os
+
+from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.split import Split
+from vitkit.data.loading.loader import TrainingSteps, sizes_of_epochs
+from vitkit.data.loading.sampler import class_counts
+from vitkit.distributed import ProcessGroup
+from vitkit.spec import Preprocess
+from vitkit.training.config.sections.data import DataSettings
+from vitkit.training.config.train_config import TrainConfig
+
+MOST_WORKERS = 8
+"""Loader processes of each process by default, at most."""
+
+
+def training_steps(
+    config: TrainConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
+) -> TrainingSteps:
+    """Return every training batch of the run, of which this process loads its part."""
+    augmentation = Augmentation(
+        flip=config.flip,
+        shift=config.shift,
+        crop_scale=config.crop_scale,
+        aa=config.aa,
+        color_jitter=config.color_jitter,
+        reprob=config.reprob,
+    )
+    batch_size = config.batch_size
+    if config.probe is not None or config.find_batch_size:
+        # neither a probe nor a later search must be refused for small data
+        batch_size = min(batch_size, len(train))
+    return TrainingSteps(
+        train,
+        preprocess,
+        augmentation,
+        batch_size=batch_size,
+        seed=config.seed,
+        rank=world.rank,
+        world_size=world.size,
+        balance=config.balance,
+        sizes=sizes_of_epochs(config.progressive, config.epochs),
+        cycle=config.distill_views,
+        repeats=config.repeated_aug,
+    )
+
+
+def loader_processes(
+    workers: int | None, train: Split, world: ProcessGroup
+) -> tuple[int, list[str]]:
+    """Return the number of loader processes, and a note where it exceeds the cores.
+
+    Args:
+        workers: the setting; `None` for the default.
+        train: the images; those in memory need no workers.
+        world: processes on this machine share its cores.
+    """
+    cores = max(1, (os.cpu_count() or 1) // world.local_size)
+    if workers is None:
+        return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
+    if workers > cores:
+        return workers, [f"--workers {workers} on {cores} cores: fewer would be as fast"]
+    return workers, []
+
+
+def balance_notes(settings: DataSettings, dataset: Dataset) -> list[str]:
+    """Return a line on how uneven the classes are, where they are drawn equally often."""
+    if not settings.balance:
+        return []
+    return [class_counts(dataset.splits["train"].labels, dataset.classes)]

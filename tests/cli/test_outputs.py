@@ -1,0 +1,288 @@
+"""Files that the verbs write: what they may replace, and what they never do."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    """An untrained checkpoint of the classes cat and dog."""
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=8, patch_size=4, in_channels=1, depth=1, width=24,
+        num_heads=2, mlp_width=32, num_classes=2,
+    )  # fmt: skip
+    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+    path = tmp_path_factory.mktemp("checkpoint") / "m.safetensors"
+    return str(vitkit.save(path, model, preprocess=preprocess, classes=("cat", "dog")))
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A working folder with a dataset `pets`, images `photos`, and files of the user."""
+    generator = np.random.default_rng(0)
+    for place in ("pets/test/cat", "pets/test/dog", "pets/train/cat", "pets/train/dog", "photos"):
+        (tmp_path / place).mkdir(parents=True)
+        for name in ("a", "b", "c"):
+            pixels = generator.integers(0, 256, (9, 9), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / place / f"{name}.png")
+    lines = ["path,label,split"]
+    for path in sorted(tmp_path.glob("pets/*/*/*.png")):
+        lines.append(f"{path},{path.parent.name},{path.parent.parent.name}")
+    (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "notes.csv").write_text("day,note\n1,precious\n")
+    (tmp_path / "matrix.csv").write_text(",x,y\nx,0.5,1\ny,1,0.5\n")
+    (tmp_path / "notes.json").write_text('{"precious": true}')
+    np.savez(tmp_path / "mine.npz", precious=np.zeros(3))
+    shutil.copy(tmp_path / "photos" / "a.png", tmp_path / "mine.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def digests(root: Path) -> dict[str, str]:
+    """File -> hash of its content; links are followed."""
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in root.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture
+def refused(root, checkpoint, capsys):
+    """Run a command that must be refused before it reads an image; give its one line."""
+
+    def run(*words: str) -> str:
+        before = digests(root)
+        capsys.readouterr()
+        assert cli.run([checkpoint if word == "CKPT" else word for word in words]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert digests(root) == before
+        return err
+
+    return run
+
+
+COMMANDS = {
+    "--output": ["explain", "CKPT", "photos", "--output", "results"],
+    "--csv": ["predict", "CKPT", "photos", "--csv", "FILE"],
+    "--out": ["embed", "CKPT", "photos", "--out", "FILE"],
+    "--predictions": ["eval", "CKPT", "pets", "--predictions", "FILE"],
+    "--confusion": ["eval", "CKPT", "pets", "--confusion", "FILE"],
+    "check": ["check", "pets", "--output", "FILE"],
+}
+
+
+def test_explain_never_writes_over_its_images(root, refused):
+    for output in ("photos", "./photos/../photos", str(root / "photos")):
+        for more in ([], ["--overwrite"]):
+            message = refused("explain", "CKPT", "photos", "--output", output, *more)
+            assert "a.png: this file is one of the inputs, which are never replaced" in message
+    (root / "album").symlink_to("photos")
+    assert "one of the inputs" in refused("explain", "CKPT", "photos", "--output", "album")
+    (root / "linked").mkdir()
+    (root / "linked" / "c.png").hardlink_to(root / "photos" / "c.png")
+    assert "c.png: this file is one" in refused("explain", "CKPT", "photos", "--output", "linked")
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("--csv", "notes.csv"),
+        ("--csv", "matrix.csv"),
+        ("--out", "mine.npz"),
+        ("--predictions", "notes.csv"),
+        ("--confusion", "mine.png"),
+        ("--confusion", "matrix.csv"),
+        ("check", "notes.json"),
+    ],
+)
+def test_a_file_of_the_user_is_replaced_only_with_the_flag(
+    root, refused, checkpoint, command, file
+):
+    words = [file if word == "FILE" else word for word in COMMANDS[command]]
+    message = refused(*words)
+    assert f"{file}: this file exists and is not " in message
+    assert message.endswith("choose another place, or replace it with --overwrite\n")
+    before = (root / file).read_bytes()
+    words = [checkpoint if word == "CKPT" else word for word in words]
+    assert cli.run([*words, "--overwrite"]) == 0
+    result = (root / file).read_bytes()
+    assert result != before
+    assert cli.run(words) == 0, "a result of the same kind is replaced"
+    assert (root / file).read_bytes() == result or command == "check"
+    # a link is the user's, whatever it leads to
+    link = root / f"link{Path(file).suffix}"
+    link.symlink_to(file)
+    refused(*[str(link) if word == file else word for word in words])
+    assert link.is_symlink()
+
+
+def test_explanations_replace_explanations_and_nothing_else(root, refused, checkpoint):
+    words = ["explain", "CKPT", "photos", "--output", "results"]
+    (root / "results").mkdir()
+    shutil.copy("mine.png", "results/b.png")
+    assert "results/b.png: this file exists and is not an explanation" in refused(*words)
+    assert sorted(path.name for path in Path("results").iterdir()) == ["b.png"]
+    words[1] = checkpoint
+    assert cli.run([*words, "--overwrite"]) == 0
+    assert cli.run(words) == 0
+    with Image.open("results/b.png") as image:
+        assert (image.size, image.info["Software"]) == ((225 * 2 + 8, 225), "vitkit explain")
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "ending"),
+    [
+        ("--csv", "photos/a.png", ".csv"),
+        ("--csv", "m.safetensors", ".csv"),
+        ("--out", "photos/a.png", ".npz"),
+        ("--predictions", "weights.safetensors", ".csv"),
+        ("--confusion", "notes.txt", ".png or .csv"),
+        ("check", "notes.txt", ".json"),
+    ],
+)
+def test_an_output_has_the_ending_of_its_format(refused, command, file, ending):
+    for more in ([], ["--overwrite"]):
+        words = [file if word == "FILE" else word for word in COMMANDS[command]]
+        message = refused(*words, *more)
+        assert f"{file}: expected a name that ends in {ending}" in message
+        assert "vitkit: --" in message
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "CKPT", "list.csv", "--predictions", "list.csv"],
+        ["eval", "CKPT", "list.csv", "--confusion", "pets/test/cat/a.png"],
+        ["eval", "CKPT", "list.csv", "--confusion", "pets/../photos/../pets/train/dog/a.png"],
+        ["eval", "CKPT", "pets", "--confusion", "pets/test/cat/a.png"],
+        ["eval", "CKPT", "links", "--confusion", "photos/a.png"],
+        ["eval", "CKPT", "pets", "--predictions", "pets/labels.csv"],
+        ["check", "pets", "--output", "pets/licence.json"],
+        ["predict", "CKPT", "photos", "odd.csv", "--csv", "odd.csv"],
+        ["embed", "model.npz", "photos", "--out", "model.npz"],
+    ],
+)
+def test_an_input_is_never_an_output(root, refused, words):
+    (root / "pets" / "labels.csv").write_text("precious")
+    (root / "pets" / "licence.json").write_text("{}")
+    shutil.copy("mine.png", "odd.csv")
+    np.savez("model.npz", precious=np.zeros(3))
+    for name in ("cat", "dog"):
+        (root / "links" / "test" / name).mkdir(parents=True)
+        (root / "links" / "train" / name).mkdir(parents=True)
+        (root / "links" / "train" / name / "a.png").symlink_to(root / "mine.png")
+    (root / "links" / "test" / "cat" / "1.png").symlink_to(root / "photos" / "a.png")
+    assert "this file is one of the inputs, which are never" in refused(*words, "--overwrite")
+
+
+def test_a_report_beside_the_data_is_written_twice(root):
+    for _ in range(2):
+        assert cli.run(["check", "pets", "--output", "pets/report.json"]) == 0
+    assert json.loads(Path("pets/report.json").read_text())["refused"] is False
+
+
+def test_a_refused_command_creates_no_folder(root, refused):
+    commands = {**COMMANDS, "explain": ["explain", "CKPT", "photos", "--output", "new/FILE"]}
+    for command, words in commands.items():
+        ending = {"--csv": "csv", "--predictions": "csv", "--out": "npz", "check": "json"}
+        file = f"new/x.{ending.get(command, 'png')}"
+        words = [file if word == "FILE" else word for word in words]
+        words = ["none" if word in ("CKPT", "pets") else word for word in words]
+        assert "no such f" in refused(*words)
+        assert not (root / "new").exists()
+        assert not (root / "results").exists()
+    assert "list.csv/a.png: a part of the path is a file" in refused(
+        "explain", "CKPT", "photos/a.png", "--output", "list.csv"
+    )
+
+
+def test_a_pipe_and_a_dangling_link_are_not_replaced(root, refused):
+    import os
+
+    os.mkfifo("pipe.csv")
+    assert "pipe.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "pipe.csv")
+    (root / "gone.csv").symlink_to("nowhere.csv")
+    assert "gone.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "gone.csv")
+    assert "both name x.csv" in refused(
+        "eval", "CKPT", "pets", "--confusion", "x.csv", "--predictions", "x.csv"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["convert", "CKPT", "", "--to", "timm"], "argument 2 is empty; expected: vitkit convert"),
+        (["convert", "", "out", "--to", "timm"], "argument 1 is empty"),
+        (["predict", "CKPT", ""], "argument 2 is empty; expected: vitkit predict CHECKPOINT"),
+        (["predict", "CKPT", "photos", "--csv", ""], "--csv is empty; pass a value, or leave it"),
+        (["explain", "CKPT", "photos", "--output="], "--output is empty"),
+        (["explain", "CKPT", "photos", "--output", " "], "--output is empty"),
+        (["embed", "CKPT", "photos", "--out", ""], "--out is empty"),
+        (["eval", "CKPT", ""], "argument 2 is empty"),
+        (["eval", "CKPT", "digits", "--cache", ""], "--cache is empty"),
+        (["compare", "CKPT", "", "--data", "digits"], "argument 2 is empty"),
+        (["check", ""], "argument 1 is empty; expected: vitkit check DATA"),
+        (["train", ""], "argument 1 is empty"),
+        (["train", "digits", "--output", "", "--max-steps", "1"], "--output is empty"),
+        (["inspect", ""], "argument 1 is empty"),
+        (["summary", ""], "argument 1 is empty"),
+    ],
+)
+def test_an_empty_path_is_not_the_working_folder(refused, words, message):
+    assert message in refused(*words)
+
+
+def test_explain_leaves_out_broken_images_as_predict_does(root, checkpoint, capsys):
+    (root / "photos" / "aa.png").write_bytes(b"words")
+    words = ["explain", checkpoint, "photos"]
+    assert cli.run([*words, "--strict", "--output", "strict"]) == 2
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err.count("aa.png: not an image"), err.count("\n")) == (1, 1, 1)
+    assert cli.run(words) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(": ")[0] for line in out.splitlines()] == [
+        f"photos/{name}.png" for name in "abc"
+    ]
+    assert "photos/aa.png: not an image" in err
+    assert "1 of 4 images could not be used" in err
+    assert sorted(path.name for path in Path("explanations").iterdir()) == [
+        "a.png", "b.png", "c.png"
+    ]  # fmt: skip
+
+
+def test_predict_prints_nothing_beside_a_csv_but_the_json_asked_for(root, checkpoint, capsys):
+    words = ["predict", checkpoint, "photos", "--csv", "rows.csv"]
+    assert cli.run(words) == 0
+    assert capsys.readouterr().out == ""
+    assert cli.run([*words, "--json"]) == 0
+    labels = [entry["label"] for entry in json.loads(capsys.readouterr().out)]
+    with Path("rows.csv").open() as file:
+        assert [row["label"] for row in csv.DictReader(file) if row["rank"] == "1"] == labels
+    with pytest.raises(SystemExit):
+        cli.run(["predict", "--help"])
+    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "without --json, nothing is printed then" in shown
+
+
+def test_numbers_of_images_are_integers(root, checkpoint, capsys):
+    assert cli.run(["eval", checkpoint, "pets", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert '"images": 6,' in out
+    words = ["compare", checkpoint, shutil.copy(checkpoint, root / "m.safetensors")]
+    assert cli.run([*map(str, words), "--data", "pets", "--json"]) == 0
+    scores = json.loads(capsys.readouterr().out)["scores"]
+    assert [repr(score["images"]) for score in scores.values()] == ["6", "6"]

@@ -1,0 +1,42 @@
+"""Evaluation of a model on a split, against a count by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import vitkit
+from vitkit.data.datasets.dataset import ArraySplit
+from vitkit.errors import DataError
+from vitkit.evaluation.predict import evaluate_model
+
+
+def test_evaluation_against_a_count_by_hand():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 7, 101)
+    images = np.zeros((101, 4, 4, 1), np.uint8)
+    images[:, 0, 0, 0] = np.arange(101)
+    table = torch.randn(101, 7, generator=torch.Generator().manual_seed(1))
+    identity = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
+
+    def forward(batch: torch.Tensor) -> torch.Tensor:
+        return table[(batch[:, 0, 0, 0] * 255).round().long()]
+
+    split = ArraySplit(images, labels, "x")
+    found = evaluate_model(forward, split, identity, num_classes=7, batch_size=16)
+    best = table.argsort(dim=1, descending=True).numpy()
+    assert found["top1"] == pytest.approx((best[:, 0] == labels).mean())
+    assert found["top5"] == pytest.approx((best[:, :5] == labels[:, None]).any(1).mean())
+    losses = -table.log_softmax(1).numpy()[np.arange(101), labels]
+    assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
+    assert found["images"] == 101
+
+
+def test_with_two_classes_the_k_of_top_k_is_two():
+    split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
+    grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
+    found = evaluate_model(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
+    assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "images"}
+    with pytest.raises(DataError, match="the split has no images"):
+        evaluate_model(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)

@@ -1,0 +1,151 @@
+"""Temperature scaling finds the temperature, stores it, and predictions use it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from training.worlds import in_world, together
+
+import vitkit
+from vitkit.errors import CheckpointError, SettingError
+from vitkit.evaluation.temperature import calibrate, fit_temperature
+
+N, K = 3000, 6
+
+
+def drawn(temperature: float, images: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and labels that are drawn from softmax(logits / temperature)."""
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(images, K, generator=generator) * 3
+    labels = torch.multinomial((logits / temperature).softmax(1), 1, generator=generator)[:, 0]
+    return logits, labels
+
+
+def loss(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:
+    return float(torch.nn.functional.cross_entropy(logits.double() / temperature, labels))
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
+def test_the_temperature_that_made_the_labels_is_found(temperature):
+    logits, labels = drawn(temperature)
+    found = fit_temperature([(logits, labels)])
+    assert found == pytest.approx(temperature, rel=0.08)
+    least = loss(logits, labels, found)
+    assert all(least < loss(logits, labels, found * f) for f in (0.98, 0.999, 1.001, 1.02))
+
+
+def test_batches_and_processes_do_not_change_it():
+    logits, labels = drawn(2.5, 301)
+    whole = fit_temperature([(logits, labels)])
+
+    def fitted(world):
+        mine = logits[world.rank :: world.size], labels[world.rank :: world.size]
+        return fit_temperature(zip(*(part.split(16) for part in mine), strict=True), world)
+
+    first, second = together(2, in_world(fitted))
+    assert first == second
+    assert first == pytest.approx(whole, rel=1e-9)
+    own_half = fit_temperature([(logits[::2], labels[::2])])
+    assert abs(own_half - whole) > 1e-3  # what a process would find by itself
+
+
+def test_where_all_images_are_right_there_is_no_temperature():
+    logits = torch.randn(20, K, generator=torch.Generator().manual_seed(0))
+    assert fit_temperature([(logits, logits.argmax(1))]) is None
+    assert fit_temperature([(logits, logits.argmin(1))]) is None
+    assert fit_temperature([]) is None
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.5])
+def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
+    logits, labels = drawn(temperature, 400)
+    found = calibrate(zip(logits.split(64), labels.split(64), strict=True))
+    assert found.temperature == fit_temperature([(logits, labels)])
+    assert found.message.startswith(
+        f"temperature {found.temperature:.3f}, fitted on the validation split;"
+    )
+
+
+@pytest.mark.parametrize(
+    ("temperature", "images", "message"),
+    [
+        (0.5, 99, "temperature left at 1: fitting it needs 100 validation images, and there are"),
+        (
+            1.0,
+            400,
+            "temperature left at 1: no significant gain in 5-fold cross-validation on 400 images",
+        ),
+    ],
+)
+def test_else_it_stays_at_1_and_the_message_names_the_reason(temperature, images, message):
+    found = calibrate([drawn(temperature, images)])
+    assert found.temperature is None
+    assert found.message.startswith(message)
+
+
+def test_where_all_are_right_it_stays_at_1_with_a_message():
+    logits, _ = drawn(1.0, 200)
+    found = calibrate([(logits, logits.argmax(1))])
+    assert found.temperature is None
+    assert "no minimum in [0.05, 20]" in found.message
+
+
+def test_processes_find_the_temperature_that_one_finds():
+    logits, labels = drawn(2.5, 301)
+
+    def found(world):
+        mine = logits[world.rank :: world.size], labels[world.rank :: world.size]
+        return vars(calibrate([mine], world))
+
+    first, second = together(2, in_world(found))
+    alone = vars(calibrate([(logits, labels)]))
+    assert first == second
+    assert first["message"] == alone["message"]
+    assert first["temperature"] == pytest.approx(alone["temperature"], rel=1e-9)
+
+
+@pytest.fixture
+def tiny() -> vitkit.ViT:
+    torch.manual_seed(0)
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", image_size=8, patch_size=4, width=32, num_heads=2, depth=1,
+        num_classes=3, in_channels=1,
+    )  # fmt: skip
+    torch.nn.init.normal_(model.head.weight)
+    return model.eval()
+
+
+GREY = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+IMAGE = np.arange(64, dtype=np.uint8).reshape(8, 8)
+
+
+def test_a_stored_temperature_softens_what_is_predicted(tiny, tmp_path):
+    path = vitkit.save(tmp_path / "a.safetensors", tiny, preprocess=GREY, temperature=2.0)
+    plain = vitkit.save(tmp_path / "b.safetensors", tiny, preprocess=GREY)
+    predictor = vitkit.Predictor.from_checkpoint(path, device="cpu")
+    (prediction,) = predictor([IMAGE], top_k=3)
+    (logits,) = predictor.logits([IMAGE])
+    assert dict(prediction.top) == pytest.approx(
+        {str(i): p for i, p in enumerate((logits / 2).softmax(0).tolist())}
+    )
+    other = vitkit.Predictor.from_checkpoint(plain, device="cpu")
+    assert torch.equal(other.logits([IMAGE])[0], logits)
+    assert other([IMAGE])[0].label == prediction.label
+    assert other([IMAGE])[0].probability > prediction.probability + 0.01
+    assert (vitkit.load(path).temperature, vitkit.load(plain).temperature) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("wrong", [0, -1.5, "warm", True, None, [1]])
+def test_a_temperature_that_is_none_is_named(tiny, tmp_path, wrong):
+    path = vitkit.save(tmp_path / "a.safetensors", tiny, preprocess=GREY, temperature=wrong)
+    with pytest.raises(CheckpointError, match=r"a\.safetensors: its temperature is"):
+        vitkit.Predictor.from_checkpoint(path, device="cpu")
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.5, math.inf, math.nan])
+def test_a_predictor_refuses_it_too(tiny, wrong):
+    with pytest.raises(SettingError, match=r"temperature .* must be a positive number"):
+        vitkit.Predictor(tiny, GREY, temperature=wrong)

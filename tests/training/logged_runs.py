@@ -1,0 +1,44 @@
+"""Tiny runs on the embedded digits whose log is read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from vitkit.training import train as session
+from vitkit.training.config.merging import layered
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.recipes import recipe_settings
+from vitkit.training.trainer import Callback
+
+TINY = {
+    "recipe": "digits", "epochs": 3, "save_every": 10, "warmup_epochs": 1.0, "amp": "off",
+    "batch_size": 128, "quiet": True, "device": "cpu", "log_interval": 5, "threads": 1,
+    "spec": {"depth": 1, "width": 32, "patch_size": 2},
+}  # fmt: skip
+"""10 steps an epoch, 30 of the whole run."""
+
+
+def train(
+    output: Path, data: str = "digits", callback: Callable[[], Callback] | None = None, **settings
+):
+    asked = {"data": data, "output": str(output)} | TINY | settings
+    config = TrainConfig(**layered(recipe_settings("digits"), asked))
+    return session.train(config, [callback] if callback else [])
+
+
+def curves(run: Path) -> EventAccumulator:
+    everything = {"histograms": 0, "images": 0, "scalars": 0}
+    return EventAccumulator(str(run / "tensorboard"), size_guidance=everything).Reload()
+
+
+def lines(run: Path) -> list[dict]:
+    def refuse(word: str) -> float:
+        raise AssertionError(f"{word} is no JSON")
+
+    text = (run / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]

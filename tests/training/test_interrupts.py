@@ -1,0 +1,101 @@
+"""Signals that stop a run."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from training.faulty import at, on
+from training.tiny_runs import end_of, run
+
+import vitkit
+from vitkit.errors import (
+    Interrupted,
+    exit_code,
+)
+from vitkit.training import run_evaluation
+from vitkit.training.interrupts import stop_on_signal
+from vitkit.training.trainer import Trainer
+
+
+def sigterm(of_what: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeypatch):
+    """Both are long in real runs; the epoch is saved before, and what was stopped is made again."""
+    monkeypatch.setattr(run_evaluation, "BATCH_SIZE", 16)
+    short = {"epochs": 1, "warmup_epochs": 0.5}
+    read: list[str] = []
+
+    def during_split(split: str) -> None:
+        read.append(split)
+        if split == target and read.count(split) == 2:
+            sigterm(split)
+
+    for target, batches in (("val", 2), ("test", 9 + 9 + 2)):
+        read.clear()
+        with pytest.raises(
+            Interrupted, match="stopped at step 10 of 10; everything is saved"
+        ) as stop:
+            run(tmp_path / "run", on(after_evaluation_batch=during_split), resume="auto", **short)
+        assert exit_code(stop.value) == 143
+        assert len(read) == batches
+        last = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors")
+        assert ("val" in last.metadata["metrics"]) == (target == "test")
+    ended = run(tmp_path / "run", resume="auto", **short)
+    assert set(ended.metrics) == {"val", "test"}
+    run(tmp_path / "straight", **short)
+    assert end_of(tmp_path / "run") == end_of(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
+def test_a_closed_terminal_and_slurm_s_warning_are_signals_too(tmp_path, signum):
+    signalled = at(3, lambda trainer: os.kill(os.getpid(), signum))
+    before = signal.signal(signum, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        with pytest.raises(
+            Interrupted, match="stopped at step 4 of 30; everything is saved"
+        ) as stop:
+            run(tmp_path / "run", signalled)
+    finally:
+        signal.signal(signum, before)
+    assert exit_code(stop.value) == 128 + signum
+
+
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signal() as flag:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert flag.signum is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def interrupted_twice(output: Path, complaints: Path) -> None:
+    """A run with loader processes that Ctrl-C reaches twice in one step, as a process group."""
+    os.setpgid(0, 0)
+    os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
+
+    def twice(trainer: Trainer) -> None:
+        for _ in range(2):
+            os.killpg(0, signal.SIGINT)
+
+    run(output, at(7, twice), workers=2)
+
+
+def test_ctrl_c_twice_leaves_at_once_with_one_line(tmp_path):
+    output, complaints = tmp_path / "run", tmp_path / "complaints"
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=interrupted_twice, args=(output, complaints))
+    process.start()
+    process.join()
+    assert process.exitcode == 130
+    assert complaints.read_text() == (
+        f"vitkit: stopped at once by a second signal, SIGINT; the newest state is {output}/state/"
+        f"step-00000005, resume with: vitkit train --resume {output}\n"
+    )
