@@ -1,10 +1,10 @@
-"""Train a ViT on real handwritten digits, read its test score, and see what it looks at.
+"""Train a ViT on handwritten digits, print its test accuracy, and draw its attention.
 
-Run by `make demo`; needs no network. Leaves everything in runs/demo-N. `--seed N` trains another
-model.
+`make demo` runs this script. It needs no network and writes to runs/demo-N. `--seed N` trains with
+another seed.
 
-No training image is set aside for validation: the recipe's length was chosen by cross-validation,
-and the last epoch of its schedule is a better choice than the best of 160 on 144 images.
+There is no validation split: the number of epochs was chosen by cross-validation, and the last
+epoch is a better choice than the best of 160 epochs on only 144 validation images.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 import vitkit
 from vitkit.data.sources.open import open_dataset
 
-IMAGE = 1  # a seven, docs/images/seven.png
+IMAGE = 1  # index of the test image that is explained, a seven
 
 
 def main() -> None:
@@ -35,12 +35,14 @@ def main() -> None:
     Image.fromarray(test.read(IMAGE)[..., 0]).save(image)
 
     checkpoint = vitkit.load(result.best)
-    (said,) = vitkit.Predictor.from_checkpoint(checkpoint)([image], top_k=3)
+    (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image], top_k=3)
     vitkit.explain(checkpoint, image).save(output / "attention.png")
 
     truth = checkpoint.classes[test.labels[IMAGE]]
     print(f"test accuracy  {result.metrics['test']['top1']:.2%}")
-    print(f"prediction     {image}: {said.label} ({said.probability:.1%}); it is a {truth}")
+    print(
+        f"prediction     {image}: {prediction.label} ({prediction.probability:.1%}), label {truth}"
+    )
     print(f"attention      {output / 'attention.png'}")
 
 

@@ -8,23 +8,25 @@
 # %% [markdown]
 # # 1. Patches, and Eq. 1
 #
-# A Transformer reads a sequence of vectors. An image is a table of pixels. The Vision Transformer
-# ("An Image is Worth 16x16 Words", [arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) makes one
-# from the other in the plainest way there is: it cuts the image into squares and treats each
-# square as a word.
+# A Transformer reads a sequence of vectors. An image is a grid of pixels. The Vision Transformer
+# (ViT, "An Image is Worth 16x16 Words", [arXiv 2010.11929](https://arxiv.org/abs/2010.11929)) turns
+# the image into a sequence in the simplest way: it cuts the image into square patches and treats
+# each patch as a word.
 #
 # $$ z_0 = [x_\text{class};\ x_p^1 E;\ x_p^2 E;\ \dots;\ x_p^N E] + E_\text{pos} \tag{1} $$
 #
-# This chapter builds $z_0$ piece by piece. The same pieces are in
-# `vitkit.models.embedding`: `PatchEmbedding` is $x_p E$, and `Embedding` is the rest of Eq. 1.
+# This chapter builds $z_0$ step by step. The code is in `vitkit.models.embedding`: `PatchEmbedding`
+# computes $x_p E$, and `Embedding` computes the rest of Eq. 1. "Notebook A" to "notebook E" are the
+# five published notebooks that [the overview](index.md) lists.
 
 # %%
 from functools import partial
 
 import torch
-from drawing import grid_of, heat, mosaic
+from drawing import grid_of, heat, mosaic, print_table
 from einops import rearrange
 from matplotlib import pyplot as plt
+from print_error import print_error
 from skimage import data
 from torch import nn
 
@@ -38,10 +40,11 @@ plt.rcParams["figure.dpi"] = 80
 # %% [markdown]
 # ## Cutting
 #
-# An image of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$, each as one row of
-# numbers: all of red, then green, then blue, as in the kernel of a convolution. (The third notebook has
-# the colours of a pixel side by side; its matrix has the same rows in another order.) Here is a
-# photograph at 224 x 224 and what it becomes with $P = 16$: 14 patches in a row, and 14 rows.
+# An image of $H \times W$ pixels gives $N = HW / P^2$ patches of $P \times P$ pixels. Each patch
+# becomes one row of numbers: all red values, then all green ones, then all blue ones, as in the
+# kernel of a convolution. (Notebook C stores the three colours of each pixel side by side; its
+# matrix $E$ has the same rows in another order.) The example is a photograph of 224 x 224 pixels
+# with $P = 16$: 14 rows of 14 patches.
 
 # %%
 photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 255
@@ -52,15 +55,16 @@ print("image", tuple(image.shape))
 print("patches", tuple(patches.shape))
 print(f"{224 * 224 // 16**2} patches of {16 * 16 * 3} values")
 
-# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. Face and flag are still to be seen, so each patch is a piece of the image."}}
+# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. The face and the flag are still visible, so each patch is a connected part of the image."}}
 squares = rearrange(patches[0], "N (C P Q) -> N P Q C", C=3, P=16)
 _ = grid_of([mosaic(squares, across=14)], across=1, size=4.2)
 
 # %% [markdown]
 # ## Why `reshape` does not cut patches
 #
-# `reshape` leaves the values in the order in which they lie in memory, and an image lies there row
-# by row. Sixteen values in a row are a strip of an image that is sixteen wide, not a square of 4 x 4:
+# `reshape` keeps the values in the order in which they are stored in memory. An image is stored row
+# by row. In an image that is 16 pixels wide, 16 consecutive values are one row of pixels, not a
+# square of 4 x 4:
 
 # %%
 counted = torch.arange(256.0).reshape(1, 1, 16, 16)
@@ -68,28 +72,29 @@ print("reshape :", counted.reshape(1, 16, 16)[0, 0].int().tolist())
 print("patchify:", patchify(counted, (4, 4))[0, 0].int().tolist())
 
 # %% [markdown]
-# One of the notebooks that this tutorial grew from cuts its digits in this way. None of its 49
-# "patches" is a patch, and nothing complains, as the shapes are the same. It still learns something,
-# since every way to cut keeps the values; what is lost is that neighbours above and below stay
-# together.
+# Notebook E cuts its digits with `reshape`. None of its 49 "patches" is a square patch. There is no
+# error, because the shapes are the same. The model still learns something, because every way of
+# cutting keeps all the values. But pixels that are above or below each other are now in different
+# tokens.
 
 # %%
 digits = torch.rand(5, 1, 28, 28)
 strips, tiles = digits.reshape(5, 49, 16), patchify(digits, (4, 4))
 print(tuple(strips.shape), tuple(tiles.shape), "equal:", torch.equal(strips, tiles))
 
-# %% mystnb={"figure": {"caption": "The photograph in grey, cut both ways into 196 pieces of 256 values; each piece is drawn as a square of 16 x 16. Left: a piece of reshape is a little more than one row of the image, folded up, and no square shows a thing. Right: pieces of the image."}}
+# %% mystnb={"figure": {"caption": "The photograph in grey, cut in both ways into 196 pieces of 256 values. Each piece is drawn as a square of 16 x 16. Left: a piece made by reshape is a little more than one row of pixels, so no square shows an object. Right: the pieces made by patchify are squares of the image."}}
 grey = image.mean(1, keepdim=True)
 cuts = {"reshape": grey.reshape(196, 16, 16), "patchify": patchify(grey, (16, 16)).view(-1, 16, 16)}
-drawn = [mosaic(pieces, across=14) for pieces in cuts.values()]
-_ = grid_of(drawn, list(cuts), across=2, size=3.2, colours="gray")
+mosaics = [mosaic(pieces, across=14) for pieces in cuts.values()]
+_ = grid_of(mosaics, list(cuts), across=2, size=3.2, colours="gray")
 
 # %% [markdown]
 # ## One matrix for all patches: $x_p E$
 #
-# Every patch of $P \cdot P \cdot C$ values is multiplied by the same matrix $E$ and becomes $D$
-# numbers. A convolution whose stride is its kernel's size does just that, as it sees every patch
-# once. `PatchEmbedding` keeps $E$ as a kernel, because the published weights do.
+# Every patch of $P \cdot P \cdot C$ values is multiplied by the same matrix $E$ and becomes a
+# vector of $D$ numbers. A convolution whose stride equals its kernel size computes the same,
+# because it applies its kernel to each patch exactly once. `PatchEmbedding` stores $E$ as a
+# convolution kernel, as published weights do.
 
 # %%
 embedding = vitkit.PatchEmbedding(in_channels=3, patch_size=16, width=768)
@@ -97,19 +102,19 @@ tokens = embedding(image)
 by_matrix = patches @ embedding.proj.weight.flatten(1).T + embedding.proj.bias
 print(tuple(image.shape), "->", tuple(tokens.shape))
 print("kernel", tuple(embedding.proj.weight.shape), "bias", tuple(embedding.proj.bias.shape))
-print(f"largest difference of convolution and matrix: {(tokens - by_matrix).abs().max():.1e}")
+print(f"largest difference between convolution and matrix: {(tokens - by_matrix).abs().max():.1e}")
 
 # %% [markdown]
-# What does it cost? `vitkit.summary` prints it for any module: sizes, parameters, multiply-adds,
-# memory.
+# What does it cost? `vitkit.summary` returns a table of shapes, parameters, multiply-adds and
+# memory for any module. (`print(table)` shows all its columns.)
 
 # %%
-print(vitkit.summary(embedding, input_size=(1, 3, 224, 224)))
-print(f"with each bias counted as a multiply-add: {196 * 768 * (768 + 1) / 1e6:.2f} M")
+print_table(vitkit.summary(embedding, input_size=(1, 3, 224, 224)))
+print(f"if each bias counts as a multiply-add: {196 * 768 * (768 + 1) / 1e6:.2f} M")
 
 # %% [markdown]
-# Other sizes are a matter of arguments: CIFAR's images with patches of 4 x 4 and width 48; a
-# image that is no square, with patches that are none.
+# Other sizes are arguments of the class. Here are CIFAR images with patches of 4 x 4 and width 48,
+# and a rectangular image with rectangular patches.
 
 # %%
 small = vitkit.PatchEmbedding(patch_size=4, width=48)
@@ -118,47 +123,44 @@ oblong = vitkit.PatchEmbedding(patch_size=(8, 16), width=48)
 print("(1, 3, 96, 256) ->", tuple(oblong(torch.rand(1, 3, 96, 256)).shape))
 
 # %% [markdown]
-# A size that the patch does not divide is refused. Otherwise a stride of 16 drops the last ten
-# columns of 250 pixels in silence, and $HW / P^2$, rounded down, counts positions for patches that
-# are not there.
+# An image size that the patch size does not divide is an error. Without this check, a stride of 16
+# silently drops the last ten of 250 columns. And $HW / P^2$, rounded down, counts more positions
+# than there are patches.
 
 # %%
 print(f"patches {(250 // 16) ** 2}, positions {250 * 250 // 16**2}")
-try:
-    embedding(torch.rand(1, 3, 250, 250))
-except vitkit.VitkitError as error:
-    print(error)
+print_error(lambda: embedding(torch.rand(1, 3, 250, 250)))
 
 # %% [markdown]
-# ## Where a patch stood
+# ## Position embeddings
 #
 # Attention, the subject of the next chapter, treats its tokens as a set: it does not see their
-# order. So each token is told its place by a vector that is added to it, $E_\text{pos}$. It may be
+# order. So a vector that encodes its position is added to each token: $E_\text{pos}$. It can be
 # learned, as in the paper, or fixed. The fixed table of "Attention Is All You Need" has a sine and
-# a cosine in each pair of columns, slower from pair to pair:
+# a cosine in each pair of columns. The frequency falls from pair to pair:
 #
 # $$ E_\text{pos}[n, 2i] = \sin(n\, 10000^{-2i/D}),\qquad
 #    E_\text{pos}[n, 2i+1] = \cos(n\, 10000^{-2i/D}) $$
 
-# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is a token's place: fast waves at the left tell neighbours apart, slow ones at the right hardly change over the whole image. No two rows are alike."}}
+# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is the position vector of one token. The high frequencies at the left distinguish neighbours; the low frequencies at the right hardly change over the whole image. No two rows are equal."}}
 table = sincos_1d(196, 128)
-_ = heat(table, size=(6, 3.2), across="place in the vector", down="number of the token")
+_ = heat(table, size=(6, 3.2), xlabel="index in the vector", ylabel="number of the token")
 
 # %% [markdown]
-# An image has two directions. The fixed 2-D table gives half of the width to the row and half to
-# the column. The difference shows when we ask which places are like a given one.
+# An image has two dimensions. The fixed 2-D table uses half of the width for the row and half for
+# the column. The difference shows in the similarity of one position to all others.
 
-# %% mystnb={"figure": {"caption": "How alike all places are to the patch in row 7, column 7: the scalar product of their vectors, bright for alike. In one dimension these are its neighbours in reading order, left and right of it; the patches right above and below are much less alike. In two there is a cross: the same row, and the same column."}}
+# %% mystnb={"figure": {"caption": "Similarity of all positions to the patch in row 7, column 7: the scalar product of the position vectors; bright means similar. With the 1-D table, the most similar positions are the neighbours in reading order, left and right. The patches directly above and below are much less similar. With the 2-D table there is a cross: the same row and the same column."}}
 flat, square = sincos_1d(196, 128), sincos_2d((14, 14), 128)
-alike = [(t @ t[7 * 14 + 7]).reshape(14, 14) for t in (flat, square)]
-_ = grid_of(alike, ["fixed 1-D", "fixed 2-D"], across=2, size=2.4)
+similarity = [(t @ t[7 * 14 + 7]).reshape(14, 14) for t in (flat, square)]
+_ = grid_of(similarity, ["fixed 1-D", "fixed 2-D"], across=2, size=2.4)
 
 # %% [markdown]
 # ## All of Eq. 1
 #
-# `Embedding` puts it together: class token in front of the patches, positions added. A model keeps
-# the learned parts under the field's usual names, `cls_token` and `pos_embed`, and hands them in.
-# Which positions it has is a word of its spec.
+# `Embedding` puts the parts together: it prepends the class token to the patches and adds the
+# positions. A model stores the learned parts under their usual names, `cls_token` and `pos_embed`,
+# and passes them to `Embedding`. The field `positions` of the spec selects the kind of positions.
 
 # %%
 for positions in ("none", "sincos_1d", "sincos_2d", "learned"):
@@ -166,14 +168,15 @@ for positions in ("none", "sincos_1d", "sincos_2d", "learned"):
     x_p = model.patch_embed(image)
     z_0 = model.embedding(x_p, (14, 14), model.prefix_tokens(x_p), model.pos_embed)
     learned = 0 if model.pos_embed is None else model.pos_embed.numel()
-    print(f"{positions:<10} z_0 {tuple(z_0.shape)}  learned numbers in E_pos: {learned:>7,}")
+    print(f"{positions:<10} z_0 {tuple(z_0.shape)}  learned parameters in E_pos: {learned:>7,}")
 print(f"class token {tuple(model.cls_token.shape)}, table {tuple(model.pos_embed[0].shape)}")
 
 # %% [markdown]
-# The learned table starts small, so that at first a token says more of its patch than of its place.
-# Notebooks start it at ones, which are the same for every place; or by N(0, 1), which drowns the
-# patches; or by Xavier's rule, which takes the table's axes for those of a kernel and makes a sixth
-# of what was meant. Standard deviations:
+# The learned table starts with small values, so that at first a token depends more on its patch
+# than on its position. Notebook A starts it at ones, which are the same for every position, or with
+# N(0, 1), which is larger than the patches. Notebook C uses Xavier's rule. That rule takes the axes
+# of the table for the inputs and outputs of a matrix, so its values are about a sixth of the
+# intended size. Standard deviations:
 
 # %%
 starts = {"N(0, 0.02)": partial(nn.init.normal_, std=0.02), "N(0, 1)": nn.init.normal_,
@@ -183,8 +186,8 @@ for name, start in starts.items():
     print(f"{name:<17} {start(torch.empty(1, 197, 1024)).std():.3f}")
 
 # %% [markdown]
-# Where the batch is, class token and table have a 1, so that any batch size works. With the batch
-# size in that place, a model made for one image fails on two:
+# The first axis of the class token and of the position table has size 1, so they work with any
+# batch size. If the batch size is fixed there instead, a model made for one image fails on two:
 
 # %%
 two = embedding(image.expand(2, -1, -1, -1))
@@ -198,8 +201,8 @@ for rows in (1, 2):
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Put the image together again from its patches: write `unpatchify(patches, grid, patch)`
-# for images of any number of channels, and check it.
+# **1.** Rebuild the image from its patches: write `unpatchify(patches, grid, patch)` for images
+# with any number of channels, and check it.
 
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -215,18 +218,18 @@ assert torch.equal(unpatchify(patchify(oblong, (4, 4)), (3, 5), 4), oblong)
 
 # %% [markdown]
 # **2.** The exponent of the fixed table is often written `dim // width` by mistake. What does the
-# table look like then, and how many different columns has it?
+# table then look like, and how many different columns does it have?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-exponents = torch.arange(0, 128, 2) // 128  # whole numbers: always 0
+exponents = torch.arange(0, 128, 2) // 128  # integer division: always 0
 angles = torch.arange(196.0)[:, None] * 10000.0 ** -exponents.float()
 mistaken = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 assert len(mistaken.T.unique(dim=0)) == 2, "one sine and one cosine, 64 times over"
 assert len(table.T.unique(dim=0)) == 128
 
 # %% [markdown]
-# **3.** Show that without positions and with the class token as readout, a ViT gives the same
-# answer for an image whose patches are shuffled, and that with positions it does not.
+# **3.** Show that a ViT without positions, with the class token as readout, gives the same output
+# for an image whose patches are shuffled. Show that a ViT with positions does not.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 shuffled = unpatchify(patches[:, torch.randperm(196)], (14, 14), 16)

@@ -8,17 +8,17 @@
 # %% [markdown]
 # # 2. Attention
 #
-# The one place where tokens look at each other. Everything else in a Transformer treats each token
-# by itself.
+# Attention is the only operation of a Transformer that combines tokens. Every other layer processes
+# each token separately.
 #
 # $$ \operatorname{Attention}(Q, K, V) =
 #    \operatorname{softmax}\Big(\frac{QK^\top}{\sqrt{d}}\Big) V $$
 #
-# Each of $N$ queries (a row of $Q$, $d$ numbers) is compared with each of $M$ keys by a scalar
-# product. The softmax makes a row of weights from a query's $M$ results, positive and summing to 1.
-# The answer to a query is the mean of the values (rows of $V$) by these weights. It is
-# `vitkit.scaled_dot_product_attention`, Eq. 1 of "Attention Is All You Need"
-# ([arXiv 1706.03762](https://arxiv.org/abs/1706.03762)).
+# Each of $N$ queries (a row of $Q$ with $d$ numbers) is compared with each of $M$ keys by a scalar
+# product. The softmax turns the $M$ scores of a query into weights, which are positive and sum to
+# 1. The output of a query is the mean of the values (rows of $V$) with these weights. The function
+# is `vitkit.scaled_dot_product_attention`, Eq. 1 of "Attention Is All You Need" ([arXiv
+# 1706.03762](https://arxiv.org/abs/1706.03762)).
 
 # %%
 import math
@@ -26,6 +26,7 @@ import math
 import torch
 from drawing import grid_of
 from matplotlib import pyplot as plt
+from print_error import print_error
 from skimage import data
 from torch import nn
 
@@ -38,22 +39,24 @@ plt.rcParams["figure.dpi"] = 80
 # %% [markdown]
 # ## An example to do by hand
 #
-# Five queries, four keys, four values. The first query is like the first key, the second like the
-# first and the third, the third like the second, the last two like none.
+# There are five queries, four keys and four values. The first query equals the first key. The
+# second query is the sum of the first and the third key. The third query equals the second key. The
+# last two queries are zero.
 
 # %%
 q = torch.tensor([[1.0, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
 k = torch.eye(4, 3)
 v = 4.5 * torch.arange(12.0).reshape(4, 3)
-mixed, weights = vitkit.scaled_dot_product_attention(q, k, v, return_weights=True)
+output, weights = vitkit.scaled_dot_product_attention(q, k, v, return_weights=True)
 for row in (0, 1):
     print(f"weights row {row}:", " ".join(f"{number:.4f}" for number in weights[row]))
 for row in (0, 1, 3, 4):
-    print(f"output  row {row}:", " ".join(f"{number:.4f}" for number in mixed[row]))
+    print(f"output  row {row}:", " ".join(f"{number:.4f}" for number in output[row]))
 
 # %% [markdown]
-# A query that points along a key takes more from it. A query that is like none takes the plain mean
-# of all values. The first weight is $e^{1/\sqrt 3} / (e^{1/\sqrt 3} + 3)$:
+# A query gives more weight to a key that points in the same direction. A zero query gives all keys
+# the same weight, so its output is the plain mean of all values. The first weight is
+# $e^{1/\sqrt 3} / (e^{1/\sqrt 3} + 3)$:
 
 # %%
 first = math.exp(1 / math.sqrt(3))
@@ -62,36 +65,36 @@ print(f"with the root of d {first / (first + 3):.5f}, without {math.e / (math.e 
 # %% [markdown]
 # ## Why the root of d
 #
-# A scalar product of two vectors of $d$ independent numbers with variance 1 has variance $d$. With
-# $d = 64$ the scores lie around $\pm 8$, and $e^8$ is 3,000 times $e^0$: one key takes three
-# quarters on average, more as $d$ grows, and the softmax's slope falls to a third ([chapter
-# 11](11_bugs.py)). One notebook leaves the root out in its text. Here is what that does to rows of
-# weights.
+# The scalar product of two vectors of $d$ independent numbers with variance 1 has variance $d$.
+# With $d = 64$ the scores lie around $\pm 8$, and $e^8$ is 3,000 times $e^0$. Then one key has
+# three quarters of the weight on average, and more as $d$ grows. The derivative of the softmax
+# falls to a third ([chapter 11](11_bugs.py#a-softmax-without-the-root)). The text of [notebook
+# D](index.md) leaves out the root. Here is its effect on the weights.
 
-# %% mystnb={"figure": {"caption": "The largest of 196 weights of a row, by the width d of random queries and keys. Divided by the root of d it stays near 0.05, whatever d is, so a token listens to many. Without it, one key takes more and more as d grows."}}
+# %% mystnb={"figure": {"caption": "The largest of the 196 weights of a query, by the width d of random queries and keys. Divided by the root of d, it stays near 0.05 for every d, so a token combines many values. Without the division, one key gets more and more of the weight as d grows."}}
 widths = [4, 8, 16, 32, 64, 128]
 largest = {"divided by the root": [], "not divided": []}
 for width in widths:
     scores = torch.randn(500, width) @ torch.randn(196, width).T
     largest["divided by the root"].append((scores / width**0.5).softmax(-1).amax(-1).mean())
     largest["not divided"].append(scores.softmax(-1).amax(-1).mean())
-figure, place = plt.subplots(figsize=(5, 2.6))
+figure, ax = plt.subplots(figsize=(5, 2.6))
 for name, values in largest.items():
-    place.plot(widths, values, marker="o", label=name)
-place.set(xlabel="d", ylabel="largest weight", xscale="log", ylim=(0, 1), xticks=widths)
-place.set_xticks([], minor=True)
-place.set_xticklabels(widths)
-_ = place.legend()
+    ax.plot(widths, values, marker="o", label=name)
+ax.set(xlabel="d", ylabel="largest weight", xscale="log", ylim=(0, 1), xticks=widths)
+ax.set_xticks([], minor=True)
+ax.set_xticklabels(widths)
+_ = ax.legend()
 
 # %% [markdown]
 # ## Attention over a photograph
 #
-# Nothing above needs weights that were learned. Take a photograph, let each patch be 12 numbers,
-# the colours of its four quarters, and use these as queries, keys and values. Then a patch attends
-# to the patches that look like it. What a trained model adds are matrices that say in which respect
-# tokens are compared, and what they tell each other.
+# Nothing above needs learned weights. Take a photograph and describe each patch by 12 numbers, the
+# colours of its four quarters. Use these numbers as queries, keys and values. Then a patch attends
+# to the patches that look similar. A trained model adds matrices, which decide which features are
+# compared and which are passed on.
 
-# %% mystnb={"figure": {"caption": "The photograph, and how much each marked patch takes from every other. The patch on the suit attends to orange, the one on the collar to black, the one on the wall to light grey: like to like, wherever it stands. The blackest take more than the collar itself, as a scalar product grows with its vectors."}}
+# %% mystnb={"figure": {"caption": "The photograph, and the attention weights of each marked patch. The patch on the suit attends to orange, the one on the collar to black, the one on the wall to light grey: a patch attends to patches of its colour, at any position. The blackest patches get more weight than the collar itself, because a scalar product grows with the length of the vectors."}}
 photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float()[None] / 255
 quarters = nn.functional.interpolate(photograph, size=28, antialias=True, mode="bilinear")
 colours = patchify(quarters, (2, 2))[0]
@@ -100,24 +103,25 @@ _, weights = vitkit.scaled_dot_product_attention(colours, colours, colours, retu
 marked = {"suit": (10, 3), "collar": (6, 5), "wall": (2, 4)}
 maps = [weights[14 * row + column].view(14, 14) for row, column in marked.values()]
 figure = grid_of([quarters[0].permute(1, 2, 0).clamp(0, 1), *maps], ["", *marked], across=4, size=2)
-for place, (row, column) in zip(figure.axes[1:], marked.values(), strict=True):
-    place.plot(column, row, "rs", fillstyle="none", markersize=10)
+for ax, (row, column) in zip(figure.axes[1:], marked.values(), strict=True):
+    ax.plot(column, row, "rs", fillstyle="none", markersize=10)
 
 # %% [markdown]
 # ## Self-attention, and heads
 #
-# In self-attention queries, keys and values all come from the same tokens, by one matrix (the ViT
-# paper's Eq. 5 to 7):
+# In self-attention, queries, keys and values all come from the same tokens, by one matrix (Eq. 5 to
+# 7 of the ViT paper):
 #
 # $$ [q, k, v] = z\,U_{qkv}, \qquad A = \operatorname{softmax}\big(qk^\top/\sqrt{D_h}\big), \qquad
 #    \operatorname{SA}(z) = A v $$
 #
-# With $k$ heads the width is split in $k$ parts of $D_h = D/k$ numbers. Every part attends by
-# itself, with weights of its own, and one more matrix mixes what the heads found (Eq. 8):
+# With $h$ heads, the width is split into $h$ parts of $D_h = D/h$ numbers. (The paper writes $k$
+# for the number of heads; here $k$ are the keys.) Each head has its own attention weights. One more
+# matrix combines the outputs of the heads (Eq. 8):
 #
-# $$ \operatorname{MSA}(z) = [\operatorname{SA}_1(z); \dots; \operatorname{SA}_k(z)]\,U_{msa} $$
+# $$ \operatorname{MSA}(z) = [\operatorname{SA}_1(z); \dots; \operatorname{SA}_h(z)]\,U_{msa} $$
 #
-# `MultiHeadSelfAttention` is these lines. Step by step, at the size of ViT-B/16:
+# `MultiHeadSelfAttention` computes these equations. Step by step, at the size of ViT-B/16:
 
 # %%
 attention = vitkit.MultiHeadSelfAttention(width=768, num_heads=12).eval()
@@ -132,43 +136,45 @@ joined = (by_head @ values).transpose(0, 1).flatten(1)
 print("heads joined", tuple(joined.shape))
 msa = attention.proj(joined)
 print("MSA(z)      ", tuple(msa.shape))
-print(f"largest difference to the module: {(msa - attention(z)[0]).abs().max():.0e}")
+print(f"largest difference from the module: {(msa - attention(z)[0]).abs().max():.0e}")
 print(f"parameters: {sum(p.numel() for p in attention.parameters()):,}")
 
 # %% [markdown]
-# Splitting costs nothing: the products have as many multiply-adds with 12 heads of 64 as with one
-# of 768. What it gives is 12 rows of weights for a token instead of one. In a notebook the heads
-# are never split, while the root is that of a head's width. That is one head, with scores too large
-# by $\sqrt{12}$:
+# Splitting costs nothing: 12 heads of width 64 need as many multiply-adds as one head of width 768.
+# But each token has 12 rows of weights instead of one. Notebook B never splits the heads, but
+# divides by the root of a head's width. That is one head, whose scores are too large by a factor of
+# $\sqrt{12}$:
 
-# %% mystnb={"figure": {"caption": "The weights of a row, sorted, mean over 197 rows of random tokens. Split in 12 heads, it is spread over many keys. Never split, with the root of 64 for 768 numbers, the first few keys take most of it."}}
+# %% mystnb={"figure": {"caption": "The sorted weights of one query, averaged over 197 queries of random tokens. Split into 12 heads, the weight is spread over many keys. Not split, with the root of 64 for vectors of 768 numbers, the first few keys get most of the weight."}}
 long_q, long_k = torch.randn(2, 197, 768)
 short_q, short_k = long_q.unflatten(1, (12, 64)), long_k.unflatten(1, (12, 64))
 rows = {
     "split": torch.einsum("nhd,mhd->hnm", short_q, short_k) / math.sqrt(64),
-    "never split": long_q @ long_k.T / math.sqrt(64),
+    "not split": long_q @ long_k.T / math.sqrt(64),
 }
-figure, place = plt.subplots(figsize=(5, 2.6))
+figure, ax = plt.subplots(figsize=(5, 2.6))
 for name, scores in rows.items():
     ordered = scores.softmax(-1).flatten(0, -2).sort(descending=True).values.mean(0)
-    place.plot(range(1, 21), ordered[:20], marker=".", label=name)
-place.set(xlabel="key, by its weight", ylabel="weight", ylim=0, xticks=[1, 5, 10, 15, 20])
-_ = place.legend()
+    ax.plot(range(1, 21), ordered[:20], marker=".", label=name)
+ax.set(xlabel="key, sorted by its weight", ylabel="weight", ylim=0, xticks=[1, 5, 10, 15, 20])
+_ = ax.legend()
 
 # %% [markdown]
-# One matrix for queries, keys and values is a matter of speed: three separate ones, as others write,
-# are its rows. At the start it is three, too: Xavier's rule looks at a matrix's sides, and the whole of it has other sides than its parts.
+# One matrix for queries, keys and values is faster than three. The rows of the one matrix are the
+# three separate matrices that other code has. Only the initialisation must treat them as three: the
+# standard deviation of Xavier's rule depends on the shape of the matrix, and the fused matrix has
+# another shape than its parts.
 
 # %%
 three = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
 separate = torch.cat([z @ matrix.T + bias for matrix, bias in three], dim=-1)
-print(f"three matrices and one differ by {(separate - attention.qkv(z)).abs().max():.0e}")
+print(f"three matrices and one matrix differ by {(separate - attention.qkv(z)).abs().max():.0e}")
 whole = nn.init.xavier_normal_(torch.empty(3 * 1024, 1024))
 part = nn.init.xavier_normal_(torch.empty(1024, 1024))
 print(f"standard deviation: all three at once {whole.std():.3f}, each by itself {part.std():.3f}")
 
 # %% [markdown]
-# ## The same as torch's
+# ## Equal to torch's attention
 #
 # `torch.nn.MultiheadAttention` with the same weights gives the same numbers.
 
@@ -180,45 +186,45 @@ theirs.load_state_dict({
     "in_proj_weight": ours.qkv.weight, "in_proj_bias": ours.qkv.bias,
     "out_proj.weight": ours.proj.weight, "out_proj.bias": ours.proj.bias,
 })  # fmt: skip
-expected, their_maps = theirs(normed, normed, normed, average_attn_weights=False)
-apart = (expected - ours(normed)).abs().max()
-print(f"outputs differ by {apart:.0e}")
-assert apart < 1e-5
+expected, torch_weights = theirs(normed, normed, normed, average_attn_weights=False)
+difference = (expected - ours(normed)).abs().max()
+print(f"outputs differ by {difference:.0e}")
+assert difference < 1e-5
 
 # %% [markdown]
-# ## Asking for the weights
+# ## Recording the attention weights
 #
-# The module does not keep $A$: torch's fused kernel never makes the table, which would grow with
-# the square of the tokens. Whoever wants to see it hands a `Record` to an encoder or a model. It gets
-# what was asked for; the forward pass stays the same. Chapter 7 draws it for a trained model.
+# The module does not keep $A$. Torch's fused kernel never stores this table, whose size grows with
+# the square of the number of tokens. To see the weights, pass a `Record` to an encoder or a model.
+# It stores the layers that you ask for; the output of the model stays the same. Chapter 7 draws the
+# weights of a trained model.
 
 # %%
 record = vitkit.Record(attention=[0])
 encoder(z, record)
-kept = record.attention[0]
-print("layer 0", tuple(kept.shape), f"a row sums to {kept[0, 0, 0].sum():.4f}")
-print(f"torch's maps differ by {(their_maps - kept).abs().max():.0e}")
+recorded = record.attention[0]  # (images, heads, queries, keys)
+print("layer 0", tuple(recorded.shape), f"a row sums to {recorded[0, 0, 0].sum():.4f}")
+print(f"torch's weights differ by {(torch_weights - recorded).abs().max():.0e}")
 
 # %% [markdown]
-# ## Heads must divide the width
+# ## The number of heads must divide the width
 #
-# Where the code rounds down, a head's width loses its remainder, and a later product crashes, far
-# from the cause. Here it is refused at once, with numbers that work. A head's width may be given.
+# If the code rounds down, the heads lose the remainder of the width, and a later matrix product
+# fails far from the cause. vitkit raises an error at once and lists numbers of heads that work. The
+# width of a head can also be set separately.
 
 # %%
-print("6 heads of", 512 // 6, "numbers make", 6 * (512 // 6), "of 512")
-try:
-    vitkit.MultiHeadSelfAttention(width=512, num_heads=6)
-except vitkit.VitkitError as error:
-    print(error)
-apart = vitkit.MultiHeadSelfAttention(width=512, num_heads=6, head_width=85)
-print("heads of a width of their own:", tuple(apart(torch.randn(1, 3, 512)).shape))
+print("6 heads of", 512 // 6, "numbers use", 6 * (512 // 6), "of 512")
+print_error(lambda: vitkit.MultiHeadSelfAttention(width=512, num_heads=6))
+wide = vitkit.MultiHeadSelfAttention(width=512, num_heads=6, head_width=85)
+print("with head_width=85:", tuple(wide(torch.randn(1, 3, 512)).shape))
 
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Attention without positions does not see the order of its keys: show that shuffling the
-# rows of $K$ and $V$ together changes nothing, and that shuffling the queries shuffles the output.
+# **1.** Attention without positions does not see the order of its keys. Show that shuffling the
+# rows of $K$ and $V$ together does not change the output, and that shuffling the queries shuffles
+# the output.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 q, k, v = torch.randn(6, 8), torch.randn(9, 8), torch.randn(9, 5)
@@ -229,31 +235,31 @@ assert torch.allclose(same, plain, atol=1e-6)
 assert torch.allclose(vitkit.scaled_dot_product_attention(q[rows], k, v), plain[rows], atol=1e-6)
 
 # %% [markdown]
-# **2.** A causal mask lets token $n$ see tokens $0 \dots n$ alone. Write it, and show that the
-# first three outputs do not change when the fourth token does.
+# **2.** With a causal mask, token $n$ sees only tokens $0 \dots n$. Write such a mask, and show
+# that the first three outputs do not change when the fourth token changes.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-causal = torch.ones(5, 5, dtype=torch.bool).tril()
+causal = torch.ones(5, 5, dtype=torch.bool).tril()  # True: query n may attend to key m
 tokens = torch.randn(5, 8)
 changed = tokens.clone()
 changed[3] += 1.0
 
 
-def seen(z: torch.Tensor) -> torch.Tensor:
+def attend(z: torch.Tensor) -> torch.Tensor:
     return vitkit.scaled_dot_product_attention(z, z, z, mask=causal)
 
 
-assert torch.allclose(seen(tokens)[:3], seen(changed)[:3], atol=1e-6)
-assert not torch.allclose(seen(tokens)[3:], seen(changed)[3:], atol=1e-2)
+assert torch.allclose(attend(tokens)[:3], attend(changed)[:3], atol=1e-6)
+assert not torch.allclose(attend(tokens)[3:], attend(changed)[3:], atol=1e-2)
 
 # %% [markdown]
-# **3.** The softmax is guarded against overflow by taking the largest score off first. Show with
-# scores around 1,000 that this is needed, and that it changes nothing else.
+# **3.** To prevent overflow, the softmax subtracts the largest score first. Show with scores around
+# 1,000 that this is necessary, and that it does not change the result.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 scores = 1000 + torch.randn(3, 7)
 naive = scores.exp() / scores.exp().sum(-1, keepdim=True)
-assert naive.isnan().all(), "infinity over infinity"
+assert naive.isnan().all(), "infinity divided by infinity"
 shifted = (scores - scores.amax(-1, keepdim=True)).exp()  # e^(s - m) / sum e^(s - m): m cancels
 guarded = shifted / shifted.sum(-1, keepdim=True)
 assert torch.allclose(guarded, scores.softmax(-1), atol=1e-6)

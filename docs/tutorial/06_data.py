@@ -6,25 +6,25 @@
 # ---
 
 # %% [markdown]
-# # 6. How much data a ViT wants
+# # 6. How much data a ViT needs
 #
-# A convolution is built on two beliefs about images: that neighbouring pixels belong together,
-# and that a thing is the same thing wherever it stands. The ViT paper calls them inductive biases
-# (its Sec. 3.1). A ViT has them in the cutting, where a patch keeps its pixels together and one matrix
-# serves all patches, and in what it does to each token by itself. What tokens have to do with each
-# other it has to learn from images.
+# A convolution is built on two assumptions about images: neighbouring pixels belong together, and
+# an object is the same object at every position. The ViT paper calls them inductive biases (its
+# Sec. 3.1). A ViT has them only in the patch embedding, where a patch keeps its pixels together and
+# all patches share one matrix, and in the layers that process each token separately. How tokens
+# relate to each other must be learned from images.
 #
-# So the question of this chapter is not which of the two is better, but what those beliefs are worth
-# with few images, and with more.
-# A plain CNN and a ViT of one size are trained by one loop, on more and more of Fashion-MNIST.
-# After that the ViT alone is trained with four kinds of positions.
+# So this chapter does not ask which of the two networks is better. It measures what these
+# assumptions are worth with few images and with more. A plain CNN and a ViT of the same size are
+# trained by the same loop on more and more images of Fashion-MNIST. Then the ViT is pre-trained
+# without labels, and trained with four kinds of positions.
 
 # %%
 from itertools import pairwise
 from statistics import mean
 
 import torch
-from drawing import band, grid_of
+from drawing import band, count, grid_of
 from einops import rearrange
 from masked_images import MaskedImages, pretrain
 from matplotlib import pyplot as plt
@@ -41,17 +41,12 @@ from vitkit.training.recipes import recipe_settings
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80
 
-
-def count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 # %% [markdown]
-# ## Two networks of one size
+# ## Two networks of the same size
 #
 # The ViT is that of the recipe `fashion-mnist`: 16 patches of 7 x 7, width 96, three blocks. The
-# CNN is four 3 x 3 convolutions from `torch.nn`, each with a BatchNorm, and the mean of the last
-# map.
+# CNN has four 3 x 3 convolutions from `torch.nn`, each with a BatchNorm, and takes the mean of the
+# last feature map.
 
 # %%
 recipe = recipe_settings("fashion-mnist")
@@ -59,26 +54,26 @@ vit = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"]).eva
 cnn = SmallCNN().eval()
 for name, network in (("ViT", vit), ("CNN", cnn)):
     table = vitkit.summary(network, input_size=(1, 1, 28, 28))
-    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds an image")
+    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds per image")
 
 # %% [markdown]
-# The CNN has more arithmetic, because it uses its weights at more places, 49 to 196 of them, and the
-# ViT at 16. Its two beliefs in
-# numbers: the map from 28 x 28 pixels to the first 32 maps of 14 x 14, as a matrix with
-# no such belief, against the kernel that makes it.
+# The CNN needs more arithmetic, because it applies its weights at more positions: 49 to 196, where
+# the ViT has 16. The next lines show the effect of its two assumptions in numbers. One layer maps
+# 28 x 28 pixels to 32 feature maps of 14 x 14. They compare a dense matrix, which makes neither
+# assumption, with the convolution kernel.
 
 # %%
-print(f"matrix {28 * 28 * 32 * 14 * 14:,} numbers, kernel {cnn.maps[0].weight.numel()}")
+print(f"dense matrix {28 * 28 * 32 * 14 * 14:,} parameters, kernel {cnn.maps[0].weight.numel()}")
 
 # %% [markdown]
-# ## The same thing elsewhere
+# ## Translation
 #
-# Move an image by a pixel and the maps of a convolution move by a pixel, and are otherwise as
-# before. Tokens only do so if the image moves by whole patches. In between, every patch holds
-# other pixels and every token changes; that both mean the same image must be learned, which is
-# what shifts are for in training.
+# If an image moves by one pixel, the feature maps of a convolution move by one pixel and do not
+# change otherwise. For patch tokens this is true only if the image moves by whole patches. For
+# every other shift, each patch contains other pixels, and every token changes. The model must learn
+# that both images mean the same. Random shifts during training help it to do so.
 
-# %% mystnb={"figure": {"caption": "A photograph is moved by some pixels, and what a layer makes of it is moved back. A convolution's maps are then what they were, for any shift. Tokens of 7 x 7 patches are so at 0, 7 and 14 pixels alone; halfway between, what has changed is about half as large as the tokens themselves."}}
+# %% mystnb={"figure": {"caption": "A photograph is shifted by some pixels, and the output of a layer is shifted back. The feature maps of a convolution are then unchanged, for every shift. Tokens of 7 x 7 patches are unchanged only at 0, 7 and 14 pixels; halfway between, the change is about half as large as the tokens themselves."}}
 photograph = torch.from_numpy(data.camera()[100:212, 180:292]).float()[None, None] / 255 - 0.5
 kernel = nn.Conv2d(1, 32, 3, padding=1, padding_mode="circular", bias=False)
 embedding = vitkit.PatchEmbedding(in_channels=1, patch_size=7, width=96)
@@ -89,165 +84,175 @@ def tokens_of(image: torch.Tensor) -> torch.Tensor:
 
 
 def change(layer, shift: int, cell: int) -> float:
-    moved = layer(photograph.roll(shift, dims=-1)).roll(-round(shift / cell), dims=-1)
-    return float((moved - layer(photograph)).norm() / layer(photograph).norm())
+    """Relative change of the output; `cell` is the number of pixels per output position."""
+    shifted = layer(photograph.roll(shift, dims=-1)).roll(-round(shift / cell), dims=-1)
+    return float((shifted - layer(photograph)).norm() / layer(photograph).norm())
 
 
 shifts = range(15)
 with torch.no_grad():
-    figure, place = plt.subplots(figsize=(5.4, 2.6))
-    place.plot(shifts, [change(kernel, s, 1) for s in shifts], "o-", label="3 x 3 convolution")
-    place.plot(shifts, [change(tokens_of, s, 7) for s in shifts], "o-", label="7 x 7 patches")
-place.set(xlabel="shift in pixels", ylabel="relative change", ylim=(-0.05, 0.9))
-_ = place.legend()
+    figure, ax = plt.subplots(figsize=(5.4, 2.6))
+    ax.plot(shifts, [change(kernel, s, 1) for s in shifts], "o-", label="3 x 3 convolution")
+    ax.plot(shifts, [change(tokens_of, s, 7) for s in shifts], "o-", label="7 x 7 patches")
+ax.set(xlabel="shift in pixels", ylabel="relative change", ylim=(-0.05, 0.9))
+_ = ax.legend()
 
 # %% [markdown]
 # ## Accuracy by the number of images
 #
-# Both networks get the same loop: AdamW, batches of 100, flips and shifts of one pixel, smoothed
-# labels, warm-up and cosine, and as many steps whatever the number of images; with 300 images
-# each of them is seen a hundred times as often as with 30,000. The rate of each network is the
-# best of three, chosen with another seed on other held-out images. Each seed takes other
-# training images. The test split is not touched.
+# Both networks are trained by the same loop: AdamW, a batch size of 100, flips, shifts of one
+# pixel, label smoothing, warm-up and cosine schedule. The number of steps is always the same, so
+# with 300 images each image is seen a hundred times as often as with 30,000. The learning rate of
+# each network is the best of three, chosen with another seed on other held-out images. Each seed
+# uses different training images. The test split is not used.
 
 # %%
 sizes = measured("data-size")
 for network, number in sizes["parameters"].items():
     tried = {row["lr"]: row["top1"] for row in sizes["tried"] if row["network"] == network}
-    print(f"{network}: {number:,} parameters, rate {sizes['rates'][network]:g} of",
+    print(f"{network}: {number:,} parameters, learning rate {sizes['rates'][network]:g} of",
           ", ".join(f"{rate:g} ({top1:.1%})" for rate, top1 in tried.items()))  # fmt: skip
-at = {}
+accuracies = {}  # number of images -> network -> accuracy of each seed
 for row in sizes["rows"]:
-    at.setdefault(row["images"], {}).setdefault(row["network"], []).append(row["top1"])
+    accuracies.setdefault(row["images"], {}).setdefault(row["network"], []).append(row["top1"])
 print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} images")
 print(f"{'images':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
-for number, scores in at.items():
-    ahead = 100 * (mean(scores["CNN"]) - mean(scores["ViT"]))
+for number, scores in accuracies.items():
+    lead = 100 * (mean(scores["CNN"]) - mean(scores["ViT"]))
     print(f"{number:>9,}   {with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
-          f"{ahead:+.2f} points")  # fmt: skip
+          f"{lead:+.2f} points")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their span as a band. The CNN is ahead by 5 to 7 points everywhere, far more than the bands are wide. Both lines are flat from 10,000 images on."}}
-figure, place = plt.subplots(figsize=(5.6, 3))
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their range as a band. The CNN is 5 to 7 points better everywhere, far more than the width of the bands. Both lines are flat from 10,000 images on."}}
+figure, ax = plt.subplots(figsize=(5.6, 3))
 for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
-    band(place, list(at), [scores[network] for scores in at.values()], network, colour)
-place.set(xscale="log", xlabel="training images", ylabel="accuracy")
-place.set_xticks([], minor=True)
-place.set_xticks(list(at), [f"{number:,}" for number in at])
-_ = place.legend()
+    band(ax, list(accuracies), [scores[network] for scores in accuracies.values()], network, colour)
+ax.set(xscale="log", xlabel="training images", ylabel="accuracy")
+ax.set_xticks([], minor=True)
+ax.set_xticks(list(accuracies), [f"{number:,}" for number in accuracies])
+_ = ax.legend()
 
 # %% [markdown]
-# The CNN's beliefs are worth most with 300 images, 7.4 points, and with every seed; above that 5 to
-# 7, without a trend. Where the lines are flat, more images do not help, because 600 steps end
-# before either network has made use of them: the steps are the limit, not the images. So both
-# train for four times as many, once, with few images and with many:
+# The CNN's assumptions are worth most with 300 images: 7.4 points, and a gain with every seed. With
+# more images they are worth 5 to 7 points, without a trend. Where the lines are flat, more images
+# do not help, because 600 steps are too few for either network to learn from all of them. The
+# number of steps is the limit, not the number of images. So both networks are trained once with
+# four times as many steps, with few images and with many:
 
 # %%
 longer = measured("data-size-long")
-print(f"{longer['steps']:,} steps, seed {longer['seeds'][0]}, gains over {sizes['steps']} steps")
+print(
+    f"{longer['steps']:,} steps, seed {longer['seeds'][0]}, gain over {sizes['steps']} steps in brackets"
+)
 by_size = {}
 for row in longer["rows"]:
     by_size.setdefault(row["images"], {})[row["network"]] = row["top1"]
 for number, top1 in by_size.items():
-    gain = {network: 100 * (top1[network] - at[number][network][0]) for network in top1}
+    gain = {network: 100 * (top1[network] - accuracies[number][network][0]) for network in top1}
     print(f"{number:>7,} images: ViT {top1['ViT']:.2%} ({gain['ViT']:+.2f} points), "
           f"CNN {top1['CNN']:.2%} ({gain['CNN']:+.2f}), "
           f"CNN - ViT {100 * (top1['CNN'] - top1['ViT']):+.2f} points")  # fmt: skip
 
 # %% [markdown]
-# More steps with few images bring a point; with many they bring four. Thirty times as many images
-# are now worth 5.8 points to the ViT and 5.2 to the CNN: it is the ViT that wants them more, but at
-# this size by half a point, with one seed, and the CNN stays ahead. The paper's
-# models are hundreds of times as large. There ResNets are ahead after pre-training on ImageNet's 1.3
-# million images, and ViTs after JFT's 300 million (its Fig. 3 and 4). Both networks here take the
-# highest of the three rates, so a higher one might do better; with the recipe's 5,040 steps and its
-# optimizer the same ViT reaches 91 % (`docs/benchmarks.md`).
+# With few images, more steps gain one point; with many images, four. Thirty times as many images
+# are now worth 5.8 points to the ViT and 5.2 to the CNN. So the ViT gains more from data, but at
+# this size by half a point and with one seed, and the CNN stays ahead. The models of the paper are
+# hundreds of times as large. There, ResNets are better after pre-training on the 1.3 million images
+# of ImageNet, and ViTs after the 300 million of JFT (its Fig. 3 and 4). For both networks the
+# highest of the three rates was the best, so an even higher one might be better. With the 5,040
+# steps and the optimizer of its recipe, the same ViT reaches 91 % (`docs/benchmarks.md`).
 
 # %% [markdown]
 # ## Images without labels
 #
-# Labels are costly and images are not. A part of an image can be guessed from the rest, and whoever
-# guesses well knows something of images. So half of the patches are hidden, each behind one
-# learned vector, and the model is to say their pixels. With $M$ the hidden patches,
+# Labels are expensive, images are not. A model that can predict one part of an image from the rest
+# has learned something about images. So half of the patches are hidden: their tokens are replaced
+# by one learned vector, the mask token. The model predicts their pixels. With $H$ the set of hidden
+# patches, the loss is
 #
-# $$ L = \frac{1}{|M|} \sum_{i \in M} \frac{1}{P^2 C}
-#    \lVert \mathrm{LN}(z_L^i)\,W + b - x_p^i \rVert^2. $$
+# $$ L = \frac{1}{|H|} \sum_{i \in H} \frac{1}{P^2 C}
+#    {\left\| \mathrm{LN}(z_L^i)\,W + b - x_p^i \right\|}^2. $$
 #
-# The ViT paper tries this with the mean colour of a patch, and is two points ahead of training from
-# scratch (its Sec. 4.6); [SimMIM](https://arxiv.org/abs/2111.09886) has all pixels, as here, and
-# [MAE](https://arxiv.org/abs/2111.06377) leaves hidden patches out of the encoder.
-# `masked_images.py` beside this chapter is all of it. On the digits, for some seconds:
+# The ViT paper predicts the mean colour of each hidden patch, and gains two points over training
+# from scratch (its Sec. 4.6). [SimMIM](https://arxiv.org/abs/2111.09886) predicts all pixels, as
+# here. [MAE](https://arxiv.org/abs/2111.06377) leaves the hidden patches out of the encoder. The
+# whole code is in `masked_images.py` beside this chapter. Here it runs on the digits for some
+# seconds:
 
 # %%
 splits = open_dataset("digits").splits
-seen, unseen = (
+train_images, test_images = (
     torch.from_numpy(splits[part].images).permute(0, 3, 1, 2).float() / 127.5 - 1
     for part in ("train", "test")
 )
-guessing = MaskedImages(
+masked_model = MaskedImages(
     vitkit.create_model(
         "vit_tiny_patch16_224", image_size=8, patch_size=2, in_channels=1, width=48, depth=3,
         num_heads=3, mlp_width=96, class_token=False, pooling="mean", num_classes=10,
     )
 )  # fmt: skip
-losses = pretrain(guessing, seen, steps=500, batch=128, lr=4e-3, seed=0)
+losses = pretrain(masked_model, train_images, steps=500, batch=128, lr=4e-3, seed=0)
 with torch.no_grad():
-    hidden = guessing.hide(len(unseen))
-    patches, guessed = patchify(unseen, (2, 2)), guessing(unseen, hidden)
-wrong = (guessed - patches)[hidden].square().mean()
-even = (patches - seen.mean())[hidden].square().mean()
-print(f"loss {losses[0]:.2f} at first, {losses[-1]:.2f} at last; on test digits {wrong:.2f},")
-print(f"with the mean of all pixels for every hidden one {even:.2f}")
+    hidden = masked_model.hide(len(test_images))  # (images, patches), True where hidden
+    patches, predicted = patchify(test_images, (2, 2)), masked_model(test_images, hidden)
+error = (predicted - patches)[hidden].square().mean()
+baseline = (patches - train_images.mean())[hidden].square().mean()
+print(f"first loss {losses[0]:.2f}, last loss {losses[-1]:.2f}; on test digits {error:.2f}")
+print(f"predicting the mean of all pixels: {baseline:.2f}")
 
 
-# %% mystnb={"figure": {"caption": "Eight test digits: as they are; with half of their patches hidden, grey; and with the model's guesses in the place of those. Strokes are continued where what is left says which digit it is, and blurred where several would fit: the best guess for a squared error is the mean of what may be there."}}
+# %% mystnb={"figure": {"caption": "Eight test digits. Top: the image. Middle: half of the patches are hidden (grey). Bottom: the hidden patches are replaced by the predictions. The prediction continues a stroke where the visible patches determine the digit. It is blurred where several digits are possible, because the squared error is smallest at the mean of all possibilities."}}
 def images_of(patches: torch.Tensor) -> torch.Tensor:
     return rearrange(patches, "B (r c) (p q) -> B (r p) (c q)", r=4, p=2)
 
 
 rows = (patches, patches.masked_fill(hidden[..., None], 0.0),
-        torch.where(hidden[..., None], guessed.clamp(-1, 1), patches))  # fmt: skip
+        torch.where(hidden[..., None], predicted.clamp(-1, 1), patches))  # fmt: skip
 _ = grid_of([(image + 1) / 2 for row in rows for image in images_of(row)[:8]], across=8, size=0.8)
 
 # %% [markdown]
-# Whether it helps is measured: the ViT of this chapter's beginning guesses patches of 44,000 images of
-# Fashion-MNIST without their labels, and then trains on a few with. Beside it, the same model from
-# noise, for as many steps on those few, and for three times as many.
+# Does this help? The ViT of this chapter is pre-trained on 44,000 images of Fashion-MNIST without
+# labels. Then it is trained on a few labelled images. It is compared with the same model trained
+# from scratch on these few images, for the same number of steps and for three times as many.
 
 # %%
-without = measured("masked")
-told = {}
-for row in without["rows"]:
-    told.setdefault(row["images"], {}).setdefault(row["way"], []).append(row["top1"])
-pretrained = without["pretrained"]
-print(f"guessing: {pretrained['steps']:,} steps of {pretrained['batch']}, "
-      f"{mean(pretrained['seconds']):.0f} s; then {without['steps']['masked']:,} of {without['batch']}")  # fmt: skip
-for number, scores in told.items():
-    for way, values in scores.items():
-        print(f"{number:>6,} labels  {way:<15}{with_spread(values)}")
+masked = measured("masked")
+LABELS = {"alone": "from scratch", "alone, longer": "from scratch, 3 times the steps",
+          "masked": "pre-trained"}  # fmt: skip
+by_labels = {}
+for row in masked["rows"]:
+    methods = by_labels.setdefault(row["images"], {})
+    methods.setdefault(LABELS[row["way"]], []).append(row["top1"])
+pretraining = masked["pretrained"]
+print(f"pre-training: {pretraining['steps']:,} steps of {pretraining['batch']} images, "
+      f"{mean(pretraining['seconds']):.0f} s")  # fmt: skip
+print(f"then {masked['steps']['masked']:,} steps of {masked['batch']} labelled images")
+for number, scores in by_labels.items():
+    for method, values in scores.items():
+        print(f"{number:>6,} labels  {method:<33}{with_spread(values)}")
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled ones: the mean of the seeds as a line, their span as a band. The blue line, of the model that guessed patches first, is above the orange one everywhere, most at the left. The green line, of the model that trained alone for three times as many steps, crosses it: with 3,000 labels it is the highest."}}
-figure, place = plt.subplots(figsize=(5.6, 3))
-for way, colour in (("masked", "#4c72b0"), ("alone, longer", "#55a868"), ("alone", "#dd8452")):
-    band(place, list(told), [scores[way] for scores in told.values()], way, colour)
-place.set(xscale="log", xlabel="labelled images", ylabel="accuracy")
-place.set_xticks([], minor=True)
-place.set_xticks(list(told), [f"{number:,}" for number in told])
-_ = place.legend()
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled images: the mean of the seeds as a line, their range as a band. The model pre-trained on hidden patches (blue) is better than the one trained from scratch for equally many steps (orange) everywhere, most at the left. The model trained from scratch for three times as many steps (green) crosses the blue line: with 3,000 labels it is the best."}}
+figure, ax = plt.subplots(figsize=(5.6, 3))
+for method, colour in zip(LABELS.values(), ("#dd8452", "#55a868", "#4c72b0"), strict=True):
+    band(ax, list(by_labels), [scores[method] for scores in by_labels.values()], method, colour)
+ax.set(xscale="log", xlabel="labelled images", ylabel="accuracy")
+ax.set_xticks([], minor=True)
+ax.set_xticks(list(by_labels), [f"{number:,}" for number in by_labels])
+_ = ax.legend()
 
 # %% [markdown]
-# With as many steps on the labels, guessing first is worth 2.8 points with 300 of them and 1.5 with
-# 3,000, with every seed. Three times as many steps on the labels alone are worth nearly as much with
-# 300 and 1,000, and more with 3,000, where there is something left to learn from labels. So hidden
-# patches help most where labels are fewest, which is the case they are for; and like all pre-training
-# they are paid for in steps, 3,000 of them here.
+# With equally many steps on the labelled images, pre-training is worth 2.8 points with 300 labels
+# and 1.5 points with 3,000, with every seed. Three times as many steps without pre-training are
+# worth nearly as much with 300 and 1,000 labels, and more with 3,000, where the labels still have
+# something to teach. So hidden patches help most where labels are fewest, which is what they are
+# for. And like all pre-training it costs steps, here 3,000.
 #
 # ## Positions
 #
-# The other thing that a ViT is not told is where a patch stood. It learns that, too, or is given
-# it by one of the tables of chapter 1. With neither, and with the mean of the tokens as its
-# readout, it sees an image as a bag of patches.
+# A ViT without positions does not know where a patch is. The positions can be learned, or fixed by
+# one of the tables of chapter 1. Without them, and with the mean of the tokens as readout, the
+# image is an unordered set of patches.
 
-# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are one image."}}
+# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are the same image."}}
 pixels = open_dataset("digits").splits["test"].read(4)
 digit = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
 digit = nn.functional.interpolate(digit, size=28, mode="bicubic").clamp(0, 1)
@@ -260,50 +265,52 @@ for kind in ("none", "sincos_1d", "sincos_2d", "learned"):
     spec = recipe["spec"] | {"patch_size": 4, "positions": kind}
     model = vitkit.create_model(recipe["model"], num_classes=0, **spec).eval()
     with torch.no_grad():
-        one, other = model(digit), model(shuffled)
-    print(f"{kind:<10} features differ by {(one - other).norm() / one.norm():.0e} of their length")
+        original, other = model(digit), model(shuffled)
+    difference = (original - other).norm() / original.norm()
+    print(f"{kind:<10} relative difference of the features {difference:.0e}")
 
 # %% [markdown]
-# A bag of patches still tells a shoe from a shirt more often than not. How much more the positions
-# give, and whether it matters which, is measured: the same model, cut in 7 x 7 patches of 4 x 4,
-# on 44,000 images of Fashion-MNIST for a fixed number of steps. With 1-D positions the model is
-# told the number of a patch in reading order, so that the one below is seven further; with 2-D
-# ones its row and its column.
+# Even an unordered set of patches distinguishes a shoe from a shirt more often than not. The next
+# experiment measures how much the positions add, and whether their kind matters. The same model,
+# with 7 x 7 patches of 4 x 4, is trained on 44,000 images of Fashion-MNIST for a fixed number of
+# steps. 1-D positions encode the number of a patch in reading order, so the patch below has a
+# number that is 7 larger. 2-D positions encode its row and its column.
 
 # %%
-places = measured("positions")
+position_runs = measured("positions")
 scores = {}
-for row in places["rows"]:
+for row in position_runs["rows"]:
     scores.setdefault(row["positions"], []).append(row["top1"])
-print(f"{places['images']:,} training images, {places['steps']} steps of {places['batch']}")
-print(f"scored on {places['scored_on']:,} images")
+print(f"{position_runs['images']:,} training images, {position_runs['steps']} steps "
+      f"of {position_runs['batch']}, scored on {position_runs['scored_on']:,} images")  # fmt: skip
 without = mean(scores["none"])
 for kind, values in scores.items():
     print(f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points")
 
-# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Any positions are worth 6 to 9 points. The three kinds differ by 2.5 points at most, which is more than what lies between the seeds of a kind."}}
-figure, place = plt.subplots(figsize=(5.4, 1.9))
+# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Every kind of positions gains 6 to 9 points. The three kinds differ by at most 2.5 points, which is more than the range of the seeds of one kind."}}
+figure, ax = plt.subplots(figsize=(5.4, 1.9))
 for row, values in enumerate(scores.values()):
-    place.plot(values, [row] * len(values), "o", color="#4c72b0", markersize=4)
-    place.plot([mean(values)] * 2, [row - 0.3, row + 0.3], color="#c44e52")
-place.set_yticks(range(len(scores)), list(scores), fontsize=8)
-place.invert_yaxis()
-place.set_xlabel("accuracy on held-out images")
+    ax.plot(values, [row] * len(values), "o", color="#4c72b0", markersize=4)
+    ax.plot([mean(values)] * 2, [row - 0.3, row + 0.3], color="#c44e52")
+ax.set_yticks(range(len(scores)), list(scores), fontsize=8)
+ax.invert_yaxis()
+ax.set_xlabel("accuracy on held-out images")
 _ = figure.tight_layout()
 
 # %% [markdown]
-# Any positions are worth six points and more. 1-D ones are ahead of 2-D ones by 0.9, with every seed:
-# nothing is gained by being told that the image has rows and columns. That the fixed ones are ahead
-# of the learned ones says something of 250 steps: learned ones start as noise and have to be found
-# first, fixed ones are there from the first step. The paper asks the same of a ViT-B/16 after its
-# whole training (its Table 8, ImageNet by a linear fit to five images of a class): 61 % without
-# positions, 64 % with any of the three learned kinds it tries. With few patches it is easy to learn
-# how they lie, in any form.
+# Every kind of positions gains at least six points. 1-D positions are 0.9 points better than 2-D
+# ones, with every seed: the model gains nothing from explicit rows and columns. The fixed positions
+# are better than the learned ones, but this is a result about 250 steps: learned positions start as
+# noise and must be trained first, fixed ones are right from the first step. The paper compares the
+# same kinds for a ViT-B/16 after its whole training (its Table 8, ImageNet by a linear fit to five
+# images of a class): 61 % without positions, 64 % with each of its three learned kinds. With few
+# patches, their arrangement is easy to learn from any kind of positions.
 #
 # ## Exercises
 #
 # **1.** The first convolution of `SmallCNN` has a stride of 2. By how many pixels must an image
-# move for its maps to move without changing? Show it for 1 and 2 pixels, away from the border.
+# move so that its feature maps move without changing? Show it for 1 and 2 pixels, away from the
+# border.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 strided = cnn.maps[0]
@@ -314,14 +321,14 @@ def inside(maps: torch.Tensor) -> torch.Tensor:
 
 
 with torch.no_grad():
-    still, by_one, by_two = (strided(photograph.roll(shift, dims=-1)) for shift in (0, 1, 2))
-torch.testing.assert_close(inside(by_two.roll(-1, dims=-1)), inside(still))
+    unmoved, by_one, by_two = (strided(photograph.roll(shift, dims=-1)) for shift in (0, 1, 2))
+torch.testing.assert_close(inside(by_two.roll(-1, dims=-1)), inside(unmoved))
 for cells in (0, 1):
-    assert not torch.allclose(inside(by_one.roll(-cells, dims=-1)), inside(still), atol=1e-2)
+    assert not torch.allclose(inside(by_one.roll(-cells, dims=-1)), inside(unmoved), atol=1e-2)
 
 # %% [markdown]
-# **2.** Write the number of parameters of `SmallCNN` as a sum, and show that it is within one per
-# cent of the ViT's.
+# **2.** Write the number of parameters of `SmallCNN` as a sum, and show that it differs from the
+# ViT's by less than one per cent.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 widths = [1, 32, 64, 128, 120]
@@ -330,12 +337,12 @@ assert by_hand == count(cnn)
 assert abs(count(cnn) - count(vit)) / count(vit) < 0.01
 
 # %% [markdown]
-# **3.** An accuracy $p$ on $n$ images has a standard error of $\sqrt{p(1-p)/n}$ from the choice
-# of the images alone, however many seeds there are. How many images does it take to know 90 %
-# to half a point, with 95 % confidence? Check it by drawing.
+# **3.** An accuracy $p$ on $n$ images has a standard error of $\sqrt{p(1-p)/n}$ from the choice of
+# the images alone, for any number of seeds. How many images does it take to know an accuracy of 90
+# % to half a point, with 95 % confidence? Check it by simulation.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 needed = round(1.96**2 * 0.9 * 0.1 / 0.005**2)
 assert needed == 13_830
-drawn = torch.distributions.Binomial(needed, torch.tensor(0.9)).sample((20_000,)) / needed
-assert 0.94 < ((drawn - 0.9).abs() <= 0.005).float().mean() < 0.96
+simulated = torch.distributions.Binomial(needed, torch.tensor(0.9)).sample((20_000,)) / needed
+assert 0.94 < ((simulated - 0.9).abs() <= 0.005).float().mean() < 0.96

@@ -8,10 +8,11 @@
 # %% [markdown]
 # # 8. Pre-train, then fine-tune
 #
-# The ViT paper does not start from fresh weights for each data set. It trains once, on very many
-# images of other things, and then goes on from those weights: fewer images, fewer steps, a new
-# head and often a higher resolution (its Sec. 3.2). This chapter does so in small: from the digits 0
-# to 4 to the digits 5 to 9, of which ten each have a label.
+# The ViT paper does not start from random weights for every dataset. It pre-trains once, on very
+# many other images. Then it continues from these weights (fine-tuning), with fewer images, fewer
+# steps, a new head and often a higher resolution (its Sec. 3.2). This chapter does the same at a
+# small scale: pre-training on the digits 0 to 4, fine-tuning on the digits 5 to 9 with ten labelled
+# images of each.
 
 # %%
 import shutil
@@ -22,7 +23,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from drawing import grid_of
+from drawing import grid_of, print_wrapped
 from matplotlib import pyplot as plt
 from measured import measured
 from PIL import Image
@@ -40,22 +41,23 @@ plt.rcParams["figure.dpi"] = 80
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
-# ## Two sets of images
+# ## Two datasets
 #
-# Both are written as folders, `train/<class>` and `test/<class>`, as your own images may lie on
-# your disk. The second has ten images of a class to learn from. All its test images are kept.
+# Both are written as folders, `train/<class>` and `test/<class>`, a common layout for your own
+# images. The second dataset has ten training images of each class, and all test images.
 
 # %%
 DIGITS = open_dataset("digits").splits
 
 
-def write(place: Path, classes: range, each: int | None) -> None:
+def write(target: Path, classes: range, each: int | None) -> None:
+    """Write PNG files of some classes, at most `each` training images per class."""
     for split, part in DIGITS.items():
         for label in classes:
-            (place / split / str(label)).mkdir(parents=True)
+            (target / split / str(label)).mkdir(parents=True)
             numbers = np.flatnonzero(part.labels == label)
             for number in numbers[:each] if split == "train" else numbers:
-                path = place / split / str(label) / f"{number}.png"
+                path = target / split / str(label) / f"{number}.png"
                 Image.fromarray(part.read(int(number))[..., 0]).save(path)
 
 
@@ -67,7 +69,7 @@ for name in ("many", "few"):
           ", ".join(f"{len(part)} in {split}" for split, part in opened.splits.items()))  # fmt: skip
 
 
-# %% mystnb={"figure": {"caption": "Above, what the model is pre-trained on, at 12 x 12 pixels: 3 x 3 patches of 4 x 4. Below, what it is fine-tuned on, at 20 x 20: 5 x 5 patches of the same size. The digits were scanned at 8 x 8, so the larger images are smoother and hold nothing new; a camera's would."}}
+# %% mystnb={"figure": {"caption": "Above: images for pre-training, at 12 x 12 pixels, which are 3 x 3 patches of 4 x 4. Below: images for fine-tuning, at 20 x 20, which are 5 x 5 patches of the same size. The digits were scanned at 8 x 8, so the larger images are smoother and have no more detail; photographs would have more."}}
 def enlarged(classes: range, size: int) -> list[np.ndarray]:
     part = DIGITS["train"]
     first = [int(np.flatnonzero(part.labels == label)[0]) for label in classes]
@@ -79,8 +81,8 @@ _ = grid_of([*enlarged(range(5), 12), *enlarged(range(5, 10), 20)], across=5, si
 # %% [markdown]
 # ## Pre-training
 #
-# Nothing is special about it. It is a training run, and what it leaves is a file that describes
-# itself: weights, spec, preprocessing, class names.
+# Pre-training is an ordinary training run. It writes a checkpoint that describes itself: weights,
+# spec, preprocessing, class names.
 
 # %%
 SPEC = {
@@ -104,15 +106,17 @@ print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
 # %% [markdown]
 # ## Positions for another resolution
 #
-# A larger image with the same patches is a longer sequence. The blocks do not mind: none of their
-# weights knows how many tokens there are. The table of positions does. It has one row for each place
-# of a grid, so it is treated as a small image with $D$ channels and enlarged like one:
+# A larger image with the same patch size is a longer sequence. The weights of the blocks do not
+# depend on the number of tokens. The position table does: it has one row for each position of a
+# grid. So it is treated as a small image with $D$ channels, and enlarged from the grid $g$ to the
+# grid $g'$:
 #
 # $$ E'_\text{pos} = \big[\,E_\text{pos}[0];\
 #    \operatorname{interpolate}(E_\text{pos}[1 \dots N],\ g \to g')\,\big] $$
 #
-# The class token's row stays as it is. `resample_positions` is this line, in seven ways by name, as
-# libraries differ. For the paper's own step, from 224 to 384 pixels:
+# The row of the class token stays the same. `resample_positions` computes this equation, with seven
+# methods of interpolation, because libraries differ. The example is the paper's own step, from 224
+# to 384 pixels:
 
 # %%
 base = vitkit.create_model("vit_base_patch16_224", depth=1).eval()
@@ -120,21 +124,23 @@ larger = vitkit.resized(base, image_size=384)
 print("table at 224:", tuple(base.pos_embed.shape), " at 384:", tuple(larger.pos_embed.shape))
 image = torch.randn(1, 3, 384, 384)
 with torch.inference_mode():
-    apart = (base.forward_features(image).cls - larger.forward_features(image).cls).abs().max()
-print(f"the model of 224 given an image of 384 does the same by itself: difference {apart:.0e}")
+    difference = (base.forward_features(image).cls - larger.forward_features(image).cls).abs().max()
+print(f"the model for 224 pixels resamples its positions itself: difference {difference:.0e}")
 
 # %% [markdown]
-# One notebook takes `pos_embed[:, :N + 1]` for an image of another size. For a larger one that fails,
-# as there are no such rows. For a smaller one it does not fail. In an image of ten columns, row 10 of
-# the table of 14 x 14, still in the table's first row of patches, is used for the first patch of the
-# second row ([chapter 11](11_bugs.py#the-first-rows-of-pos_embed) draws it).
+# [Notebook C](index.md) takes `pos_embed[:, :N + 1]` for an image of another size. For a larger
+# image this fails, because the table has too few rows. For a smaller image there is no error. In an
+# image with ten columns, the first patch of the second row gets position 10 of the 14 x 14 table,
+# which is still in the first row of the table ([chapter 11](11_bugs.py#the-first-rows-of-pos_embed)
+# has a figure).
 #
-# Is a resampled place still the same place? The table of our own model was learned on 3 x 3 places:
+# Does a resampled position still encode the same place? The table of our own model was learned for
+# 3 x 3 positions:
 
 
-# %% mystnb={"figure": {"caption": "The learned table, one position's likeness to all others: the upper left corner and the middle, on 3 x 3 places as pre-trained and on 5 x 5 as fine-tuning starts. What was learned of each place is spread over the places that now lie there."}}
-def likeness(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
-    """Cosine similarity of every place of (side, side) to the one at (row, column)."""
+# %% mystnb={"figure": {"caption": "Similarity of one position embedding to all others, for the upper left corner and for the centre: on 3 x 3 positions after pre-training, and on 5 x 5 at the start of fine-tuning. The pattern of each position is spread over the finer grid."}}
+def similarity(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
+    """Return the cosine similarity of all positions (side, side) to that at (row, column)."""
     rows = F.normalize(table[0, 1:].detach(), dim=1)
     return (rows @ rows[row * side + column]).unflatten(0, (side, side))
 
@@ -143,47 +149,44 @@ learned = before.model.pos_embed
 finer = resample_positions(learned, (3, 3), (5, 5))
 print(tuple(learned.shape), "->", tuple(finer.shape))
 views = {
-    "corner, 3 x 3": likeness(learned, 3, 0, 0), "corner, 5 x 5": likeness(finer, 5, 0, 0),
-    "middle, 3 x 3": likeness(learned, 3, 1, 1), "middle, 5 x 5": likeness(finer, 5, 2, 2),
+    "corner, 3 x 3": similarity(learned, 3, 0, 0), "corner, 5 x 5": similarity(finer, 5, 0, 0),
+    "middle, 3 x 3": similarity(learned, 3, 1, 1), "middle, 5 x 5": similarity(finer, 5, 2, 2),
 }  # fmt: skip
 _ = grid_of(list(views.values()), list(views), across=4, size=1.7)
 
 # %% [markdown]
-# ## Fine-tuning, and what it is compared with
+# ## Fine-tuning, compared with other methods
 #
-# `pretrained` is the file, `img_size` the new size. Three ways to use fifty labels at 20 x 20 pixels:
+# `pretrained` is the checkpoint, `img_size` the new image size. There are three ways to use fifty
+# labels at 20 x 20 pixels:
 #
-# - **fine-tuning**: every weight goes on training, from the pre-trained ones;
-# - **a linear probe**: nothing trains but a head, fitted to features that are computed once;
-# - **alone**: the same model from fresh weights, with the same steps and the same rate; and once more
-#   with twice as many steps.
+# - **fine-tuning**: all weights are trained, starting from the pre-trained ones;
+# - **a linear probe**: only a linear classifier is fitted, to features that are computed once;
+# - **from scratch**: the same model from random weights, with the same steps and learning rate; and
+#   once more with twice as many steps.
 #
-# The probe chooses how strongly to hold back its weights, and needs a fifth of the fifty for that.
+# The probe chooses the strength of its regularisation on a fifth of the fifty images.
 
 # %%
 few = folder / "few"
-EQUAL = {"batch_size": 25, "lr": 2e-3, "val_fraction": 0.0, "seed": 0}
-LARGER = SPEC | {"image_size": 20}
+TRAINING = {"batch_size": 25, "lr": 2e-3, "val_fraction": 0.0}
+PROBE = {"probe": "linear", "val_fraction": 0.2}
+PRETRAINED = {"pretrained": str(first.best), "img_size": 20}
+SCRATCH = {"spec": SPEC | {"image_size": 20}}
+methods = {
+    "fine-tuned": PRETRAINED | TRAINING | {"epochs": 40},
+    "linear probe": PRETRAINED | PROBE,
+    "from scratch": SCRATCH | TRAINING | {"epochs": 40},
+    "from scratch, twice as long": SCRATCH | TRAINING | {"epochs": 80},
+}
 runs = {
-    "fine-tuned": vitkit.train(
-        few, pretrained=str(first.best), img_size=20, epochs=40, output=str(folder / "tuned"),
-        **EQUAL, **IMAGES, **PLAIN,
-    ),
-    "linear probe": vitkit.train(
-        few, pretrained=str(first.best), img_size=20, probe="linear", val_fraction=0.2, seed=0,
-        output=str(folder / "probe"), **IMAGES, **PLAIN,
-    ),
-    "alone": vitkit.train(
-        few, spec=LARGER, epochs=40, output=str(folder / "alone"), **EQUAL, **IMAGES, **PLAIN
-    ),
-    "alone, twice as long": vitkit.train(
-        few, spec=LARGER, epochs=80, output=str(folder / "longer"), **EQUAL, **IMAGES, **PLAIN
-    ),
-}  # fmt: skip
+    name: vitkit.train(few, seed=0, output=str(folder / name), **settings, **IMAGES, **PLAIN)
+    for name, settings in methods.items()
+}
 tuned = runs["fine-tuned"]
 
 # %% [markdown]
-# What was done to the weights is not left to be guessed. It stands in the run's log:
+# The log of the run lists what was done to the weights:
 
 # %%
 for line in (tuned.run / "train.log").read_text().splitlines():
@@ -191,99 +194,107 @@ for line in (tuned.run / "train.log").read_text().splitlines():
         print(line[20:])
 
 # %% [markdown]
-# The head has to go, as the classes are others. The new one is a matrix of zeros, as in the paper, so
-# that the first answer is an even one and its loss $\ln 5$. Had the class names been the same, the head
-# would have been kept, brought to the order of the data.
+# The old head cannot be used, because the classes are different. The new head is a matrix of zeros,
+# as in the paper, so that the first prediction is uniform and its loss is $\ln 5$. With the same
+# class names the head would have been kept, and sorted into the class order of the dataset.
 
-# %% mystnb={"figure": {"caption": "Test accuracy on the digits 5 to 9 at 20 x 20 pixels after fifty labelled ones, each with its interval of 95 %. One seed, so the intervals are those of the number of test images alone. The dotted line is guessing."}}
+# %% mystnb={"figure": {"caption": "Test accuracy on the digits 5 to 9 at 20 x 20 pixels after training with fifty labels, with intervals of 95 %. There is one seed, so the intervals describe only the number of test images. The dotted line is random guessing."}}
 scores = {name: vitkit.evaluate(run.last, few) for name, run in runs.items()}
-figure, place = plt.subplots(figsize=(5, 1.8))
+figure, ax = plt.subplots(figsize=(5, 1.8))
 for height, (name, score) in enumerate(scores.items()):
-    place.plot([score["top1_low"], score["top1_high"]], [height] * 2, color="0.6")
-    place.plot(score["top1"], height, "o", color="C0")
-    print(f"{name:<20} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
+    ax.plot([score["top1_low"], score["top1_high"]], [height] * 2, color="0.6")
+    ax.plot(score["top1"], height, "o", color="C0")
+    print(f"{name:<27} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
           f" of {score['images']:.0f}")  # fmt: skip
-place.set(yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy")
-_ = place.axvline(0.2, color="0.8", linestyle=":")
+ax.set(yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy")
+_ = ax.axvline(0.2, color="0.8", linestyle=":")
 
 # %% [markdown]
-# With equal steps, going on from other digits is far ahead of starting afresh. Trained for twice as
-# long, the model alone can no longer be told apart from it by so few test images: part of what pre-training gives is training. So a gain is a gain at a given
-# amount of training, and both amounts belong beside it. A probe can only use what is there, here 48
-# numbers that were made to tell five other digits apart, at another size.
+# With equally many steps, starting from other digits is far better than starting from scratch.
+# Trained for twice as long, the model from scratch is no longer clearly worse on so few test
+# images: a part of the gain from pre-training is the gain from more training. So a gain should
+# always be reported together with the amount of training on both sides. A probe can only use the
+# existing features, here 48 numbers that were trained to distinguish five other digits, at another
+# image size.
 #
-# Between a probe and full fine-tuning lies every choice of what stays frozen: `freeze="backbone"` trains
-# the head alone by gradients, `freeze_blocks=2` leaves the embedding and two blocks as they are. On the
-# command line these are `--pretrained FILE`, `--img-size 20`, `--probe linear`, `--freeze backbone` and
-# `--freeze-blocks 2`. How many numbers train:
+# Between a probe and full fine-tuning, a part of the weights can be frozen. `freeze="backbone"`
+# trains only the head, by gradients; `freeze_blocks=2` freezes the embedding and two blocks. On the
+# command line the settings are `--pretrained FILE`, `--img-size 20`, `--probe linear`, `--freeze
+# backbone` and `--freeze-blocks 2`. The number of parameters that are trained:
+
 
 # %%
-for name, patterns, blocks in (
-    ("all", (), 0),
-    ("embedding and two blocks frozen", (), 2),
-    ("all but the head frozen", ("patch_embed", "cls_token", "pos_embed", "blocks", "norm"), 0),
-):
-    model = vitkit.load(tuned.last).model.requires_grad_(True)
-    if patterns or blocks:
-        vitkit.freeze(model, *patterns, blocks=blocks)
-    print(f"{name:<33}{sum(p.numel() for p in model.parameters() if p.requires_grad):>8,}")
+def trainable(model: vitkit.ViT) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+model = vitkit.load(tuned.last).model.requires_grad_(True)
+print(f"nothing frozen: {trainable(model):,}")
+vitkit.freeze(model, blocks=2)
+print(f"embedding and two blocks frozen: {trainable(model):,}")
+vitkit.freeze(model, "backbone")
+print(f"backbone frozen: {trainable(model):,}")
 
 # %% [markdown]
 # ## The same at full size
 #
-# Fifty labels of tiny digits are a sketch. The same is measured with larger sets, by a script that
-# runs for longer than a page should: pre-trained on Fashion-MNIST at 28 x 28 for 80 minutes, then
-# fine-tuned on 1,000 labelled digits of MNIST at a higher resolution, against the same model trained
-# on those digits alone three times: with the same settings, with a rate that suits it better, and for
-# twice as many epochs. Clothes are no digits, so whatever is gained was learned below the head.
+# Fifty tiny digits are only a sketch. `benchmarks/transfer.py` makes the same measurement with
+# larger datasets; it takes too long for this page. It pre-trains on Fashion-MNIST at 28 x 28 for 80
+# minutes, then fine-tunes on 1,000 labelled digits of MNIST at a higher resolution. The comparison
+# is the same model trained on these digits from scratch, in three ways: with the same settings,
+# with a better learning rate, and for twice as many epochs. Clothes are not digits, so a gain comes
+# from general features below the head.
 
-# %% mystnb={"figure": {"caption": "Accuracy on the test digits, a line for each draw of 1,000 digits. From left to right: the model trained on the labelled digits alone with the settings of the fine-tuning; with twice the rate; for twice as many epochs; and pre-trained on clothes, then fine-tuned for as long as the first. How much the clothes are worth depends on which of the first three they are compared with."}}
-WAYS = {"same": "alone, same rate", "alone": "alone, twice the rate", "longer": "alone, twice as long",
-        "pretrained": "pre-trained"}  # fmt: skip
+# %% mystnb={"figure": {"caption": "Accuracy on the test digits, one line for each random choice of 1,000 digits. From left to right: from scratch on the labelled digits with the settings of the fine-tuning; with twice the learning rate; for twice as many epochs; and pre-trained on clothes, then fine-tuned for as many epochs as the first. The gain from pre-training depends on which of the first three it is compared with."}}
+METHODS = {"same": "from scratch, same rate", "alone": "from scratch, twice the rate",
+           "longer": "from scratch, twice as long", "pretrained": "pre-trained"}  # fmt: skip
 results = measured("transfer")
 print(f"scored on: {results['scored on']}, {results['img_size']} px")
-for way in ("same", "alone", "longer"):
-    print(f"{WAYS[way]}:", *results[way])
-figure, place = plt.subplots(figsize=(6, 3))
+for key in ("same", "alone", "longer"):
+    print_wrapped(f"{METHODS[key]}: {' '.join(results[key])}")
+figure, ax = plt.subplots(figsize=(6, 3))
 for run in results["runs"]:
-    place.plot([run[way] for way in WAYS], marker="o", label=f"seed {run['seed']}")
-    each = [f"{name} {run[way]:.2%} in {run['seconds'][way]:.0f} s" for way, name in WAYS.items()]
-    print(f"seed {run['seed']}:", ", ".join(each))
-for way in ("same", "alone", "longer"):
-    gains = [100 * (run["pretrained"] - run[way]) for run in results["runs"]]
-    print(f"pre-trained over {WAYS[way]}: {mean(gains):+.2f} points",
+    ax.plot([run[key] for key in METHODS], marker="o", label=f"seed {run['seed']}")
+    print(f"seed {run['seed']}")
+    for key, name in METHODS.items():
+        print(f"    {name:<28} {run[key]:.2%} in {run['seconds'][key]:.0f} s")
+for key in ("same", "alone", "longer"):
+    gains = [100 * (run["pretrained"] - run[key]) for run in results["runs"]]
+    print(f"pre-trained minus {METHODS[key]}: {mean(gains):+.2f} points",
           f"({min(gains):+.2f} to {max(gains):+.2f})")  # fmt: skip
-place.set_xticks(range(4), [name.replace(", ", ",\n") for name in WAYS.values()])
-place.set(xlim=(-0.3, 3.3), ylabel="test accuracy")
-_ = place.legend(fontsize=8)
+ax.set_xticks(range(4), [name.replace(", ", ",\n") for name in METHODS.values()])
+ax.set(xlim=(-0.3, 3.3), ylabel="test accuracy")
+_ = ax.legend(fontsize=8)
 
 # %% [markdown]
-# With the same settings the clothes are worth two points with two of the draws and six with the third,
-# three and a half in the mean. Most of that is the pace: alone the model does better with a higher rate
-# on average, and nothing is left where it has twice as many epochs. A thousand digits, shifted anew in
-# every epoch, are enough to learn most of what there is to learn; pre-training saves time, and pays
-# where labels are fewer, or the first task is nearer.
+# With the same settings, pre-training on clothes gains two points for two choices of digits and six
+# for the third, three and a half on average. Most of that is speed: from scratch, a higher rate is
+# better on average, and with twice as many epochs no gain is left. A thousand digits, shifted anew
+# in every epoch, are enough to learn this task almost completely. Pre-training saves time, and
+# gains accuracy where labels are fewer or where the first task is more similar.
 #
-# ## Other people's checkpoints
+# ## Checkpoints of other libraries
 #
-# Most weights worth starting from are not in vitkit's format. `vitkit.load` reads eight others, and
-# tells them by the names and shapes of their tensors. To have some here without a network, our own
-# model is written in three of them by `vitkit.convert`, and read back.
+# Most pretrained weights are not in vitkit's format. `vitkit.load` reads eight other formats, and
+# recognises them by the names and shapes of their tensors. This page has no network access, so
+# `vitkit.convert` writes our own model in three of these formats, and `vitkit.load` reads them
+# back.
 
 # %%
 print("formats:", ", ".join(sorted(vitkit.formats())))
 try:
     vitkit.convert(first.best, folder / "google", to="google")
 except vitkit.VitkitError as error:
-    print(str(error).replace(f"{folder}/", ""))
+    print_wrapped(str(error).replace(f"{folder}/", ""))
 
 # %% [markdown]
-# That was refused: Google's code computes GELU by its tanh formula, so the same numbers would give
-# slightly other answers. Whoever accepts that says so. The report has every such step, by kind:
-# `folded` ones are exact, `approximated` ones are not, `lost` ones have no place in the target. Notes
-# say what the file has no place for beside the weights. One is of the temperature: at its end a run
-# looks for the number by which logits are to be divided, so that probabilities fit its validation
-# images (calibration). It changes no answer, and only vitkit's own format has it.
+# Google's code computes GELU by the tanh approximation, so the same weights would give slightly
+# different outputs. So the conversion needs your consent: `allow_lossy=True`. The report lists
+# every such change by kind: `folded` changes are exact, `approximated` ones are not, and `lost`
+# parts do not exist in the target format. `notes` list other information that the format cannot
+# store. One note is about the temperature: at its end, a run fits the number by which logits are
+# divided, so that probabilities are calibrated on its validation images. It changes no predicted
+# class, and only vitkit's own format stores it.
 
 # %%
 reports = {
@@ -291,22 +302,20 @@ reports = {
     for target in ("huggingface", "torchvision", "google")
 }
 for target, report in reports.items():
-    print(
-        f"{target}: {report.kept} tensors kept; files",
-        ", ".join(file.name for file in report.files),
-    )
+    files = ", ".join(file.name for file in report.files)
+    print(f"{target}: {report.kept} tensors kept; files {files}")
     for kind in ("folded", "approximated", "lost", "notes"):
         for line in getattr(report, kind):
-            print(f"    {kind}: {line}")
-    print(f"    run by {report.proved_by}: blocks differ by at most {max(report.differences):.1e}, "
+            print_wrapped(f"    {kind}: {line}")
+    print(f"    run by {report.proved_by}:\n"
+          f"    blocks differ by at most {max(report.differences):.1e}, "
           f"logits by {report.max_difference:.1e}")  # fmt: skip
 
 # %% [markdown]
-# Back again, on real digits: the logits are those of the model that was written.
+# When the files are read back, the logits for real digits are those of the original model.
 
 # %%
-some = [DIGITS["test"].read(number) for number in range(64)]
-images = preprocess_images(some, before.preprocess)
+images = preprocess_images([DIGITS["test"].read(n) for n in range(64)], before.preprocess)
 
 
 def logits_of(model: vitkit.ViT) -> torch.Tensor:
@@ -318,25 +327,26 @@ ours = logits_of(before.model)
 for target in reports:
     back = vitkit.load(folder / target)
     theirs = logits_of(back.model)
-    print(f"{target:<12} read as {back.format:<12} logits differ by {(theirs - ours).abs().max():.1e} "
-          f"of {ours.abs().max():.1f}; answers differ in "
+    print(f"{target:<12} read as {back.format:<12} logits differ by at most "
+          f"{(theirs - ours).abs().max():.1e}, predictions differ for "
           f"{(theirs.argmax(1) != ours.argmax(1)).sum()} of {len(images)}")  # fmt: skip
 
 # %% [markdown]
-# What is proved by a `vitkit.ConversionReport`? `kept` tensors went over with the same bits. The files
-# as written were then run, and each block's tokens and the logits compared on one fixed image of
-# noise. Who ran them is in `proved_by`: the class of the library whose format it is, where that can
-# be imported and has such models. Then names, transposed matrices, the order of query, key and value,
-# epsilon and activation are right. Else vitkit read them again, which proves that nothing was lost on
-# the way, and not that others read the same. Neither says anything of what stands around a model:
-# which mean and deviation images need, which class is which number. What a file has no place for is
-# in the notes.
+# What does a `vitkit.ConversionReport` prove? `kept` tensors have the same bits. Then the written
+# files were loaded and run, and the tokens of each block and the logits were compared on one fixed
+# image of noise. `proved_by` names the code that ran them. Where the library of the format can be
+# imported and has such models, it is a class of that library; then names, transposed matrices, the
+# order of query, key and value, epsilon and activation are right. Otherwise vitkit read the files
+# itself. That proves that nothing was lost, but not that the other library reads them in the same
+# way. Neither proves anything about the preprocessing or the order of the classes. What a format
+# cannot store is in the notes.
 #
-# ## What a file does not say
+# ## What a file does not store
 #
-# A stranger's file has names and shapes and often nothing else. `vitkit.inspect` says of each field how
-# it is known: `stored` in the file or told by whoever reads it, forced by the `shapes`, or only `usual`
-# for such files. Here is the file for torchvision without the header that vitkit put into it.
+# A file from another source has names and shapes, and often nothing else. `vitkit.inspect` lists
+# for each field how it is known: `stored` in the file or given by the caller, determined by the
+# `shapes`, or only `usual` for such files. Here is the torchvision file without the header that
+# vitkit wrote into it.
 
 # %%
 weights = load_file(
@@ -347,17 +357,18 @@ save_file(weights, bare)
 print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
 
 # %% [markdown]
-# The number of heads is listed as `stored`, but the file does not have it: it was passed, and what is
-# passed counts as stored. No shape knows it, as the matrices of three heads of 16 are those of four
-# heads of 12. Exercise 3 shows what a wrong guess does. The preprocessing is only `usual`, and
-# here it is wrong: it is that of colour photographs, three means for images of one channel. Such a
-# line has to be checked against the page that the weights came from.
+# The number of heads is listed as `stored`, although the file does not have it: it was given by the
+# caller, which counts as stored. The shapes do not determine it, because the matrices of three
+# heads of 16 have the same shape as those of four heads of 12. Exercise 3 shows the effect of a
+# wrong number. The preprocessing is only `usual`, and here it is wrong: mean and standard deviation
+# are those of photographs, but our model was trained with 0.5 and 0.5. Compare such a line with the
+# documentation of the weights.
 #
 # ## Exercises
 #
-# **1.** Grids of 14 x 14 and 7 x 28 have equally many places, so a table fits both. Show that it must be
-# resampled all the same, and that the class token's row is not touched. (A table that is known to be
-# right is the fixed 2-D one, `sincos_2d((14, 14), 768)`.)
+# **1.** Grids of 14 x 14 and 7 x 28 have the same number of positions, so the same table fits both.
+# Show that it must be resampled all the same, and that the row of the class token does not change.
+# (The fixed 2-D table, `sincos_2d((14, 14), 768)`, is an example whose values are known.)
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 table = torch.cat([torch.zeros(1, 1, 768), sincos_2d((14, 14), 768)[None]], dim=1)
@@ -365,14 +376,14 @@ wide = resample_positions(table, (14, 14), (7, 28))
 assert wide.shape == table.shape
 assert not torch.allclose(wide[:, 1:], table[:, 1:], atol=0.1)
 torch.testing.assert_close(wide[:, :1], table[:, :1])
-# place (3, 13) of 7 x 28 lies in the middle: like (6, 6) or (7, 6), not like row 97 of 196
+# position (3, 13) of 7 x 28 is in the centre: similar to (6, 6) or (7, 6), not to row 97 of 196
 middle = F.normalize(wide[0, 1 + 3 * 28 + 13], dim=0)
 nearest = (F.normalize(table[0, 1:], dim=1) @ middle).argmax().item()
 assert divmod(nearest, 14) in [(6, 6), (7, 6), (6, 7), (7, 7)]
 
 # %% [markdown]
-# **2.** The new head starts at zero. What is the loss of the first step, and which weights does that
-# step change?
+# **2.** The new head starts at zero. What is the loss of the first step, and which weights does
+# that step change?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 fresh = vitkit.adapt(before, num_classes=5).model
@@ -381,24 +392,25 @@ nn.init.zeros_(fresh.head.bias)
 loss = F.cross_entropy(fresh(images), torch.randint(5, (len(images),)))
 assert abs(loss.item() - log(5)) < 1e-5
 loss.backward()
-# the gradient reaches the backbone through the head's matrix, which is zero: only the head moves
-moved = {name.partition(".")[0] for name, p in fresh.named_parameters() if p.grad.abs().sum() > 0}
-assert moved == {"head"}
+# the gradient reaches the backbone through the head's matrix, which is zero
+changed = {name.partition(".")[0] for name, p in fresh.named_parameters() if p.grad.abs().sum() > 0}
+assert changed == {"head"}
 
 # %% [markdown]
 # **3.** Read `bare` with three heads, as it was trained, and with four. Is there an error? Are the
-# logits the same? Would the accuracy have told?
+# logits the same? Would the accuracy have shown the mistake?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 three, four = (vitkit.load(bare, num_heads=count).model for count in (3, 4))
 torch.testing.assert_close(logits_of(three), ours, atol=1e-4, rtol=1e-4)
-assert not torch.allclose(logits_of(four), ours, atol=0.1), "no error, other numbers"
-known = np.isin(DIGITS["test"].labels[:64], range(5))
-truth = torch.from_numpy(DIGITS["test"].labels[:64][known])
+assert not torch.allclose(logits_of(four), ours, atol=0.1), "no error, but other logits"
+labels = DIGITS["test"].labels[:64]
+known = np.isin(labels, range(5))  # the model knows the digits 0 to 4
+truth = torch.from_numpy(labels[known])
 for count, model in ((3, three), (4, four)):
     correct = logits_of(model)[known].argmax(1) == truth
-    print(f"{count} heads: {correct.float().mean():.0%} of {len(truth)} digits of 0 to 4 are right")
-# 90 % looks like a model that was trained badly, not like one that is read wrong: only logits tell
+    print(f"{count} heads: accuracy {correct.float().mean():.0%} on {len(truth)} digits of 0 to 4")
+# 90 % looks like a badly trained model, not like a wrongly read one: only the logits show it
 
 # %% tags=["remove-cell"]
 shutil.rmtree(folder)

@@ -6,13 +6,13 @@
 # ---
 
 # %% [markdown]
-# # 12. Bugs of the lab notebook, and what they cost
+# # 12. Bugs of notebook E, and what they cost
 #
-# The fifth source is a lab notebook in three parts: the original Transformer, a ViT on MNIST, and
-# distillation. Its bugs are shown as [those of the others](11_bugs.py): each in a few lines, with its
-# symptom computed. What those of its ViT cost together is measured in [chapter
-# 5](05_training.py#mnist-the-notebooks-model), beside the same model without the mistakes: at the
-# notebook's rate less than one would think.
+# Notebook E is a lab notebook in three parts: the original Transformer, a ViT on MNIST, and
+# distillation. Its bugs are shown like [those of the other notebooks](11_bugs.py): each in a few
+# lines, with its measured effect. [Chapter 5](05_training.py#mnist-the-notebooks-model) measures
+# what the bugs of the ViT cost together, in comparison with the same model without the mistakes. At
+# the notebook's learning rate, this is less than one would expect.
 
 # %%
 import math
@@ -20,7 +20,7 @@ import time
 
 import torch
 from matplotlib import pyplot as plt
-from symptom import fails
+from print_error import print_error
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -36,9 +36,11 @@ plt.rcParams["figure.dpi"] = 80
 # ## The original Transformer
 #
 # ### An exponent that is always 0
-# `dim // dim_model` is 0 for every column, so all waves are $\sin n$ and $\cos n$. Then places that lie
-# whole turns apart are told the same: 44 is almost $7 \cdot 2\pi$. The table is also made on the CPU,
-# whatever the model is on. `sincos_1d` is the formula, and goes where the tokens are.
+# `dim // dim_model` is 0 for every column, so all waves are $\sin n$ and $\cos n$. Then positions
+# whose distance is almost a multiple of $2\pi$ have almost the same vector: 44 is almost
+# $7 \cdot 2\pi$. The table is also created on the CPU, whatever the device of the model.
+# `sincos_1d` computes the correct formula, and the model moves the table to the device of the
+# tokens.
 
 # %%
 exponents = torch.arange(0, 128, 2) // 128
@@ -47,80 +49,84 @@ mistaken = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 tables = {"dim // dim_model": mistaken, "sincos_1d": sincos_1d(196, 128)}
 for name, table in tables.items():
     print(f"{name}: {len(table.T.unique(dim=0))} different columns of 128;",
-          f"places 0 and 44 differ by at most {(table[0] - table[44]).abs().max():.3f}")  # fmt: skip
-fails(lambda: torch.zeros(196, 128, device="meta") + mistaken)
+          f"positions 0 and 44 differ by at most {(table[0] - table[44]).abs().max():.3f}")  # fmt: skip
+print_error(lambda: torch.zeros(196, 128, device="meta") + mistaken)
 
-# %% mystnb={"figure": {"caption": "How alike place 0 is to the places after it. With the formula likeness falls and stays well below that of a place to itself; with the mistaken exponent it is a cosine, and place 44 cannot be told from place 0."}}
-figure, place = plt.subplots(figsize=(5, 2.6))
+# %% mystnb={"figure": {"caption": "Similarity of position 0 to the following positions. With the correct formula, the similarity falls and stays well below that of a position to itself. With the mistaken exponent it is a cosine, and position 44 is not distinguishable from position 0."}}
+figure, ax = plt.subplots(figsize=(5, 2.6))
 for name, table in tables.items():
-    place.plot(table[:100] @ table[0] / 64, label=name)
-place.set(xlabel="place", ylabel="likeness to place 0", ylim=(-1.1, 1.7))
-_ = place.legend(loc="upper right", ncol=2)
+    ax.plot(table[:100] @ table[0] / 64, label=name)
+ax.set(xlabel="position", ylabel="similarity to position 0", ylim=(-1.1, 1.7))
+_ = ax.legend(loc="upper right", ncol=2)
 
 # %% [markdown]
-# ### No mask
-# A decoder without a causal mask sees what it is to predict: another last word changes the first
-# answer. Without a padding mask, padding is read. `Transformer` is always causal and takes both masks
-# ([chapter 10](10_transformer.py#what-goes-wrong-without-a-causal-mask)).
+# ### No masks
+# A decoder without a causal mask sees the tokens that it must predict: another last token changes
+# the first output. Without a padding mask, the model attends to padding. `Transformer` is always
+# causal and takes both padding masks ([chapter
+# 10](10_transformer.py#what-goes-wrong-without-a-causal-mask)).
 
 # %%
 source, target = torch.rand(1, 5, 32), torch.rand(1, 4, 32)
-longer = torch.cat([target[:, :3], torch.rand(1, 1, 32)], dim=1)
+other = torch.cat([target[:, :3], torch.rand(1, 1, 32)], dim=1)  # another last token
 ours = vitkit.Transformer(32, 4, encoder_depth=1, decoder_depth=1, mlp_width=64).eval()
 theirs = nn.Transformer(32, 4, 1, 1, 64, batch_first=True).eval()  # called with no mask
 with torch.no_grad():
     for name, model in (("no mask", theirs), ("vitkit", ours)):
-        seen = (model(source, target) - model(source, longer))[:, 0].abs().max()
-        print(f"{name}: another last word changes the first answer by {seen:.0e}")
+        change = (model(source, target) - model(source, other))[:, 0].abs().max()
+        print(f"{name}: another last token changes the first output by {change:.0e}")
     padded, real = F.pad(source, (0, 0, 0, 3)), torch.arange(8)[None] < 5
     unmasked = (theirs(padded, target) - theirs(source, target)).abs().max()
     masked = (ours(padded, target, source_mask=real) - ours(source, target)).abs().max()
-print(f"three padded tokens change the answers: no mask {unmasked:.0e}, vitkit {masked:.0e}")
+print(f"three padding tokens change the outputs: no mask {unmasked:.0e}, vitkit {masked:.0e}")
 
 # %% [markdown]
-# ### Softmax at the decoder's end
-# Cross-entropy takes the softmax itself. Given probabilities, it has a floor: for a perfect answer
-# among $V$ words, $\ln(e + V - 1) - 1$, at most 1 less than for a blind one. Logits here.
+# ### Softmax at the end of the decoder
+# Cross-entropy includes the softmax. If its input is probabilities, its lowest possible value is
+# not 0: for perfect predictions among $V$ words it is $\ln(e + V - 1) - 1$, at most 1 less than for
+# uniform guessing. vitkit's decoder returns logits.
 
 # %%
 for vocabulary in (10, 512):
     perfect = F.one_hot(torch.arange(vocabulary), vocabulary).float()
     floor = F.cross_entropy(perfect, torch.arange(vocabulary))
-    print(f"{vocabulary} words: perfect {floor:.3f}, blind {math.log(vocabulary):.3f}")
+    print(f"{vocabulary} words: perfect {floor:.3f}, uniform guessing {math.log(vocabulary):.3f}")
 
 # %% [markdown]
 # ### An activation that is ignored
-# The argument is there; the code uses ReLU. Here every name is another module, and an unknown one is
-# refused.
+# The class takes the argument, but its code uses ReLU. In vitkit every name is a different module,
+# and an unknown name is an error.
 
 
 # %%
-class Deaf(nn.Module):
+class AlwaysReLU(nn.Module):
     def __init__(self, activation: str) -> None:
         super().__init__()
         self.activation = nn.ReLU()
 
 
 x = torch.linspace(-2, 2, 9)
-for kind in (lambda name: Deaf(name).activation(x), lambda name: vitkit.MLP.activations[name]()(x)):
-    print("gelu and relu are the same:", torch.equal(kind("gelu"), kind("relu")))
-fails(lambda: vitkit.Transformer(32, 4, activation="relo"))
+gelu, relu = (AlwaysReLU(name).activation(x) for name in ("gelu", "relu"))
+print("notebook E: gelu equals relu:", torch.equal(gelu, relu))
+gelu, relu = (vitkit.MLP.activations[name]()(x) for name in ("gelu", "relu"))
+print("vitkit: gelu equals relu:", torch.equal(gelu, relu))
+print_error(lambda: vitkit.Transformer(32, 4, activation="relo"))
 
 # %% [markdown]
 # ### Queries and keys of different widths
-# `dim_q` and `dim_k` are two arguments, and the scalar product needs one number. Here each goes
-# through its own matrix to one head width first; values may have another.
+# `dim_q` and `dim_k` are two arguments, but the scalar product needs equal widths. In vitkit
+# queries and keys are first projected to the same head width; values may have another.
 
 # %%
 q, k, v = torch.rand(5, 32), torch.rand(7, 48), torch.rand(7, 10)
-fails(lambda: q @ k.T)
+print_error(lambda: q @ k.T)
 to_q, to_k = nn.Linear(32, 16), nn.Linear(48, 16)
 print(tuple(vitkit.scaled_dot_product_attention(to_q(q), to_k(k), v).shape))
 
 # %% [markdown]
 # ### `src +=`
-# The positions are added to the caller's own tensor: the second call gets other numbers. Nothing is
-# changed in place here.
+# The positions are added to the caller's own tensor, so the second call gets other numbers. vitkit
+# changes no input in place.
 
 
 # %%
@@ -129,15 +135,16 @@ def careless_forward(src: torch.Tensor) -> torch.Tensor:
     return src
 
 
-given, kept = torch.zeros(3), source.clone()
-careless_forward(given), careless_forward(given)
+src, copy = torch.zeros(3), source.clone()
+careless_forward(src), careless_forward(src)
 ours(source, target)
-print("after two calls:", given.tolist(), "; unchanged by Transformer:", torch.equal(source, kept))
+print("src after two calls:", src.tolist())
+print("vitkit leaves the source unchanged:", torch.equal(source, copy))
 
 # %% [markdown]
 # ### Defaults that differ
-# One class has 6 heads by default, another 8, and with 6 heads of 85 a model is another model.
-# There is one default here, and a head width may be given.
+# One class has 6 heads by default, another has 8. A model with 6 heads of 85 is a different model.
+# vitkit has one default, and the head width can be set.
 
 # %%
 with torch.device("meta"):
@@ -149,22 +156,22 @@ with torch.device("meta"):
 # ## A ViT on MNIST
 #
 # ### `reshape` for patches
-# 16 pixels in reading order instead of squares of 4 x 4: none of the 49 is a patch ([chapter
-# 1](01_patches.py#why-reshape-does-not-cut-patches)). `patchify` cuts squares.
+# `reshape` makes strips of 16 consecutive pixels instead of squares of 4 x 4: none of the 49 is a patch
+# ([chapter 1](01_patches.py#why-reshape-does-not-cut-patches)). `patchify` cuts squares.
 
 # %%
 rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
-digit = torch.stack([rows, columns])[:, None]  # two "digits": a pixel's row, a pixel's column
+digit = torch.stack([rows, columns])[:, None]  # two images: the row and the column of each pixel
 for name, cut in (("reshape", digit.reshape(2, 49, 16)), ("patchify", patchify(digit, (4, 4)))):
-    wide = (cut.amax(-1) - cut.amin(-1) + 1).int()
-    right = ((wide[0] == 4) & (wide[1] == 4)).sum()
-    print(f"{name}: {right} of 49 are 4 x 4; the widest spans {wide[1].max()} columns")
+    height, width = (cut.amax(-1) - cut.amin(-1) + 1).int()
+    squares = ((height == 4) & (width == 4)).sum()
+    print(f"{name}: {squares} of 49 are 4 x 4; the widest spans {width.max()} columns")
 
 # %% [markdown]
 # ### Heads that see their own slice
-# Each head reads its own part of the token, and nothing mixes them after. So the first half of the
-# answer never depends on the second half of the tokens. Here a head reads the whole token, and
-# $U_{msa}$ mixes.
+# Each head reads only its own slice of the token, and no matrix combines the heads afterwards. So
+# the first half of the output never depends on the second half of the tokens. In vitkit each head
+# reads the whole token, and $U_{msa}$ combines the heads.
 
 
 # %%
@@ -182,72 +189,75 @@ class Sliced(nn.Module):
 sliced, z = Sliced(20, 2), torch.rand(1, 50, 20)
 other = torch.cat([z[..., :10], torch.rand(1, 50, 10)], dim=-1)
 for name, msa in (("sliced", sliced), ("vitkit", vitkit.MultiHeadSelfAttention(20, 2))):
-    print(f"{name}: first half changes by {(msa(z) - msa(other))[..., :10].abs().max():.0e}")
+    print(
+        f"{name}: the first half of the output changes by {(msa(z) - msa(other))[..., :10].abs().max():.0e}"
+    )
 
 # %% [markdown]
 # ### Heads in a Python list
-# The list above is a plain one, as in the notebook: its weights are not registered, so they are not
-# trained, moved or stored ([chapter 5](05_training.py) has the whole model). Here they are modules.
+# The list above is a plain one, as in the notebook. Its weights are not registered, so they are not
+# trained, moved or saved ([chapter 5](05_training.py#mnist-the-notebooks-model) has the whole
+# model). vitkit registers all layers.
 
 # %%
-hidden = sum(p.numel() for mapping in sliced.mappings for p in mapping.parameters())
-print("plain list: registered", sum(p.numel() for p in sliced.parameters()), "of", hidden)
-print(
-    "vitkit:", sum(p.numel() for p in vitkit.MultiHeadSelfAttention(20, 2).parameters()), "of 1680"
-)
+total = sum(p.numel() for mapping in sliced.mappings for p in mapping.parameters())
+registered = sum(p.numel() for p in sliced.parameters())
+print("plain list: registered", registered, "of", total)
+registered = sum(p.numel() for p in vitkit.MultiHeadSelfAttention(20, 2).parameters())
+print("vitkit: registered", registered, "of 1680")
 
 # %% [markdown]
 # ### A norm over tokens and width together
-# It ties the model to one number of tokens, and a change in one token changes all. Here a norm is over
-# the width ([chapter 3](03_encoder.py#exercises)).
+# It ties the model to one number of tokens, and a change to one token changes all others. vitkit's
+# LayerNorm is over the width ([chapter 3](03_encoder.py#exercises)).
 
 # %%
-both, alone = nn.LayerNorm((50, 20)), nn.LayerNorm(20)
+joint, usual = nn.LayerNorm((50, 20)), nn.LayerNorm(20)
 changed = z.clone()
 changed[0, 0] += 10
-for name, norm in (("both", both), ("width", alone)):
-    moved = (norm(z) - norm(changed))[0, 7].abs().max()
-    numbers = sum(p.numel() for p in norm.parameters())
-    print(f"{name}: token 7 changes by {moved:.0e}; {numbers:,} numbers")
-fails(lambda: both(torch.rand(1, 65, 20)))
+for name, norm in (("tokens and width", joint), ("width", usual)):
+    change = (norm(z) - norm(changed))[0, 7].abs().max()
+    parameters = sum(p.numel() for p in norm.parameters())
+    print(f"{name}: token 7 changes by {change:.0e}; {parameters:,} parameters")
+print_error(lambda: joint(torch.rand(1, 65, 20)))
 
 # %% [markdown]
 # ### No norm before the head
-# Blocks norm what they read and not what they add to, so nothing holds the size of what the last one
-# leaves. Without a norm after it the logits are as large as the tokens happen to be. Eq. 4 has that
-# norm, and so has `vitkit.ViT`.
+# A pre-norm block normalises its inputs, but not the residual stream that it adds to. So the scale
+# of the last block's output is not limited, and without a final norm the scale of the logits
+# depends on it. Eq. 4 has this norm, and so does `vitkit.ViT`.
 
 # %%
 block, head = vitkit.EncoderBlock(20, 2, 20).eval(), nn.Linear(20, 10)
-for name, last in (("no norm", nn.Identity()), ("a norm", nn.LayerNorm(20))):
-    sizes = [head(last(block(scale * z)))[:, 0].norm() for scale in (1, 10)]
-    print(f"{name}: logits of size {sizes[0]:.2f}, {sizes[1]:.2f} of tokens ten times as large")
+for name, norm in (("no norm", nn.Identity()), ("norm", nn.LayerNorm(20))):
+    sizes = [head(norm(block(scale * z)))[:, 0].norm() for scale in (1, 10)]
+    print(f"{name}: size of the logits {sizes[0]:.2f}, for ten times larger tokens {sizes[1]:.2f}")
 
 # %% [markdown]
 # ### Softmax before the loss
-# The floor from above, for ten digits; and with it most of the gradient of a wrong answer goes.
+# The lowest possible loss is that from above, for ten classes. And the gradient of a wrong
+# prediction almost vanishes.
 
 # %%
-logits = torch.tensor([[9.0, 0.0, 0.0]], requires_grad=True)  # sure, and wrong
-for name, given in (("logits", logits), ("probabilities", logits.softmax(1))):
-    (slope,) = torch.autograd.grad(
-        F.cross_entropy(given, torch.tensor([1])), logits, retain_graph=True
-    )
-    print(f"{name}: gradient {slope.norm():.1e}")
+logits = torch.tensor([[9.0, 0.0, 0.0]], requires_grad=True)  # certain, and wrong: the label is 1
+for name, outputs in (("logits", logits), ("probabilities", logits.softmax(1))):
+    loss = F.cross_entropy(outputs, torch.tensor([1]))
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    print(f"{name}: gradient {gradient.norm():.1e}")
 
 # %% [markdown]
 # ### A loss that is divided twice
-# Cross-entropy is a mean already; divided by the batch size again it is 16 times too small in
-# print. What vitkit reports are sums over images, divided once.
+# Cross-entropy is already a mean. Divided by the batch size again, the printed loss is 16 times too
+# small. vitkit computes sums over images and divides once.
 
 # %%
 losses = torch.full((4,), 2.3)  # the means of four batches of 16
-print(f"{(losses / 16).mean():.3f} in print, {losses.mean():.3f} in truth")
+print(f"printed {(losses / 16).mean():.3f}, correct {losses.mean():.3f}")
 
 # %% [markdown]
 # ### Attention computed twice
-# Once for the answer and once more to hand out the weights. `return_weights` gives both from one
-# pass, and a `Record` only what was asked for.
+# The notebook computes attention twice and discards the first result. With `return_weights`, one
+# pass returns both the output and the weights.
 
 # %%
 q, k, v = torch.rand(3, 50, 10)
@@ -258,58 +268,61 @@ for name, calls in (("twice", 2), ("once", 1)):
     print(f"{name}: {counter.get_total_flops() // 2:,} multiply-adds")
 
 # %% [markdown]
-# ### Evaluation as if in training
-# Without `eval()` dropout stays on, and without `no_grad()` every activation is kept. `evaluate`
-# and `Predictor` do both.
+# ### Evaluation in training mode
+# Without `eval()` dropout stays on, and without `no_grad()` all activations are stored for the
+# backward pass. `vitkit.evaluate` and `Predictor` use both.
 
 # %%
 model = vitkit.create_model("vit_cifar_patch4_32", num_classes=0, mlp_dropout=0.1)
 images = torch.rand(1, 3, 32, 32)
 first, second = model(images), model(images)
 print(f"two calls differ by {(first - second).abs().max():.2f};", end=" ")
-print("a graph is kept:", first.requires_grad)
+print("activations are stored:", first.requires_grad)
 with torch.inference_mode():
     first, second = model.eval()(images), model(images)
-print(f"as it should be: {(first - second).abs().max():.2f}, {first.requires_grad}")
+print(f"eval() and inference_mode(): {(first - second).abs().max():.2f}, {first.requires_grad}")
 
 # %% [markdown]
 # ### Width and height swapped
-# `n, c, w, h = images.shape` names them the wrong way round. Squares do not show it. Height comes
-# first everywhere here.
+# `n, c, w, h = images.shape` has the two names in the wrong order. Square images do not show it. In
+# vitkit height always comes first.
 
 # %%
-n, c, w, h = (1, 3, 32, 64)  # an image 32 high and 64 wide
-print("mistaken: rows and columns of patches", (h // 4, w // 4), end="; ")
+n, c, w, h = (1, 3, 32, 64)  # an image of height 32 and width 64
+print("notebook E: rows and columns of patches", (h // 4, w // 4), end="; ")
 print("vitkit", vitkit.ViTSpec(image_size=(32, 64), patch_size=4).grid)
 
 # %% [markdown]
 # ### Positions in a loop
-# A Python double loop makes the table at every forward pass. The text also has the exponent of the
-# cosines wrong (a pair no longer turns on a circle) and the order of frequencies reversed: the fast
-# waves come first.
+# A double loop in Python creates the table in every forward pass. The exponent of the cosines in
+# the text is wrong, so a sine and its cosine no longer have the same frequency. And the text has
+# the order of the frequencies reversed: the high ones come first.
 
 # %%
 start = time.perf_counter()
 looped = torch.zeros(196, 128)
 for n in range(196):
     for j in range(128):
-        angle = n / 10000 ** (j / 128)  # a cosine is to have the exponent of its sine, j - 1
+        angle = n / 10000 ** (
+            j / 128
+        )  # mistake: a cosine should have the exponent of its sine, j - 1
         looped[n, j] = math.cos(angle) if j % 2 else math.sin(angle)
 middle = time.perf_counter()
 table = sincos_1d(196, 128)
 print(f"the loop takes {(middle - start) / (time.perf_counter() - middle):.0f} times as long")
-for name, made in (("mistaken", looped), ("sincos_1d", table)):
-    radius = made[:, 0::2] ** 2 + made[:, 1::2] ** 2
-    print(f"{name}: radius of the pairs {radius.min():.2f} to {radius.max():.2f}")
-turns = (table[1:, 0::2] * table[:-1, 0::2] < 0).sum(0)
-print(f"sign changes: {turns[0]} in the first sine, {turns[-1]} in the last")
+for name, values in (("mistaken", looped), ("sincos_1d", table)):
+    radius = values[:, 0::2] ** 2 + values[:, 1::2] ** 2
+    print(f"{name}: sine squared plus cosine squared {radius.min():.2f} to {radius.max():.2f}")
+changes = (table[1:, 0::2] * table[:-1, 0::2] < 0).sum(0)
+print(f"sign changes: {changes[0]} in the first sine, {changes[-1]} in the last")
 
 # %% [markdown]
 # ## Distillation
 #
 # ### A teacher that is never put in `eval()`
-# Its BatchNorm statistics move with the student's images, so it is another teacher at every step.
-# `DistillWrapper` keeps it in eval mode ([chapter 9](09_distillation.py#two-slips-and-what-they-cost)).
+# Its BatchNorm statistics move towards the student's images, so the teacher is different in every
+# step. `DistillWrapper` keeps it in eval mode ([chapter
+# 9](09_distillation.py#two-bugs-and-what-they-cost)).
 
 # %%
 spec = vitkit.ViTSpec(
@@ -320,18 +333,19 @@ student, images, labels = vitkit.ViT(spec), torch.rand(4, 3, 8, 8), torch.tensor
 teacher = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
 mean = teacher[1].running_mean.clone()
 teacher(images)
-print(f"never in eval: mean moves by {(teacher[1].running_mean - mean).norm():.1e}", end="; ")
+print(f"training mode: the mean moves by {(teacher[1].running_mean - mean).norm():.1e}", end="; ")
 mean, wrapper = teacher[1].running_mean.clone(), vitkit.DistillWrapper(student, teacher).train()
 wrapper(images, labels)
 print(f"in DistillWrapper: {(teacher[1].running_mean - mean).norm():.0e}")
 
 # %% [markdown]
-# ### A token that nobody trains
-# Token and head live in the wrapper. The optimizer was made over the student, so they stay as they
-# began. Here they are the student's own, with `distillation_token=True` in its spec.
+# ### A token that is not trained
+# Token and head belong to the wrapper. The optimizer gets only the student's parameters, so they
+# keep their initial values. In vitkit they belong to the student, with `distillation_token=True` in
+# its spec.
 
 # %%
-token = nn.Parameter(torch.zeros(1, 1, 16))  # lives in a wrapper
+token = nn.Parameter(torch.zeros(1, 1, 16))  # belongs to a wrapper
 for name, parameter in (("the wrapper's", token), ("the student's", student.dist_token)):
-    found = any(parameter is each for each in student.parameters())
-    print(f"{name} token is among what the student's optimizer trains: {found}")
+    trained = any(parameter is other for other in student.parameters())
+    print(f"{name} token is trained: {trained}")

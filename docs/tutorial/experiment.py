@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 Numbers = dict[str, Any]
-"""What a measurement found, as JSON values."""
+"""The results of a measurement, as JSON values."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The settings with which an experiment is run.
+class Options:
+    """The options of an experiment.
 
     Attributes:
-        seeds: one training for each.
-        data_root: where named data sets such as `mnist` lie.
-        quick: seconds instead of minutes, on digits; only to see that the code runs.
-        run: the folder of a finished `vitkit train`, read instead of training again.
+        seeds: one training is run for each.
+        data_root: the folder of named datasets such as `mnist`.
+        quick: a few steps on the digits, only to check that the code runs.
+        run: the folder of a finished `vitkit train`, which is read instead of training again.
     """
 
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -32,11 +32,11 @@ class Experiment:
     """One measurement.
 
     Attributes:
-        measure: makes the numbers; prints a line for each training.
-        about: what it measures, in a few words.
-        seeds: those it is run with where none are asked for.
+        measure: returns the numbers, and prints a line for each training.
+        about: a short description.
+        seeds: the default seeds.
     """
 
-    measure: Callable[[Asked], Numbers]
+    measure: Callable[[Options], Numbers]
     about: str
     seeds: tuple[int, ...] = (0, 1, 2)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 
 import torch
-from experiment import Asked, Experiment, Numbers
+from experiment import Experiment, Numbers, Options
 from measured import RESULTS
-from plain_loop import Images, Maker, make_vit, open_images, settings, some, trained
+from plain_loop import Images, Maker, make_vit, open_images, sample, settings, trained
 from small_cnn import SmallCNN
 from torch import nn
 
@@ -18,17 +18,17 @@ from vitkit.training.config.train_config import TrainConfig
 SIZES = (300, 1_000, 3_000, 10_000, 30_000)
 RATES = (1e-3, 2e-3, 4e-3)
 TUNED_AT = 3_000
-"""Training images with which each network's rate is chosen, for all sizes."""
+"""Number of training images with which each network's learning rate is chosen."""
 BATCH, STEPS, HELD_OUT = 100, 600, 10_000
 LONG_SIZES, LONG_STEPS = (1_000, 30_000), 2_400
 POSITIONS = ("none", "sincos_1d", "sincos_2d", "learned")
 POSITION_STEPS, POSITION_BATCH = 250, 128
 WARM_UP: Settings = {"epochs": 10, "warmup_epochs": 1.0}
-"""A tenth of the steps, whatever the recipe has."""
+"""The warm-up is a tenth of the steps, for every recipe."""
 
 
 def make_cnn(config: TrainConfig, num_classes: int, seed: int) -> nn.Module:
-    """The CNN, as noise that the seed decides."""
+    """Create the CNN with random weights that depend on the seed only."""
     torch.manual_seed(seed)
     return SmallCNN(num_classes)
 
@@ -36,35 +36,35 @@ def make_cnn(config: TrainConfig, num_classes: int, seed: int) -> nn.Module:
 NETWORKS: dict[str, Maker] = {"ViT": make_vit, "CNN": make_cnn}
 
 
-def data_size(asked: Asked) -> Numbers:
-    """Accuracy of both networks for every number of training images and every seed.
+def data_size(options: Options) -> Numbers:
+    """Measure the accuracy of both networks for every number of training images and every seed.
 
-    Both have the same loop: AdamW, the recipe's flips and shifts, warm-up and cosine, as many
-    steps whatever the number of images. The rate of each is the best of three, chosen with a seed
-    that is not scored, on images that are not scored.
+    Both use the same loop: AdamW, the recipe's flips and shifts, warm-up and cosine schedule, and
+    the same number of steps for every number of images. The learning rate of each is the best of
+    three, chosen with a seed and with images that are not used for the scores.
     """
     sizes, tuned_at, steps = (SIZES, TUNED_AT, STEPS)
-    images = _fashion(asked)
-    if asked.quick:
+    images = _fashion(options)
+    if options.quick:
         sizes, tuned_at, steps = (100, 300), 300, 2
     rates, tried = {}, []
     for network in NETWORKS:
-        for rate in RATES[:2] if asked.quick else RATES:
-            found = _one(network, rate, tuned_at, max(asked.seeds) + 1, steps, images, "choice")
-            tried.append(found)
-            print(f"data-size, choosing a rate: {found}", flush=True)
+        for rate in RATES[:2] if options.quick else RATES:
+            row = _one(network, rate, tuned_at, max(options.seeds) + 1, steps, images, "choice")
+            tried.append(row)
+            print(f"data-size, choosing a rate: {row}", flush=True)
         own = [row for row in tried if row["network"] == network]
         rates[network] = max(own, key=lambda row: row["top1"])["lr"]
     parameters = {name: _parameters(make, images) for name, make in NETWORKS.items()}
-    scored = _scored(sizes, rates, steps, asked.seeds, images)
+    scored = _scored(sizes, rates, steps, options.seeds, images)
     return {"parameters": parameters, "tried": tried, **scored}
 
 
-def data_size_long(asked: Asked) -> Numbers:
-    """The same for two numbers of images and four times as many steps, at the rates found there."""
-    sizes, steps = ((100, 300), 2) if asked.quick else (LONG_SIZES, LONG_STEPS)
+def data_size_long(options: Options) -> Numbers:
+    """Measure the same with two numbers of images and four times the steps, at the same rates."""
+    sizes, steps = ((100, 300), 2) if options.quick else (LONG_SIZES, LONG_STEPS)
     rates = json.loads((RESULTS / "data-size.json").read_text())["rates"]
-    return _scored(sizes, rates, steps, asked.seeds, _fashion(asked))
+    return _scored(sizes, rates, steps, options.seeds, _fashion(options))
 
 
 def _scored(
@@ -74,7 +74,7 @@ def _scored(
     seeds: Sequence[int],
     images: Images,
 ) -> Numbers:
-    """Every network, number of images and seed, each at the network's rate."""
+    """Train every network with every number of images and seed, at the network's rate."""
     rows = []
     for size in sizes:
         for network, rate in rates.items():
@@ -91,18 +91,18 @@ def _scored(
     }
 
 
-def positions(asked: Asked) -> Numbers:
-    """Accuracy of the Fashion-MNIST recipe's model, cut in 7 x 7 patches, by its positions."""
-    images, steps, rows = _fashion(asked), 2 if asked.quick else POSITION_STEPS, []
+def positions(options: Options) -> Numbers:
+    """Measure the Fashion-MNIST recipe's model with 7 x 7 patches, by its kind of positions."""
+    images, steps, rows = _fashion(options), 2 if options.quick else POSITION_STEPS, []
     for kind in POSITIONS:
         config = settings(
             "fashion-mnist",
             WARM_UP | {"batch_size": POSITION_BATCH},
             {"spec": {"patch_size": 4, "positions": kind}},
         )
-        for seed in asked.seeds:
-            found = trained(config, images, images.train, steps=steps, seed=seed)
-            rows.append({"positions": kind, **found})
+        for seed in options.seeds:
+            scores = trained(config, images, images.train, steps=steps, seed=seed)
+            rows.append({"positions": kind, **scores})
             print(f"positions: {rows[-1]}", flush=True)
     return {
         "data": "fashion-mnist",
@@ -114,25 +114,25 @@ def positions(asked: Asked) -> Numbers:
     }
 
 
-def _fashion(asked: Asked) -> Images:
-    name, held_out = ("digits", 200) if asked.quick else ("fashion-mnist", HELD_OUT)
-    return open_images(name, asked.data_root, held_out=held_out)
+def _fashion(options: Options) -> Images:
+    name, held_out = ("digits", 200) if options.quick else ("fashion-mnist", HELD_OUT)
+    return open_images(name, options.data_root, held_out=held_out)
 
 
 def _one(
     network: str, rate: float, size: int, seed: int, steps: int, images: Images, part: str
 ) -> Numbers:
     config = settings("fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH})
-    found = trained(
+    scores = trained(
         config,
         images,
-        some(images.train, size, seed),
+        sample(images.train, size, seed),
         steps=steps,
         seed=seed,
         part=part,
         make=NETWORKS[network],
     )
-    return {"network": network, "images": size, "lr": rate, **found}
+    return {"network": network, "images": size, "lr": rate, **scores}
 
 
 def _parameters(make: Maker, images: Images) -> int:

@@ -1,14 +1,14 @@
-"""Measure each ingredient of the MNIST recipe: one is changed, all else stays.
+"""Measure each ingredient of the MNIST recipe: one is changed, everything else stays.
 
-A small copy of the whole: 12 passes over 3,200 of its 54,000 images, with a quarter of its batch.
-Every variant starts from noise, sees the same images in the same order, and is scored once, after
-its last step, on images held out of train.
+The trainings are small: 12 passes over 3,200 of the 54,000 images, with a quarter of the batch size.
+Every variant starts from random weights, sees the same images in the same order, and is scored once,
+after its last step, on images held out of the training split.
 """
 
 from __future__ import annotations
 
-from experiment import Asked, Experiment, Numbers
-from plain_loop import open_images, settings, some, trained
+from experiment import Experiment, Numbers, Options
+from plain_loop import open_images, sample, settings, trained
 
 from vitkit.training.config.field_types import Settings
 
@@ -29,18 +29,18 @@ BATCH, PASSES, IMAGES, HELD_OUT = 64, 12, 3_200, 10_000
 COPY: Settings = {"batch_size": BATCH, "epochs": PASSES, "warmup_epochs": 1.0}
 
 
-def ingredients(asked: Asked) -> Numbers:
-    """Accuracy of every variant for every seed."""
-    name, count, held_out = ("digits", 256, 200) if asked.quick else ("mnist", IMAGES, HELD_OUT)
-    images = open_images(name, asked.data_root, held_out=held_out)
-    split = some(images.train, count, seed=0)
+def ingredients(options: Options) -> Numbers:
+    """Measure the accuracy of every variant for every seed."""
+    name, count, held_out = ("digits", 256, 200) if options.quick else ("mnist", IMAGES, HELD_OUT)
+    images = open_images(name, options.data_root, held_out=held_out)
+    split = sample(images.train, count, seed=0)
     rows = []
     for variant, change in VARIANTS.items():
         config = settings("mnist", COPY, change)
-        steps = 2 if asked.quick else PASSES * (count // BATCH)
-        for seed in asked.seeds:
-            found = trained(config, images, split, steps=steps, seed=seed)
-            rows.append({"variant": variant, **found})
+        steps = 2 if options.quick else PASSES * (count // BATCH)
+        for seed in options.seeds:
+            scores = trained(config, images, split, steps=steps, seed=seed)
+            rows.append({"variant": variant, **scores})
             print(f"ingredients: {rows[-1]}", flush=True)
     return {
         "data": name,

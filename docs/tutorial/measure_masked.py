@@ -1,20 +1,20 @@
-"""Measure pre-training without labels where few images have one."""
+"""Measure pre-training without labels, followed by training with few labels."""
 
 from __future__ import annotations
 
 import time
 from statistics import mean
 
-from experiment import Asked, Experiment, Numbers
+from experiment import Experiment, Numbers, Options
 from masked_images import MaskedImages, pretrain
 from plain_loop import (
     Images,
     Maker,
-    images_become,
     make_vit,
     open_images,
+    preprocess_of,
+    sample,
     settings,
-    some,
     trained,
 )
 from torch import Tensor
@@ -25,37 +25,37 @@ from vitkit.training.config.field_types import Settings
 from vitkit.training.config.train_config import TrainConfig
 
 LABELLED = (300, 1_000, 3_000)
-"""Training images with a label; all others are seen without theirs."""
+"""Numbers of labelled training images; the pre-training uses all images without labels."""
 RATES = (5e-4, 1e-3, 2e-3)
 TUNED_AT = 1_000
 BATCH, STEPS, HELD_OUT = 100, 600, 10_000
 HIDDEN_STEPS, HIDDEN_BATCH, HIDDEN_RATE = 3_000, 128, 1e-3
 LONGER = 3
-"""Times as many steps as the pre-trained model is fine-tuned for: training alone, for longer."""
+"""The longer training from scratch has so many times the steps of the fine-tuning."""
 
 
-def masked(asked: Asked) -> Numbers:
-    """Accuracy with few labels: from noise, from noise for longer, and after guessing patches.
+def masked(options: Options) -> Numbers:
+    """Measure the accuracy with few labels: from scratch, from scratch for longer, pre-trained.
 
-    Each way has the best of three rates, chosen with a seed that is not scored, on images that
-    are not scored.
+    The learning rate of each method is the best of three, chosen with a seed and with images that
+    are not used for the scores.
     """
     name, steps, hidden_steps = "fashion-mnist", STEPS, HIDDEN_STEPS
     sizes, tuned_at, held_out = LABELLED, TUNED_AT, HELD_OUT
-    if asked.quick:
+    if options.quick:
         name, steps, hidden_steps, sizes, tuned_at, held_out = "digits", 2, 2, (150,), 150, 200
-    images = open_images(name, asked.data_root, held_out=held_out)
-    choosing = max(asked.seeds) + 1
-    begun, seconds = _pretrained((*asked.seeds, choosing), images, hidden_steps)
+    images = open_images(name, options.data_root, held_out=held_out)
+    choosing = max(options.seeds) + 1
+    weights, seconds = _pretrained((*options.seeds, choosing), images, hidden_steps)
     ways = {"alone": steps, "alone, longer": LONGER * steps, "masked": steps}
 
     def one(way: str, rate: float, size: int, seed: int, part: str) -> Numbers:
-        split = some(images.train, size, seed)
-        make = _from(begun[seed]) if way == "masked" else make_vit
-        found = trained(
+        split = sample(images.train, size, seed)
+        make = _from(weights[seed]) if way == "masked" else make_vit
+        scores = trained(
             _config(rate), images, split, steps=ways[way], seed=seed, part=part, make=make
         )
-        row = {"way": way, "images": size, "lr": rate, **found}
+        row = {"way": way, "images": size, "lr": rate, **scores}
         print(f"masked, {part}: {row}", flush=True)
         return row
 
@@ -72,13 +72,13 @@ def masked(asked: Asked) -> Numbers:
         "tried": tried,
         "rows": [
             one(way, best[way], size, seed, "score")
-            for size in sizes for way in ways for seed in asked.seeds
+            for size in sizes for way in ways for seed in options.seeds
         ],
     }  # fmt: skip
 
 
 def _config(rate: float) -> TrainConfig:
-    """The recipe with AdamW, warmed up for a tenth of the steps."""
+    """Return the recipe with AdamW, with a warm-up of a tenth of the steps."""
     change: Settings = {"opt": "adamw", "lr": rate, "batch_size": BATCH}
     return settings("fashion-mnist", change, {"epochs": 10, "warmup_epochs": 1.0})
 
@@ -86,11 +86,11 @@ def _config(rate: float) -> TrainConfig:
 def _pretrained(
     seeds: tuple[int, ...], images: Images, steps: int
 ) -> tuple[dict[int, dict[str, Tensor]], list[float]]:
-    """Weights of a model that has guessed patches, by seed, and the seconds of each."""
-    config, begun, seconds = _config(HIDDEN_RATE), {}, []
+    """Pre-train a model for each seed; return the weights by seed, and the seconds of each."""
+    config, weights, seconds = _config(HIDDEN_RATE), {}, []
     split = images.train
     batch_images = preprocess_images(
-        [split.read(place) for place in range(len(split))], images_become(config)
+        [split.read(index) for index in range(len(split))], preprocess_of(config)
     )
     for seed in seeds:
         start = time.perf_counter()
@@ -103,14 +103,14 @@ def _pretrained(
             lr=HIDDEN_RATE,
             seed=seed,
         )
-        begun[seed] = model.state_dict()
+        weights[seed] = model.state_dict()
         seconds.append(round(time.perf_counter() - start, 1))
         print(f"masked, seed {seed}: loss {mean(losses[-50:]):.4f}, {seconds[-1]} s", flush=True)
-    return begun, seconds
+    return weights, seconds
 
 
 def _from(weights: dict[str, Tensor]) -> Maker:
-    """Makes the model with these weights."""
+    """Return a function that creates the model with these weights."""
 
     def make(config: TrainConfig, num_classes: int, seed: int) -> vitkit.ViT:
         model = make_vit(config, num_classes, seed)
@@ -121,5 +121,5 @@ def _from(weights: dict[str, Tensor]) -> Maker:
 
 
 EXPERIMENTS = {
-    "masked": Experiment(masked, "few labels, after guessing hidden patches or from noise"),
+    "masked": Experiment(masked, "few labels, pre-trained on hidden patches or from scratch"),
 }

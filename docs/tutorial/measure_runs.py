@@ -1,4 +1,4 @@
-"""Whole trainings and their curves: the notebook's MNIST model, and two recipes."""
+"""Measure whole trainings with their curves: notebook E's MNIST model, and two recipes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from pathlib import Path
 import notebook_mnist
 import numpy as np
 import torch
-from experiment import Asked, Experiment, Numbers
+from experiment import Experiment, Numbers, Options
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.images.preprocess import fit
-from vitkit.data.sources.open import Split, open_dataset, with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
@@ -27,28 +29,28 @@ from vitkit.training.recipes import recipe_settings
 KEPT = ("epoch", "train_loss", "val_top1", "val_loss", "seconds")
 ELSEWHERE = ("data_root", "output", "overwrite", "resume", "seed", "threads", "amp", "quiet",
              "attention_kernel", "workers", "log_examples", "log_histograms")  # fmt: skip
-"""Settings that may differ from the recipe's: places, the seed, and what a trial decides."""
+"""Settings that may differ from the recipe's: paths, the seed, and auto-tuned settings."""
 
 
-def notebook(asked: Asked) -> Numbers:
-    """The notebook's model, scored by epoch on the images that the recipe validates on."""
-    return _small(notebook_mnist.NotebookViT, notebook_mnist.loss_of, asked)
+def notebook(options: Options) -> Numbers:
+    """Train the notebook's model; score it after each epoch on the recipe's validation split."""
+    return _small(notebook_mnist.NotebookViT, notebook_mnist.loss_of, options)
 
 
-def mended(asked: Asked) -> Numbers:
-    """The same without the mistakes: patches, heads, norms, logits; with the same optimizer."""
-    return _small(notebook_mnist.mended, F.cross_entropy, asked)
+def corrected(options: Options) -> Numbers:
+    """Train the same model without the mistakes, with the same optimizer."""
+    return _small(notebook_mnist.corrected, F.cross_entropy, options)
 
 
 def _small(
-    make: Callable[[], nn.Module], loss: Callable[[Tensor, Tensor], Tensor], asked: Asked
+    make: Callable[[], nn.Module], loss: Callable[[Tensor, Tensor], Tensor], options: Options
 ) -> Numbers:
-    """A model in the notebook's loop, once for each seed."""
-    name = "digits" if asked.quick else "mnist"
-    dataset = with_validation(open_dataset(name, data_root=asked.data_root), 0.1)
+    """Train a model with the notebook's loop, once for each seed."""
+    name = "digits" if options.quick else "mnist"
+    dataset = with_validation(open_dataset(name, data_root=options.data_root), 0.1)
     train, validation, test = (_tensors(dataset.splits[part]) for part in ("train", "val", "test"))
-    passes, runs = 1 if asked.quick else notebook_mnist.EPOCHS, []
-    for seed in asked.seeds:
+    passes, runs = 1 if options.quick else notebook_mnist.EPOCHS, []
+    for seed in options.seeds:
         torch.manual_seed(seed)
         model, epochs = make(), []
         for row in notebook_mnist.train(model, *train, loss=loss, epochs=passes, seed=seed):
@@ -67,57 +69,60 @@ def _small(
     }
 
 
-def mnist(asked: Asked) -> Numbers:
-    """`vitkit train mnist --recipe mnist`."""
-    return _recipe("mnist", "mnist", asked)
+def mnist(options: Options) -> Numbers:
+    """Run `vitkit train mnist --recipe mnist`."""
+    return _recipe("mnist", "mnist", options)
 
 
-def cifar10(asked: Asked) -> Numbers:
-    """`vitkit train cifar10 --recipe cifar10-small --epochs 12`, half of the recipe's epochs."""
-    return _recipe("cifar10", "cifar10-small", asked, epochs=12)
+def cifar10(options: Options) -> Numbers:
+    """Run `vitkit train cifar10 --recipe cifar10-small --epochs 12`, half of the epochs."""
+    return _recipe("cifar10", "cifar10-small", options, epochs=12)
 
 
-def _recipe(data: str, recipe: str, asked: Asked, epochs: int | None = None) -> Numbers:
-    """Curves and test scores of a recipe, a process for each seed, or of a run that is there."""
-    if asked.run is not None:
-        made = _read(Path(asked.run), data, recipe, epochs)
-        return {"recipe": recipe, "seeds": [made["seed"]], "runs": [made]}
+def _recipe(data: str, recipe: str, options: Options, epochs: int | None = None) -> Numbers:
+    """Return curves and test scores of a recipe: one process per seed, or a finished run."""
+    if options.run is not None:
+        run = _read(Path(options.run), data, recipe, epochs)
+        return {"recipe": recipe, "seeds": [run["seed"]], "runs": [run]}
     runs = []
-    for seed in asked.seeds:
+    for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
-            left = Path(folder) / "run"
-            _train("digits" if asked.quick else data, recipe, seed, left, asked, epochs)
-            runs.append(_read(left, None if asked.quick else data, recipe, epochs))
+            output = Path(folder) / "run"
+            _train("digits" if options.quick else data, recipe, seed, output, options, epochs)
+            runs.append(_read(output, None if options.quick else data, recipe, epochs))
         print(f"{data}, seed {seed}: {runs[-1]['epochs'][-1]}, test {runs[-1]['test_top1']:.4f}",
               flush=True)  # fmt: skip
     return {"recipe": recipe, "runs": runs}
 
 
-def _train(data: str, recipe: str, seed: int, left: Path, asked: Asked, epochs: int | None) -> None:
+def _train(
+    data: str, recipe: str, seed: int, output: Path, options: Options, epochs: int | None
+) -> None:
     words = [sys.executable, "-m", "vitkit", "train", data, "--recipe", recipe, "--quiet"]
-    words += ["--seed", str(seed), "--output", str(left)]
-    words += [] if asked.data_root is None else ["--data-root", asked.data_root]
-    words += ["--epochs", "1", "--amp", "bfloat16"] if asked.quick else _epochs(epochs)
+    words += ["--seed", str(seed), "--output", str(output)]
+    words += [] if options.data_root is None else ["--data-root", options.data_root]
+    words += ["--epochs", "1", "--amp", "bfloat16"] if options.quick else _epochs(epochs)
     if subprocess.run(words, check=False).returncode:
         raise SystemExit(f"{' '.join(words)} failed")
 
 
 def _epochs(epochs: int | None) -> list[str]:
-    """Flags for other epochs than the recipe's."""
+    """Return the flags for a number of epochs other than the recipe's."""
     return [] if epochs is None else ["--epochs", str(epochs)]
 
 
 def _read(run: Path, data: str | None, recipe: str, epochs: int | None) -> Numbers:
-    """A finished run of a recipe, unchanged but for where it lies; with `data` this is checked."""
+    """Read a finished run; with `data`, check that its settings are those of the recipe."""
     settings = read_yaml(run / "config.yaml")
     if data is not None:
         changed = {"data": data, "recipe": recipe} | ({} if epochs is None else {"epochs": epochs})
-        asked = TrainConfig(**layered(recipe_settings(recipe), changed))
-        usual = asked.to_json()
-        now = TrainConfig(**settings).to_json()
-        other = [key for key in usual if key not in ELSEWHERE and usual[key] != now[key]]
+        expected = TrainConfig(**layered(recipe_settings(recipe), changed)).to_json()
+        actual = TrainConfig(**settings).to_json()
+        other = [key for key in expected if key not in ELSEWHERE and expected[key] != actual[key]]
         if other:
-            raise SystemExit(f"{run} is not a run of {recipe} on {data}: other {', '.join(other)}")
+            raise SystemExit(
+                f"{run} is not a run of {recipe} on {data}: it differs in {', '.join(other)}"
+            )
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     (test,) = [row for row in rows if row["kind"] == "test"]
     rows = [{key: row[key] for key in KEPT} for row in rows if row["kind"] == "epoch"]
@@ -144,16 +149,16 @@ def _read(run: Path, data: str | None, recipe: str, epochs: int | None) -> Numbe
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:
-    """All images (N, 1, 28, 28) in [0, 1], and their labels."""
+    """Return all images (N, 1, 28, 28) in [0, 1], and their labels."""
     grey = Preprocess(image_size=28, mean=(0.0,), std=(1.0,), fit="squash")
-    pixels = np.stack([fit(split.read(place), grey) for place in range(len(split))])
+    pixels = np.stack([fit(split.read(index), grey) for index in range(len(split))])
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     return images.contiguous(), torch.from_numpy(split.labels)
 
 
 EXPERIMENTS = {
-    "mnist-notebook": Experiment(notebook, "the lab notebook's model on MNIST", seeds=(0, 1, 2)),
-    "mnist-mended": Experiment(mended, "the same model without its mistakes", seeds=(0, 1, 2)),
+    "mnist-notebook": Experiment(notebook, "notebook E's model on MNIST", seeds=(0, 1, 2)),
+    "mnist-mended": Experiment(corrected, "the same model without its mistakes", seeds=(0, 1, 2)),
     "mnist": Experiment(mnist, "the curve of --recipe mnist", seeds=(0,)),
     "cifar10": Experiment(cifar10, "the curve of --recipe cifar10-small --epochs 12", seeds=(0,)),
 }

@@ -1,4 +1,4 @@
-"""Reads in a chapter what `measure.py` has written, and says which command wrote it."""
+"""Read the results of `measure.py` in a chapter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def measured(name: str) -> dict[str, Any]:
-    """The numbers of an experiment; prints how they came about."""
-    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
-    print(f"{found['command']}\n{found['processor']}, {found['date']}")
-    return found
+    """Read the numbers of an experiment, and print the command, processor and date."""
+    results: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    print(f"{results['command']}\n{results['processor']}, {results['date']}")
+    return results
 
 
 def with_spread(values: Sequence[float]) -> str:
-    """Mean, lowest and highest of some accuracies, in per cent; one alone as it is.
+    """Format the mean, lowest and highest of some accuracies in per cent, or a single one.
 
     >>> with_spread([0.98, 0.99, 0.97])
     '98.00 % (97.00 to 99.00)'

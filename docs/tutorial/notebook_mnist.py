@@ -1,9 +1,9 @@
-"""The lab notebook's ViT for MNIST, computed as the notebook computes it, mistakes included.
+"""Notebook E's ViT for MNIST, computed as in the notebook, including its mistakes.
 
-Our own code after its description, to measure what `vitkit train mnist --recipe mnist` is set
-beside. What changes only the speed is done the fast way: the notebook ran attention twice and threw
-the first result away, went through the images of a batch one by one, and made its positions by a
-double loop in every forward pass.
+It is our own code, written after the notebook's description, for the comparison with
+`vitkit train mnist --recipe mnist`. Only slow code is replaced: the notebook computes attention
+twice and discards the first result, processes the images of a batch one by one, and creates its
+positions by a double loop in every forward pass.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EPOCHS, BATCH, RATE = 5, 16, 0.01
 class NotebookAttention(nn.Module):
     """Two heads. (B, 50, 20) -> (B, 50, 20).
 
-    Mistake: each head sees its own slice of the width alone, for queries, keys and values, and no
-    matrix mixes the heads afterwards, so the halves of a token never meet here.
+    Mistake: each head reads only its own slice of the width, for queries, keys and values, and no
+    matrix combines the heads afterwards, so attention never combines the two halves of a token.
 
-    Mistake: the heads' layers sit in Python lists, where torch does not see them. They are not
-    parameters of the model: never trained, moved or saved, 660 numbers that stay as they are drawn.
+    Mistake: the layers of the heads are in Python lists, which torch does not see. Their 660 weights
+    are not parameters of the model: they are not trained, moved or saved.
     """
 
     def __init__(self) -> None:
@@ -40,12 +40,12 @@ class NotebookAttention(nn.Module):
         self.values = [nn.Linear(part, part) for _ in range(HEADS)]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found = []
-        for head, own in enumerate(tokens.chunk(HEADS, dim=-1)):
-            q, k, v = self.queries[head](own), self.keys[head](own), self.values[head](own)
+        outputs = []
+        for head, part in enumerate(tokens.chunk(HEADS, dim=-1)):
+            q, k, v = self.queries[head](part), self.keys[head](part), self.values[head](part)
             weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
-            found.append(weights @ v)
-        return torch.cat(found, dim=-1)
+            outputs.append(weights @ v)
+        return torch.cat(outputs, dim=-1)
 
 
 class NotebookViT(nn.Module):
@@ -56,21 +56,21 @@ class NotebookViT(nn.Module):
         tokens = GRID * GRID + 1
         self.linear = nn.Linear(SIDE * SIDE // GRID**2, WIDTH)
         self.class_token = nn.Parameter(torch.rand(1, WIDTH))
-        # Mistake: normed over tokens and width together, with 1,000 weights and biases each, which
-        # tie the model to 50 tokens and let every token change every other one.
+        # Mistake: LayerNorm over tokens and width together. Its 1,000 weights and biases each fix
+        # the number of tokens to 50, and a change to one token changes all others.
         self.norm1 = nn.LayerNorm((tokens, WIDTH))
         self.norm2 = nn.LayerNorm((tokens, WIDTH))
         self.attention = NotebookAttention()
         self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
-        # Mistake: a softmax here, and another one inside the loss: it cannot fall below 1.461.
-        # There is no norm before the head, either.
+        # Mistake: a softmax here and another one in the loss, which cannot fall below 1.461.
+        # Mistake: no norm before the head.
         self.head = nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Softmax(dim=-1))
         self.register_buffer("positions", sincos_1d(tokens, WIDTH), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Mistake: width and height are taken for each other, which a square image hides.
+        # Mistake: width and height are swapped; with square images this has no effect.
         batch, channels, width, height = images.shape
-        # Mistake: `reshape` makes strips of 16 pixels of a row; none of the 49 is a patch.
+        # Mistake: `reshape` makes strips of 16 consecutive pixels; none of the 49 is a patch.
         strips = images.reshape(batch, GRID**2, channels * width * height // GRID**2)
         tokens = self.linear(strips)
         tokens = torch.cat([self.class_token.expand(batch, 1, -1), tokens], dim=1)
@@ -80,18 +80,18 @@ class NotebookViT(nn.Module):
         return self.head(tokens[:, 0])
 
 
-def loss_of(said: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of what is a softmax already.
+def loss_of(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """Compute the cross-entropy of probabilities, as if they were logits.
 
-    Mistake: the mean over the batch is divided by the batch once more. Adam hides it, as its steps
-    do not depend on the gradient's scale.
+    Mistake: the mean over the batch is divided by the batch size once more. Adam hides it, because
+    its steps do not depend on the scale of the gradient.
     """
-    return F.cross_entropy(said, labels) / len(labels)
+    return F.cross_entropy(probabilities, labels) / len(labels)
 
 
-def mended() -> vitkit.ViT:
-    """The nearest model without the mistakes, of 3,210 parameters: patches for strips, heads that
-    share an output matrix, norms over the width, a norm before the head, and logits."""
+def corrected() -> vitkit.ViT:
+    """Create the closest model without the mistakes, with 3,210 parameters: square patches, heads
+    with an output matrix, norms over the width, a norm before the head, and logits."""
     return vitkit.create_model(
         "vit_tiny_patch16_224", image_size=SIDE, patch_size=SIDE // GRID, in_channels=1,
         num_classes=CLASSES, width=WIDTH, depth=1, num_heads=HEADS, mlp_width=WIDTH,
@@ -108,47 +108,47 @@ def train(
     epochs: int = EPOCHS,
     seed: int = 0,
 ) -> Iterator[dict[str, float]]:
-    """Adam at 0.01, batches of 16, no schedule.
+    """Train with Adam at a rate of 0.01, a batch size of 16 and no schedule.
 
     Args:
         model: trained in place.
         images: (N, 1, 28, 28) in [0, 1], not normalised otherwise.
         labels: class numbers (N,).
-        loss: of what the model says and the labels.
-        epochs: passes.
-        seed: decides the order.
+        loss: a function of the outputs and the labels.
+        epochs: passes over the images.
+        seed: determines the order of the images.
 
     Yields:
         After every epoch: its number, `train_loss` (the mean of `loss`) and the `seconds` so far.
     """
-    # Only the registered parameters are handed over: the heads are not among them.
+    # Only registered parameters are passed; the heads are not among them.
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     seconds = 0.0
     for epoch in range(epochs):
         start, total, seen = time.perf_counter(), 0.0, 0
-        for places in _batches(len(images), seed, epoch):
-            value = loss(model(images[places]), labels[places])
+        for indexes in _batches(len(images), seed, epoch):
+            value = loss(model(images[indexes]), labels[indexes])
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
-            total += value.item() * len(places)
-            seen += len(places)
+            total += value.item() * len(indexes)
+            seen += len(indexes)
         seconds += time.perf_counter() - start
         yield {"epoch": epoch + 1, "train_loss": total / seen, "seconds": seconds}
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The part it gets right.
+    """Return the accuracy.
 
-    Mistake of the notebook, left out here: it evaluated without `eval()` and without `no_grad()`.
+    A mistake of the notebook is not repeated here: it evaluates without `eval()` and `no_grad()`.
     The first changes nothing in a model without dropout; the second costs memory and time.
     """
     with torch.no_grad():
-        right = sum(
-            int((model(some).argmax(-1) == told).sum())
-            for some, told in zip(images.split(1000), labels.split(1000), strict=True)
+        correct = sum(
+            int((model(batch).argmax(-1) == truth).sum())
+            for batch, truth in zip(images.split(1000), labels.split(1000), strict=True)
         )
-    return right / len(labels)
+    return correct / len(labels)
 
 
 def _batches(count: int, seed: int, epoch: int) -> Iterator[Tensor]:

@@ -1,8 +1,8 @@
-"""Trains any module from images to logits for a number of steps: the loop of the measurements.
+"""Train any module from images to logits for a number of steps: the loop of the measurements.
 
 Order, shifts and flips of the images, the arithmetic of a step and the learning rate are those of
-`vitkit train`. What is left out is all that a run writes, and the choice of its best epoch: a model
-is scored once, after its last step, on images that were held out of train.
+`vitkit train`. The loop writes no files and chooses no best epoch: a model is scored once, after
+its last step, on images that were held out of the training split.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 import vitkit
 from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import stratified_split, with_validation
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
-from vitkit.data.sources.open import Split, open_dataset, stratified_split, with_validation
+from vitkit.data.sources.open import open_dataset
 from vitkit.evaluation.predict import evaluate_model
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
@@ -34,21 +36,21 @@ from vitkit.training.step import Objective, TrainingStep
 
 PROCESSOR = torch.device("cpu")
 PRECISION = "bfloat16"
-"""Of every measurement here, whatever is fastest: seeds must not differ in it."""
+"""The precision of every measurement. It is fixed, so that all seeds compute in the same one."""
 
 
 Maker = Callable[[TrainConfig, int, int], nn.Module]
-"""A network from settings, number of classes and seed."""
+"""A function that creates a network from settings, number of classes and seed."""
 
 
 @dataclass(frozen=True)
 class Images:
-    """The training images, and the images that are scored; the test split is not read.
+    """The training split in three parts; the test split is not read.
 
     Attributes:
         train: training images.
-        choice: held out, to choose a rate with.
-        score: held out, to score with.
+        choice: held out for the choice of a learning rate.
+        score: held out for the scores.
         num_classes: K.
     """
 
@@ -59,8 +61,8 @@ class Images:
 
 
 def open_images(name: str, data_root: str | None, *, held_out: int) -> Images:
-    """A data set's train split in three: the recipe's validation tenth to choose with, `held_out`
-    others to score with, and the rest."""
+    """Split the training split of a dataset: the recipe's validation tenth for choices, `held_out`
+    other images for scores, and the rest for training."""
     dataset = with_validation(open_dataset(name, data_root=data_root), 0.1)
     train, choice = dataset.splits["train"], dataset.splits["val"]
     share = held_out / len(train)
@@ -68,8 +70,8 @@ def open_images(name: str, data_root: str | None, *, held_out: int) -> Images:
     return Images(train.subset(rest), choice, train.subset(scored), len(dataset.classes))
 
 
-def some(split: Split, count: int, seed: int) -> Split:
-    """So many images of a split, every class in its proportion; each seed takes others."""
+def sample(split: Split, count: int, seed: int) -> Split:
+    """Return `count` images of a split, stratified by class; each seed gives other images."""
     if count == len(split):
         return split
     share = count / len(split)
@@ -78,20 +80,20 @@ def some(split: Split, count: int, seed: int) -> Split:
 
 
 def settings(recipe: str, *changes: Settings) -> TrainConfig:
-    """The settings of a recipe, with changes; the data are handed over by themselves."""
+    """Return the settings of a recipe with changes; the data are passed separately."""
     return TrainConfig(**layered(recipe_settings(recipe), {"data": recipe}, *changes))
 
 
 def make_vit(config: TrainConfig, num_classes: int, seed: int) -> vitkit.ViT:
-    """The model of some settings, as noise that the seed decides."""
+    """Create the model with random weights that depend on the seed only."""
     torch.manual_seed(seed)
     model = vitkit.create_model(config.model, num_classes=num_classes, **config.spec)
     use_attention(model, "plain")
     return model
 
 
-def images_become(config: TrainConfig) -> Preprocess:
-    """The transform of some settings."""
+def preprocess_of(config: TrainConfig) -> Preprocess:
+    """Return the preprocessing of some settings."""
     size = config.spec["image_size"]
     return Preprocess(image_size=size, mean=config.mean, std=config.std, fit=config.fit)
 
@@ -102,20 +104,20 @@ def train(
     """Train a model in place.
 
     Args:
-        model: fresh.
-        config: optimizer, rate, batch, shifts, flips, loss; the warm-up is the same part of the
-            steps as it is of the recipe's epochs.
+        model: a model with initial weights.
+        config: optimizer, rate, batch, shifts, flips, loss; the warm-up has the same share of the
+            steps as of the recipe's epochs.
         split: training images.
         steps: optimizer steps.
-        seed: decides the order of the images and their changes.
+        seed: determines the order of the images and their augmentation.
 
     Returns:
-        `seconds`, the mean `loss` of the last tenth of the steps, and how many steps were left out
-        as a number was `not_finite`.
+        `seconds`, the mean `loss` of the last tenth of the steps, and `not_finite`, the number of
+        steps that were skipped because a value was not finite.
     """
-    preprocess = images_become(config)
+    preprocess = preprocess_of(config)
     augmentation = Augmentation(flip=config.flip, shift=config.shift)
-    arriving = TrainingSteps(
+    batches = TrainingSteps(
         split, preprocess, augmentation, batch_size=config.batch_size, seed=seed
     )
     optimizer = configured_optimizer(model, config)
@@ -125,26 +127,26 @@ def train(
     step = TrainingStep(objective, optimizer, feed, clip=config.clip_grad, seed=config.seed)
     warmup = round(steps * config.warmup_epochs / config.epochs)
     model.train()
-    losses, left_out, start = [], 0, time.perf_counter()
+    losses, skipped, start = [], 0, time.perf_counter()
     for number in range(steps):
         rate = learning_rate(
             number, config.sched, peak=config.lr, low=config.min_lr, warmup=warmup, total=steps
         )
         for group in optimizer.param_groups:
             group["lr"] = rate
-        made = step(arriving[number], number)
-        left_out += made.bad is not None
-        losses.append(made.loss)
-    last = [loss for loss in losses[-max(steps // 10, 1) :] if loss == loss]
+        result = step(batches[number], number)
+        skipped += result.bad is not None
+        losses.append(result.loss)
+    last = [loss for loss in losses[-max(steps // 10, 1) :] if loss == loss]  # without NaN
     return {
         "seconds": round(time.perf_counter() - start, 2),
         "loss": sum(last) / len(last) if last else float("inf"),
-        "not_finite": left_out,
+        "not_finite": skipped,
     }
 
 
 def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: int) -> float:
-    """The part of a split's images that the model, in eval mode, gets right."""
+    """Return the accuracy of the model in eval mode on a split."""
     model.eval()
 
     def forward(images: Tensor) -> Tensor:
@@ -152,7 +154,7 @@ def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: i
             logits: Tensor = model(images)
         return logits
 
-    scores = evaluate_model(forward, split, images_become(config), num_classes=num_classes)
+    scores = evaluate_model(forward, split, preprocess_of(config), num_classes=num_classes)
     return scores["top1"]
 
 
@@ -166,9 +168,9 @@ def trained(
     part: str = "score",
     make: Maker = make_vit,
 ) -> dict[str, float]:
-    """One training of what `make` gives, on `split`: `seed`, what `train` says, and `top1` on the
-    images that are there to score with, or on the `part` that is there to choose with."""
+    """Train the model that `make` creates; return `seed`, the results of `train`, and `top1` on the
+    images for scores, or with `part="choice"` on those for choices."""
     model = make(config, images.num_classes, seed)
-    made = train(model, config, split, steps=steps, seed=seed)
-    scored = images.choice if part == "choice" else images.score
-    return {"seed": seed, "top1": accuracy(model, config, scored, images.num_classes), **made}
+    results = train(model, config, split, steps=steps, seed=seed)
+    held_out = images.choice if part == "choice" else images.score
+    return {"seed": seed, "top1": accuracy(model, config, held_out, images.num_classes), **results}

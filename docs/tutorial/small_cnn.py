@@ -1,4 +1,4 @@
-"""A plain convolutional network about as large as the Fashion-MNIST recipe's ViT."""
+"""A plain CNN with about as many parameters as the ViT of the Fashion-MNIST recipe."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class SmallCNN(nn.Module):
-    """(B, 1, 28, 28) -> (B, K): four 3 x 3 convolutions, each normed, then the mean of the map."""
+    """Four 3 x 3 convolutions with BatchNorm, then the mean of the map: (B, 1, 28, 28) -> (B, K)."""
 
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__()
@@ -21,6 +21,6 @@ class SmallCNN(nn.Module):
 
 
 def layer(channels: int, maps: int, *, stride: int) -> list[nn.Module]:
-    """Convolution, norm over the batch, ReLU."""
+    """Return a convolution, its BatchNorm and ReLU."""
     convolution = nn.Conv2d(channels, maps, 3, stride=stride, padding=1, bias=False)
     return [convolution, nn.BatchNorm2d(maps), nn.ReLU()]
