@@ -33,7 +33,7 @@ def read(text: str) -> NotebookNode:
 
 
 def name_images(app: Sphinx, document: nodes.document) -> None:
-    """A drawn image is told, to those who do not see it, as its caption tells it."""
+    """Use the caption of a figure as the alternative text of its image, for screen readers."""
     for figure in document.findall(nodes.figure):
         captions = list(figure.findall(nodes.caption))
         for image in figure.findall(nodes.image):

@@ -80,7 +80,7 @@ def mend(element: ElementTree.Element) -> None:
 
 
 def formula(node: nodes.math | nodes.math_block, *, display: bool) -> tuple[str, str]:
-    """`to_mathml` of a node; what is wrong is told with page and line, and fails under -W."""
+    """Return a node as MathML; warn of a wrong formula with page and line (an error under -W)."""
     try:
         return to_mathml(node.astext(), display=display)
     except FormulaError as error:
