@@ -25,7 +25,7 @@ def test_the_command_line_shortens_spinning_before_torch_is_imported():
     unset = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=unset, capture_output=True,
                           text=True, check=False)  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "500 False"
+    assert done.stdout.splitlines()[-1] == "1000 False"
 
 
 @pytest.mark.parametrize("own", [{"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "ACTIVE"}])

@@ -11,11 +11,13 @@ import os
 import platform
 from collections.abc import MutableMapping
 
-SPINCOUNT = "500"
+SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
 
 The default is 300,000 or more. Beside another busy program the threads of one step then wait for
-each other while they occupy the cores that they wait for. `benchmarks/busy.py` measures it.
+each other while they occupy the cores that they wait for. Fewer iterations help a busy machine and
+cost a free one time, in small models most: docs/benchmarks.md has the figures of
+`benchmarks/busy.py`.
 """
 WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 """Variables by which a user decides how threads wait."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tiny_checkpoint import save_tiny
 
 import vitkit
 from vitkit import cli
@@ -304,15 +305,9 @@ def test_debug_shows_where_and_keeps_the_exit_code(tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def headed(tmp_path_factory) -> str:
-    """A checkpoint of two classes, one of them with a name that would move a cursor."""
-    model = vitkit.create_model(
-        "vit_tiny_patch16_224", image_size=8, patch_size=4, in_channels=1, depth=1, width=24,
-        num_heads=2, mlp_width=32, num_classes=10,
-    )  # fmt: skip
-    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
-    place = tmp_path_factory.mktemp("headed") / "m.safetensors"
+    """A checkpoint of ten classes, one of them with a name that would move a cursor."""
     classes = ("\x1b[2J", *"123456789")
-    return str(vitkit.save(place, model, preprocess=preprocess, classes=classes))
+    return save_tiny(tmp_path_factory.mktemp("headed") / "m.safetensors", classes)
 
 
 @pytest.mark.parametrize(

@@ -11,21 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiny_checkpoint import save_tiny
 
-import vitkit
 from vitkit import cli
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
     """An untrained checkpoint of the classes cat and dog."""
-    model = vitkit.create_model(
-        "vit_tiny_patch16_224", image_size=8, patch_size=4, in_channels=1, depth=1, width=24,
-        num_heads=2, mlp_width=32, num_classes=2,
-    )  # fmt: skip
-    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
-    path = tmp_path_factory.mktemp("checkpoint") / "m.safetensors"
-    return str(vitkit.save(path, model, preprocess=preprocess, classes=("cat", "dog")))
+    return save_tiny(tmp_path_factory.mktemp("checkpoint") / "m.safetensors", ("cat", "dog"))
 
 
 @pytest.fixture
