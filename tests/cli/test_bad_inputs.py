@@ -268,6 +268,14 @@ def test_images_in_the_place_of_the_checkpoint(complaint, tmp_path):
     )
 
 
+def test_a_checkpoint_with_example_images_is_no_image_folder(tmp_path, capsys):
+    root = folder(tmp_path / "d", "examples")
+    save_tiny(root / "model.safetensors", ("cat", "dog"))
+    image = next(root.glob("examples/*"))
+    assert cli.run(["predict", str(root), str(image)]) == 0
+    assert str(image) in capsys.readouterr().out
+
+
 def test_names_of_weights_are_suggested_and_no_files(complaint, tmp_path):
     message = complaint("inspect", "vit_tiny_patch16_22")
     assert "no published checkpoint has that name (did you mean 'vit_tiny_patch16_224" in message

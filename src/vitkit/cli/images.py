@@ -114,7 +114,10 @@ def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
 
 def _is_image_folder(folder: Path) -> bool:
     """Return True for a folder with class folders, and no file of a run or a checkpoint."""
-    if any((folder / name).exists() for name in ("config.yaml", "config.json", "weights")):
+    # a checkpoint may have a folder of example images, and a run its plots
+    checkpoints = ("config.yaml", "config.json", "weights", "*/config.yaml")
+    endings = ("*.safetensors", "*.npz", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
+    if any(True for pattern in (*checkpoints, *endings) for _ in folder.glob(pattern)):
         return False
     # <class>/*.jpg or train/<class>/*.jpg
     inside = itertools.chain(folder.glob("*/*"), folder.glob("*/*/*"))
