@@ -91,6 +91,17 @@ def recorded(backend: str) -> float:
     return max(differences)
 
 
+def backbone(backend: str) -> float:
+    """Maps of inner layers, compiled as one graph and exported with a dynamic batch."""
+    model = vitkit.FeatureMaps(noisy_vit(SPEC.replace(depth=3)).eval(), [0, 1])
+    batch, images = {0: torch.export.Dim("batch")}, random_images(5, 32)
+    whole = torch.compile(model, fullgraph=True, backend=backend)
+    with torch.no_grad():
+        program = torch.export.export(model, (images[:2],), dynamic_shapes=(batch,)).module()
+        expected = torch.cat(model(images))
+        return max(relative(torch.cat(made(images)), expected) for made in (whole, program))
+
+
 def exported(name: str) -> float:
     """Export with a dynamic batch, and a trace, run with other batches than they were made with."""
     model = noisy_vit(SPEC.replace(**(VARIATIONS | STEMS)[name])).eval()
@@ -119,6 +130,7 @@ def exported_transformer() -> float:
 
 CASES: dict[str, Case] = {
     "train plain aot_eager": lambda: trained("aot_eager"),
+    "features plain aot_eager": lambda: backbone("aot_eager"),
     "record plain aot_eager": lambda: recorded("aot_eager"),
 }
 if any(map(shutil.which, ("c++", "g++", "clang++"))):  # inductor writes C++ for CPUs

@@ -10,11 +10,13 @@ from contextlib import contextmanager
 
 @contextmanager
 def listening(answer: Callable[[http.server.BaseHTTPRequestHandler], None]) -> Iterator[str]:
-    """Its address; `answer` is called with every request to GET something."""
+    """Its address; `answer` is called with every request to GET something, or for a tunnel."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             answer(self)
+
+        do_CONNECT = do_GET
 
         def log_message(self, *_: object) -> None:
             pass

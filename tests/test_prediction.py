@@ -13,8 +13,15 @@ from PIL import Image
 from processes import PATIENCE
 
 import vitkit
-from vitkit import prediction
-from vitkit.errors import CheckpointError, DeviceError, ImageError, SettingError, UserError
+from vitkit.errors import (
+    CheckpointError,
+    DataError,
+    DeviceError,
+    ImageError,
+    SettingError,
+    UserError,
+)
+from vitkit.prediction import predictor as prediction
 
 PREPROCESS = vitkit.Preprocess(image_size=16, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
 
@@ -156,9 +163,10 @@ def test_what_is_wrong_is_named(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
     with pytest.raises(ImageError, match="image 1: mode"):
         predictor([images[0], np.zeros((4, 4, 3), np.float32)])
-    for one in (images[0], "a.png"):  # both can be iterated over, by rows and by letters
-        with pytest.raises(SettingError, match=r"got one image; write \[image\]"):
-            predictor(one)
+    with pytest.raises(SettingError, match=r"got one image; write \[image\]"):
+        predictor(images[0])  # it could be iterated over by rows
+    with pytest.raises(DataError, match=r"nowhere\.png: no such image"):
+        predictor("nowhere.png")
     with pytest.raises(SettingError, match="precision 'float8' does not exist"):
         vitkit.Predictor.from_checkpoint(checkpoint, precision="float8")
     with pytest.raises(SettingError, match="top_k = 0: must be 1 or more"):
@@ -215,9 +223,12 @@ def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
         (lambda: vitkit.Predictor.from_checkpoint(checkpoint.model), "a ViT is not a checkpoint"),
         (lambda: vitkit.evaluate(checkpoint.model, "digits"), "a ViT is not a checkpoint"),
         (lambda: vitkit.adapt(checkpoint.model, num_classes=2), "not a ViT; .* vitkit.resized"),
-        (lambda: vitkit.train(images), "data is a list; pass the path of a folder"),
-        (lambda: vitkit.evaluate(checkpoint, np.zeros(3)), "data is a ndarray; pass the path"),
-        (lambda: vitkit.check(images), "data is a list; pass the path"),
+        (lambda: vitkit.train(images), r"items\[0\] is a ndarray; expected \(image, label\)"),
+        (
+            lambda: vitkit.evaluate(checkpoint, np.zeros(3)),
+            r"one ndarray .* pass \(images, labels\)",
+        ),
+        (lambda: vitkit.check(images), r"items\[0\] is a ndarray; expected"),
     ]
     for call, message in cases:
         with pytest.raises(UserError, match=message) as error:

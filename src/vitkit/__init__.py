@@ -12,11 +12,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitkit.api import compare as compare
     from vitkit.api import explain as explain
+    from vitkit.api import show_batch as show_batch
     from vitkit.api import train as train
     from vitkit.data.checks.check import check as check
+    from vitkit.data.datasets.dataset import Dataset as Dataset
+    from vitkit.data.loading.training_transform import training_transform as training_transform
     from vitkit.data.sources.open import open_dataset as open_dataset
+    from vitkit.errors import CheckpointError as CheckpointError
+    from vitkit.errors import DataError as DataError
+    from vitkit.errors import DeviceError as DeviceError
+    from vitkit.errors import ImageError as ImageError
+    from vitkit.errors import Interrupted as Interrupted
+    from vitkit.errors import LoaderError as LoaderError
+    from vitkit.errors import MissingExtraError as MissingExtraError
+    from vitkit.errors import NonFiniteError as NonFiniteError
+    from vitkit.errors import OutputError as OutputError
+    from vitkit.errors import SettingError as SettingError
+    from vitkit.errors import ShapeError as ShapeError
+    from vitkit.errors import SpecError as SpecError
+    from vitkit.errors import UserCodeError as UserCodeError
+    from vitkit.errors import UserError as UserError
     from vitkit.errors import VitkitError as VitkitError
+    from vitkit.evaluation.comparison import Comparison as Comparison
     from vitkit.evaluation.evaluate import evaluate as evaluate
+    from vitkit.evaluation.result import Evaluation as Evaluation
+    from vitkit.explaining.overlay import Explanation as Explanation
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
@@ -24,27 +44,35 @@ if TYPE_CHECKING:
     from vitkit.models.embedding import PatchEmbedding as PatchEmbedding
     from vitkit.models.encoder import Encoder as Encoder
     from vitkit.models.encoder import EncoderBlock as EncoderBlock
+    from vitkit.models.interface.feature_maps import FeatureMaps as FeatureMaps
     from vitkit.models.mlp import MLP as MLP
-    from vitkit.models.presets import list_models as list_models
+    from vitkit.models.readout import Features as Features
     from vitkit.models.record import Record as Record
     from vitkit.models.transformer import Transformer as Transformer
     from vitkit.models.vit import ViT as ViT
-    from vitkit.prediction import Prediction as Prediction
-    from vitkit.prediction import Predictor as Predictor
-    from vitkit.prediction import embed as embed
+    from vitkit.prediction.embedding import embed as embed
+    from vitkit.prediction.find import find_images as find_images
+    from vitkit.prediction.predictor import Prediction as Prediction
+    from vitkit.prediction.predictor import Predictor as Predictor
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
+    from vitkit.train_settings import TrainSettings as TrainSettings
+    from vitkit.training.config.train_config import TrainConfig as TrainConfig
     from vitkit.training.distillation.wrapper import DistillWrapper as DistillWrapper
+    from vitkit.training.monitoring.curves import LearningCurves as LearningCurves
     from vitkit.training.optimization.activation_checkpointing import (
         checkpoint_gradients as checkpoint_gradients,
     )
     from vitkit.training.optimization.freezing import freeze as freeze
     from vitkit.training.optimization.parameter_groups import parameter_groups as parameter_groups
+    from vitkit.training.result import TrainResult as TrainResult
     from vitkit.training.step import Objective as Objective
     from vitkit.training.step import TrainingStep as TrainingStep
     from vitkit.training.trainer import Callback as Callback
     from vitkit.training.trainer import Trainer as Trainer
     from vitkit.weights.adapt import adapt as adapt
+    from vitkit.weights.catalogue import list_models as list_models
+    from vitkit.weights.checkpoint import Checkpoint as Checkpoint
     from vitkit.weights.convert import ConversionReport as ConversionReport
     from vitkit.weights.convert import convert as convert
     from vitkit.weights.converting.resized_model import resized as resized
@@ -56,11 +84,32 @@ if TYPE_CHECKING:
     from vitkit.weights.pretrained import create_model as create_model
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "vitkit.api": ("compare", "explain", "train"),
+    "vitkit.api": ("compare", "explain", "show_batch", "train"),
     "vitkit.data.checks.check": ("check",),
+    "vitkit.data.datasets.dataset": ("Dataset",),
+    "vitkit.data.loading.training_transform": ("training_transform",),
     "vitkit.data.sources.open": ("open_dataset",),
-    "vitkit.errors": ("VitkitError",),
+    "vitkit.errors": (
+        "CheckpointError",
+        "DataError",
+        "DeviceError",
+        "ImageError",
+        "Interrupted",
+        "LoaderError",
+        "MissingExtraError",
+        "NonFiniteError",
+        "OutputError",
+        "SettingError",
+        "ShapeError",
+        "SpecError",
+        "UserCodeError",
+        "UserError",
+        "VitkitError",
+    ),
+    "vitkit.evaluation.comparison": ("Comparison",),
     "vitkit.evaluation.evaluate": ("evaluate",),
+    "vitkit.evaluation.result": ("Evaluation",),
+    "vitkit.explaining.overlay": ("Explanation",),
     "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -68,26 +117,56 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "scaled_dot_product_attention",
     ),
     "vitkit.models.embedding": ("PatchEmbedding",),
-    "vitkit.models.encoder": ("Encoder", "EncoderBlock"),
+    "vitkit.models.encoder": (
+        "Encoder",
+        "EncoderBlock",
+    ),
+    "vitkit.models.interface.feature_maps": ("FeatureMaps",),
     "vitkit.models.mlp": ("MLP",),
-    "vitkit.models.presets": ("list_models",),
+    "vitkit.models.readout": ("Features",),
     "vitkit.models.record": ("Record",),
     "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
-    "vitkit.prediction": ("Prediction", "Predictor", "embed"),
-    "vitkit.spec": ("Preprocess", "ViTSpec"),
+    "vitkit.prediction.embedding": ("embed",),
+    "vitkit.prediction.find": ("find_images",),
+    "vitkit.prediction.predictor": (
+        "Prediction",
+        "Predictor",
+    ),
+    "vitkit.spec": (
+        "Preprocess",
+        "ViTSpec",
+    ),
+    "vitkit.train_settings": ("TrainSettings",),
+    "vitkit.training.config.train_config": ("TrainConfig",),
     "vitkit.training.distillation.wrapper": ("DistillWrapper",),
+    "vitkit.training.monitoring.curves": ("LearningCurves",),
     "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
     "vitkit.training.optimization.freezing": ("freeze",),
     "vitkit.training.optimization.parameter_groups": ("parameter_groups",),
-    "vitkit.training.step": ("Objective", "TrainingStep"),
-    "vitkit.training.trainer": ("Callback", "Trainer"),
+    "vitkit.training.result": ("TrainResult",),
+    "vitkit.training.step": (
+        "Objective",
+        "TrainingStep",
+    ),
+    "vitkit.training.trainer": (
+        "Callback",
+        "Trainer",
+    ),
     "vitkit.weights.adapt": ("adapt",),
-    "vitkit.weights.convert": ("ConversionReport", "convert"),
+    "vitkit.weights.catalogue": ("list_models",),
+    "vitkit.weights.checkpoint": ("Checkpoint",),
+    "vitkit.weights.convert": (
+        "ConversionReport",
+        "convert",
+    ),
     "vitkit.weights.converting.resized_model": ("resized",),
     "vitkit.weights.formats.registry": ("formats",),
     "vitkit.weights.formats.vitkit": ("save",),
-    "vitkit.weights.inspection": ("Inspection", "inspect"),
+    "vitkit.weights.inspection": (
+        "Inspection",
+        "inspect",
+    ),
     "vitkit.weights.load": ("load",),
     "vitkit.weights.pretrained": ("create_model",),
 }
@@ -98,22 +177,47 @@ __version__ = _version("vitkit")
 __all__ = [
     "MLP",
     "Callback",
+    "Checkpoint",
+    "CheckpointError",
+    "Comparison",
     "ConversionReport",
     "CrossAttention",
+    "DataError",
+    "Dataset",
+    "DeviceError",
     "DistillWrapper",
     "Encoder",
     "EncoderBlock",
+    "Evaluation",
+    "Explanation",
+    "FeatureMaps",
+    "Features",
+    "ImageError",
     "Inspection",
+    "Interrupted",
+    "LearningCurves",
+    "LoaderError",
+    "MissingExtraError",
     "MultiHeadSelfAttention",
+    "NonFiniteError",
     "Objective",
+    "OutputError",
     "PatchEmbedding",
     "Prediction",
     "Predictor",
     "Preprocess",
     "Record",
+    "SettingError",
+    "ShapeError",
+    "SpecError",
+    "TrainConfig",
+    "TrainResult",
+    "TrainSettings",
     "Trainer",
     "TrainingStep",
     "Transformer",
+    "UserCodeError",
+    "UserError",
     "ViT",
     "ViTSpec",
     "VitkitError",
@@ -126,6 +230,7 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "find_images",
     "formats",
     "freeze",
     "inspect",
@@ -136,8 +241,10 @@ __all__ = [
     "resized",
     "save",
     "scaled_dot_product_attention",
+    "show_batch",
     "summary",
     "train",
+    "training_transform",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Functions that join several packages: train, compare and explain.
+"""Functions that join several packages: train, show_batch, compare and explain.
 
 The other public functions live in the package that does their work; `vitkit.__getattr__` imports
 them from there.
@@ -8,24 +8,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
-from vitkit.data.sources.open import refuse_objects
+from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device, resolve_device
 from vitkit.evaluation.comparison import Comparison, compare_checkpoints
 from vitkit.explaining.explain import explain_pixels, find_method
 from vitkit.explaining.overlay import Explanation
-from vitkit.prediction import ImageSource, Predictor, read_image
+from vitkit.prediction.images import AnyImage, read_any_image
+from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from vitkit.train_settings import TrainSettings
     from vitkit.training.result import TrainResult
 
 # Training is imported in the functions that need it: an explanation must not wait for that.
 
 
-def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> TrainResult:
+def train(
+    data: DataSource | None = None,
+    *,
+    recipe: str | Path | None = None,
+    **settings: Unpack[TrainSettings],
+) -> TrainResult:
     """Train a ViT on your images; the same settings as `vitkit train`.
 
     With `resume`, the settings start from those the run was started with. With `auto=True` and a
@@ -33,10 +42,13 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
     is worth it; the winner is `.best`, and `search.json` in the folder lists them all.
 
     Args:
-        data: a folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`, or
-            `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`.
+        data: a folder of images, a CSV or Parquet file, `wds:SHARDS.tar`, `hf://owner/name`,
+            `digits`, `mnist`, `fashion-mnist`, `cifar10`, `cifar100`; or an object: (images,
+            labels) as arrays, a list of (path, label), a map-style torch Dataset, a
+            `datasets.Dataset`, or a dict of these by split, as `open_dataset` explains. To resume
+            a run, pass its object again; a path or a name may be left out.
         recipe: a recipe's name or a YAML file to start from.
-        **settings: any field of `TrainConfig`, such as `epochs=10`, `output="runs/cats"`, or
+        **settings: any field of `TrainSettings`, such as `epochs=10`, `output="runs/cats"`, or
             `spec={"patch_size": 4}`; a path may be a `Path`.
 
     Returns:
@@ -48,22 +60,53 @@ def train(data: str | Path, *, recipe: str | None = None, **settings: Any) -> Tr
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     from vitkit.training.auto.auto import run_search
-    from vitkit.training.resume import settings_of_call
+    from vitkit.training.setup.call import settings_of_python_call
     from vitkit.training.train import train as train_config
 
-    refuse_objects(data)
-    given: dict[str, Any] = {"data": str(data)}
-    if recipe is not None:
-        given["recipe"] = recipe
-    for name, value in settings.items():
-        given[name] = str(value) if isinstance(value, Path) else value
-    config = settings_of_call(given)
-    return run_search(config) if config.auto else train_config(config)
+    given = {} if recipe is None else {"recipe": recipe}
+    with settings_of_python_call(data, {**settings, **given}) as config:
+        return run_search(config) if config.auto else train_config(config)
+
+
+def show_batch(
+    data: DataSource,
+    *,
+    recipe: str | Path | None = None,
+    max_images: int = 24,
+    **settings: Unpack[TrainSettings],
+) -> Figure:
+    """Draw the first images that training would feed to the model, with their labels.
+
+    They are cropped, flipped, augmented and mixed as in the first step of `train` with the same
+    arguments; of mixed images both labels and their weights are shown. Nothing is written.
+
+    >>> figure = show_batch("digits", recipe="digits", max_images=4)
+    >>> len(figure.axes), figure.axes[0].texts[0].get_text()
+    (4, '8')
+
+    Args:
+        data: as for `train`.
+        recipe: as for `train`.
+        max_images: images to draw, of those in the first batch.
+        **settings: as for `train`.
+
+    Returns:
+        A matplotlib Figure; a notebook shows it, `.savefig("batch.png")` writes it.
+
+    Raises:
+        UserError: wrong settings or data, as for `train`; `auto` and `probe`, which train on no
+            augmented images.
+    """
+    # imported here: matplotlib takes half a second, training one more
+    from vitkit.training.setup.first_batch import draw_first_batch
+
+    given = {} if recipe is None else {"recipe": recipe}
+    return draw_first_batch(data, {**settings, **given}, max_images)
 
 
 def compare(
     *checkpoints: str | Path,
-    data: str | Path | None = None,
+    data: DataSource | None = None,
     split: str | None = None,
     data_root: str | Path | None = None,
     cache: str | Path | None = None,
@@ -96,22 +139,23 @@ def compare(
     """
     from vitkit.training.config.run_kind import kind_of_run
 
-    return compare_checkpoints(
-        *checkpoints,
-        data=data,
-        data_root=data_root,
-        kind_of_run=kind_of_run,
-        split=split,
-        cache=cache,
-        device=device,
-        batch_size=batch_size,
-        workers=workers,
-    )
+    with kept_data(data) as address:
+        return compare_checkpoints(
+            *checkpoints,
+            data=address,
+            data_root=data_root,
+            kind_of_run=kind_of_run,
+            split=split,
+            cache=cache,
+            device=device,
+            batch_size=batch_size,
+            workers=workers,
+        )
 
 
 def explain(
     checkpoint: Checkpoint | str | Path,
-    image: ImageSource,
+    image: AnyImage,
     *,
     method: str = "attention",
     layer: int = -1,
@@ -139,7 +183,7 @@ def explain(
     """
     find_method(method)  # before the weights are loaded
     checkpoint = as_checkpoint(checkpoint)
-    pixels = read_image(image)
+    pixels = read_any_image(image)
     # one copy on the device, for the map and for the prediction
     model = on_device(checkpoint.model, resolve_device(device))
     checkpoint = replace(checkpoint, model=model)

@@ -11,7 +11,8 @@
     │   ├── CheckpointError                            a file that is not the checkpoint expected
     │   ├── OutputError                                a path that cannot be written
     │   ├── DeviceError                                a device that does not exist here
-    │   └── MissingExtraError                          a feature whose extra is not installed
+    │   ├── MissingExtraError                          a feature whose extra is not installed
+    │   └── UserCodeError                              a callback, metric or transform that raised
     ├── NonFiniteError             exit 3              training diverged
     └── Interrupted                exit 128 + signal   stopped by a signal, after saving
 
@@ -166,6 +167,24 @@ class DeviceError(UserError):
 
 class MissingExtraError(UserError):
     """A feature whose optional dependencies are not installed."""
+
+
+class UserCodeError(UserError):
+    """A function or an object of the user's that raised, or returned something else than agreed.
+
+    The message has its name; `__cause__` is the error itself, with its traceback.
+    """
+
+    @classmethod
+    def raised_by(cls, what: str, error: Exception, where: str) -> UserCodeError:
+        """Return the error on what raised: `the callback Mine raised KeyError in after_step: ...`.
+
+        Args:
+            what: the function or the object.
+            error: what it raised.
+            where: at what, such as `in after_step`.
+        """
+        return cls(f"{what} raised {type(error).__name__} {where}: {error}")
 
 
 class NonFiniteError(VitkitError):

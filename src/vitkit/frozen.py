@@ -9,14 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from pydantic_core import ErrorDetails
 
-from vitkit.errors import UserError
+from vitkit.errors import SpecError, UserError
 from vitkit.messages import did_you_mean, plural
 
 Instance = TypeVar("Instance")
@@ -56,6 +56,58 @@ def field_names(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
+def nearest_field(cls: type[Any], name: str) -> str:
+    """Suggest the field that an unknown name means: by `cls.OTHER_NAMES`, else by its letters."""
+    other_names: Mapping[str, tuple[str, ...]] = getattr(cls, "OTHER_NAMES", {})
+    if name in other_names:
+        return f" (did you mean {other_names[name][0]!r}?)"
+    known = field_names(cls)
+    listed = f"; it has {', '.join(known)}" if len(known) <= MOST_LISTED else ""
+    return did_you_mean(name, known) or listed
+
+
+MOST_LISTED = 12
+"""Fields of a class that a message lists."""
+MAX_LIST_LENGTH = 1000
+"""Values of a field that is a list; no model needs as many."""
+Description = TypeVar("Description", bound="Described")
+
+
+class Described:
+    """The base of `ViTSpec` and `Preprocess`: to JSON, from JSON, and copies with changes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values; `from_json` is the inverse."""
+        return to_json(self)
+
+    @classmethod
+    def from_json(cls: type[Description], values: Mapping[str, Any]) -> Description:
+        """Return the description of these values; `SpecError` for unknown or wrong fields."""
+        return cls(**_object(values, cls))
+
+    def replace(self: Description, **changes: Any) -> Description:
+        """Return a copy with some fields changed, validated again."""
+        return type(self)(**vars(self) | changes)
+
+
+def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
+    """Check that values are fields of the class, before pydantic keeps an error for each other."""
+    if not isinstance(values, Mapping):
+        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
+    known = field_names(cls)
+    unknown = [name for name in values if name not in known]
+    if unknown:
+        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        near = nearest_field(cls, unknown[0])
+        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
+    for name, value in values.items():
+        if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
+            raise SpecError(
+                f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
+            )
+    return values
+
+
 MISSING = ("missing", "missing_argument", "missing_keyword_only_argument")
 """Kinds of pydantic's errors about a field, or a value of a tuple, that was not given."""
 
@@ -70,7 +122,7 @@ def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserErr
     more = len({problem["loc"][0] for problem in problems if problem["loc"]} - {name})
     others = f" (and {more} more)" if more else ""
     if kind == "unexpected_keyword_argument":
-        text = f"{cls.__name__} has no field {name!r}{did_you_mean(name, field_names(cls))}"
+        text = f"{cls.__name__} has no field {name!r}{nearest_field(cls, name)}"
     elif kind in MISSING and len(first["loc"]) == 1:
         text = f"{cls.__name__} needs the field {name!r}"
     # raised by a validator of ours, whose text is a whole message

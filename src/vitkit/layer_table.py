@@ -89,6 +89,9 @@ class LayerTable:
     def render(self, depth: int = 3, *, narrow: bool = False) -> Table:
         """Return a rich table of the modules at most `depth` deep.
 
+        Equal modules in a row, such as the blocks of an encoder, are one row with the numbers of
+        one of them: `EncoderBlock (0-11) x12`. `Identity`, which computes nothing, is left out.
+
         Args:
             depth: how many levels of modules to show.
             narrow: leave out frames, input sizes and the trainable parameters of each module, so
@@ -102,6 +105,7 @@ class LayerTable:
             box=None if narrow else HEAVY_HEAD,
             pad_edge=not narrow,
             padding=(0, 1),
+            collapse_padding=narrow,
         )
         for header in TEXT_COLUMNS + NUMBER_COLUMNS:
             if narrow and header in ("input", "trainable"):
@@ -110,9 +114,9 @@ class LayerTable:
                 table.add_column(header, justify="right", no_wrap=True)
             else:
                 table.add_column(header)
-        for row in self.rows:
-            if row.depth <= depth:
-                cells = _cells(row)
+        for row, count in _folded(self.rows):
+            if row.depth <= depth and row.kind != "Identity":
+                cells = _cells(row, count)
                 table.add_row(*(cells[str(column.header)] for column in table.columns))
         table.caption = (
             f"parameters {model_row.parameters:,}, trainable {model_row.trainable:,}\n"
@@ -183,11 +187,43 @@ def on_meta(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, tensors).eval()
 
 
-def _cells(row: LayerRow) -> dict[str, str]:
+def _folded(rows: Sequence[LayerRow]) -> list[tuple[LayerRow, int]]:
+    """Return the rows with how many equal neighbours each stands for; theirs are left out."""
+    folded: list[tuple[LayerRow, int]] = []
+    start = 0
+    while start < len(rows):
+        end = _end(rows, start)
+        count, following = 1, end
+        # items of a list: their names are numbers
+        if rows[start].name.rpartition(".")[2].isdigit():
+            one = _without_prefix(rows[start:end])
+            while one == _without_prefix(rows[following : _end(rows, following)]):
+                count, following = count + 1, _end(rows, following)
+        folded += [(rows[start], count), *_folded(rows[start + 1 : end])]
+        start = following
+    return folded
+
+
+def _end(rows: Sequence[LayerRow], start: int) -> int:
+    """Return the index after the last row inside the module of the row `start`."""
+    end = start + 1
+    while end < len(rows) and rows[end].depth > rows[start].depth:
+        end += 1
+    return end
+
+
+def _without_prefix(rows: Sequence[LayerRow]) -> list[LayerRow]:
+    """Return the rows of a module with names that do not say where it is."""
+    return [replace(row, name=row.name.removeprefix(rows[0].name)) for row in rows]
+
+
+def _cells(row: LayerRow, count: int) -> dict[str, str]:
     """Format a row of the table, by column; cells without a number are empty."""
     variable = row.name.rpartition(".")[2]
     title = "  " * row.depth + row.kind
-    if variable:
+    if count > 1:
+        title += f" ({variable}-{int(variable) + count - 1}) x{count}"
+    elif variable:
         title += f" ({variable})"
     cells = dict.fromkeys(NUMBER_COLUMNS, "")
     if row.parameters:

@@ -67,7 +67,7 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
 def _nearest(word: str, choices: Iterable[str], count: int) -> list[str]:
     # compared in lower case, suggested as written
     by_lower = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.5)
+    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.6)
     return [by_lower[match] for match in matches]
 
 

@@ -1,4 +1,4 @@
-"""Process-wide settings that make training on a CPU faster.
+"""Process-wide settings: memory and threads for training on a CPU, and a memory of Ctrl-C.
 
 The command line applies them to itself and to the processes that it starts. A script that imports
 vitkit decides for itself; `docs/benchmarks.md` lists the settings.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 from collections.abc import MutableMapping
+from types import FrameType
 
 SPINCOUNT = "1000"
 """Iterations that a thread of GNU OpenMP (libgomp) spins before it sleeps.
@@ -28,6 +30,24 @@ TRIM_BYTES = 2**30
 """Free memory at the end of the heap that is kept."""
 MMAP_BYTES = 2**25
 """Size from which memory comes from the system and is returned to it; the largest for glibc."""
+INTERRUPTS: list[int] = []
+"""Every Ctrl-C since `remember_interrupts`."""
+
+
+def remember_interrupts() -> None:
+    """Note each Ctrl-C in `INTERRUPTS`, beside the exception that it raises.
+
+    Some libraries drop an exception that comes while they are imported, and fail with another one
+    later. Where Ctrl-C is ignored, as in a background job, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note_interrupt)
+
+
+def note_interrupt(signum: int, frame: FrameType | None) -> None:
+    """Handle a Ctrl-C: note it, and raise `KeyboardInterrupt`."""
+    INTERRUPTS.append(signum)
+    signal.default_int_handler(signum, frame)
 
 
 def shorten_spinning(environment: MutableMapping[str, str]) -> None:

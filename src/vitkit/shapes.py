@@ -12,9 +12,10 @@ beartype) and cost nothing otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 Images: TypeAlias = Float[Tensor, "B C H W"]
@@ -23,5 +24,18 @@ Logits: TypeAlias = Float[Tensor, "B K"]
 Pooled: TypeAlias = Float[Tensor, "B D"]
 AttentionMaps: TypeAlias = Float[Tensor, "B k Q T"]
 Grid: TypeAlias = tuple[int, int]
+Targets: TypeAlias = Int64[Tensor, " B"] | Float[Tensor, "B K"]
+"""Class numbers, or a probability for every class."""
+Loss: TypeAlias = Callable[[Logits, Targets], Tensor]
+"""A function of logits and targets that returns the mean over the images, in nats."""
 
-__all__ = ["AttentionMaps", "Grid", "Images", "Logits", "Pooled", "Tokens"]
+__all__ = [
+    "AttentionMaps",
+    "Grid",
+    "Images",
+    "Logits",
+    "Loss",
+    "Pooled",
+    "Targets",
+    "Tokens",
+]

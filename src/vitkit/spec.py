@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from importlib import import_module
 from numbers import Integral
-from typing import Annotated, Any, Literal, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, SupportsIndex
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from vitkit.errors import SpecError
-from vitkit.frozen import field_names, frozen, to_json
-from vitkit.messages import did_you_mean
+from vitkit.frozen import Described, frozen
+from vitkit.timm_keywords import TIMM_KEYWORDS
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def _as_pair(value: object) -> object:
@@ -84,52 +87,14 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
     return width // num_heads
 
 
-MAX_LIST_LENGTH = 1000
-"""Values of a field that is a list; no model needs as many."""
-Description = TypeVar("Description", bound="_Described")
-
-
-class _Described:
-    """The base of `ViTSpec` and `Preprocess`: to JSON, from JSON, and copies with changes."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values; `from_json` is the inverse."""
-        return to_json(self)
-
-    @classmethod
-    def from_json(cls: type[Description], values: Mapping[str, Any]) -> Description:
-        """Return the description of these values; `SpecError` for unknown or wrong fields."""
-        return cls(**_object(values, cls))
-
-    def replace(self: Description, **changes: Any) -> Description:
-        """Return a copy with some fields changed, validated again."""
-        return type(self)(**vars(self) | changes)
-
-
-def _object(values: object, cls: type[Any]) -> Mapping[str, Any]:
-    """Check that values are fields of the class, before pydantic keeps an error for each other."""
-    if not isinstance(values, Mapping):
-        raise SpecError(f"expected an object of fields, not {type(values).__name__}")
-    known = field_names(cls)
-    unknown = [name for name in values if name not in known]
-    if unknown:
-        more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
-        near = did_you_mean(unknown[0], known)
-        raise SpecError(f"{cls.__name__} has no field {unknown[0]!r}{near}{more}")
-    for name, value in values.items():
-        if isinstance(value, list) and len(value) > MAX_LIST_LENGTH:
-            raise SpecError(
-                f"{cls.__name__}.{name} has {len(value)} values, more than {MAX_LIST_LENGTH}"
-            )
-    return values
-
-
 @frozen(raises=SpecError)
-class ViTSpec(_Described):
+class ViTSpec(Described):
     """The architecture of a plain ViT ("An Image is Worth 16x16 Words", Sec. 3.1).
 
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
     """
+
+    OTHER_NAMES: ClassVar = TIMM_KEYWORDS
 
     image_size: Size = (224, 224)
     """Height and width of the images of the position table, in pixels."""
@@ -357,7 +322,7 @@ Channel = tuple[float] | tuple[float, float, float]
 
 
 @frozen(raises=SpecError)
-class Preprocess(_Described):
+class Preprocess(Described):
     """The evaluation transform of a decoded image, (H, W, 3) uint8 RGB.
 
     The image is converted to grey for one channel (Rec. 601), resized to `image_size`, divided by
@@ -393,3 +358,27 @@ class Preprocess(_Described):
     def channels(self) -> int:
         """The number of channels C, 1 for grey and 3 for RGB."""
         return len(self.mean)
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return the model's input for an image, as evaluation and prediction compute it.
+
+        >>> import numpy as np
+        >>> preprocess = Preprocess(image_size=32)
+        >>> photograph = np.zeros((480, 640, 3), np.uint8)
+        >>> preprocess(photograph).shape, preprocess([photograph, photograph]).shape
+        (torch.Size([3, 32, 32]), torch.Size([2, 3, 32, 32]))
+
+        Args:
+            image: a path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or (H, W)
+                uint8 RGB or grey [0, 255]; or a list of these.
+
+        Returns:
+            (C, h, w) float32, normalised, on the CPU; (B, C, h, w) for a list of B images.
+
+        Raises:
+            ImageError: an image that cannot be used, by name or number.
+            SettingError: not an image; or an empty list.
+        """
+        # by its name: reading a description needs neither torch nor Pillow
+        inputs: Tensor = import_module("vitkit.data.images.model_inputs").model_inputs(image, self)
+        return inputs

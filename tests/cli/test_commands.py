@@ -143,7 +143,7 @@ def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_pa
         assert process.stderr is not None
         process.stdout.close()
         errors = process.stderr.read()
-    assert (process.returncode, errors) == (0, b"")
+    assert (process.returncode, errors.decode()) == (0, f"wrote {table}: 600 images\n")
     assert len(table.read_text().splitlines()) == 1 + 600 * 5
 
 
@@ -189,8 +189,11 @@ def test_embed_writes_features_with_names(run, best, tmp_path):
 @pytest.mark.parametrize(
     ("name", "numbers"),
     [
-        ("vit_tiny_patch16_224", ["5,717,416  1,253.68 M", "197 x 192 "]),
-        ("vit_huge_patch14_224", ["632,045,800  167,295.11 M", "95.07 M", "257 x 1280 "]),
+        ("vit_tiny_patch16_224", ["5,717,416 1,253.68 M", "197 x 192 ", "EncoderBlock (0-11) x12"]),
+        (
+            "vit_huge_patch14_224",
+            ["632,045,800 167,295.11 M", "95.07 M", "257 x 1280 ", "(0-31) x32"],
+        ),
     ],
 )
 def test_summary_cuts_nothing_on_a_terminal_of_80_columns(name, numbers, monkeypatch, capsys):
@@ -209,7 +212,7 @@ def test_summary_and_models(best, capsys):
     assert "86,567,656" in text
     assert "17,563.83 M" in text
     assert cli.run(["summary", best]) == 0
-    assert "1 x 1 x 8 x 8" in capsys.readouterr().out
+    assert "1 x 10 " in capsys.readouterr().out
     assert cli.run(["models", "vit_base_patch16_?84"]) == 0
     assert capsys.readouterr().out.split() == [
         "vit_base_patch16_384",
@@ -218,6 +221,17 @@ def test_summary_and_models(best, capsys):
         "384x384",
         "ViT",
     ]
+
+
+def test_published_weights_are_listed_by_their_licence(capsys):
+    def licences(*arguments: str) -> set[str]:
+        assert cli.run(["models", "--pretrained", "--licence", *arguments]) == 0
+        found = set(re.findall(r"(\S+) +(?:timm|Google|DeiT)\b", capsys.readouterr().out))
+        return found & {"apache-2.0", "mit", "cc-by-nc-4.0", "dinov3-license"}
+
+    assert licences("permissive", "vit_*") == {"apache-2.0", "mit"}
+    assert licences("non-commercial", "vit_*") == {"cc-by-nc-4.0"}
+    assert licences("dinov3-license") == {"dinov3-license"}
 
 
 def test_help_and_version(capsys):
@@ -268,6 +282,24 @@ def test_ctrl_c_and_sigterm_save_and_say_how_to_go_on(tmp_path, signum, code):
     assert "Traceback" not in message
     assert vitkit.load(output / "weights" / "last.safetensors").model.spec.depth == 1
     assert not list(output.glob("state/.tmp*"))
+
+
+def test_ctrl_c_twice_leaves_at_once_and_names_the_state(tmp_path):
+    output = tmp_path / "run"
+    endless = [flag if flag != "2" else "500" for flag in TRAIN]
+    with forked(["train", "digits", "--output", str(output), *endless], tmp_path) as child:
+        wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
+        for _ in range(2):
+            child.send_signal(signal.SIGINT)
+        assert child.wait() == 130
+    message = child.stderr
+    assert message.startswith("vitkit: stopped at ")  # once, or a step where the first was handled
+    assert f"resume with: vitkit train --resume {output}\n" in message
+    assert message.count("\n") == 1
+    assert cli.run(["train", "--resume", str(output), "--max-steps", "1", "--epochs", "2"]) in (
+        0,
+        2,
+    )
 
 
 def test_a_reader_that_leaves_early_is_no_error():

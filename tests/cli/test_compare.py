@@ -181,7 +181,7 @@ def test_eval_says_everything_as_json(saved, images, capsys):
     labels, predicted, _ = predictions_of(path, images)
     assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"top1", "top3", "loss", "images", "brier", "ece", "top1_low", "top1_high",
+    assert {"top1", "loss", "images", "brier", "ece", "top1_low", "top1_high",
             "temperature", "calibrated_loss", "calibrated_ece"} <= found.keys()  # fmt: skip
     assert found["confusion"] == confusion_matrix(labels, predicted, labels=CLASSES).tolist()
     assert found["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predicted))
@@ -206,6 +206,9 @@ def test_eval_names_the_classes_that_have_no_images(saved, images, capsys):
     assert cli.run(["eval", path, str(images), "--json", "--device", "cpu"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["classes_without_images"] == ["dog", "elk"]
+    losses = [one["loss"] for one in found["top_losses"]]
+    assert len(losses) == 37
+    assert losses == sorted(losses, reverse=True)
     assert found["top1"] == sum(row[i] for i, row in enumerate(found["confusion"])) / 37
     assert found["balanced_accuracy"] == pytest.approx(
         np.mean([one["accuracy"] for one in found["per_class"]])
@@ -217,7 +220,7 @@ def test_eval_names_the_classes_that_have_no_images(saved, images, capsys):
 def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     path = saved(5, temperature=2.0)
     labels, predicted, probabilities = predictions_of(path, images)
-    files = {end: tmp_path / f"confusion.{end}" for end in ("png", "csv")}
+    files = {end: tmp_path / f"confusion.{end}" for end in ("png", "svg", "csv")}
     rows = tmp_path / "rows.csv"
     words = ["eval", path, str(images), "--device", "cpu", "--predictions", str(rows)]
     for file in files.values():
@@ -227,9 +230,11 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
         assert line in table
     with Image.open(files["png"]) as image:
         assert image.width >= 3 * 40
+    drawn = files["svg"].read_text()
+    assert all(drawn.count(f">{name}<") == 2 for name in CLASSES)
     with files["csv"].open() as file:
         header, *body = csv.reader(file)
-    assert header == ["", *CLASSES]
+    assert header == [r"true\predicted", *CLASSES]
     assert [[int(n) for n in row[1:]] for row in body] == confusion_matrix(
         labels, predicted, labels=CLASSES
     ).tolist()
@@ -239,8 +244,17 @@ def test_eval_prints_a_table_and_writes_files(saved, images, tmp_path, capsys):
     assert [row["predicted"] for row in written] == predicted
     assert [float(r["probability"]) for r in written] == pytest.approx(probabilities, abs=2e-6)
     assert len({row["image"] for row in written}) == 37
+    assert list(written[0]) == ["image", "label", "predicted", "probability", "label_probability",
+                                "loss", "loss_rank"]  # fmt: skip
+    ranked = sorted(written, key=lambda row: -float(row["loss"]))
+    assert [int(row["loss_rank"]) for row in ranked] == list(range(1, 38))
+    for row in written:
+        label = float(row["label_probability"])
+        assert label == pytest.approx(np.exp(-float(row["loss"])), rel=1e-4)
+        is_first = label == pytest.approx(float(row["probability"]), rel=1e-4)
+        assert is_first == (row["label"] == row["predicted"])
     assert cli.run(["eval", path, str(images), "--confusion", "matrix.pdf"]) == 2
-    assert "expected a name that ends in .png or .csv" in capsys.readouterr().err
+    assert "expected a name that ends in .png, .svg or .csv" in capsys.readouterr().err
 
 
 def test_a_checkpoint_that_records_no_data_is_named(saved):

@@ -37,9 +37,16 @@ def root(tmp_path, monkeypatch) -> Path:
     (tmp_path / "list.csv").write_text("\n".join(lines) + "\n")
     (tmp_path / "notes.csv").write_text("day,note\n1,precious\n")
     (tmp_path / "matrix.csv").write_text(",x,y\nx,0.5,1\ny,1,0.5\n")
+    (tmp_path / "distances.csv").write_text(",a,b\na,0,5\nb,5,0\n")  # counts, but no result
     (tmp_path / "notes.json").write_text('{"precious": true}')
+    (tmp_path / "gaps.csv").write_text(",cat,dog\ncat,1,2\n\ndog,3,4\n")
     np.savez(tmp_path / "mine.npz", precious=np.zeros(3))
+    archive = bytearray((tmp_path / "mine.npz").read_bytes())
+    version = archive.rindex(b"PK\1\2") + 6  # needed to extract, in the directory at the end
+    archive[version : version + 2] = (99).to_bytes(2, "little")
+    (tmp_path / "newer.npz").write_bytes(archive)
     shutil.copy(tmp_path / "photos" / "a.png", tmp_path / "mine.png")
+    (tmp_path / "mine.svg").write_text("<svg/>")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -97,9 +104,13 @@ def test_explain_never_writes_over_its_images(root, refused):
         ("--csv", "notes.csv"),
         ("--csv", "matrix.csv"),
         ("--out", "mine.npz"),
+        ("--out", "newer.npz"),
+        ("--confusion", "gaps.csv"),
         ("--predictions", "notes.csv"),
         ("--confusion", "mine.png"),
+        ("--confusion", "mine.svg"),
         ("--confusion", "matrix.csv"),
+        ("--confusion", "distances.csv"),
         ("check", "notes.json"),
     ],
 )
@@ -124,6 +135,12 @@ def test_a_file_of_the_user_is_replaced_only_with_the_flag(
     assert link.is_symlink()
 
 
+def test_a_name_that_is_too_long_is_refused(refused):
+    name = f"{'a' * 300}.csv"
+    message = refused("predict", "CKPT", "photos", "--csv", name)
+    assert f"cannot write {name}: File name too long" in message
+
+
 def test_explanations_replace_explanations_and_nothing_else(root, refused, checkpoint):
     words = ["explain", "CKPT", "photos", "--output", "results"]
     (root / "results").mkdir()
@@ -144,7 +161,7 @@ def test_explanations_replace_explanations_and_nothing_else(root, refused, check
         ("--csv", "m.safetensors", ".csv"),
         ("--out", "photos/a.png", ".npz"),
         ("--predictions", "weights.safetensors", ".csv"),
-        ("--confusion", "notes.txt", ".png or .csv"),
+        ("--confusion", "notes.txt", ".png, .svg or .csv"),
         ("check", "notes.txt", ".json"),
     ],
 )
@@ -216,9 +233,19 @@ def test_a_pipe_and_a_dangling_link_are_not_replaced(root, refused):
     )
 
 
+def test_an_image_of_data_below_the_home_folder_is_an_input(root, refused, monkeypatch):
+    """In quotes the shell leaves `~` to the program."""
+    monkeypatch.setenv("HOME", str(root))
+    image = str(root / "pets" / "test" / "cat" / "a.png")
+    for data in ("~/pets", "~/list.csv"):
+        words = ["eval", "CKPT", data, "--confusion", image, "--overwrite"]
+        assert "this file is one of the inputs" in refused(*words)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["predict", "CKPT", "--json", ""], "argument 2 is empty; expected: vitkit predict"),
         (["convert", "CKPT", "", "--to", "timm"], "argument 2 is empty; expected: vitkit convert"),
         (["convert", "", "out", "--to", "timm"], "argument 1 is empty"),
         (["predict", "CKPT", ""], "argument 2 is empty; expected: vitkit predict CHECKPOINT"),
@@ -248,8 +275,11 @@ def test_explain_leaves_out_broken_images_as_predict_does(root, checkpoint, caps
     assert (len(out.splitlines()), err.count("aa.png: not an image"), err.count("\n")) == (1, 1, 1)
     assert cli.run(words) == 2
     out, err = capsys.readouterr()
-    assert [line.split(": ")[0] for line in out.splitlines()] == [
-        f"photos/{name}.png" for name in "abc"
+    lines = out.splitlines()
+    assert [line.split(": ")[0] for line in lines[:3]] == [f"photos/{n}.png" for n in "abc"]
+    assert lines[3:] == [
+        "3 explanations in explanations",
+        f"next: vitkit explain {checkpoint} photos/a.png --layer 0 --output explanations-layer-0",
     ]
     assert "photos/aa.png: not an image" in err
     assert "1 of 4 images could not be used" in err
@@ -266,9 +296,8 @@ def test_predict_prints_nothing_beside_a_csv_but_the_json_asked_for(root, checkp
     labels = [entry["label"] for entry in json.loads(capsys.readouterr().out)]
     with Path("rows.csv").open() as file:
         assert [row["label"] for row in csv.DictReader(file) if row["rank"] == "1"] == labels
-    with pytest.raises(SystemExit):
-        cli.run(["predict", "--help"])
-    shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert cli.run(["predict", "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
     assert "without --json, nothing is printed then" in shown
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.batch_transform import BatchTransform
-from vitkit.data.loading.loader import Batch
 from vitkit.spec import Preprocess
 
 CPU = torch.device("cpu")

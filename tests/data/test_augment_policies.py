@@ -149,10 +149,7 @@ def test_erasing_puts_noise_into_one_box_of_some_images():
         ("rand-n0", "operations n must be a whole number from 1 to 15, got 0"),
         ("rand-p1.5", r"the probability p must be from 0 to 1, got 1\.5"),
         ("rand-m15-mmax15-inc1", "with inc1 the highest magnitude is 10"),
-        (
-            "randaugment",
-            r"is not a policy .did you mean 'rand-m9-mstd0.5-inc1'|did you mean 'rand'",
-        ),
+        ("randaugment", r"is not a policy.*such as rand-m9-mstd0\.5-inc1"),
         ("trivail", r"is not a policy .did you mean 'trivial'\?"),
         ("3-augment", "is not a policy.*pass a policy such as"),
         ("", "is not a policy"),

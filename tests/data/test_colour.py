@@ -18,8 +18,8 @@ from vitkit.data.images import colour
 from vitkit.data.images.decode import as_rgb, decode, decode_with_properties
 from vitkit.data.images.file_types import FILE_PROPERTIES
 from vitkit.data.images.preprocess import preprocess_images
+from vitkit.data.images.read import read_image
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
-from vitkit.prediction import read_image
 from vitkit.spec import Preprocess
 
 OTHER = Image.fromarray(NOISE[::-1])

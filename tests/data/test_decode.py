@@ -24,8 +24,8 @@ from image_files import (
 from PIL import Image
 
 from vitkit.data.images.decode import as_rgb, decode
+from vitkit.data.images.read import read_image
 from vitkit.errors import ImageError
-from vitkit.prediction import read_image
 
 
 @pytest.mark.parametrize("format", ["PNG", "BMP", "TIFF", "WEBP"])

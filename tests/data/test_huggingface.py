@@ -168,7 +168,7 @@ def test_revisions(cache: Path) -> None:
     check_flowers(open_dataset(f"hf://owner/flowers@{COMMIT[:9]}"))
     assert f"the cache has {COMMIT} of it" in refusal("hf://owner/flowers@ffffffff")
     branch = open_dataset("hf://owner/flowers@main")
-    assert f"the cache has {COMMIT}; offline" in branch.notes[0]
+    assert f"the cache has {COMMIT}; without a network vitkit cannot" in branch.notes[0]
 
 
 def test_nothing_in_the_cache_and_no_hub(cache: Path) -> None:

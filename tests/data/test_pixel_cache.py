@@ -30,7 +30,7 @@ from vitkit.data.datasets.pixel_cache import CachedSplit, cached
 from vitkit.data.datasets.scan import scan_split
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
-from vitkit.errors import ImageError
+from vitkit.errors import ImageError, SettingError
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 
@@ -283,10 +283,16 @@ def test_the_flag_with_and_without_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     configs: list[TrainConfig] = []
-    monkeypatch.setattr(session, "train", configs.append)
+
+    def remember(config: TrainConfig) -> None:
+        configs.append(config)
+        raise SettingError("not trained")
+
+    monkeypatch.setattr(session, "train", remember)
     flags = [flag.format(folder=tmp_path) for flag in flags]
     for arguments in (["data", *flags], ["data", *flags, "--epochs", "3"]):
-        train_command.run(arguments)
+        with pytest.raises(SettingError, match="not trained"):
+            train_command.run(arguments)
     expected = str(tmp_path) if "=" in flags[0] else "auto"
     assert [config.cache for config in configs] == [expected, expected]
-    assert [config.epochs for config in configs] == [10, 3]
+    assert [config.epochs for config in configs] == [None, 3]

@@ -16,6 +16,7 @@ from image_files import refusal
 from processes import wait_until
 from shard_server import ShardServer, serving
 from shards import as_tars, samples, train_briefly, write_tar
+from tar_headers import END, binary, header
 
 from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.checks.check import drop_or_refuse_unreadable
@@ -25,7 +26,7 @@ from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources import remote_shards
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError, SettingError, UserError
-from vitkit.io import download
+from vitkit.io.web import connections, download
 from vitkit.spec import Preprocess
 from vitkit.training.result import TrainResult
 from vitkit.training.state.save import newest_state, run_hash
@@ -42,7 +43,8 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardSer
     monkeypatch.setenv("VITKIT_SHARDS_GB", "0")
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(download, "BACKOFF", 0.001)
+    monkeypatch.setattr(connections, "BACKOFF", 0.001)
+    monkeypatch.setattr(download, "PAUSE", 0.001)
     monkeypatch.setattr(remote_shards, "NEVER_DELETED", 2)
     images = samples(8)
     train = [sample for sample in images if sample[0] == "train"]
@@ -207,12 +209,19 @@ def test_one_bad_answer_is_asked_for_again_and_never_kept(
         assert not path.is_file() or page not in path.read_bytes()[: len(page)]
 
 
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"<html>", "not a tar file"),  # the sign-in page for every request, as a proxy gives it
+        (header(b"x", binary(2**80), b"9") + END, "claims 1,208,925,819,614,629,174,706,176 bytes"),
+    ],
+)
 def test_what_cannot_be_indexed_is_fetched_again_by_the_next_run(
-    server: ShardServer, tmp_path: Path
+    server: ShardServer, content: bytes, expected: str
 ) -> None:
     good = server.files[TRAIN[1]]
-    server.files[TRAIN[1]] = b"<html>"  # the sign-in page for every request, as a proxy gives it
-    assert f"{TRAIN[1]}: not a tar file" in refusal(whole(server))
+    server.files[TRAIN[1]] = content
+    assert expected in refusal(whole(server))
     assert "the next run downloads it again" in refusal(whole(server))
     assert server.fetched[TRAIN[1]] == 2
     server.files[TRAIN[1]] = good

@@ -9,6 +9,7 @@ from PIL import Image
 
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, FileSplit, Store, StoredSplit
 from vitkit.data.datasets.path_list import Paths
+from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.datasets.replacements import ReplacingSplit, with_replacements
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.sampler import EpochOrder
@@ -66,6 +67,7 @@ def test_the_defaults_are_those_of_images_in_memory() -> None:
     assert split.original() is split
     assert split.shards() is None
     assert split.folder() is None
+    assert split.files() is None
     assert split.failures() == ()
     assert (split.in_memory, split.is_remote, split.reads_single_files) == (False,) * 3
 
@@ -81,6 +83,12 @@ def test_a_wrapper_hands_on_what_it_wraps(tmp_path: Path) -> None:
     assert isinstance(wrapped, ReplacingSplit)
     assert wrapped.original() is files
     assert wrapped.folder() == tmp_path
+    listed = wrapped.files()
+    assert listed is not None
+    assert ([*listed.paths], listed.root) == ([str(tmp_path / "a.png")], tmp_path)
+    in_cache = cached(dataset, tmp_path / "cache").splits["train"]
+    assert in_cache.original().files() is not None
+    assert in_cache.files() is None  # the cache is read, and has images whose files are gone
     assert wrapped.cache_keys().tolist() == files.cache_keys().tolist()
     assert wrapped.name(0) == "a.png"
 

@@ -142,7 +142,7 @@ def test_tables_beside_folders_of_images_are_not_read(tmp_path: Path) -> None:
         ([0, 0, 0], ["a", "b"], "only one class has images, 'a'"),
         ([0, 1, 0], ["a", "a"], "'label' has the same class name twice"),
         ([0, 1, 0], ["a", 3], "not a list of class names"),
-        ([0.5, 1.0, 0.0], None, "no column of labels; the columns are image: binary"),
+        ([0.5, 1.0, 0.0], None, "one column of labels, found none; the columns are image: binary"),
     ],
 )
 def test_labels_are_refused_by_their_row(
@@ -177,11 +177,16 @@ def test_columns_are_recognised_by_type_then_by_name(tmp_path: Path) -> None:
     assert open_dataset(path).classes == ("0", "1")
     columns = pa.table({"left": IMAGES[:2], "right": IMAGES[:2], "label": [0, 1]})
     parquet.write_table(columns, path)
-    assert "expected one column, found 'left', 'right' of images" in refusal(path)
+    assert "expected one column of images, found 'left', 'right'; the columns are left" in refusal(
+        path
+    )
     parquet.write_table(pa.table({"image": IMAGES[:2], "caption": ["x", "y"]}), path)
-    assert "no column of labels; the columns are image: binary, caption: string" in refusal(path)
+    assert (
+        "one column of labels, found none; the columns are image: binary, caption: string"
+        in refusal(path)
+    )
     parquet.write_table(pa.table({"image": ["a.png", "b.png"], "label": [0, 1]}), path)
-    assert "no column of images" in refusal(path)
+    assert "one column of images, found none" in refusal(path)
 
 
 def test_files_that_do_not_fit_together(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from sklearn.metrics import (
     log_loss,
     top_k_accuracy_score,
 )
+from torch.nn import functional as F
 from training.worlds import in_world, together
 
-from vitkit.evaluation.confusion_plot import confusion_matrix as drawn
 from vitkit.evaluation.intervals import balanced_interval, bootstrap_balanced, wilson_interval
 from vitkit.evaluation.metrics import PredictionCounts
 
@@ -111,6 +111,22 @@ def test_two_processes_count_as_one_does(images):
     assert first[1] == alone.confusion().tolist()
 
 
+def test_predictions_of_several_processes_are_in_the_order_of_the_split():
+    alone = count_predictions()
+    expected = F.cross_entropy(LOGITS, torch.from_numpy(LABELS), reduction="none")
+    assert alone.losses == pytest.approx(expected.numpy())
+
+    def gathered(world):
+        whole = count_predictions(range(world.rank, N, world.size), batch=5).gathered(world)
+        columns = (whole.labels, whole.predicted, whole.confidence, whole.losses)
+        return [column.tolist() for column in columns]
+
+    wanted = [alone.labels, alone.predicted, alone.confidence, alone.losses]
+    for found in together(2, in_world(gathered)):
+        for column, expected in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(column, expected, rtol=1e-6)
+
+
 def test_the_mean_of_two_processes_scores_would_be_another_number():
     """The control of the test above."""
     halves = [
@@ -133,6 +149,12 @@ def test_wilson_intervals_are_the_published_ones(hits, images, low, high):
     assert found == pytest.approx((theirs.low, theirs.high), abs=1e-12)
 
 
+def test_a_share_of_zero_or_one_is_in_its_interval():
+    for images in range(1, 200):
+        assert wilson_interval(0, images)[0] == 0
+        assert wilson_interval(images, images)[1] == 1
+
+
 def test_the_bootstrap_is_a_function_of_its_seed_and_as_wide_as_it_should_be():
     right, images = np.array([80.0, 9.0, 0.0]), np.array([100.0, 10.0, 0.0])
     found = bootstrap_balanced(right, images)
@@ -152,28 +174,3 @@ def test_the_interval_of_the_balanced_accuracy_is_not_empty_where_all_is_right()
     right = uneven - 1
     wide, narrow = balanced_interval(right, uneven), bootstrap_balanced(right, uneven)
     assert wide[0] <= narrow[0] < narrow[1] <= wide[1]
-
-
-def test_the_drawn_matrix_is_dark_where_the_images_are():
-    """Two classes: all of the one right, all of the other taken for it."""
-    sheet = drawn(np.array([[30, 0], [10, 0]]), ["a", "b"], "four").astype(int)
-    blue = (sheet[..., 2] - sheet[..., 0] > 100).sum()
-    red = (sheet[..., 0] - sheet[..., 2] > 100).sum()
-    assert 1200 < blue < 1600  # a cell of 40 by 40 without its number
-    assert 1200 < red < 1600
-    assert (
-        np.argwhere(sheet[..., 2] - sheet[..., 0] > 100)[:, 0].max()
-        < np.argwhere(sheet[..., 0] - sheet[..., 2] > 100)[:, 0].min()
-    )  # the row of class a stands above that of b
-
-
-def test_many_classes_stay_on_one_sheet():
-    counts = np.eye(100, dtype=np.int64) * 9
-    assert max(drawn(counts, [f"class {i}" for i in range(100)], "x").shape[:2]) < 1200
-    assert max(drawn(np.eye(1500, dtype=np.int64), ["x"] * 1500, "x").shape[:2]) < 1700
-
-
-def test_names_are_drawn_as_they_are():
-    """A dollar begins no formula, and a letter that the font lacks is no warning."""
-    names = ["$a_b$", "\\frac{", "猫"]
-    assert drawn(np.eye(3, dtype=np.int64), names, "$").shape[2] == 3

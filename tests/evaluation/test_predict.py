@@ -33,10 +33,10 @@ def test_evaluation_against_a_count_by_hand():
     assert found["images"] == 101
 
 
-def test_with_two_classes_the_k_of_top_k_is_two():
+def test_with_two_classes_there_is_no_top_k():
     split = ArraySplit(np.zeros((3, 4, 4, 1), np.uint8), np.array([0, 1, 0]), "x")
     grey = vitkit.Preprocess(image_size=4, mean=(0.0,), std=(1.0,), fit="squash")
     found = evaluate_model(lambda x: x.new_zeros(len(x), 2), split, grey, num_classes=2)
-    assert set(found) == {"top1", "top2", "loss", "balanced_accuracy", "brier", "ece", "images"}
+    assert set(found) == {"top1", "loss", "balanced_accuracy", "brier", "ece", "images"}
     with pytest.raises(DataError, match="the split has no images"):
         evaluate_model(lambda x: x, split.subset(np.array([], int)), grey, num_classes=2)

@@ -25,7 +25,10 @@ def drawn(temperature: float, images: int = N) -> tuple[torch.Tensor, torch.Tens
 
 
 def loss(logits: torch.Tensor, labels: torch.Tensor, temperature: float) -> float:
-    return float(torch.nn.functional.cross_entropy(logits.double() / temperature, labels))
+    """The loss of all images, and of one more that is like them and may be of any class."""
+    scaled = logits.double() / temperature
+    labelled = float(torch.nn.functional.cross_entropy(scaled, labels))
+    return labelled - float(scaled.log_softmax(1).mean()) / len(labels)
 
 
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
@@ -52,9 +55,14 @@ def test_batches_and_processes_do_not_change_it():
     assert abs(own_half - whole) > 1e-3  # what a process would find by itself
 
 
-def test_where_all_images_are_right_there_is_no_temperature():
+def test_images_that_are_all_right_give_a_temperature_that_falls_with_their_number():
+    logits = torch.randn(200, K, generator=torch.Generator().manual_seed(0))
+    few, many = (fit_temperature([(part, part.argmax(1))]) for part in (logits[:20], logits))
+    assert 0.05 < many < few < 1
+
+
+def test_a_model_that_is_worse_than_a_guess_has_no_temperature():
     logits = torch.randn(20, K, generator=torch.Generator().manual_seed(0))
-    assert fit_temperature([(logits, logits.argmax(1))]) is None
     assert fit_temperature([(logits, logits.argmin(1))]) is None
     assert fit_temperature([]) is None
 
@@ -72,7 +80,7 @@ def test_a_temperature_is_kept_where_it_helps_out_of_fold(temperature):
 @pytest.mark.parametrize(
     ("temperature", "images", "message"),
     [
-        (0.5, 99, "temperature left at 1: fitting it needs 100 validation images, and there are"),
+        (0.5, 124, "temperature left at 1: fitting it needs 125 validation images, and there are"),
         (
             1.0,
             400,
@@ -86,11 +94,20 @@ def test_else_it_stays_at_1_and_the_message_names_the_reason(temperature, images
     assert found.message.startswith(message)
 
 
-def test_where_all_are_right_it_stays_at_1_with_a_message():
+def test_a_model_that_is_worse_than_a_guess_stays_at_1_with_a_message():
     logits, _ = drawn(1.0, 200)
-    found = calibrate([(logits, logits.argmax(1))])
+    found = calibrate([(logits, logits.argmin(1))])
     assert found.temperature is None
-    assert "no minimum in [0.05, 20]" in found.message
+    assert "not within 0.05 to 20" in found.message
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_whether_one_is_fitted_does_not_depend_on_how_many_are_right(wrong):
+    """Two threads gave other bits than one, and all of 144 images right instead of 143."""
+    logits, _ = drawn(1.0, 144)
+    labels = logits.argmax(1)
+    labels[:wrong] = (labels[:wrong] + 1) % K
+    assert calibrate([(logits, labels)]).temperature is not None
 
 
 def test_processes_find_the_temperature_that_one_finds():

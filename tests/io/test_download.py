@@ -20,7 +20,8 @@ from processes import forked, wait_until
 
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.io.cache_folder import cache_folder
-from vitkit.io.download import cached_path, download
+from vitkit.io.web import download as downloads
+from vitkit.io.web.download import cached_path, download
 from vitkit.weights.catalogue import find
 from vitkit.weights.fetch import fetch
 
@@ -86,6 +87,7 @@ def server(tmp_path, monkeypatch):
         monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
         monkeypatch.setenv("no_proxy", "*")
         monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr(downloads, "PAUSE", 0.0)
         yield state
 
 
@@ -317,7 +319,7 @@ def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkey
         given.append(sha256)
         return Path(address)
 
-    monkeypatch.setattr("vitkit.weights.fetch.download", noted)
+    monkeypatch.setattr(downloads, "download", noted)
     fetch(find("deit/deit_tiny_patch16_224").address, trust_pickle=True)
     fetch(find("google/sam/ViT-B_16").address)
     assert given == ["a1311bcf", ""]

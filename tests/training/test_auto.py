@@ -10,7 +10,7 @@ import signal
 import numpy as np
 import pytest
 from PIL import Image
-from training.starts import SPEC, a_checkpoint, train
+from training.starts import SHORT, SPEC, a_checkpoint, train
 
 import vitkit
 from vitkit.cli import run as command
@@ -20,23 +20,24 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
 from vitkit.training.auto.auto import run_search
 from vitkit.training.auto.context import SearchContext, make_context
-from vitkit.training.auto.heuristics import SIZES, ImageStatistics, scratch_settings
 from vitkit.training.auto.results import CandidateResult
 from vitkit.training.auto.search import CandidateSearch, parse_budget
 from vitkit.training.auto.throughput import Throughput
 from vitkit.training.auto.training_candidates import (
-    TimeLimit,
     TrainingCandidate,
     TrainingOption,
     with_epochs,
 )
+from vitkit.training.callbacks.stop import Deadline
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.yaml_files import read_yaml
+from vitkit.training.defaults.model_size import SIZES, ImageStatistics, scratch_settings
+from vitkit.training.defaults.schedule import limit_batch_size
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.recipes.small import digits
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.train import train as train_config
-from vitkit.training.tuning.batch_size import limit_batch_size
 
 
 class Ticks:
@@ -243,10 +244,30 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert "has no effect without --auto" in second
 
 
+def timed(output, ends: float, **settings):
+    """Run five steps an epoch; each takes a second by the clock."""
+    asked = SHORT | {"epochs": 20, "warmup_epochs": 1.0, "spec": SPEC} | settings
+    config = TrainConfig(data="digits", output=str(output), **asked)
+    return train_config(config, deadline=Deadline(ends, Ticks(1.0)))
+
+
 def test_a_run_whose_time_is_over_ends_after_the_epoch(tmp_path):
-    done = train(tmp_path / "run", lambda: TimeLimit(0.0, Ticks(1.0)), epochs=3, spec=SPEC)
+    done = timed(tmp_path / "run", 0.0)
     assert done.stopped == "epoch 1, when the budget was used up"
     assert done.best.exists()
+
+
+@pytest.mark.parametrize(("ends", "epochs"), [(6.5, 6), (500.0, 20)])
+def test_the_schedule_ends_with_the_budget(ends, epochs, tmp_path):
+    done = timed(tmp_path / "run", ends)
+    assert done.stopped == f"all {epochs} epochs"
+    lines = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    rows = [line for line in lines if line["kind"] == "epoch"]
+    assert len(rows) == epochs
+    assert rows[-1]["lr"] < 0.02 * max(row["lr"] for row in rows)
+    assert read_yaml(done.run / "config.yaml")["epochs"] == epochs
+    assert f"{epochs}/{epochs}  loss" in (done.run / "train.log").read_text()
+    assert vitkit.load(done.last).metadata["recipe"]["epochs"] == epochs
 
 
 def a_context(tick: float, **settings: object) -> SearchContext:
@@ -254,13 +275,13 @@ def a_context(tick: float, **settings: object) -> SearchContext:
     return make_context(usual | settings, lambda line: None, Ticks(tick), train_config)
 
 
-@pytest.mark.parametrize(("seconds", "epochs"), [(3.0, "2 of 3 epochs"), (99.0, "3 epochs")])
+@pytest.mark.parametrize(("seconds", "epochs"), [(4.0, "2 of 3 epochs"), (99.0, "3 epochs")])
 def test_a_candidate_says_how_many_epochs_it_came_to(tmp_path, seconds, epochs):
     """The measured time is far too short: every read of the clock takes a second."""
     context = a_context(1.0, amp="off")
     settings = digits() | {"batch_size": 256, "spec": SPEC}
     plan = make_plan(context.config(settings, with_epochs(settings, 1)))
-    throughput = Throughput(1e-3, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
+    throughput = Throughput(1e-3, 0.0, 0.0, 1.0, {"amp": "off", "attention_kernel": "fused"})
     candidate = TrainingCandidate(
         context, "scratch", "from noise", [TrainingOption(settings)], lambda steps: 3
     )

@@ -149,7 +149,7 @@ def test_what_is_set_wrong_is_named(batch):
         vitkit.DistillWrapper(small(), small(num_classes=7))(*batch)
     with pytest.raises(SettingError, match=r"returns a tensor \(6, 4, 6, 6\); expected logits"):
         vitkit.DistillWrapper(small(), nn.Conv2d(3, 4, 3))(*batch)
-    with pytest.raises(CheckpointError, match=r"--teacher: .*nowhere"):
+    with pytest.raises(CheckpointError, match=r"^the teacher: .*nowhere"):
         vitkit.DistillWrapper(small(), "nowhere.safetensors")
 
 

@@ -131,7 +131,7 @@ def test_settings_with_a_start_want_the_very_same_weights_afresh(tmp_path):
          r"contains another model: .*width: 384 requested, 16 in the file.*; leave --model out"),
         ({"spec": {"width": 32}}, CheckpointError, r"width: 32 requested, 16 in the file; leave"),
         ({"img_size": 10}, SpecError, r"not divisible by patch_size 4; the nearest .* 8 or 12"),
-        ({"mean": (0.5, 0.5, 0.5)}, SettingError, r"must have 1 values, one for each channel"),
+        ({"mean": (0.5, 0.5, 0.5)}, SettingError, r"must have 1 value, one for each channel"),
         ({"spec": {"num_classes": 3}}, SettingError, r"num-classes 3 contradicts the data"),
         ({"freeze": ("backbone", "head")}, SettingError, r"everything is frozen: .*freeze backb"),
         ({"freeze": ("blocks.9",)}, SettingError, r"no parameter is named 'blocks.9'"),

@@ -12,6 +12,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.training.config.merging import layered
+from vitkit.training.config.run_config import USUAL, RunConfig
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import RECIPES, recipe_settings
 from vitkit.training.recipes.reference import (
@@ -102,14 +103,14 @@ def reference() -> ReferenceResult:
     return ReferenceResult(
         recipe="digits", command="vitkit train digits --recipe digits", hardware="two cores",
         date="2026-11-21", seconds=(50.0, 60.0), images=1000, test=(0.9, 0.92),
-        curve=curve, settings=TrainConfig(data="digits", epochs=10).to_json(),
+        curve=curve, settings=TrainConfig(data="digits").to_json() | USUAL,
     )  # fmt: skip
 
 
 def watched(
     reference: ReferenceResult, scores: list[float], images: int = 1000, **settings: object
 ):
-    config = TrainConfig(**{"data": "digits", "epochs": 10} | settings)
+    config = RunConfig(**{"data": "digits"} | USUAL | settings)
     monitor = ReferenceMonitor(reference, config.to_json(), images)
     best = np.maximum.accumulate(scores).tolist()
     lines = []

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from training.faulty import On, on
+from training.faulty import On, on, stopping_at
 
 import vitkit
 from vitkit import cli
@@ -82,7 +82,10 @@ def test_a_folder_that_is_no_run_is_left_alone(images, tmp_path, monkeypatch, as
         with pytest.raises(vitkit.VitkitError, match=message):
             vitkit.train(images, output=output, **SMALL, **asked)
     monkeypatch.chdir(images)
-    with pytest.raises(OutputError, match="--output runs lies inside the data"):
+    with pytest.raises(
+        OutputError,
+        match=r"written to runs, which lies inside the data \.; choose another",
+    ):
         vitkit.train(".", **SMALL)
     assert everything(tmp_path) == before
 
@@ -227,6 +230,20 @@ def test_resuming_a_finished_run_logs_that_it_is_finished_and_keeps_its_config(s
     assert "ended after 1 epoch" not in end
 
 
+def test_a_run_that_is_shortened_to_the_epochs_done_is_told_so(images, tmp_path):
+    """It did not end by itself, so nothing says that it was finished."""
+    run = tmp_path / "run"
+    settings = SMALL | {"max_steps": None, "epochs": 4}  # of 2 steps
+    with pytest.raises(Interrupted):
+        train.train(TrainConfig(data=str(images), output=str(run), **settings), [stopping_at(5)])
+    vitkit.train(images, resume=run, epochs=2, quiet=True)
+    *_, end = log_of(run).split("resuming from step 5")
+    assert "this run ends here: nothing is trained, and config.yaml is unchanged\n" in end
+    assert "--epochs 2 ends the run here: 2 are done" in end
+    assert "finished" not in end
+    assert "raise --epochs" not in end
+
+
 def test_half_written_files_of_killed_runs_go_at_the_next_start(saved):
     run, settings = saved
     left = [run / ".config.yaml.11.tmp", run / "weights" / ".best.safetensors.12.tmp"]
@@ -335,11 +352,20 @@ def test_resume_names_a_run_that_is_not_there(tmp_path: Path):
     with pytest.raises(OutputError, match="no such run folder; the nearest folder that exists is"):
         resumed_folder(str(tmp_path / "none" / "run"), None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(OutputError, match="empty: not a run folder"):
+    with pytest.raises(OutputError, match=r"empty: not a run folder, .*/photos-vit-1$"):
         resumed_folder(str(tmp_path / "empty"), None)
     with pytest.raises(SettingError, match="--resume auto needs --output"):
         resumed_folder("auto", None)
     assert resumed_folder("auto", str(tmp_path / "empty")) is None
+    # a search has no state of its own, and its candidates have theirs
+    search, candidate = tmp_path / "search", tmp_path / "search" / "scratch"
+    (candidate / "state" / "step-00000001").mkdir(parents=True)
+    (search / "search.json").write_text("[]")
+    with pytest.raises(OutputError, match=r"no saved state .*; start without --resume \(add"):
+        resumed_folder(str(search), None)
+    (candidate / "config.yaml").write_text("data: digits\n")
+    with pytest.raises(OutputError, match=rf"one of its candidates, such as --resume {candidate}$"):
+        resumed_folder(str(search), None)
 
 
 def test_a_run_is_not_resumed_on_other_named_data(saved):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -26,6 +28,7 @@ from vitkit.errors import Interrupted
 from vitkit.training import callbacks
 from vitkit.training import train as session
 from vitkit.training.monitoring.image_grids import example_predictions
+from vitkit.training.setup import folder
 from vitkit.training.state import save
 from vitkit.training.state.save import newest_state, run_hash
 from vitkit.weights.formats.vitkit import DESCRIBED
@@ -131,6 +134,16 @@ def test_a_torn_line_and_lines_from_beyond_the_state_are_gone_after_resume(resul
     assert without_times(lines(run)) == without_times(lines(result.run))
 
 
+def test_without_dropping_them_the_files_would_be_broken(tmp_path, monkeypatch):
+    """The control: the test above would notice."""
+    run = stopped_and_torn(tmp_path / "run")
+    monkeypatch.setattr(folder, "drop_rows_after", lambda run, step, **how: None)
+    train(run, resume=str(run))
+    with pytest.raises(json.JSONDecodeError):
+        lines(run)
+    assert len(table(run)) > 3
+
+
 def killed_behind_a_state(output: Path) -> None:
     """Kill a run as soon as the state of step 25 exists; its event writer is slow."""
     written, before = RecordWriter.write, output / "state" / "step-00000020"
@@ -226,3 +239,19 @@ def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
     log = (run / "train.log").read_text()
     assert log.count("evaluated once") == 2
     assert "images, evaluated again (with other weights after step 10), best weights" in log
+
+
+def test_a_run_of_many_epochs_prints_some_of_them_and_logs_all(tmp_path, capsys):
+    images = np.arange(20 * 64).reshape(20, 8, 8).astype(np.uint8)
+    vitkit.train(
+        (images, np.arange(20) % 2), output=tmp_path / "run", epochs=60, batch_size=8, workers=0,
+        spec={"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2},
+        save_every=1000, log_histograms=False, log_examples=False,
+    )  # fmt: skip
+    printed = re.findall(r"^epoch +\d+/60 .*", capsys.readouterr().out, flags=re.MULTILINE)
+    logged = re.findall(r" epoch +\d+/60 .*", (tmp_path / "run/train.log").read_text())
+    assert len(logged) == 60
+    assert 30 <= len(printed) < 60
+    assert printed[-1].startswith("epoch  60/60")
+    best = [line for line in logged if line.endswith("best")]
+    assert len([line for line in printed if line.endswith("best")]) == len(best) > 0

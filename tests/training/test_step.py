@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -81,7 +82,12 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
 
 
 def test_out_of_memory_says_what_fitted(tmp_path):
+    tried = []
+
     def refuse(module, inputs):
+        # the tensors of a failed try must not take the memory of the next one
+        assert all(images() is None for images in tried)
+        tried.append(weakref.ref(inputs[0]))
         if len(inputs[0]) > 32:
             raise torch.OutOfMemoryError("out of memory")
 
@@ -93,4 +99,6 @@ def test_out_of_memory_says_what_fitted(tmp_path):
         vitkit.VitkitError, match=r"with 64 images at once; 32 fit; pass --grad-accum-steps 4,"
     ):
         run(tmp_path / "run", small)
-    run(tmp_path / "four", small, grad_accum_steps=4, max_steps=2)
+    assert len(tried) == 2
+    tried.clear()
+    run(tmp_path / "four", small, grad_accum_steps=4, max_steps=1)

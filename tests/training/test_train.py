@@ -147,7 +147,7 @@ def test_the_temperature_is_of_the_validation_images_and_helps_them(tmp_path):
         < found["loss"]
         == pytest.approx(result.metrics["val"]["loss"], rel=1e-5)
     )
-    for factor in (0.99, 1.01):
+    for factor in (0.8, 1.25):  # fitted on logits of several epochs, so not to the last digit
         metadata = best.metadata | {"temperature": best.temperature * factor}
         moved = vitkit.evaluate(dataclasses.replace(best, metadata=metadata), "digits", split="val")
         assert found["calibrated_loss"] < moved["calibrated_loss"]
@@ -355,7 +355,7 @@ def test_test_is_read_once_for_the_same_weights(tmp_path):
     assert again.metrics["test"] == first.metrics["test"]
     log = (first.run / "train.log").read_text()
     assert log.count("evaluated once") == 1
-    assert log.count("images, evaluated before, best weights") == 1
+    assert log.count("images, evaluated at an earlier end of this run, best weights") == 1
 
 
 def test_a_run_goes_on_without_the_file_its_recipe_was_in(tmp_path):
@@ -377,7 +377,7 @@ def test_contradictions_are_refused_before_the_start(tmp_path):
         ({"min_lr": 1.0}, "--min-lr 1 is above --lr"),
         ({"val_fraction": 0.0, "patience": 2}, "--patience 2 needs a validation split"),
         ({"warmup_epochs": 3.0}, "--warmup-epochs 3 must be below the length of the run, 3 epochs"),
-        ({"mean": (0.1, 0.2, 0.3)}, "must have 1 values"),
+        ({"mean": (0.1, 0.2, 0.3)}, "must have 1 value, one for each channel"),
         ({"batch_size": 5000}, "1294 training images do not fill one batch of 5000"),
     ]
     for settings, message in cases:

@@ -18,6 +18,7 @@ from vitkit import cli
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
+from vitkit.plots.curves import draw_rate_search
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.optimization.optimizers import configured_optimizer
@@ -67,11 +68,21 @@ def test_the_rate_that_is_found_trains_better_than_a_hundredth_and_a_hundred_tim
     model = fresh(plan)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    lr, line = find_lr(plan, model)
+    found = find_lr(plan, model)
+    lr, line = found.lr, found.line
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
     assert line.startswith(f"lr: {lr:g} (the loss fell from 2.3")
+    rates, losses, lowest = found.rates, found.losses, found.lowest
+    assert losses[rates.index(lowest)] == min(losses)
+    assert lr == float(f"{lowest / 10:.1e}")
+    axes = draw_rate_search(rates, losses, lowest, lr).axes[0]
+    curve, mark, chosen = axes.lines
+    assert (list(curve.get_xdata()), list(curve.get_ydata())) == (rates, losses)
+    assert list(mark.get_xdata()) == [lowest]
+    assert list(chosen.get_xdata()) == [lr, lr]
+    assert (axes.get_xscale(), axes.get_xlabel()) == ("log", "learning rate (logarithmic)")
     assert loss_after(plan, lr) < min(loss_after(plan, lr / 100), loss_after(plan, lr * 100))
 
 
@@ -129,6 +140,10 @@ def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
     second = read_yaml(tmp_path / "run" / "config.yaml")
     assert second == first | {"max_steps": 3}
     assert (tmp_path / "run" / "train.log").read_text().count("(the loss fell") == 1
+    assert (tmp_path / "run" / "lr_finder.png").read_bytes().startswith(b"\x89PNG")
+    drawn = (tmp_path / "run" / "lr_finder.svg").read_text()
+    for words in ("learning rate (logarithmic)", "loss (nats)", f"chosen: {first['lr']:g}"):
+        assert f">{words}<" in drawn.replace("e-0", "e-"), words
 
 
 def test_what_cannot_be_looked_for_is_refused():
@@ -140,7 +155,7 @@ def test_a_plan_in_other_batches_has_other_steps(plan):
     other = plan.with_settings({"batch_size": 64, "lr": 0.5})
     assert (other.config.batch_size, other.config.lr) == (64, 0.5)
     assert isinstance(other.steps, TrainingSteps)
-    assert other.total_steps == 10 * (len(plan.steps.split) // 64)
+    assert other.total_steps == plan.config.epochs * (len(plan.steps.split) // 64)
     assert len(other.steps[0].labels) == 64
     assert (plan.steps.batch_size, len(plan.steps[0].labels)) == (32, 32)
 

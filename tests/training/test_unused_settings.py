@@ -117,6 +117,11 @@ def test_a_recipe_of_one_channel_warns_of_lost_colours_and_of_no_grey_ones(tmp_p
     for kind, count in (("grey", 0), ("colour", 1)):
         notes = make_plan(TrainConfig(**recipe | {"data": str(tmp_path / kind)})).notes
         assert sum(note.startswith(warning) for note in notes) == count
+    # not where the user chose one channel
+    own = {"recipe": "cifar10", "spec": {"in_channels": 1}, "batch_size": 4, "mean": (0.5,)}
+    own |= {"std": (0.5,), "data": str(tmp_path / "colour"), "crop_scale": 1.0}
+    notes = make_plan(TrainConfig(**layered(recipe_settings("cifar10"), own))).notes
+    assert not any("one channel" in note for note in notes)
 
 
 def test_a_width_that_leaves_the_mlp_behind_is_noted():
@@ -125,6 +130,16 @@ def test_a_width_that_leaves_the_mlp_behind_is_noted():
     for more, count in (({"width": 48}, 1), ({"width": 48, "mlp_width": 96}, 0), ({}, 0)):
         notes = make_plan(TrainConfig(data="digits", spec=spec | more)).notes
         assert sum(note.startswith(narrow) for note in notes) == count
+    # the model of a run that goes on cannot be changed
+    notes = make_plan(TrainConfig(data="digits", spec=spec | {"width": 48}), goes_on=True).notes
+    assert not any(note.startswith(narrow) for note in notes)
+
+
+def test_a_run_goes_on_with_statistics_that_are_refused_now():
+    with pytest.raises(SettingError, match="--mean 3: expected values from 0 to 1"):
+        planned(mean=(3.0,), std=(0.5,))
+    config = TrainConfig(**planned(mean=(0.3,), std=(0.5,)).config.to_json() | {"mean": (3.0,)})
+    assert make_plan(config, goes_on=True).preprocess.mean == (3.0,)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore
 
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
 from vitkit.errors import VitkitError, exit_code
 from vitkit.training import train

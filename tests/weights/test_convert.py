@@ -185,7 +185,7 @@ def test_the_command_converts_and_reports(tmp_path, capsys):
     assert "folded: layer_scale: multiplied into attn.proj and mlp.fc2" in text
     assert "largest difference" in text
     assert cli.run(["convert", str(own), str(tmp_path / "x"), "--to", "nothing"]) == 2
-    assert "is not a format" in capsys.readouterr().err
+    assert "must be one of vitkit, timm" in capsys.readouterr().err
 
 
 def test_the_report_says_who_ran_the_files_and_why_not_another(tmp_path, monkeypatch, capsys):
@@ -224,7 +224,7 @@ COMPANY = {
     "its model": (lambda place, own: run_folder(place, own), "model.safetensors", "torchvision",
                   "is the folder of a run"),
     "other weights": (lambda place, own: (place / "pytorch_model.bin").touch(), "", "torchvision",
-                      "is read through its pytorch_model.bin"),
+                      "has pytorch_model.bin, which would be loaded instead of the new file"),
     "a bare file": (lambda place, own: (place / "a.pth").touch(), "", "timm",
                     "a.pth would be read with the new config.json"),
     "a config": (lambda place, own: (place / "config.json").write_text("{}"), "x.safetensors",

@@ -140,10 +140,24 @@ def test_load_inspect_and_convert_take_a_name(tmp_path, capsys):
     assert (config["architecture"], "model_args" in config) == ("test_vit", False)
     assert "num_heads" not in capsys.readouterr().out
     for door in (vitkit.load, vitkit.inspect):
-        with pytest.raises(CheckpointError, match=r"another model .* width 192, not 64"):
+        with pytest.raises(CheckpointError, match=r"not contain the model .* width 192, not 64"):
             door(bare, model="vit_tiny_patch16_224")
         with pytest.raises(SettingError, match="no model 'test_vot'"):
             door(bare, model="test_vot")
+
+
+def test_a_message_names_a_command_that_states_the_field(tmp_path, capsys):
+    """`eval` and others have no `--spec.FIELD`; `convert` has, and its file states everything."""
+    model = noisy(vitkit.create_model("test_vit", image_size=(32, 96), num_classes=5).spec)
+    bare, whole = str(tmp_path / "bare.safetensors"), str(tmp_path / "whole.safetensors")
+    save_file(model.state_dict(), bare)
+    assert cli.run(["eval", bare, "digits"]) == 2
+    message = capsys.readouterr().err
+    assert "13 rows of positions minus 1 for prefix tokens are not a square grid; pass" in message
+    command = message.strip().partition("convert it first: vitkit ")[2]
+    command = command.replace("FILE", bare).replace("OUT", whole).replace("[H,W]", "[32,96]")
+    assert cli.run([*command.split(), "--spec.num-heads", "2"]) == 0
+    assert vitkit.load(whole).model.spec.image_size == (32, 96)
 
 
 def test_a_name_of_other_patches_is_refused(tmp_path):

@@ -262,15 +262,22 @@ def test_many_random_models_come_back(name):
     assert any_model_comes_back(FORMATS[name], 300).total() >= 300
 
 
-def whole_model_comes_back(name: str, folder: Path) -> None:
-    model, _ = fitted(noisy(preset("vit_base_patch16_224")), FORMATS[name])
-    there_and_back(FORMATS[name], model, folder, UNSAID[name])
+def whole_model_comes_back(name: str, format_name: str, folder: Path) -> None:
+    model, _ = fitted(noisy(preset(name)), FORMATS[format_name])
+    there_and_back(FORMATS[format_name], model, folder, UNSAID[format_name])
+
+
+@pytest.mark.parametrize("name", ["torchvision", "huggingface"])
+def test_a_whole_ti16_comes_back(tmp_path, name):
+    """All 12 blocks, 14 x 14 patches and 1,000 classes; a B/16 takes five times as long."""
+    whole_model_comes_back("vit_tiny_patch16_224", name, tmp_path)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_whole_b16_comes_back_from_every_format(tmp_path, name):
-    whole_model_comes_back(name, tmp_path)
+    """In the long tests, as it takes seconds for each format and differs only in size."""
+    whole_model_comes_back("vit_base_patch16_224", name, tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)

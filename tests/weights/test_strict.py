@@ -60,7 +60,8 @@ def test_a_file_that_describes_itself_takes_no_settings(tmp_path):
 def test_an_unknown_format_is_named_before_anything_is_pushed(tmp_path):
     checkpoint = vitkit.load(saved(tmp_path / "m.safetensors"))
     with pytest.raises(
-        CheckpointError, match=r"--to .hugingface. is not a format; pass one of .*huggingface"
+        CheckpointError,
+        match=r"--to \(to=\) .hugingface. is not a format; pass one of .*huggingface",
     ):
         checkpoint.push_to_hub("me/x", to="hugingface")
 

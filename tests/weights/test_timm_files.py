@@ -339,5 +339,7 @@ def test_no_positions_at_all_are_a_guess_that_is_logged(tmp_path):
     torch.save(model.state_dict(), tmp_path / "none.pth")
     checkpoint = load(tmp_path / "none.pth", trust_pickle=True, image_size=32)
     assert checkpoint.metadata["sure"]["positions"] == "usual"
-    assert "assumed to be none at all" in checkpoint.metadata["warnings"][0]
+    assert (
+        "no table of positions; positions='none' is assumed" in checkpoint.metadata["warnings"][0]
+    )
     assert_same(checkpoint.model, model, (32, 32))

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import traceback
 from contextlib import suppress
 from importlib import import_module
 
-from vitkit.errors import Interrupted, SettingError, VitkitError, exit_code
+from vitkit.errors import Interrupted, VitkitError, exit_code
 from vitkit.io.progress import discard_stdout
 from vitkit.messages import did_you_mean
-from vitkit.process import keep_freed_memory, shorten_spinning
+from vitkit.process import (
+    INTERRUPTS,
+    keep_freed_memory,
+    remember_interrupts,
+    shorten_spinning,
+)
 
 VERBS = {
     "check": "find problems in your images before you train on them",
@@ -35,26 +39,22 @@ VERBS = {
     "convert": "write a checkpoint in another format, and verify it",
     "summary": "print the layer table of a model or a checkpoint",
     "models": "list the models, or the published checkpoints",
+    "completion": "print the script that completes commands in your shell",
 }
 """Verb -> its line of `vitkit --help`."""
 
-REQUIRED_ARGUMENTS = {
-    "check": ("DATA",),
-    "train": ("DATA",),
-    "eval": ("CHECKPOINT", "DATA"),
-    "compare": ("CHECKPOINT", "OTHER_CHECKPOINT"),
-    "predict": ("CHECKPOINT", "IMAGES"),
-    "explain": ("CHECKPOINT", "IMAGES"),
-    "embed": ("CHECKPOINT", "IMAGES"),
-    "inspect": ("FILE",),
-    "convert": ("FILE", "OUT"),
-    "summary": ("MODEL",),
-}
-"""Positional arguments that a verb requires, in their order."""
+EXAMPLES = """examples:
+  # train on a folder with one folder of images per class
+  vitkit train photos
+  # classify an image with the best weights of a run
+  vitkit predict runs/photos-vit_tiny_patch16_224-1 cat.jpg
+  # list the published checkpoints of one family
+  vitkit models 'vit_small*' --pretrained"""
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    remember_interrupts()
     shorten_spinning(os.environ)  # read when torch loads OpenMP
     if sys.argv[1:2] == ["train"]:
         keep_freed_memory()
@@ -75,6 +75,8 @@ def run(arguments: list[str]) -> int:
     # not a flag of any verb: it decides how errors of all of them are shown
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
+        arguments = [*arguments[1:2], "--help"]
     if not arguments or arguments[0] in ("-h", "--help"):
         _print(_help())
         return 0
@@ -85,9 +87,8 @@ def run(arguments: list[str]) -> int:
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
-        _print_error(
-            f"there is no verb {verb!r}{did_you_mean(verb, VERBS)}; `vitkit --help` lists all"
-        )
+        near = did_you_mean(verb, [*VERBS, "help"])
+        _print_error(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
         return 2
     return _run_verb(verb, rest, debug=debug)
 
@@ -95,15 +96,13 @@ def run(arguments: list[str]) -> int:
 def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
     """Run one verb; print its error in one line, unless a traceback is wanted."""
     try:
-        _refuse_empty(verb, arguments)
-        _check_count(verb, arguments)
-        import_module(f"vitkit.cli.{verb}").run(arguments)
+        _call(verb, arguments)
         sys.stdout.flush()  # here, so that a full disk or a closed pipe is handled below
     except VitkitError as error:
         _print_error(str(error), debug=debug)
         return exit_code(error)
     except KeyboardInterrupt as error:
-        _print_error(_interruption(error))
+        _print_error(_interruption(verb, error))
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader has left (`| head`)
         discard_stdout()
@@ -117,6 +116,9 @@ def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
                 debug=debug,
             )
             return 2
+        if INTERRUPTS and not debug:  # an import that Ctrl-C broke
+            _print_error(_interruption(verb, KeyboardInterrupt()))
+            return 128 + signal.SIGINT
         _print_error(
             f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
             "the traceback",
@@ -126,49 +128,32 @@ def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
     return 0
 
 
-def _refuse_empty(verb: str, arguments: list[str]) -> None:
-    """Raise `SettingError` for an empty argument: as a path it would be the working folder.
+def _call(verb: str, arguments: list[str]) -> None:
+    """Print the help of a verb, or run it."""
+    from vitkit.cli.parsing.command import command_of
+    from vitkit.cli.parsing.words import read_words, wants_help
 
-    Most come from a variable of the shell that is not set.
-    """
-    previous = ""
-    for number, argument in enumerate(arguments, 1):
-        flag = previous
-        if re.match(r"--?\w[^=]*=\s*$", argument):  # --output=
-            flag = argument
-        elif argument.strip():
-            previous = argument
-            continue
-        if re.match(r"--?\w", flag):
-            raise SettingError(f"{flag.partition('=')[0]} is empty; pass a value, or leave it out")
-        expected = " ".join(REQUIRED_ARGUMENTS.get(verb, ()))
-        raise SettingError(
-            f"argument {number} is empty; expected: vitkit {verb} {expected} [flags]"
-        )
+    module = import_module(f"vitkit.cli.{verb}")
+    if wants_help(arguments):
+        from vitkit.cli.printing.help_text import help_text
+
+        _print(help_text(command_of(verb, module, arguments)))
+    elif hasattr(module, "describe"):  # it reads its arguments itself
+        module.run(arguments)
+    else:
+        module.run(read_words(command_of(verb, module, arguments), arguments).ordered)
 
 
-def _check_count(verb: str, arguments: list[str]) -> None:
-    """Raise `SettingError` if there are fewer arguments than the verb requires.
-
-    Values of flags count too, so an argument may still be missing afterwards.
-    """
-    required = REQUIRED_ARGUMENTS.get(verb, ())
-    values = [argument for argument in arguments if not re.match(r"--?\w[^=]*$", argument)]
-    missing = required[len(values) :]
-    if missing and not {"-h", "--help"} & set(arguments):
-        are = "is" if len(missing) == 1 else "are"
-        raise SettingError(
-            f"{' and '.join(missing)} {are} missing; expected: "
-            f"vitkit {verb} {' '.join(required)} [flags]"
-        )
-
-
-def _interruption(error: KeyboardInterrupt) -> str:
+def _interruption(verb: str, error: KeyboardInterrupt) -> str:
     """Describe a Ctrl-C; it may be a second one that came while the first was handled."""
     first = error.__context__
     while first is not None and not isinstance(first, Interrupted):
         first = first.__context__
-    return str(first) if first is not None else "stopped by SIGINT"
+    if first is not None:
+        return str(first)
+    if verb == "train":
+        return "stopped by SIGINT before training began; no run was changed"
+    return "stopped by SIGINT; every file that it has written is complete"
 
 
 def _is_full_stdout(error: Exception) -> bool:
@@ -178,11 +163,12 @@ def _is_full_stdout(error: Exception) -> bool:
 
 
 def _help() -> str:
-    verbs = "\n".join(f"  {name:<10} {text}" for name, text in VERBS.items())
+    verbs = "\n".join(f"  {name:<11} {text}" for name, text in VERBS.items())
     return (
         "usage: vitkit VERB ... [--debug]\n\nPlain Vision Transformers.\n\n"
         f"{verbs}\n\n"
-        "`vitkit VERB --help` describes a verb; --debug shows the traceback of an error."
+        "`vitkit help VERB` describes a verb; --debug shows the traceback of an error.\n\n"
+        f"{EXAMPLES}"
     )
 
 

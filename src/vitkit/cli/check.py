@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.arguments import as_flags
 from vitkit.cli.images import files_of_data
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.columns import fold, terminal_width
+from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.data.checks.check import Report, check_dataset
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
@@ -33,6 +35,13 @@ LINES_SHOWN = 10
 """Images of a finding that are printed."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 """Colour of each severity."""
+
+
+EXAMPLES = (
+    "vitkit check photos  # a folder with one folder of images per class",
+    "vitkit check photos.csv --strict --output report.json  # exit code 2 at warnings, too",
+    "vitkit check 'wds:shards-{0000..0099}.tar' --json  # tar shards, for a program",
+)
 
 
 def check_command(
@@ -81,14 +90,24 @@ def check_command(
     )
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
         report = check_dataset(dataset, workers=workers, advance=advance)
+    _deliver(report, output, as_json=json)
+    _refuse(report, strict=strict)
+    if not json:
+        choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
+        print_results(then=[("train", data, *flags(data_root=data_root, **choice))])
+
+
+def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:
+    """Print the report, and write it to a file if one is named."""
     text = json_text.dumps(report.as_dict(), indent=1) + "\n"
-    if json:
+    if as_json:
         sys.stdout.write(text)
     else:
         _print(report)
     if output is not None:
         write_bytes(output, text.encode())
-    _refuse(report, strict=strict)
+        if not as_json:
+            print_results(f"report: {output}")
 
 
 def _refuse(report: Report, *, strict: bool) -> None:
@@ -117,26 +136,29 @@ def _print(report: Report) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    # A name must be whole and on one line, however wide the terminal is.
+    # Names are never cut; on a terminal, lines are broken between words.
     console = Console(file=sys.stdout, soft_wrap=True, highlight=False, markup=False)
+    width = terminal_width()
     console.print(_table(report))
     for finding in report.findings:
         severity = Text(f"{finding.severity:<8}", style=STYLES[finding.severity])
-        console.print(severity + Text(finding.message))
+        # a severity has eight columns
+        console.print(severity + Text(fold(finding.message, width and width - 8)))
         lines = _lines(report, finding)
         for line in lines[:LINES_SHOWN]:
-            console.print(f"        {line}")
+            console.print(fold(f"        {line}", width))
         # the terminal shows a sample; the JSON has every image
         if len(lines) > LINES_SHOWN:
             console.print(f"        and {len(lines) - LINES_SHOWN:,} more; --output FILE lists all")
     for note in report.notes:
-        console.print(Text(f"{'note':<8}", style=STYLES["note"]) + Text(note))
+        severity = Text(f"{'note':<8}", style=STYLES["note"])
+        console.print(severity + Text(fold(note, width and width - 8)))
     summary = f"{report.total:,} images checked"
     if not report.findings:
         summary = f"no problems found; {summary}"
     if report.recalled:
         summary += f", {report.recalled:,} of them unchanged since the last check"
-    console.print(summary)
+    console.print(fold(summary, width))
 
 
 def _table(report: Report) -> Table:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.arguments import as_flags, fill_value
-from vitkit.cli.output import align
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.columns import align, fold, terminal_width
+from vitkit.cli.printing.next_steps import suggest
 from vitkit.messages import escape
 
 if TYPE_CHECKING:
@@ -21,8 +22,16 @@ SCORES = ("balanced_accuracy", "loss", "ece")
 """Scores of the table, beside top-1 with its interval."""
 
 
+EXAMPLES = (
+    "vitkit compare runs/a runs/b  # on the test images of the data of both",
+    "vitkit compare runs/a runs/b runs/c --split val  # on the validation images",
+    "vitkit compare timm.safetensors runs/b --data photos --json  # on other data, for a program",
+)
+
+
 def compare_command(
-    checkpoints: Positional[tuple[str, ...]],
+    checkpoint: Positional[str],
+    other_checkpoint: Positional[tuple[str, ...]],
     *,
     data: str | None = None,
     split: str | None = None,
@@ -36,8 +45,8 @@ def compare_command(
     """Test if one model is better than another on the same images, by McNemar's exact test.
 
     Args:
-        checkpoints: two or more run folders (their best weights) or checkpoints; the first one is
-            compared with each of the others.
+        checkpoint: a run folder (its best weights) or a checkpoint.
+        other_checkpoint: one or more others; the first one is compared with each of them.
         data: as for train; default the data that all were trained on.
         split: train, val or test; default test, or val if there is no test.
         data_root: the folder of named datasets.
@@ -51,7 +60,8 @@ def compare_command(
     from vitkit.api import compare
 
     comparison = compare(
-        *checkpoints,
+        checkpoint,
+        *other_checkpoint,
         data=data,
         split=split,
         data_root=data_root,
@@ -60,13 +70,17 @@ def compare_command(
         batch_size=batch_size,
         workers=workers,
     )
-    sys.stdout.write(_json(comparison) if json else _table(comparison))
+    if json:
+        sys.stdout.write(_json(comparison))
+        return
+    sys.stdout.write(_table(comparison))
+    best = max(comparison.scores, key=lambda name: comparison.scores[name]["top1"])
+    suggest(("summary", best))
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and compare."""
     with as_flags("batch_size", "workers"):
-        arguments = fill_value(arguments, "--cache", "auto")
         tyro.cli(compare_command, args=arguments, prog="vitkit compare")
 
 
@@ -92,4 +106,5 @@ def _table(comparison: Comparison) -> str:
         )
     # the verdicts come last, next to the prompt
     lines += [pair.verdict for pair in comparison.pairs]
-    return align(rows) + "".join(f"{escape(line)}\n" for line in lines)
+    width = terminal_width()
+    return align(rows, width) + "".join(fold(f"{escape(line)}\n", width) for line in lines)

@@ -7,6 +7,7 @@ import io
 import json as json_text
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,35 +16,48 @@ import numpy as np
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.arguments import as_flags, fill_value
 from vitkit.cli.images import files_of_checkpoint, files_of_data, refuse_images_first
-from vitkit.cli.output import align
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.columns import align, fold, terminal_width
+from vitkit.cli.printing.next_steps import flags, print_results, suggest
 from vitkit.errors import SettingError
-from vitkit.evaluation.confusion_plot import MAX_CLASSES, confusion_matrix, png
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER, predictions_csv
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import (
+    CONFUSION_CORNER,
     ResultKind,
     check_outputs,
     csv_result,
     png_result,
     square_csv_result,
+    svg_result,
 )
-from vitkit.messages import escape
+from vitkit.messages import escape, plural
+from vitkit.plots import MAX_CLASSES
 
 if TYPE_CHECKING:
     from vitkit.evaluation.result import ClassScore, Evaluation
 
 WRITER = "vitkit eval"
-"""Text in the PNG of a confusion matrix."""
+"""Text in the PNG or SVG of a confusion matrix."""
 CONFUSION_FILES = {
     ".png": png_result("a confusion matrix", WRITER),
+    ".svg": svg_result("a confusion matrix", WRITER),
     ".csv": square_csv_result("a confusion matrix"),
 }
 """Ending -> the kind of file that --confusion writes."""
-PREDICTIONS_HEADER = ("image", "label", "predicted", "probability")
 PREDICTIONS_FILE = csv_result("a table of predictions", PREDICTIONS_HEADER)
+TOP_LOSSES = 50
+"""Images with the highest losses in the JSON."""
 LISTED_CLASSES = 5
 """Classes that the table names."""
+
+
+EXAMPLES = (
+    "vitkit eval runs/photos-1 photos  # scores of the test images",
+    "vitkit eval runs/photos-1 photos --split val --confusion confusion.png",
+    "vitkit eval runs/photos-1 photos --predictions predictions.csv  # which images are wrong",
+)
 
 
 def eval_command(
@@ -72,9 +86,10 @@ def eval_command(
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
         workers: number of loader processes.
-        json: print JSON, with every class and the confusion matrix.
-        confusion: write the confusion matrix to this .png or .csv file; rows are true classes.
-        predictions: write a row for each image to this .csv file.
+        json: print JSON, with every class, the confusion matrix and the 50 highest losses.
+        confusion: write the confusion matrix to this .png, .svg or .csv file; rows are true
+            classes.
+        predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
         overwrite: let --confusion and --predictions replace any existing file that is not an
             input; default: only earlier results.
     """
@@ -99,19 +114,17 @@ def eval_command(
         workers=workers,
     )
     sys.stdout.write(_json(evaluation) if json else _table(evaluation))
-    if confusion is not None:
-        write_bytes(confusion, _confusion(evaluation, confusion, data))
-    if predictions is not None:
-        rows: list[Iterable[str]] = [PREDICTIONS_HEADER]
-        for *names, probability in evaluation.rows():
-            rows.append([*map(str, names), f"{probability:.6f}"])
-        write_bytes(predictions, _csv(rows))
+    written = _write_files(evaluation, confusion, predictions, data)
+    if not json:
+        print_results(*written)
+        if predictions is None:
+            given = flags(split=split, data_root=data_root, predictions="predictions.csv")
+            suggest(("eval", checkpoint, data, *given))
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and evaluate."""
-    with as_flags("batch_size", "workers"):
-        arguments = fill_value(arguments, "--cache", "auto")
+    with as_flags("batch_size", "workers", "split"):
         tyro.cli(eval_command, args=arguments, prog="vitkit eval")
 
 
@@ -122,7 +135,7 @@ def _outputs(
     if confusion is not None:
         if confusion.suffix.lower() not in CONFUSION_FILES:
             raise SettingError(
-                f"--confusion {confusion}: expected a name that ends in .png or .csv"
+                f"--confusion {confusion}: expected a name that ends in .png, .svg or .csv"
             )
         yield "--confusion", confusion, CONFUSION_FILES[confusion.suffix.lower()]
     if predictions is not None:
@@ -132,6 +145,21 @@ def _outputs(
                 "one of them"
             )
         yield "--predictions", predictions, PREDICTIONS_FILE
+
+
+def _write_files(
+    evaluation: Evaluation, confusion: Path | None, predictions: Path | None, data: str
+) -> list[str]:
+    """Write the files that were asked for; return a line on each."""
+    written = []
+    if confusion is not None:
+        write_bytes(confusion, _confusion(evaluation, confusion, data))
+        written.append(f"confusion matrix: {confusion}")
+    if predictions is not None:
+        write_bytes(predictions, predictions_csv(evaluation))
+        count = int(evaluation["images"])
+        written.append(f"predictions: {predictions}, {plural(count, 'row')}")
+    return written
 
 
 def _json(evaluation: Evaluation) -> str:
@@ -151,6 +179,7 @@ def _json(evaluation: Evaluation) -> str:
         "per_class": classes,
         "classes_without_images": evaluation.without_images,
         "confusion": evaluation.confusion.tolist(),
+        "top_losses": [asdict(one) for one in evaluation.top_losses(TOP_LOSSES)],
     }
     return json_text.dumps(document) + "\n"
 
@@ -165,16 +194,22 @@ def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
     """Return the content of the confusion matrix's file, by its ending."""
     classes = evaluation.classes
     if path.suffix.lower() == ".csv":
-        rows: list[list[Any]] = [["", *classes]]
+        rows: list[list[Any]] = [[CONFUSION_CORNER, *classes]]
         for name, row in zip(classes, evaluation.confusion.tolist(), strict=True):
             rows.append([name, *row])
         return _csv(rows)
     if len(classes) > MAX_CLASSES:
         raise SettingError(
-            f"--confusion {path}: a .png has room for {MAX_CLASSES} classes, and there are "
-            f"{len(classes)}; name a .csv file"
+            f"--confusion {path}: a {path.suffix} has room for {MAX_CLASSES} classes, and there "
+            f"are {len(classes)}; name a .csv file"
         )
-    return png(confusion_matrix(evaluation.confusion, classes, data), software=WRITER)
+    # imported here: nothing else needs matplotlib
+    from vitkit.plots.confusion import draw_confusion
+    from vitkit.plots.figure import encode_png, encode_svg
+
+    figure = draw_confusion(evaluation.confusion, classes, data)
+    encode = encode_svg if path.suffix.lower() == ".svg" else encode_png
+    return encode(figure, software=WRITER)
 
 
 def _table(evaluation: Evaluation) -> str:
@@ -193,14 +228,15 @@ def _table(evaluation: Evaluation) -> str:
             notes.append(f"calibrated: {evaluation[f'calibrated_{name}']:.4f}")
         shown = str(value) if isinstance(value, int) else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
-    table = align(scores)
+    width = terminal_width()
+    table = align(scores, width)
     # classes that are all right are left out below
     worst = sorted(evaluation.per_class, key=lambda score: score.accuracy)[:LISTED_CLASSES]
     rows = [_class_row(evaluation, score) for score in worst if score.accuracy < 1]
     if rows:
         heading = ["worst classes", "top1", "right", "95 %", "most often predicted as"]
-        table += "\n" + align([heading, *rows])
-    return table + _without_images(evaluation)
+        table += "\n" + align([heading, *rows], width)
+    return table + fold(_without_images(evaluation), width)
 
 
 def _without_images(evaluation: Evaluation) -> str:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit import api
-from vitkit.cli.arguments import as_flags
-from vitkit.cli.images import UsableImages, files_of_checkpoint, find_images, refuse_images_first
-from vitkit.devices import on_device, resolve_device
+from vitkit.cli.images import UsableImages, files_of_checkpoint, find_files, refuse_images_first
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import ImageError
-from vitkit.explaining.methods import METHODS
-from vitkit.explaining.overlay import EXPLANATION_FILE, Explanation
 from vitkit.io.results import check_outputs
-from vitkit.messages import escape
-from vitkit.weights.load import load
+from vitkit.messages import escape, plural
 
-# tyro reads the choices when the command runs; a type checker cannot
 if TYPE_CHECKING:
-    Method: TypeAlias = str
-else:
-    Method = tyro.extras.literal_type_from_choices(METHODS)
+    from vitkit.explaining.overlay import Explanation
+
+Method = Literal["attention"]
+"""Written out, as the methods themselves are written with torch."""
+
+
+EXAMPLES = (
+    "vitkit explain runs/photos-1 cat.jpg  # where the last layer looks",
+    "vitkit explain runs/photos-1 cat.jpg --layer 0 --head 2 --output first-layer",
+    "vitkit explain model.safetensors photos/cat  # every image of a folder",
+)
 
 
 def explain_command(
@@ -59,32 +63,48 @@ def explain_command(
         strict: stop at the first image that cannot be used.
     """
     refuse_images_first("explain", checkpoint, "IMAGES")
-    usable = UsableImages(find_images(images), strict=strict)
-    names: set[str] = set()
-    outputs = [Path(output) / f"{_unique(image.stem, names)}.png" for image in usable.paths]
+    usable = UsableImages(find_files(images), strict=strict)
+    # imported here: --help and wrong paths do not wait for torch
+    from vitkit import api
+    from vitkit.devices import on_device, resolve_device
+    from vitkit.explaining.overlay import EXPLANATION_FILE
+    from vitkit.weights.load import load
+
+    outputs = _output_paths(usable.paths, Path(output))
     inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
     check_outputs(outputs, EXPLANATION_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
     loaded = load(checkpoint)
     # moved once, not for every image
     loaded = replace(loaded, model=on_device(loaded.model, resolve_device(device)))
 
-    def explanations() -> Iterator[tuple[Explanation, Path] | ImageError]:
-        for image, path in zip(usable.paths, outputs, strict=True):
-            try:
-                explanation = api.explain(
-                    loaded, image, method=method, layer=layer, head=head, device=device
-                )
-            except ImageError as error:
-                yield error
-                continue
-            yield explanation, explanation.save(path)
-
-    for image, (explanation, path) in usable.with_outputs(explanations()):
-        prediction = ""
-        if explanation.label:
-            prediction = f"{escape(explanation.label)} {explanation.probability:.3f} "
-        sys.stdout.write(f"{escape(image)}: {prediction}-> {escape(path)}\n")
+    explain = partial(api.explain, loaded, method=method, layer=layer, head=head, device=device)
+    for image, (explanation, path) in usable.with_outputs(_saved(explain, usable.paths, outputs)):
+        _print_line(image, explanation, path)
+    written = plural(len(outputs) - usable.broken, "explanation")
+    another = flags(layer="0", output=f"{output}-layer-0")
+    then = [("explain", checkpoint, str(usable.paths[0]), *another)] if layer else []
+    print_results(f"{written} in {output}", then=then)
     usable.refuse_broken()
+
+
+def _saved(
+    explain: Callable[[Path], Explanation], images: Iterable[Path], outputs: Iterable[Path]
+) -> Iterator[tuple[Explanation, Path] | ImageError]:
+    """Yield the explanation of each image and the file that has it, or the error instead."""
+    for image, path in zip(images, outputs, strict=True):
+        try:
+            explanation = explain(image)
+        except ImageError as error:
+            yield error
+            continue
+        yield explanation, explanation.save(path)
+
+
+def _print_line(image: Path, explanation: Explanation, path: Path) -> None:
+    prediction = ""
+    if explanation.label:
+        prediction = f"{escape(explanation.label)} {explanation.probability:.3f} "
+    sys.stdout.write(f"{escape(image)}: {prediction}-> {escape(path)}\n")
 
 
 def run(arguments: list[str]) -> None:
@@ -93,12 +113,14 @@ def run(arguments: list[str]) -> None:
         tyro.cli(explain_command, args=arguments, prog="vitkit explain")
 
 
-def _unique(stem: str, names: set[str]) -> str:
-    """Return a name that is not among `names`, and add it: images of two folders may share one."""
-    name = stem
-    count = 1
-    while name in names:
-        count += 1
-        name = f"{stem}-{count}"
-    names.add(name)
-    return name
+def _output_paths(images: Sequence[Path], folder: Path) -> list[Path]:
+    """Return a path for each explanation; images of two folders may share a name."""
+    names: dict[str, None] = {}  # in their order
+    for image in images:
+        name = image.stem
+        count = 1
+        while name in names:
+            count += 1
+            name = f"{image.stem}-{count}"
+        names[name] = None
+    return [folder / f"{name}.png" for name in names]

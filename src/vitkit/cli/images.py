@@ -5,51 +5,81 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from vitkit.data.images.file_types import IMAGE_ENDINGS
-from vitkit.data.sources.folder_listing import list_folder
 from vitkit.errors import CheckpointError, DataError, ImageError
 from vitkit.io.progress import progress_bar
-from vitkit.io.results import ResultKind
-from vitkit.messages import nearest_parent
+from vitkit.io.results import FileId, ResultKind, file_id, refused_input
+from vitkit.messages import escape
+from vitkit.prediction.find import STDIN, find_images
+from vitkit.prediction.image_list import ImageList
+from vitkit.prediction.images import FileImage, FoundImage
 
+AnyImage = TypeVar("AnyImage")
 ImageOutput = TypeVar("ImageOutput")
 
 
-def find_images(arguments: Iterable[str]) -> list[Path]:
-    """Return files as they are, and the images of folders, sorted; hidden ones are left out.
+def find_arguments(
+    arguments: Iterable[str], *, split: str | None = None, data_root: str | None = None
+) -> ImageList:
+    """Find the images that arguments name, as `vitkit.find_images`; print its warnings.
 
-    Files with an ending that is not read but usual for images are counted on stderr.
+    `-` stands for paths on the standard input.
 
     Raises:
-        DataError: no argument, a path that does not exist, a folder without images, or one that
-            cannot be listed.
+        DataError: nothing found, or a standard input that no paths can come from.
     """
-    images: list[Path] = []
-    for argument in arguments:
-        path = Path(argument)
-        if not os.path.exists(path):
-            raise DataError(f"{path}: no such image; {nearest_parent(path)}")
-        if not os.path.isdir(path):
-            images.append(path)  # also a file without an image's ending: it was named
-            continue
-        # every link is followed, as the user named the folder
-        listing = list_folder(path, follow_links=True)
-        for warning in listing.warnings():
-            sys.stderr.write(f"vitkit: {path}: {warning}\n")
-        inside = [path.joinpath(*parts) for parts in listing.paths()]
-        if not inside:
-            raise DataError(
-                f"{path}: no images in this folder; expected files ending in "
-                f"{', '.join(IMAGE_ENDINGS)}"
-            )
-        images += inside
-    if not images:
-        raise DataError("no images given; name files or folders")
+    names = list(arguments)
+    images = find_images(
+        *names,
+        split=split,
+        data_root=data_root,
+        stdin=_open_stdin() if STDIN in names else None,
+    )
+    for warning in images.warnings:
+        sys.stderr.write(f"vitkit: {warning}\n")
     return images
+
+
+def find_files(arguments: Iterable[str]) -> list[Path]:
+    """Return image files: those named, and those of folders, patterns and the standard input.
+
+    Raises:
+        DataError: as for `find_arguments`; or an address or a dataset.
+    """
+    paths: list[Path] = []
+    for image in find_arguments(arguments):
+        if not isinstance(image, FileImage):
+            raise DataError(f"{escape(image.name)}: expected an image file, a folder or a pattern")
+        paths.append(Path(image))
+    return paths
+
+
+def _open_stdin() -> int:
+    """Return the file descriptor of the standard input.
+
+    Raises:
+        DataError: it is closed, or a terminal.
+    """
+    try:
+        # Python sets it to None if the shell has closed it
+        descriptor = -1 if sys.stdin is None else sys.stdin.fileno()
+        is_terminal = os.isatty(descriptor)
+        os.fstat(descriptor)
+    except (OSError, ValueError):
+        raise DataError(
+            "-: the standard input is closed; send paths to it, one a line, or name the images"
+        ) from None
+    if is_terminal:
+        raise DataError(
+            "-: the standard input is a terminal; send paths to it, one a line, such as: "
+            "find photos -name '*.jpg' | vitkit ..."
+        )
+    return descriptor
 
 
 def files_of_checkpoint(checkpoint: str) -> list[Path]:
@@ -70,7 +100,7 @@ def files_of_data(
         kind: of the output.
         data_root: as for `open_dataset`.
     """
-    source = Path(data)
+    source = Path(os.path.expanduser(data))  # as `open_dataset` reads it
     yield source
     if kind.is_result(output) or not source.exists():
         return
@@ -80,16 +110,14 @@ def files_of_data(
     # a list, or a link in the folder, may name images anywhere
     if output.suffix.lower() in IMAGE_ENDINGS:
         # imported here: --help waits for no data source
-        from vitkit.data.datasets.dataset import FileSplit
         from vitkit.data.sources.open import open_dataset
 
         dataset = open_dataset(
             data, data_root=data_root, ignore_extra_classes=True, follow_links=True
         )
         for split in dataset.splits.values():
-            files = split.original()
-            if isinstance(files, FileSplit):
-                yield from files.paths
+            if (files := split.original().files()) is not None:
+                yield from map(Path, files.paths)
 
 
 def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
@@ -115,7 +143,7 @@ def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
 def _is_image_folder(folder: Path) -> bool:
     """Return True for a folder with class folders, and no file of a run or a checkpoint."""
     # a checkpoint may have a folder of example images, and a run its plots
-    checkpoints = ("config.yaml", "config.json", "weights", "*/config.yaml")
+    checkpoints = ("config.yaml", "config.json", "weights", "*/config.yaml", "*/*/config.yaml")
     endings = ("*.safetensors", "*.npz", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
     if any(True for pattern in (*checkpoints, *endings) for _ in folder.glob(pattern)):
         return False
@@ -124,41 +152,43 @@ def _is_image_folder(folder: Path) -> bool:
     return any(path.suffix.lower() in IMAGE_ENDINGS for path in inside)
 
 
-class UsableImages:
-    """Images with their outputs; those that cannot be used are named on stderr and counted.
+class _Usable:
+    """Images of which those that cannot be used are named on stderr and counted.
 
     Args:
-        paths: all images.
+        total: how many images there are; None if unknown.
         strict: stop at the first broken image.
     """
 
-    def __init__(self, paths: Sequence[Path], *, strict: bool) -> None:
-        self.paths = paths
+    def __init__(self, total: int | None, *, strict: bool) -> None:
+        self.total = total
         self.strict = strict
+        self.count = 0
         self.broken = 0
 
-    def with_outputs(
-        self, outputs: Iterable[ImageOutput | ImageError]
-    ) -> Iterator[tuple[Path, ImageOutput]]:
+    def _usable(
+        self, outputs: Iterable[tuple[AnyImage, ImageOutput | ImageError]]
+    ) -> Iterator[tuple[AnyImage, ImageOutput]]:
         """Yield the images that could be used with their outputs.
 
         Raises:
             ImageError: a broken image, if `strict`, or if it is the only one.
             DataError: none of them could be used.
         """
-        with progress_bar(len(self.paths)) as advance:
-            for path, output in zip(self.paths, outputs, strict=True):
+        with progress_bar(self.total) as advance:
+            for image, output in outputs:
                 advance(1)
+                self.count += 1
                 if not isinstance(output, ImageError):
-                    yield path, output
+                    yield image, output
                     continue
                 # the error of a single image is the error of the command
-                if self.strict or len(self.paths) == 1:
+                if self.strict or self.total == 1:
                     raise output
                 sys.stderr.write(f"vitkit: {output}\n")
                 self.broken += 1
         # otherwise the outputs would be an empty file
-        if self.broken == len(self.paths):
+        if self.broken == self.count:
             raise DataError(
                 f"none of the {self.broken:,} images could be used; the reasons are above"
             )
@@ -167,6 +197,67 @@ class UsableImages:
         """Raise `DataError` if an image could not be used."""
         if self.broken:
             raise DataError(
-                f"{self.broken:,} of {len(self.paths):,} images could not be used, for the "
-                "reasons above; the others were processed"
+                f"{self.broken:,} of {self.count:,} images could not be used, for the reasons "
+                "above; the others were processed"
             )
+
+
+class UsableImages(_Usable):
+    """Image files with their outputs; broken ones are named on stderr and counted.
+
+    Args:
+        paths: all images.
+        strict: stop at the first broken image.
+    """
+
+    def __init__(self, paths: Sequence[Path], *, strict: bool) -> None:
+        super().__init__(len(paths), strict=strict)
+        self.paths = paths
+
+    def with_outputs(
+        self, outputs: Iterable[ImageOutput | ImageError]
+    ) -> Iterator[tuple[Path, ImageOutput]]:
+        """Yield the images that could be used with their outputs; errors as for `_usable`."""
+        return self._usable(zip(self.paths, outputs, strict=True))
+
+
+class StreamedImages(_Usable):
+    """Found images that are read once, with their outputs; broken ones are named and counted.
+
+    Iterating hands them to a predictor; only those without an output yet are kept.
+
+    Args:
+        images: the found images.
+        strict: stop at the first broken image.
+        outputs: flag -> the file that it names, which will be written; an image that is one of them
+            is refused, also where its path comes from a stream.
+    """
+
+    def __init__(
+        self, images: ImageList, *, strict: bool, outputs: Mapping[str, Path | None]
+    ) -> None:
+        super().__init__(images.total, strict=strict)
+        self._images = images
+        self._sent: deque[FoundImage] = deque()
+        self._outputs: dict[FileId, tuple[Path, str]] = {}
+        for flag, path in outputs.items():
+            if path is not None and (identity := file_id(path)):
+                self._outputs[identity] = (path, flag)
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for image in self._images:
+            if self._outputs and (identity := file_id(Path(image.name))) in self._outputs:
+                raise refused_input(*self._outputs[identity])
+            self._sent.append(image)
+            yield image
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the next image comes from a stream that has not sent its path yet."""
+        return self._images.is_waiting
+
+    def with_outputs(
+        self, outputs: Iterable[ImageOutput | ImageError]
+    ) -> Iterator[tuple[FoundImage, ImageOutput]]:
+        """Yield the images that could be used with their outputs; errors as for `_usable`."""
+        return self._usable((self._sent.popleft(), output) for output in outputs)

@@ -4,39 +4,60 @@ from __future__ import annotations
 
 import json as json_text
 import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import Positional, Suppress
 
-from vitkit.cli.arguments import take_fields
+from vitkit.cli.parsing.command import Command, describe_function
+from vitkit.cli.parsing.fields import SPEC, take_fields
+from vitkit.cli.parsing.words import read_words
+from vitkit.cli.printing.columns import fold, terminal_width
+from vitkit.cli.printing.next_steps import flags, suggest
+
+EXAMPLES = (
+    "vitkit inspect model.safetensors  # library, model, preprocessing, and how each is known",
+    "vitkit inspect ViT-B_16.npz --json  # the same for a program",
+    "vitkit inspect net.pth --trust-pickle --spec.num-heads 6  # state what the file does not",
+)
+
+
+def inspect_command(
+    file: Positional[str],
+    *,
+    model: str | None = None,
+    json: bool = False,
+    trust_pickle: bool = False,
+    spec: Suppress[dict[str, Any] | None] = None,
+) -> None:
+    """Identify a weights file: which library wrote it, its model, and how each field is known.
+
+    Args:
+        file: weights of any known format, or a folder with them.
+        model: name of the model, for fields that the file does not state.
+        json: print JSON.
+        trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
+        spec: fields of `ViTSpec` that the file does not state.
+    """
+    # imported here: --help does not wait for torch
+    from vitkit.weights.inspection import inspect as inspect_file
+
+    inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **(spec or {}))
+    if json:
+        sys.stdout.write(json_text.dumps(inspection.to_json(), indent=2) + "\n")
+        return
+    sys.stdout.write(fold(f"{inspection}\n", terminal_width()))
+    suggest(("summary", file, *flags(trust_pickle=trust_pickle)))
+
+
+def describe(_: Sequence[str] = ()) -> Command:
+    """Describe the verb."""
+    return describe_function("inspect", inspect_command, examples=EXAMPLES, extra=[SPEC])
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and inspect."""
-    rest, spec = take_fields(arguments)
-
-    def inspect(
-        file: Positional[str],
-        *,
-        model: str | None = None,
-        json: bool = False,
-        trust_pickle: bool = False,
-    ) -> None:
-        """Identify a weights file: which library wrote it, its model, and how each field is known.
-
-        Pass fields that the file does not state as --spec.FIELD VALUE, such as --spec.num-heads 6.
-
-        Args:
-            file: weights of any known format, or a folder with them.
-            model: name of the model, for fields that the file does not state.
-            json: print JSON.
-            trust_pickle: load .pth, .pt and .bin files, with torch's weights_only=True.
-        """
-        # imported here: --help does not wait for torch
-        from vitkit.weights.inspection import inspect as inspect_file
-
-        inspection = inspect_file(file, model=model, trust_pickle=trust_pickle, **spec)
-        text = json_text.dumps(inspection.to_json(), indent=2) if json else str(inspection)
-        sys.stdout.write(text + "\n")
-
-    tyro.cli(inspect, args=rest, prog="vitkit inspect")
+    rest, spec = take_fields(read_words(describe(), arguments).ordered)
+    tyro.cli(partial(inspect_command, spec=spec), args=rest, prog="vitkit inspect")

@@ -3,29 +3,49 @@
 from __future__ import annotations
 
 import sys
-from fnmatch import fnmatchcase
 
 import tyro
 from tyro.conf import Positional
 
+from vitkit.cli.printing.columns import align, terminal_width
+from vitkit.cli.printing.next_steps import suggest
 from vitkit.errors import SettingError
-from vitkit.models.presets import list_models, preset, table
-from vitkit.weights.catalogue import catalogue
+from vitkit.models.presets import preset, table
+from vitkit.weights.catalogue import catalogue, list_models
+
+EXAMPLES = (
+    "vitkit models  # all models",
+    "vitkit models 'vit_small*'  # those of one size",
+    "vitkit models 'vit_small*' --pretrained  # their published weights",
+    "vitkit models --pretrained --licence permissive  # Apache-2.0 and MIT",
+)
 
 
-def models_command(pattern: Positional[str] = "*", *, pretrained: bool = False) -> None:
+def models_command(
+    pattern: Positional[str] = "*", *, pretrained: bool = False, licence: str | None = None
+) -> None:
     """List the models: name, parameters, image size in pixels, family.
 
     Args:
         pattern: names to list, with shell wildcards, such as 'vit_base*'.
         pretrained: list the published checkpoints instead: name, classes, licence, source, address.
+        licence: with --pretrained, only those under this licence, such as mit, or of this kind:
+            permissive (Apache-2.0 or MIT), non-commercial, "own terms" or "not stated".
     """
-    lines = _checkpoints(pattern) if pretrained else _presets(pattern)
-    if not lines:
+    if licence is not None:
+        _check_licence(licence, pretrained=pretrained)
+    rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
+    if licence is not None and not rows:
+        raise SettingError(f"no checkpoint matches {pattern!r} under the licence {licence!r}")
+    if not rows:
         kind = "checkpoint" if pretrained else "model"
         verb = "models --pretrained" if pretrained else "models"
         raise SettingError(f"no {kind}'s name matches {pattern!r}; `vitkit {verb}` lists all")
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.write(align(rows, terminal_width()))
+    if pretrained:
+        suggest(("inspect", rows[0][-1]))
+    else:
+        suggest(("summary", rows[0][0]), ("models", rows[0][0], "--pretrained"))
 
 
 def run(arguments: list[str]) -> None:
@@ -33,23 +53,35 @@ def run(arguments: list[str]) -> None:
     tyro.cli(models_command, args=arguments, prog="vitkit models")
 
 
-def _presets(pattern: str) -> list[str]:
-    lines = []
+def _presets(pattern: str) -> list[list[str]]:
+    rows = []
     entries = table()
     for name in list_models(pattern):
         size = "x".join(map(str, preset(name).image_size))
         millions = entries[name].parameters / 1e6
-        lines.append(f"{name:<40} {millions:>8.2f} M  {size:<9} {entries[name].family}")
-    return lines
+        rows.append([name, f"{millions:>8.2f} M", size, entries[name].family])
+    return rows
 
 
-def _checkpoints(pattern: str) -> list[str]:
-    lines = []
+def _check_licence(licence: str, *, pretrained: bool) -> None:
+    """Raise `SettingError` for a licence that no published checkpoint has."""
+    if not pretrained:
+        raise SettingError("--licence is for published weights; add --pretrained")
+    known = {entry.terms for entry in catalogue().values()}
+    names = sorted({entry.licence for entry in catalogue().values()} - {""})
+    if licence not in known and licence not in names:
+        raise SettingError(
+            f"--licence {licence}: expected a kind ({', '.join(sorted(known))}) or a licence "
+            f"({', '.join(names)})"
+        )
+
+
+def _checkpoints(pattern: str, licence: str | None) -> list[list[str]]:
+    rows = []
+    # a pattern may name checkpoints or their architecture
+    listed = set(list_models(pattern, pretrained=True))
     for name, entry in catalogue().items():
-        # a pattern may name checkpoints or their architecture
-        if fnmatchcase(name, pattern) or fnmatchcase(entry.preset, pattern):
-            lines.append(
-                f"{name:<58} {entry.classes:>6}  {entry.licence or 'not stated':<28} "
-                f"{entry.source:<12}  {entry.address}"
-            )
-    return lines
+        if name in listed and licence in (None, entry.licence, entry.terms):
+            stated = entry.licence or "not stated"
+            rows.append([name, f"{entry.classes:>6}", stated, entry.source, entry.address])
+    return rows

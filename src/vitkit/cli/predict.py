@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 import csv as csv_format
+import itertools
 import json as json_format
+import os
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import tyro
 from tyro.conf import Positional
 
-from vitkit.cli.arguments import as_flags
-from vitkit.cli.images import UsableImages, files_of_checkpoint, find_images, refuse_images_first
+from vitkit.cli.images import (
+    StreamedImages,
+    files_of_checkpoint,
+    find_arguments,
+    refuse_images_first,
+)
+from vitkit.cli.parsing.fields import as_flags
 from vitkit.io.atomic import replacing
 from vitkit.io.progress import discard_stdout
-from vitkit.io.results import check_outputs, csv_result
-from vitkit.messages import escape
+from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
+from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
-    from vitkit.prediction import Prediction
+    from vitkit.prediction.image_list import ImageList
+    from vitkit.prediction.images import FoundImage
+    from vitkit.prediction.labels import RightAnswers
+    from vitkit.prediction.predictor import Prediction
+    from vitkit.weights.checkpoint import Checkpoint
 
-Write: TypeAlias = "Callable[[Path, Prediction], object]"
+Write: TypeAlias = "Callable[[FoundImage, Prediction], object]"
 CSV_HEADER = ("image", "rank", "label", "probability")
-CSV_FILE = csv_result("a table of predictions", CSV_HEADER)
+LABELLED_HEADER = (*CSV_HEADER, "true_label")
+CSV_FILE = csv_result("a table of predictions", CSV_HEADER, LABELLED_HEADER)
+
+
+EXAMPLES = (
+    "vitkit predict runs/photos-1 cat.jpg  # the five most probable classes",
+    "vitkit predict runs/photos-1 'photos/**/*.jpg' --csv predictions.csv --top-k 1",
+    "vitkit predict model.safetensors mnist --split test --json  # a dataset, for a program",
+)
 
 
 def predict_command(
@@ -37,6 +58,9 @@ def predict_command(
     batch_size: int = 64,
     json: bool = False,
     csv: str | None = None,
+    save_images: str | None = None,
+    split: str | None = None,
+    data_root: str | None = None,
     overwrite: bool = False,
     strict: bool = False,
     allow_partial: bool = False,
@@ -44,42 +68,45 @@ def predict_command(
     """Classify images with a checkpoint, most probable class first.
 
     Each line is printed as soon as its batch is computed. An image that cannot be used is named on
-    stderr and left out; the others are predicted, and the exit code is 2 at the end.
+    stderr and left out; the others are predicted, and the exit code is 2 at the end. Of a dataset,
+    the number of right predictions is printed at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        images: files, or folders of them.
+        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
+            paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
         top_k: number of classes to show.
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
         json: print JSON.
-        csv: write this .csv file; without --json, nothing is printed then.
-        overwrite: let --csv replace any existing file that is not an input; default: only earlier
-            predictions.
+        csv: write this .csv file; without --json, nothing is printed then. Images of a dataset have
+            their class in the column true_label.
+        save_images: write each image with its predicted classes and their probabilities as a PNG
+            file in this folder.
+        split: train, val or test: only this split of datasets and of folders with class folders.
+        data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
+        overwrite: let --csv and --save-images replace any existing file that is not an input;
+            default: --csv replaces only earlier predictions, --save-images nothing.
         strict: stop at the first image that cannot be used, and write no CSV.
         allow_partial: accept weights with unknown or missing tensors: leave out the unknown ones,
             initialise the missing ones at random, and list both.
     """
     refuse_images_first("predict", checkpoint, "IMAGES")
-    usable = UsableImages(find_images(images), strict=strict)
-    if csv is not None:
-        inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
-        check_outputs([Path(csv)], CSV_FILE, inputs=inputs, overwrite=overwrite, flag="--csv")
+    outputs = _Outputs(csv, save_images, as_json=json, overwrite=overwrite)
+    named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
+    # first by the names alone: opening a large dataset takes time
+    outputs.check_table(named)
+    found = find_arguments(images, split=split, data_root=data_root)
+    outputs.check(found, named)
     # imported here: --help and wrong paths do not wait for torch
-    from vitkit.prediction import Predictor
+    from vitkit.prediction.predictor import Predictor
     from vitkit.weights.load import load
 
     loaded = load(checkpoint, strict=not allow_partial)
     predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
-    with ExitStack() as stack:
-        writers: list[Write] = []
-        if csv is not None:
-            writers.append(stack.enter_context(_csv(Path(csv))))
-        if json:
-            writers.append(stack.enter_context(_json(ignore_closed_pipe=csv is not None)))
-        for path, prediction in usable.with_outputs(predictor.stream(usable.paths, top_k)):
-            for write in writers or [_plain]:
-                write(path, prediction)
+    usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
+    outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), loaded, found)
+    outputs.print_next([checkpoint, *images], split)
     usable.refuse_broken()
 
 
@@ -89,15 +116,17 @@ def run(arguments: list[str]) -> None:
         tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 
-def _plain(path: Path, prediction: Prediction) -> None:
+def _plain(image: FoundImage, prediction: Prediction) -> None:
     classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
-    sys.stdout.write(f"{escape(path)}: {classes}\n")
+    sys.stdout.write(f"{escape(image.name)}: {classes}\n")
     sys.stdout.flush()
 
 
 @contextmanager
 def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
     """Print a JSON list, an entry at a time.
+
+    Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
 
     Args:
         ignore_closed_pipe: print no more when the reader has left (`| head`), instead of raising
@@ -109,19 +138,22 @@ def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
     def print_text(text: str) -> None:
         try:
             sys.stdout.write(text)
+            sys.stdout.flush()
         except BrokenPipeError:
             if not ignore_closed_pipe:
                 raise
             discard_stdout()
 
-    def write(path: Path, prediction: Prediction) -> None:
+    def write(image: FoundImage, prediction: Prediction) -> None:
         nonlocal separator
-        row = {
-            "image": escape(path),
+        row: dict[str, Any] = {
+            "image": image.name,
             "label": prediction.label,
             "probability": prediction.probability,
             "top": [{"label": label, "probability": p} for label, p in prediction.top],
         }
+        if image.label:
+            row["true_label"] = image.label
         print_text(separator + json_format.dumps(row, indent=2).replace("\n", "\n  "))
         separator = ",\n  "
 
@@ -130,15 +162,165 @@ def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
 
 
 @contextmanager
-def _csv(path: Path) -> Iterator[Write]:
+def _csv(path: Path, *, has_labels: bool) -> Iterator[Write]:
     """Write a CSV file, a row at a time; it takes its name when all are done."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
-        writer.writerow(CSV_HEADER)
+        writer.writerow(LABELLED_HEADER if has_labels else CSV_HEADER)
 
-        def write(image: Path, prediction: Prediction) -> None:
+        def write(image: FoundImage, prediction: Prediction) -> None:
+            true_label = [image.label] if has_labels else []
             for rank, (label, probability) in enumerate(prediction.top, 1):
-                writer.writerow([escape(image), rank, label, f"{probability:.6f}"])
+                row = [escape(image.name), rank, label, f"{probability:.6f}", *true_label]
+                writer.writerow(row)
 
         yield write
         file.flush()  # before `replacing` renames it
+
+
+class _Drawings:
+    """Drawings of predictions in a folder; they replace nothing without `overwrite`.
+
+    Args:
+        folder: where they are written.
+        images: the images that will be drawn.
+        inputs: further files that the command reads.
+        overwrite: replace existing files that are not inputs. Of a stream the inputs are not known
+            yet, so that only earlier drawings are replaced.
+
+    Raises:
+        OutputError: one of the files exists, or the folder cannot be written.
+    """
+
+    def __init__(
+        self, folder: Path, images: ImageList, inputs: Iterable[Path], *, overwrite: bool
+    ) -> None:
+        self.folder = folder
+        self._places = ResultPlaces(folder, ".png")
+        self._overwrite = overwrite
+        self._is_stream = images.total is None
+        if not self._is_stream:
+            places = ResultPlaces(folder, ".png")
+            check_new_files(
+                (places.path(image.place) for image in images),
+                inputs=itertools.chain(inputs, images.files()),
+                overwrite=overwrite,
+                flag="--save-images",
+            )
+
+    def save(self, answers: RightAnswers, image: FoundImage, prediction: Prediction) -> None:
+        """Draw an image and write the drawing."""
+        from vitkit.prediction.drawing import DRAWING_FILE, draw_prediction, save_drawing
+
+        path = self._places.path(image.place)
+        may_replace = self._overwrite and (not self._is_stream or DRAWING_FILE.is_result(path))
+        if not may_replace:
+            check_new_files([path], inputs=(), overwrite=False, flag="--save-images")
+        drawing = draw_prediction(
+            image.read(),
+            prediction,
+            true_label=image.label,
+            is_right=answers.is_right(image, prediction.label),
+        )
+        save_drawing(path, drawing)
+
+
+class _Outputs:
+    """All that the command writes and prints.
+
+    Args:
+        csv: path of the table, if any.
+        save_images: folder of the drawings, if any.
+        as_json: print JSON instead of lines.
+        overwrite: replace existing files that are not inputs.
+
+    Attributes:
+        table: the path of the table, if any.
+    """
+
+    def __init__(
+        self, csv: str | None, save_images: str | None, *, as_json: bool, overwrite: bool
+    ) -> None:
+        self.table = None if csv is None else Path(csv)
+        self._folder = None if save_images is None else Path(save_images)
+        self._as_json = as_json
+        self._overwrite = overwrite
+        self._drawings: _Drawings | None = None
+        self._example = ""
+        self._counted_right = False
+
+    def check_table(self, inputs: Iterable[Path]) -> None:
+        """Raise `OutputError` if the table must not be written."""
+        if self.table is not None:
+            check_outputs(
+                [self.table], CSV_FILE, inputs=inputs, overwrite=self._overwrite, flag="--csv"
+            )
+
+    def check(self, images: ImageList, inputs: Sequence[Path]) -> None:
+        """Raise `OutputError` if a result of these images must not be written.
+
+        Args:
+            images: the images that will be predicted.
+            inputs: further files that the command reads.
+        """
+        self.check_table(itertools.chain(inputs, images.files()))
+        if self._folder is not None:
+            self._drawings = _Drawings(self._folder, images, inputs, overwrite=self._overwrite)
+
+    def write(
+        self,
+        predictions: Iterable[tuple[FoundImage, Prediction]],
+        checkpoint: Checkpoint,
+        images: ImageList,
+    ) -> None:
+        """Write predictions as they come; then print, on stderr, what was right and written."""
+        from vitkit.prediction.labels import RightAnswers, match_labels
+
+        answers = RightAnswers(match_labels(checkpoint, images.classes))
+        count = 0
+        with self._writers(answers, has_labels=bool(images.classes)) as writers:
+            for image, prediction in predictions:
+                count += 1
+                answers.add(image, prediction.label)
+                for write in writers:
+                    write(image, prediction)
+                if not self._example and os.path.isfile(image.name):
+                    self._example = image.name
+        lines = answers.lines()
+        self._counted_right = bool(lines)
+        written = plural(count, "image")
+        if self.table is not None:
+            lines.append(f"wrote {escape(self.table)}: {written}")
+        if self._folder is not None:
+            lines.append(f"wrote {written} to {escape(self._folder)}")
+        # stdout is for the results alone
+        sys.stderr.writelines(f"{line}\n" for line in lines)
+
+    @contextmanager
+    def _writers(self, answers: RightAnswers, *, has_labels: bool) -> Iterator[list[Write]]:
+        with ExitStack() as stack:
+            writers: list[Write] = []
+            if self.table is not None:
+                writers.append(stack.enter_context(_csv(self.table, has_labels=has_labels)))
+            if self._as_json:
+                json = _json(ignore_closed_pipe=self.table is not None)
+                writers.append(stack.enter_context(json))
+            writers = writers or [_plain]
+            if self._drawings is not None:
+                writers.append(partial(self._drawings.save, answers))
+            yield writers
+
+    def print_next(self, arguments: Sequence[str], split: str | None) -> None:
+        """Print the command that could come next, on a terminal.
+
+        Args:
+            arguments: the checkpoint and the images, as they were named.
+            split: of the dataset, if one was named.
+        """
+        if not sys.stderr.isatty():
+            return
+        command = ["explain", arguments[0], self._example]
+        if self._counted_right and len(arguments) == 2:
+            command = ["eval", *arguments, *([] if split is None else ["--split", split])]
+        if all(command):
+            sys.stderr.write(f"next: vitkit {escape(shlex.join(command))}\n")

@@ -10,7 +10,9 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
-from vitkit.cli.arguments import as_flags
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.columns import terminal_width
+from vitkit.cli.printing.next_steps import suggest
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset
 
@@ -18,6 +20,13 @@ PLAIN_WIDTH = 140
 """Columns where the output is not a terminal, so that nothing is cut."""
 FULL_TABLE_WIDTH = 120
 """Columns that the table needs with all its columns."""
+
+
+EXAMPLES = (
+    "vitkit summary vit_tiny_patch16_224  # equal blocks are one row",
+    "vitkit summary vit_tiny_patch16_224 --depth 1 --img-size 384  # shorter, at another size",
+    "vitkit summary runs/photos-1  # the model of a run",
+)
 
 
 def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | None = None) -> None:
@@ -50,12 +59,13 @@ def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | N
     spec = vit.spec
     size = spec.image_size if img_size is None else (img_size, img_size)
     table = summary(vit, (1, spec.in_channels, *size))
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
+    # a file or a pipe gets the columns of a narrow terminal, too, and cells of any length
+    width = terminal_width()
+    console = Console(highlight=False, width=width or PLAIN_WIDTH)
     with console.capture() as captured:
-        console.print(table.render(depth, narrow=console.width < FULL_TABLE_WIDTH))
+        console.print(table.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))
     sys.stdout.write(captured.get())
+    suggest(("inspect", model) if is_file else ("models", model, "--pretrained"))
 
 
 def run(arguments: list[str]) -> None:

@@ -3,78 +3,117 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from vitkit.cli.arguments import as_flags, fill_value, take_fields
+from vitkit.cli.parsing.argument import Argument
+from vitkit.cli.parsing.command import Command, Group, describe_settings
+from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
+from vitkit.cli.parsing.words import Words, read_flags, wants_help
+from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import SettingError, VitkitError
-from vitkit.frozen import field_names
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
-from vitkit.training.config.setting_names import refused_flag
-from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.recipes import recipe_settings
+from vitkit.training.config.train_config import SECTIONS, TrainConfig
+from vitkit.training.recipes import RECIPES, recipe_settings
 
-DESCRIPTION = """Train a Vision Transformer on your images.
+if TYPE_CHECKING:
+    from vitkit.training.result import TrainResult
 
-DATA is an image folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV file of
-path,label, a Parquet file or a folder of them, tar shards as 'wds:shards-{0000..0099}.tar' (in
-quotes, or the shell expands it), a dataset of the Hub as hf://owner/name, or one of digits, mnist,
-fashion-mnist, cifar10, cifar100.
+DESCRIPTION = (
+    "Train a Vision Transformer on your images.",
+    "Settings come from the defaults, then from --recipe, then from flags; later ones win.",
+    "With --auto, k-NN, a linear probe and fine-tuning of --pretrained weights (or, without "
+    "weights, a suitably small ViT from scratch) are tried within --budget, until the next one "
+    "brings no significant gain.",
+    f"Recipes: {', '.join(RECIPES)}.",
+)
+DATA = Argument(
+    name="data",
+    metavar="DATA",
+    required=True,
+    help="An image folder (train/<class>/*.jpg with val/ and test/, or <class>/*.jpg), a CSV file "
+    "of path,label, a Parquet file or a folder of them, tar shards as 'wds:shards-{0000..0099}.tar'"
+    " (in quotes, or the shell expands it), a dataset of the Hub as hf://owner/name, or one of "
+    "digits, mnist, fashion-mnist, cifar10, cifar100. A resumed run knows its own.",
+)
+FIELDS = replace(SPEC, help="Any field of the model, such as --spec.patch-size 4.")
+PROVE_RESUME = Argument(
+    name="prove_resume",
+    flags=("--prove-resume",),
+    kind=bool,
+    default=False,
+    help="Train nothing: one run is killed and resumed, another one is not, and both must end with "
+    "the same bits.",
+)
+EXAMPLES = (
+    "vitkit train photos  # a folder with one folder of images per class",
+    "vitkit train photos --auto --budget 10m  # try several ways, within ten minutes",
+    "vitkit train digits --recipe digits --epochs 20  # a recipe, and one change to it",
+    "vitkit train --resume runs/photos-vit_tiny_patch16_224-1  # continue a stopped run",
+)
 
-Settings come from the defaults, then from --recipe, then from flags; later ones win. Any field of
-the model is a flag --spec.FIELD VALUE, such as --spec.patch-size 4.
 
-With --auto, k-NN, a linear probe and fine-tuning of --pretrained weights (or, without weights, a
-suitably small ViT from scratch) are tried within --budget, until the next one brings no significant
-gain. With --prove-resume, nothing is trained: one run is killed and resumed, another one is not,
-and both must end with the same bits."""
+def describe(arguments: Sequence[str] = ()) -> Command:
+    """Describe the verb; the recipe in the arguments decides the defaults of the help."""
+    base = TrainConfig(data="")
+    if wants_help(arguments):
+        words = [word for word in arguments if word not in ("-h", "--help")]
+        read = read_flags(_command(base), words)
+        base = TrainConfig(**layered(recipe_settings(read.last("recipe")), {"data": ""}))
+    return _command(base)
 
-BASE_FLAGS = {
-    "recipe": ("--recipe", "-c", "--config"),
-    "model": ("--model",),
-    "resume": ("--resume",),
-    "output": ("--output", "--output-dir"),
-}
-"""Flags that decide which settings the others change, by all their names."""
+
+def _command(base: TrainConfig) -> Command:
+    groups = [Group(title="arguments", arguments=(DATA,))]
+    extra = {"model": (FIELDS,), "run": (PROVE_RESUME,)}
+    for group in describe_settings(SECTIONS, base):
+        arguments = (*group.arguments, *extra.get(group.title, ()))
+        groups.append(Group(title=group.title, arguments=arguments))
+    return Command(verb="train", description=DESCRIPTION, groups=tuple(groups), examples=EXAMPLES)
 
 
 def run(arguments: list[str]) -> None:
-    """Parse the settings in their order of precedence and train."""
-    prove = "--prove-resume" in arguments
-    rest, spec = take_fields([word for word in arguments if word != "--prove-resume"])
-    for flag in ("--cache", "--pretrained", "--finetune"):
-        rest = fill_value(rest, flag, "auto")
-    rest = fill_value(rest, "--grad-checkpointing", "block")
-    given = {name: _peek(rest, flags) for name, flags in BASE_FLAGS.items()}
-    # the recipe and the stopped run decide the defaults that --help shows
-    recipe = recipe_settings(given["recipe"])
+    """Merge the settings in their order of precedence and train."""
+    words = read_flags(describe(), arguments)
+    recipe = recipe_settings(words.last("recipe"))
     stored: Settings = {}
-    if given["resume"] is not None:
+    resume = words.last("resume")
+    if resume is not None:
         # imported here and in _begin: --help and mistyped flags do not wait for torch
         from vitkit.training.resume import resumed_settings
 
-        stored = resumed_settings(given["resume"], given["output"], recipe)
-    data = str(stored.get("data", ""))
-    flags = rest
-    if rest and not rest[0].startswith("-"):
-        data, *flags = rest
-    if not data and not {"-h", "--help"} & set(rest):
-        raise SettingError("DATA is missing; name it first: vitkit train DATA [flags]")
-    shards = [word for word in flags if word.startswith("wds:") and word.endswith(".tar")]
-    if data.startswith("wds:") and shards:
+        stored = resumed_settings(resume, words.last("output"), recipe)
+    words_of_run, spec = take_fields(words.flag_words("prove_resume"))
+    data = _data(words, stored)
+    config = _configured(data, words_of_run, spec, (stored, recipe), words)
+    with as_flags(*spec, group="spec."):
+        _begin(config, prove=words.last("prove_resume") == "True")
+
+
+def _data(words: Words, stored: Settings) -> str:
+    """Return DATA, or that of the stopped run.
+
+    Raises:
+        SettingError: it is not given, or more than once.
+    """
+    first, *others = words.positionals or [str(stored.get("data", ""))]
+    if first.startswith("wds:") and any(name.endswith(".tar") for name in others):
         raise SettingError(
-            f"the shell expanded the name of the shards to {len(shards) + 1:,} names; put it in "
+            f"the shell expanded the name of the shards to {len(others) + 1:,} names; put it in "
             "quotes: 'wds:shards-{0000..0099}.tar'"
         )
-    refusal = refused_flag(flags, TrainConfig)
-    if refusal is not None:
-        raise SettingError(refusal)
-    config = _configured(data, flags, spec, (stored, recipe), given)
-    with as_flags(*spec, group="spec."):
-        _begin(config, prove=prove)
+    if others:
+        raise SettingError(
+            f"{others[0]!r} is one argument too many; expected: vitkit train DATA [flags]"
+        )
+    if not first:
+        raise SettingError("DATA is missing; expected: vitkit train DATA [flags]")
+    return first
 
 
 def _configured(
@@ -82,30 +121,20 @@ def _configured(
     flags: list[str],
     spec: Mapping[str, Any],
     layers: tuple[Settings, Settings],
-    given: Mapping[str, str | None],
+    words: Words,
 ) -> TrainConfig:
     """Merge all settings: defaults < `layers` (the stopped run's, the recipe's) < flags."""
     settings: Settings = {"data": data, "spec": spec}
-    if given["model"] is not None:
-        settings["model"] = given["model"]
+    # fields of a spec belong to a model
+    if words.last("model") is not None:
+        settings["model"] = words.last("model")
     # the flags' defaults: what the settings are without them
     base = TrainConfig(**layered(*layers, settings))
-    with as_flags(*field_names(TrainConfig)):
-        config = tyro.cli(
-            TrainConfig, default=base, args=flags, prog="vitkit train DATA", description=DESCRIPTION
-        )
-    for name in field_names(TrainConfig):
-        value = getattr(config, name)
-        if value != getattr(base, name):
-            settings[name] = value
-    # a base flag in a spelling that only tyro understands came too late to decide
-    for name, flags_of_name in BASE_FLAGS.items():
-        if name in settings and settings[name] != given[name]:
-            flag = flags_of_name[0]
-            raise SettingError(
-                f"{flag} decides the defaults of other flags, so it must be written in full: "
-                f"{flag} {settings[name]}"
-            )
+    with as_flags(*(field.name for field in fields(TrainConfig))):
+        config = tyro.cli(TrainConfig, default=base, args=flags, prog="vitkit train")
+    for name in words.values:
+        if name not in ("spec", "prove_resume"):
+            settings[name] = getattr(config, name)
     return TrainConfig(**layered(*layers, settings))
 
 
@@ -127,20 +156,20 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
     elif config.auto:
         from vitkit.training.auto.auto import run_search
 
-        run_search(config)
+        _print_end(config, run_search(config))
     else:
         from vitkit.training.train import train
 
-        train(config)
+        _print_end(config, train(config))
 
 
-def _peek(arguments: list[str], flags: tuple[str, ...]) -> str | None:
-    """Return the last value of a flag by any of its names, before the others are parsed."""
-    last = None
-    for argument, next_argument in zip(arguments, [*arguments[1:], None], strict=True):
-        name, equals, value = argument.partition("=")
-        if name.replace("_", "-") in flags:
-            last = value if equals else next_argument
-        elif argument[:2] in flags:  # -cNAME
-            last = argument[2:]
-    return last
+def _print_end(config: TrainConfig, result: TrainResult) -> None:
+    """Print where the results are, and commands that use the weights."""
+    if config.quiet:
+        return
+    then: list[Sequence[str | Path]] = []
+    if result.best.exists():  # a k-NN probe leaves no weights
+        then.append(("eval", result.run, config.data, *flags(data_root=config.data_root)))
+        if Path(config.data).is_dir():
+            then.append(("predict", result.run, config.data))
+    print_results(f"results: {result.run}", then=then)

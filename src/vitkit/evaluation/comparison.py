@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from vitkit.errors import DataError, SettingError
-from vitkit.evaluation.evaluate import CLASSES_SHOWN, evaluate
+from vitkit.evaluation.evaluate import evaluate
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
+from vitkit.evaluation.open_data import CLASSES_SHOWN
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
+from vitkit.plots.html import html_table, html_text
 from vitkit.weights.load import load
 
 TUNED_SETTINGS = frozenset({"amp", "attention_kernel", "compile"})
@@ -91,6 +93,21 @@ class Comparison:
     scores: dict[str, Evaluation]
     pairs: tuple[Pair, ...]
     repeats: tuple[Repeats, ...] = ()
+
+    def _repr_html_(self) -> str:
+        """Return a table of the models and the verdicts, for a notebook."""
+        rows = []
+        for name, scores in self.scores.items():
+            interval = f"{scores['top1_low']:.4f} to {scores['top1_high']:.4f}"
+            rows.append([name, f"{scores['top1']:.4f}", interval, f"{scores['loss']:.4f}"])
+        table = html_table(["model", "top1", "95 % interval", "loss"], rows)
+        lines = [pair.verdict for pair in self.pairs]
+        for group in self.repeats:
+            lines.append(
+                f"{plural(len(group.names), 'run')} of the same settings: top1 {group.mean:.4f}, "
+                f"standard deviation {group.spread:.4f}"
+            )
+        return table + "".join(f"<div>{html_text(line)}</div>" for line in lines)
 
 
 def compare_checkpoints(

@@ -22,7 +22,8 @@ def _wilson(share: float, images: float) -> tuple[float, float]:
     # solves |p - share| = Z sqrt(p (1 - p) / images) for p
     centre = (share + square / 2) / (1 + square)
     half_width = Z * math.sqrt((share * (1 - share) + square / 4) / images) / (1 + square)
-    return max(0.0, centre - half_width), min(1.0, centre + half_width)
+    # rounding must not put a share of 0 or 1 outside of its interval
+    return max(0.0, min(share, centre - half_width)), min(1.0, max(share, centre + half_width))
 
 
 def balanced_interval(

@@ -34,7 +34,7 @@ class PredictionCounts:
         self.num_classes = num_classes
         self.k = min(5, num_classes)
         self._sums: list[Tensor] = []
-        self._predictions: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._predictions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def add(self, logits: Float[Tensor, "B K"], labels: Int64[Tensor, "B"]) -> None:
         """Count a batch. Nothing is read back from the device here."""
@@ -51,7 +51,9 @@ class PredictionCounts:
         count = loss.new_full((), len(labels))
         confidence = probabilities.gather(1, predicted[:, None])[:, 0]
         self._sums.append(torch.stack([hits.sum(), top_k_hits.sum(), loss, count, brier]))
-        self._predictions.append((labels, predicted, confidence))
+        # not from the probability, which is 0 where the loss is large
+        losses = F.cross_entropy(logits, labels, reduction="none")
+        self._predictions.append((labels, predicted, confidence, losses))
 
     @property
     def labels(self) -> Int64[np.ndarray, " N"]:
@@ -68,10 +70,35 @@ class PredictionCounts:
         """The probability of the most probable class, in [0, 1]."""
         return self._column(2).astype(np.float64)
 
+    @property
+    def losses(self) -> Float64[np.ndarray, " N"]:
+        """The negative log-likelihood of the true class, in nats."""
+        return self._column(3).astype(np.float64)
+
     def _column(self, number: int) -> np.ndarray:
         if not self._predictions:
             return np.zeros(0)
         return torch.cat([batch[number] for batch in self._predictions]).cpu().numpy()
+
+    def gathered(self, world: ProcessGroup) -> PredictionCounts:
+        """Return the predictions of all processes in the order of the split; each must call.
+
+        Process r of n has the images r, r + n, r + 2n ...
+        """
+        if world.size == 1:
+            return self
+        counts = torch.zeros(world.size, dtype=torch.int64)
+        own = [torch.cat(column).cpu() for column in zip(*self._predictions, strict=True)]
+        counts[world.rank] = len(own[0]) if own else 0
+        total = int(world.all_reduce_sum(counts).sum())
+        # adding zeros changes no bit: class numbers and float32 are exact in float64
+        table = torch.zeros(total, 4, dtype=torch.float64)
+        if own:
+            table[world.rank :: world.size] = torch.stack(own, 1).double()
+        labels, predicted, confidence, losses = world.all_reduce_sum(table).unbind(1)
+        whole = PredictionCounts(self.num_classes)
+        whole._predictions.append((labels.long(), predicted.long(), confidence, losses))
+        return whole
 
     def counts(self, world: ProcessGroup | None = None) -> Counts:
         """Sum the counts over the images of all processes; each of them must call."""
@@ -147,7 +174,8 @@ class Counts:
     def scores(self) -> Metrics:
         """Return every score of the model.
 
-        `top1` and `top{k}`, the share of images whose class is first, or among the first k;
+        `top1` and, of more than five classes, `top5`, the share of images whose class is first, or
+        among the first five;
         `loss`, the mean negative log-likelihood in nats; `balanced_accuracy`, the mean over the
         classes that have images of each one's share that is right; `brier`, the mean of
         sum_j (p_j - y_j)^2, in [0, 2] (Brier 1950); `ece`, the expected calibration error, in
@@ -157,9 +185,11 @@ class Counts:
         hits, top_k_hits, loss, images, brier = self.sums.tolist()
         _, confidence, right = self.bins
         present = self.images > 0
-        return {
-            "top1": hits / images,
-            f"top{self.k}": top_k_hits / images,
+        scores: Metrics = {"top1": hits / images}
+        # among the first K of K classes is every image
+        if self.k < len(self.images):
+            scores[f"top{self.k}"] = top_k_hits / images
+        return scores | {
             "loss": loss / images,
             "balanced_accuracy": float((self.right[present] / self.images[present]).mean()),
             "brier": brier / images,
@@ -180,5 +210,6 @@ class Counts:
 
 
 def headline(scores: Metrics) -> list[str]:
-    """Format the three scores that fit in a line: top-1, top-k and the loss."""
-    return [f"{name} {value:.4f}" for name, value in [*scores.items()][:3]]
+    """Format the scores that fit in a line: top-1, top-5 where there is one, and the loss."""
+    shown = [name for name in ("top1", "top5", "loss") if name in scores]
+    return [f"{name} {scores[name]:.4f}" for name in shown]

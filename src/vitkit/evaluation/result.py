@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from vitkit.data.datasets.split import Split
+from vitkit.errors import SettingError
 from vitkit.evaluation.intervals import wilson_interval
 from vitkit.evaluation.metrics import Metrics, PredictionCounts
+from vitkit.evaluation.top_losses import ImageLoss, TopLosses
+from vitkit.plots import MAX_CLASSES
+from vitkit.plots.html import html_table
+
+if TYPE_CHECKING:
+    from vitkit.plots.figure import NotebookFigure
+
+WORST_SHOWN = 5
+"""Classes that a notebook lists."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Evaluation(Metrics):
         labels: their true classes (N,), numbered as the checkpoint numbers them.
         predicted: the most probable class of each (N,).
         probability: its probability (N,), with the stored temperature.
+        losses: the negative log-likelihood of the true class (N,), in nats, with the stored
+            temperature; the true class's probability is exp(-loss).
         confusion: (K, K), at [i, j] the images of class i that were predicted as class j.
     """
 
@@ -60,6 +73,7 @@ class Evaluation(Metrics):
         self.labels: Int64[np.ndarray, " N"] = counts.labels
         self.predicted: Int64[np.ndarray, " N"] = counts.predicted
         self.probability: Float64[np.ndarray, " N"] = counts.confidence
+        self.losses: Float64[np.ndarray, " N"] = counts.losses
         # the confusion matrix is computed from these when it is read
         self._counts = counts
 
@@ -97,3 +111,81 @@ class Evaluation(Metrics):
             label = self.classes[self.labels[index]]
             predicted = self.classes[self.predicted[index]]
             yield self.split.name(index), label, predicted, probability
+
+    @property
+    def loss_ranks(self) -> Int64[np.ndarray, " N"]:
+        """The place of each image (N,) when sorted by loss; 1 has the highest loss."""
+        ranks = np.empty(len(self.losses), np.int64)
+        ranks[self._by_loss()] = np.arange(1, len(ranks) + 1)
+        return ranks
+
+    def _by_loss(self) -> Int64[np.ndarray, " N"]:
+        """Return the numbers of the images by loss, highest first; of equal ones the first."""
+        # a loss that is not a number comes first
+        losses = np.where(np.isnan(self.losses), np.inf, self.losses)
+        return np.argsort(-losses, kind="stable")
+
+    def top_losses(self, count: int = 12) -> TopLosses:
+        """Return the images with the highest losses, highest first.
+
+        They are often wrong labels or unusual images. `.plot()` of the result draws them.
+
+        Args:
+            count: how many; all images if there are fewer.
+
+        Raises:
+            SettingError: a count below 1.
+        """
+        if count < 1:
+            raise SettingError.about("count", count, "must be 1 or more")
+        highest = self._by_loss()[:count]
+        found = []
+        for index, loss in zip(highest.tolist(), self.losses[highest].tolist(), strict=True):
+            found.append(
+                ImageLoss(
+                    path=self.split.name(index),
+                    label=self.classes[self.labels[index]],
+                    predicted=self.classes[self.predicted[index]],
+                    probability=float(self.probability[index]),
+                    label_probability=float(np.exp(-loss)),
+                    loss=loss,
+                )
+            )
+        return TopLosses(found, self.split.subset(highest))
+
+    def plot(self, title: str = "") -> NotebookFigure:
+        """Draw the confusion matrix as a matplotlib Figure; `.savefig("matrix.svg")` writes it.
+
+        Args:
+            title: a name of the data, for the line above the matrix.
+
+        Raises:
+            SettingError: more than 2,000 classes.
+        """
+        # imported here: matplotlib takes half a second
+        from vitkit.plots.confusion import draw_confusion
+
+        if len(self.classes) > MAX_CLASSES:
+            raise SettingError(
+                f"a confusion matrix can be drawn of up to {MAX_CLASSES:,} classes, and there are "
+                f"{len(self.classes):,}; .confusion has the numbers"
+            )
+        return draw_confusion(self.confusion, self.classes, title)
+
+    def _repr_html_(self) -> str:
+        """Return the scores and the worst classes as tables, for a notebook."""
+        scores = []
+        for name, value in self.items():
+            if not name.endswith(("_low", "_high")):
+                low, high = self.get(f"{name}_low"), self.get(f"{name}_high")
+                interval = "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+                shown = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+                scores.append([name, shown, interval])
+        worst = sorted(self.per_class, key=lambda score: score.accuracy)[:WORST_SHOWN]
+        classes = [
+            [score.name, f"{score.accuracy:.4f}", f"{score.right:,} of {score.images:,}"]
+            for score in worst
+        ]
+        return html_table(["score", "value", "95 % interval"], scores) + html_table(
+            ["worst classes", "top1", "right"], classes
+        )

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,9 +212,7 @@ def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, .
         OutputError: a file exists already or cannot be written; no new file is left behind.
     """
     files = tuple(folder / name for name in contents)
-    for file in files:
-        if file.exists():
-            raise OutputError(f"{file} exists; choose another place, or move it away")
+    refuse_existing(files)
     written: list[Path] = []
     try:
         for file, content in zip(files, contents.values(), strict=True):
@@ -226,6 +224,13 @@ def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, .
             file.unlink(missing_ok=True)
         raise
     return files
+
+
+def refuse_existing(files: Iterable[Path]) -> None:
+    """Raise `OutputError` for a file that exists already."""
+    for file in files:
+        if os.path.lexists(file):
+            raise OutputError(f"{file} exists; choose another place, or move it away")
 
 
 def sync_folder(path: Path) -> None:

@@ -13,7 +13,7 @@ import struct
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TypeAlias
 
 from vitkit.errors import OutputError
@@ -24,6 +24,19 @@ FileId: TypeAlias = tuple[int, int]
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PNG_KEY = "Software"
 """Key of the PNG text that names the command which wrote the file."""
+NOT_A_RESULT = (
+    OSError,
+    ValueError,
+    LookupError,
+    RecursionError,
+    NotImplementedError,
+    csv.Error,
+    struct.error,
+    zipfile.BadZipFile,
+)
+"""Exceptions raised by reading a file of another kind, or a damaged one."""
+CONFUSION_CORNER = r"true\predicted"
+"""First cell of a CSV file with a confusion matrix: what its rows and its columns are."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +61,7 @@ class ResultKind:
             return False
         try:
             return self.recognise(path)
-        except (OSError, ValueError, RecursionError, csv.Error, zipfile.BadZipFile):
+        except NOT_A_RESULT:
             return False
 
 
@@ -75,7 +88,7 @@ def check_outputs(
             that cannot be written.
     """
     for path in paths:
-        if path.is_dir():
+        if os.path.isdir(path):  # never raises, as `Path.is_dir` does for too long a name
             raise OutputError(f"{flag} {path} is a folder; name a file")
         if path.suffix.lower() != kind.ending:
             raise OutputError(f"{flag} {path}: expected a name that ends in {kind.ending}")
@@ -83,10 +96,7 @@ def check_outputs(
     input_ids = {file_id(file) for file in inputs} - {None} if existing else set()
     for path in existing:
         if file_id(path) in input_ids:
-            raise OutputError(
-                f"{flag} {path}: this file is one of the inputs, which are never replaced; choose "
-                "another place"
-            )
+            raise refused_input(path, flag)
         if not overwrite and not kind.is_result(path):
             raise OutputError(
                 f"{flag} {path}: this file exists and is not {kind.name} of vitkit; choose another "
@@ -95,6 +105,96 @@ def check_outputs(
     # one file of each folder shows whether the folder can be written
     for path in {path.parent: path for path in paths}.values():
         refuse_unwritable(path)
+
+
+def nonempty_path(path: str | os.PathLike[str], name: str) -> Path:
+    """Return the path of an output.
+
+    Args:
+        path: of a file or a folder.
+        name: of the argument, for the message.
+
+    Raises:
+        OutputError: an empty path, which would mean the working folder.
+    """
+    if not os.fspath(path):
+        raise OutputError(f"{name} is empty; pass a path ('.' is the working folder)")
+    return Path(path)
+
+
+def check_new_files(
+    paths: Iterable[Path], *, inputs: Iterable[Path], overwrite: bool, flag: str
+) -> None:
+    """Check that files may be written that replace nothing, unless the user allows it.
+
+    Args:
+        paths: the files to write, all in one folder or below it.
+        inputs: the files that the command reads; they are looked at only if one of `paths` exists.
+        overwrite: replace existing files that are not inputs.
+        flag: that named the folder.
+
+    Raises:
+        OutputError: a file that exists, or a folder that cannot be written.
+    """
+    existing: list[Path] = []
+    folders: set[Path] = set()
+    for path in paths:
+        if os.path.lexists(path):
+            existing.append(path)
+            if not overwrite:
+                break
+        if path.parent not in folders:
+            folders.add(path.parent)
+            refuse_unwritable(path)
+    if existing and not overwrite:
+        raise OutputError(
+            f"{flag} {existing[0]}: this file exists; choose another folder, or replace it with "
+            "--overwrite"
+        )
+    input_ids = {file_id(file) for file in inputs} - {None} if existing else set()
+    for path in existing:
+        if path.is_dir():
+            raise OutputError(f"{flag} {path} is a folder, not a file; choose another folder")
+        if file_id(path) in input_ids:
+            raise refused_input(path, flag)
+
+
+class ResultPlaces:
+    """Paths of results below a folder, in the order of their inputs.
+
+    Args:
+        folder: where all of them are.
+        ending: of their names, such as `.png`.
+    """
+
+    def __init__(self, folder: Path, ending: str) -> None:
+        self.folder = folder
+        self.ending = ending
+        self._taken: set[str] = set()
+
+    def path(self, place: PurePath) -> Path:
+        """Return the path for the next result; `a.jpg` and then `a.png` give `a.png`, `a-2.png`.
+
+        Args:
+            place: relative path of the input; what would lead out of the folder is left out.
+        """
+        parts = [part for part in place.parts if part not in (place.anchor, os.pardir)]
+        inside = PurePath(*(parts or ["image"])).with_suffix("")
+        name = str(inside)
+        count = 1
+        while name in self._taken:
+            count += 1
+            name = f"{inside}-{count}"
+        self._taken.add(name)
+        return self.folder / f"{name}{self.ending}"
+
+
+def refused_input(path: Path, flag: str) -> OutputError:
+    """Return the error for an output that is one of the inputs."""
+    return OutputError(
+        f"{flag} {path}: this file is one of the inputs, which are never replaced; choose another "
+        "place"
+    )
 
 
 def file_id(path: Path) -> FileId | None:
@@ -106,26 +206,24 @@ def file_id(path: Path) -> FileId | None:
     return found.st_dev, found.st_ino
 
 
-def csv_result(name: str, header: Sequence[str]) -> ResultKind:
-    """Return the kind of CSV files with this header."""
-    line = ",".join(header).encode() + b"\n"
+def csv_result(name: str, *headers: Sequence[str]) -> ResultKind:
+    """Return the kind of CSV files with one of these headers."""
+    lines = [",".join(header).encode() + b"\n" for header in headers]
 
     def recognise(path: Path) -> bool:
         with path.open("rb") as file:
-            return file.read(len(line)) == line
+            return file.read(max(map(len, lines))).startswith(tuple(lines))
 
     return ResultKind(name, ".csv", recognise)
 
 
 def square_csv_result(name: str) -> ResultKind:
-    """Return the kind of CSV files with a table of counts, whose rows and columns are the same."""
+    """Return the kind of CSV files with a confusion matrix, marked by their first cell."""
+    start = f"{CONFUSION_CORNER},".encode()
 
     def recognise(path: Path) -> bool:
-        with path.open(encoding="utf-8", newline="") as file:
-            (corner, *columns), *rows = csv.reader(file)
-        if corner or [row[0] for row in rows] != columns:
-            return False
-        return all(len(row) == 1 + len(columns) and "".join(row[1:]).isdecimal() for row in rows)
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
 
     return ResultKind(name, ".csv", recognise)
 
@@ -141,13 +239,14 @@ def json_result(name: str, keys: Iterable[str]) -> ResultKind:
     return ResultKind(name, ".json", recognise)
 
 
-def npz_result(name: str, arrays: Iterable[str]) -> ResultKind:
-    """Return the kind of .npz files that hold these arrays."""
+def npz_result(name: str, arrays: Iterable[str], optional: Iterable[str] = ()) -> ResultKind:
+    """Return the kind of .npz files that hold these arrays, and of optional ones any."""
     expected = {f"{array}.npy" for array in arrays}
+    allowed = expected | {f"{array}.npy" for array in optional}
 
     def recognise(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
-            return set(archive.namelist()) == expected
+            return expected <= set(archive.namelist()) <= allowed
 
     return ResultKind(name, ".npz", recognise)
 
@@ -164,3 +263,14 @@ def png_result(name: str, command: str) -> ResultKind:
         return head.startswith(PNG_SIGNATURE) and chunk in head
 
     return ResultKind(name, ".png", recognise)
+
+
+def svg_result(name: str, command: str) -> ResultKind:
+    """Return the kind of SVG files whose metadata name this command as their creator."""
+    creator = f"<dc:title>{command}</dc:title>".encode()
+
+    def recognise(path: Path) -> bool:
+        with path.open("rb") as file:
+            return creator in file.read(2048)
+
+    return ResultKind(name, ".svg", recognise)

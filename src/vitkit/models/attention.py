@@ -94,27 +94,24 @@ def _softmax(scores: Tensor) -> Tensor:
     return scores.softmax(dim=-1)
 
 
-def fused_attention(
-    q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
-) -> Heads:
-    """Return (B, k, N, h) by torch's fused kernel, with no (N, M) matrix; `dropout` is a rate."""
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-
-
 def plain_attention(
     q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
 ) -> Heads:
-    """Return the same by two products; the (N, M) weights between them are kept for gradients.
+    """Return (B, k, N, h) by two products; the (N, M) weights between them are kept for gradients.
 
-    More memory; on a processor, and in bfloat16 above all, a training step may be much faster.
+    More memory than the fused kernel; on a processor, and in bfloat16 above all, a training step
+    may be much faster. `dropout` is a rate.
     """
     return F.dropout(attention_weights(q, k, mask), dropout) @ v
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-"""`fused_attention`, `plain_attention`, or what a `Record` hands in to run in their place."""
+"""(q, k, v, mask, dropout) -> (B, k, N, h): a kernel, or what a `Record` runs in its place."""
 AttentionKernel = Literal["fused", "plain"]
-KERNELS: dict[AttentionKernel, Attend] = {"fused": fused_attention, "plain": plain_attention}
+KERNELS: dict[AttentionKernel, Attend] = {
+    "fused": F.scaled_dot_product_attention,  # has no (N, M) matrix
+    "plain": plain_attention,
+}
 
 
 class Context(NamedTuple):
@@ -151,7 +148,7 @@ class MultiHeadAttention(nn.Module):
         self.head_width = resolve_head_width(width, num_heads, head_width)
         self.inner = num_heads * self.head_width  # k h, which may differ from D
         self.attention_dropout = attention_dropout
-        self.attend: Attend = fused_attention
+        self.attend: Attend = KERNELS["fused"]
 
     def make_output(self, width: int, dropout: float) -> None:
         """Create U_msa and its dropout; called last, so that modules are in the data's order."""
@@ -163,11 +160,14 @@ class MultiHeadAttention(nn.Module):
         split = fused.unflatten(-1, (parts, self.num_heads, self.head_width))  # B T p k h
         return split.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def mix(self, q: Heads, k: Heads, v: Heads, context: Context) -> Float[Tensor, "B _ D"]:
-        """Attend in every head, then mix the heads: [SA_1; ...; SA_k] U_msa, Eq. 7 and 8."""
-        dropout = self.attention_dropout if self.training else 0.0
-        mixed = (context.attend or self.attend)(q, k, v, context.mask, dropout)
-        return self.proj_drop(self.proj(mixed.transpose(1, 2).flatten(2)))  # B k N h -> B N (k h)
+    @property
+    def dropout(self) -> float:
+        """The rate on the attention weights in the present mode."""
+        return self.attention_dropout if self.training else 0.0
+
+    def mix(self, heads: Heads) -> Float[Tensor, "B _ D"]:
+        """Mix the outputs (B, k, N, h) of the heads: [SA_1; ...; SA_k] U_msa, Eq. 8."""
+        return self.proj_drop(self.proj(heads.transpose(1, 2).flatten(2)))  # B N (k h) -> B N D
 
 
 class MultiHeadSelfAttention(MultiHeadAttention):
@@ -211,7 +211,8 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     def forward(self, tokens: Tokens, context: Context = PLAIN) -> Tokens:
         """Return MSA(z), Eq. 8 of the paper's appendix."""
         q, k, v = self.heads(tokens, context.rotation)
-        return self.mix(q, k, v, context)
+        attend = context.attend or self.attend
+        return self.mix(attend(q, k, v, context.mask, self.dropout))  # Eq. 6 and 7 in each head
 
     def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
         """Return queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
@@ -242,7 +243,8 @@ class CrossAttention(MultiHeadAttention):
     ) -> Float[Tensor, "B N D"]:
         """Return the attention of `tokens` to `memory`, (B, N, D); the mask is (..., N, M)."""
         (q,), (k, v) = self.split(self.q(tokens), 1), self.split(self.kv(memory), 2)
-        return self.mix(q, k, v, context)
+        attend = context.attend or self.attend
+        return self.mix(attend(q, k, v, context.mask, self.dropout))
 
 
 class KeylessBiasLinear(nn.Linear):

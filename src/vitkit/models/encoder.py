@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, get_args
 
 from torch import nn
@@ -139,7 +140,9 @@ class Encoder(nn.Module):
         self, tokens: Tokens, record: Record | None = None, context: Context = PLAIN
     ) -> Tokens:
         """Return LN(z_L)."""
-        return self.norm(run_blocks(self.blocks, tokens, record, context))
+        for block in block_calls(self.blocks, record):
+            tokens = block(tokens, context)
+        return self.norm(tokens)
 
 
 def stack_blocks(
@@ -161,34 +164,33 @@ def stack_blocks(
     return nn.ModuleList(kind(drop_path=rate, **settings) for rate in rates)
 
 
-def call_block(block: nn.Module, tokens: Tokens, context: Context) -> Tokens:
-    """Run a block; gradient checkpointing replaces this function."""
-    return block(tokens, context)
-
-
 RunBlock = Callable[[nn.Module, Tokens, Context], Tokens]
+"""Another way to run a block, such as with its activations recomputed in the backward pass."""
 
 
-def run_blocks(
-    blocks: nn.ModuleList,
-    tokens: Tokens,
-    record: Record | None = None,
-    context: Context = PLAIN,
-    run: RunBlock = call_block,
-) -> Tokens:
-    """Run the blocks, z_0 -> z_L; layers that `record` requests run outside a compiled graph."""
+def block_calls(
+    blocks: nn.ModuleList, record: Record | None = None, run: RunBlock | None = None
+) -> list[Callable[[Tokens, Context], Tokens]]:
+    """Return how each block is called, in order: most often, the blocks themselves.
+
+    Args:
+        blocks: the layers, z_0 -> z_L.
+        record: the layers that it requests run outside a compiled graph.
+        run: runs the other layers, if not a plain call of the block.
+    """
+    calls: list[Callable[[Tokens, Context], Tokens]] = [*blocks]
+    if run is not None:
+        calls = [partial(run, block) for block in blocks]
     if record is not None:
         record.begin(len(blocks))
-    for layer, block in enumerate(blocks):
-        if record is not None and record.wants(layer):
-            tokens = record.outside_graph(_run_recorded, block, layer, record, tokens, context)
-        else:
-            tokens = run(block, tokens, context)
-    return tokens
+        for layer, block in enumerate(blocks):
+            if record.wants(layer):
+                calls[layer] = partial(record.outside_graph, _run_recorded, record, layer, block)
+    return calls
 
 
 def _run_recorded(
-    block: nn.Module, layer: int, record: Record, tokens: Tokens, context: Context
+    record: Record, layer: int, block: nn.Module, tokens: Tokens, context: Context
 ) -> Tokens:
     tokens = block(tokens, context._replace(attend=record.attend(layer)))
     record.keep(layer, tokens)

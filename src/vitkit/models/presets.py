@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any, NamedTuple
 
@@ -49,18 +48,6 @@ def table() -> dict[str, PresetEntry]:
                 fields |= more
             entries[name] = PresetEntry(fields, parameters, family["title"], family["source"])
     return entries
-
-
-def list_models(pattern: str = "*") -> list[str]:
-    """Return the names of the models that `create_model` knows, sorted.
-
-    Args:
-        pattern: shell-style, such as `"vit_base*"`.
-
-    >>> list_models("vit_huge_patch??_224")
-    ['vit_huge_patch14_224', 'vit_huge_patch16_224', 'vit_huge_patch32_224']
-    """
-    return sorted(name for name in table() if fnmatchcase(name, pattern))
 
 
 def preset(name: str, **overrides: Any) -> ViTSpec:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.errors import SettingError, WrongValue
-from vitkit.models.attention import Attend, Heads, Mask, attention_weights, fused_attention
+from vitkit.models.attention import KERNELS, Attend, Heads, Mask, attention_weights
 from vitkit.shapes import AttentionMaps
 
 Maps = dict[int, AttentionMaps]
@@ -83,7 +83,7 @@ class Record:
                 "cross_attention cannot be recorded: only the decoder of a Transformer has it"
             )
         self.attention, self.cross_attention, self.tokens, self.pooling = {}, {}, {}, {}
-        self._layers = tuple(_resolve(layers, depth) for layers in self._asked)
+        self._layers = tuple(resolve_layers(layers, depth) for layers in self._asked)
 
     def wants(self, layer: int) -> bool:
         """Return True if anything of this layer was requested."""
@@ -117,7 +117,7 @@ class Record:
                     weights.retain_grad()  # which no inner node of a graph keeps by itself
                 return F.dropout(weights, dropout) @ v
             maps[layer] = self._narrowed(q, k, mask)
-            return fused_attention(q, k, v, mask, dropout)
+            return KERNELS["fused"](q, k, v, mask, dropout)
 
         return attend
 
@@ -146,7 +146,8 @@ def _check(numbers: Sequence[int], count: int, noun: str) -> None:
             raise _missing(noun, number, count)
 
 
-def _resolve(layers: Sequence[int], depth: int) -> frozenset[int]:
+def resolve_layers(layers: Sequence[int], depth: int) -> frozenset[int]:
+    """Return layers by their numbers from 0; `SettingError` for one that does not exist."""
     for layer in layers:
         if not -depth <= layer < depth:
             raise _missing("layer", layer, depth)

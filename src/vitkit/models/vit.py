@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import lru_cache
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -12,8 +9,11 @@ from torch import Tensor, nn
 from vitkit.errors import SettingError
 from vitkit.models.attention import Context
 from vitkit.models.embedding import Embedding, PatchDropout, make_stem
-from vitkit.models.encoder import RunBlock, call_block, run_blocks, stack_blocks
+from vitkit.models.encoder import RunBlock, block_calls, stack_blocks
 from vitkit.models.initialisation import initialise
+from vitkit.models.interface.classifier import Backbone
+from vitkit.models.interface.intermediates import Embedded
+from vitkit.models.interface.pretrained import Origin, Pretrained
 from vitkit.models.layers import make_norm
 from vitkit.models.positions import FixedPositions, LearnedPositions, RotaryPositions
 from vitkit.models.readout import AttentionPool, Features, Readout, Representation
@@ -29,7 +29,7 @@ BLOCK_FIELDS = (
 """Fields of a spec that its blocks are made of."""
 
 
-class ViT(nn.Module):
+class ViT(Backbone, Pretrained):
     """A plain Vision Transformer: images (B, C, H, W) -> logits (B, K).
 
     H and W may be any multiples of the patch; positions are resampled to their grid. Parameters
@@ -43,7 +43,8 @@ class ViT(nn.Module):
 
     Attributes:
         spec: as given.
-        run_block: how a block is called; `checkpoint_gradients` puts another way in.
+        run_block: runs a block, if not by a plain call; set by `checkpoint_gradients`.
+        origin: the checkpoint that the weights come from; `None` for initial weights.
 
     Raises:
         SpecError: a backbone that does not fit the spec.
@@ -57,7 +58,8 @@ class ViT(nn.Module):
     def __init__(self, spec: ViTSpec, backbone: nn.Module | None = None) -> None:
         super().__init__()
         self.spec = spec
-        self.run_block: RunBlock = call_block
+        self.run_block: RunBlock | None = None
+        self.origin: Origin | None = None
         self._make_embedding(spec, backbone)
         self.blocks = stack_blocks(**{name: getattr(spec, name) for name in BLOCK_FIELDS})
         self._make_head(spec)
@@ -118,14 +120,19 @@ class ViT(nn.Module):
 
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
         """Return all tokens after the last norm, by kind; arguments and errors as `forward`."""
+        tokens, context, grid = self.embed(images)
+        for block in block_calls(self.blocks, record, self.run_block):
+            tokens = block(tokens, context)  # Eq. 2 and 3
+        return Features.split(self.norm(tokens), grid, self.spec)
+
+    def embed(self, images: Images) -> Embedded:
+        """Return z_0 (B, T, D) of Eq. 1, with what every block gets beside it, and the grid."""
         grid = self.patch_embed.grid(images)
         patches = self.patch_embed(images)  # B N D
         tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)
-        rotation = None if self.rope is None else self.rope(grid, tokens)  # for every block
+        rotation = None if self.rope is None else self.rope(grid, tokens)
         tokens, rotation = self.patch_drop(tokens, rotation)
-        tokens = self.norm_pre(tokens)
-        tokens = run_blocks(self.blocks, tokens, record, Context(rotation), self.run_block)
-        return Features.split(self.norm(tokens), grid, self.spec)
+        return Embedded(self.norm_pre(tokens), Context(rotation), grid)
 
     def prefix_tokens(self, like: Tokens) -> Tensor:
         """Return class, distillation and register tokens (1, R, D), in this order; R may be 0."""
@@ -133,8 +140,10 @@ class ViT(nn.Module):
         present: list[Tensor] = [token for token in tokens if token is not None]
         return torch.cat(present, dim=1) if present else like[:1, :0]
 
-    def forward_head(self, features: Features, record: Record | None = None) -> Logits:
-        """Return the same logits as `forward`, from its features."""
+    def forward_head(self, features: Features | Tokens, record: Record | None = None) -> Logits:
+        """Return the same logits as `forward`, from its features, or from all tokens (B, T, D)."""
+        if isinstance(features, Tensor):  # as `forward_intermediates` returns them
+            features = Features.split(features, self.spec.grid, self.spec)
         return self._merge(self._logits(features, record))
 
     def forward_heads(self, features: Features) -> tuple[Logits, Logits]:
@@ -169,10 +178,3 @@ def _first(outputs: list[Tensor]) -> Tensor:  # operator.itemgetter breaks a com
 
 def _average(outputs: list[Tensor]) -> Tensor:
     return (outputs[0] + outputs[1]) / 2
-
-
-@lru_cache(maxsize=4)
-def tensor_shapes(spec: ViTSpec) -> Mapping[str, tuple[int, ...]]:
-    """Return names and shapes of a model's tensors, without allocating them."""
-    with torch.device("meta"):
-        return {name: tuple(t.shape) for name, t in ViT(spec).state_dict().items()}

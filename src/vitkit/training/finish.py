@@ -1,25 +1,25 @@
-"""The end of a run: temperature, confusion matrix, and the test split, read once."""
+"""The end of a run: temperature, figures, and the test split, read once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import numpy as np
+from jaxtyping import Int64
 
-from vitkit.evaluation.confusion_plot import MAX_CLASSES, confusion_matrix, png
-from vitkit.evaluation.metrics import Metrics, headline
-from vitkit.evaluation.predict import LabelledLogits, count_predictions, evaluate_outputs
-from vitkit.evaluation.temperature import calibrate
-from vitkit.io.atomic import write_bytes
+from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
+from vitkit.evaluation.predict import count_predictions, evaluate_outputs
+from vitkit.evaluation.result import Evaluation
+from vitkit.evaluation.temperature import Calibration, calibrate
+from vitkit.evaluation.user_metrics import KeptOutputs, finite_scores, load_metrics
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
-from vitkit.training.monitoring.metric_files import tested_at
+from vitkit.plots import MAX_CLASSES
+from vitkit.training.monitoring.metric_files import tested_at, write_predictions
+from vitkit.training.monitoring.plot_files import write_confusion, write_curves
 from vitkit.training.parallel.fsdp import place_like, unsharded_model
 from vitkit.training.run import Run
 from vitkit.training.run_evaluation import evaluate_split
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
-
-MOST_LOGITS = 2**28
-"""Validation logits that the temperature is fitted on at most, 1 GB; of more, every n-th batch."""
 
 
 def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
@@ -62,6 +62,8 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         log.info(
             f"{plural(run.progress.skipped, 'step')} skipped: loss or gradient was NaN or infinite"
         )
+    if plan.config.probe is None:  # a probe trains no epochs
+        world.broadcast_from_main(lambda: write_curves(folder, log.info))
     log.info(f"ended after {stopped}; best weights: {folder.best}")
     return metrics
 
@@ -70,11 +72,14 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
     """Return the scores on the test split, read now unless these weights have them already."""
     tested = run.world.broadcast_from_main(lambda: tested_at(run.folder))
     if before is not None:
-        test, how = before, "evaluated before"
+        test, how = before, "evaluated at an earlier end of this run"
     else:
         classes = run.plan.spec.num_classes
-        outputs = evaluate_split(run, "test", model)
-        test, _ = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
+        own = load_metrics(run.plan.config.metrics)
+        outputs = KeptOutputs(evaluate_split(run, "test", model), keep=bool(own))
+        test, counts = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
+        test |= finite_scores(outputs.scores(own, run.world))
+        _write_predictions(run, test, counts.gathered(run.world))
         how = (
             f"evaluated again (with other weights after step {tested[-1]})"
             if tested
@@ -88,26 +93,37 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
     return test
 
 
+def _write_predictions(run: Run, scores: Metrics, counts: PredictionCounts) -> None:
+    """Write the prediction and the loss of every test image."""
+    dataset = run.plan.dataset
+    evaluation = Evaluation(scores, counts, dataset.splits["test"], dataset.classes)
+    run.world.broadcast_from_main(lambda: write_predictions(run.folder, evaluation))
+
+
 def _calibrate(run: Run, model: ViT) -> float | None:
-    """Fit the temperature on the validation images, and draw their confusion matrix."""
+    """Fit the temperature on held-out logits, and draw the confusion matrix of validation."""
     plan, world, log = run.plan, run.world, run.log
     classes = plan.spec.num_classes
-    # every n-th batch, rounded up
-    every = -(-len(plan.dataset.splits["val"]) * classes // MOST_LOGITS)
-    sample: list[LabelledLogits] = []
-
-    def sampled() -> Iterator[LabelledLogits]:
-        for number, (logits, labels) in enumerate(evaluate_split(run, "val", model)):
-            if number % every == 0:
-                sample.append((logits.cpu(), labels))
-            yield logits, labels
-
-    counts = count_predictions(sampled(), classes)
-    calibration = calibrate(sample, world)
+    assert run.held_out is not None, "there is a validation split"
+    if run.held_out.is_complete:
+        calibration = calibrate([run.held_out.predictions()])
+    else:
+        calibration = Calibration(
+            None,
+            "temperature left at 1: the validation logits of the first epochs are missing, "
+            f"{run.folder.held_out}",
+        )
     log.info(f"best weights: {calibration.message}")
     if classes <= MAX_CLASSES:
-        drawn = confusion_matrix(counts.confusion(world), plan.dataset.classes, "validation")
-        world.broadcast_from_main(lambda: write_bytes(run.folder.confusion, png(drawn)))
-        if plan.config.log_examples:
-            log.image("val/confusion_matrix", drawn, run.progress.step, at_end=True)
+        counts = count_predictions(evaluate_split(run, "val", model), classes)
+        table = counts.confusion(world)
+        world.broadcast_from_main(lambda: _draw_confusion(run, table))
     return calibration.temperature
+
+
+def _draw_confusion(run: Run, counts: Int64[np.ndarray, "K K"]) -> None:
+    """Write the confusion matrix of the validation images, and show it in TensorBoard."""
+    classes = run.plan.dataset.classes
+    pixels = write_confusion(run.folder, counts, classes, run.log.info)
+    if pixels is not None and run.plan.config.log_examples:
+        run.log.image("val/confusion_matrix", pixels, run.progress.step, at_end=True)

@@ -17,6 +17,7 @@ from types import FrameType
 from typing import NoReturn
 
 from vitkit.errors import Interrupted
+from vitkit.process import note_interrupt
 
 # SIGINT: Ctrl-C; SIGTERM: the end of a job; SIGHUP: the terminal or the connection is closed;
 # SIGUSR1: the warning of Slurm before a time limit. Some systems do not have all of them.
@@ -81,7 +82,7 @@ def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
     # The block ended without an error: the signal came too late for it, or it has no steps.
     if flag.signum is not None:
         outer = before[signal.Signals(flag.signum)]
-        if callable(outer) and outer is not signal.default_int_handler:
+        if callable(outer) and outer not in (signal.default_int_handler, note_interrupt):
             outer(flag.signum, None)
 
 

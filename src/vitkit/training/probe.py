@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.evaluation.features import extract_features
-from vitkit.evaluation.knn import NEIGHBOURS, knn
-from vitkit.evaluation.linear_classifier import fit_linear
+from vitkit.evaluation.features.extract import extract_features
+from vitkit.evaluation.features.knn import NEIGHBOURS, knn
+from vitkit.evaluation.features.linear_classifier import fit_linear
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.predict import count_predictions
 from vitkit.training.run import Run
@@ -27,7 +27,16 @@ def fit_linear_probe(run: Run) -> dict[str, Metrics]:
     plan = run.plan
     train, labels = _features(run, "train")
     val, val_labels = _features(run, "val")
-    fitted = fit_linear(train, labels, val, val_labels, plan.spec.num_classes, device=plan.device)
+
+    def keep(logits: Tensor) -> None:
+        assert run.held_out is not None, "a probe needs a validation split"
+        for _ in run.held_out.watched([(logits, val_labels)], run.world):
+            pass
+        run.held_out.add()
+
+    fitted = fit_linear(
+        train, labels, val, val_labels, plan.spec.num_classes, device=plan.device, watch=keep
+    )
     run.log.info(
         f"linear head: L2 strength {fitted.strength:g}, chosen on validation: top1 "
         f"{fitted.top1:.4f}  loss {fitted.loss:.4f}"

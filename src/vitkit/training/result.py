@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitkit.evaluation.metrics import Metrics
+from vitkit.plots.html import html_table
+from vitkit.training.monitoring.curves import LearningCurves
+from vitkit.training.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from vitkit.plots.figure import NotebookFigure
+
+NOTEBOOK_SCORES = ("top1", "loss", "balanced_accuracy", "images")
+"""Scores that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,44 @@ class TrainResult:
     last: Path
     metrics: dict[str, Metrics] = field(default_factory=dict)
     stopped: str = ""
+
+    @property
+    def curves(self) -> LearningCurves:
+        """The losses, scores and learning rates of each epoch; after `--auto` those of the winner.
+
+        Raises:
+            DataError: no epoch is complete, or the run is a probe.
+        """
+        folder = self.run
+        if not RunFolder(folder).metrics.exists():
+            folder = self.last.parents[1]  # a search has its winner's run inside
+        return LearningCurves.read(folder)
+
+    def plot(self) -> NotebookFigure:
+        """Draw the learning curves as a matplotlib Figure; `.savefig("curves.pdf")` writes it.
+
+        Raises:
+            DataError: no epoch is complete, or the run is a probe.
+        """
+        return self.curves.plot()
+
+    def _repr_html_(self) -> str:
+        """Return the scores and paths as a table, for a notebook."""
+        names = [name for name in NOTEBOOK_SCORES if any(name in m for m in self.metrics.values())]
+        rows = []
+        for split, scores in self.metrics.items():
+            cells = []
+            for name in names:
+                value = scores.get(name, "")
+                cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))
+            rows.append([split, *cells])
+        table = html_table(["best weights", *names], rows) if rows else ""
+        facts: list[list[object]] = [
+            ["run", self.run],
+            ["weights", self.best],
+            ["ended after", self.stopped],
+        ]
+        return table + html_table(["", ""], facts)
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, for another process."""

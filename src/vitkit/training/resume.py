@@ -14,6 +14,7 @@ from vitkit.training.checks.defaults import resolve_defaults
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
 from vitkit.training.config.merging import MODEL_DEFAULT, layered, with_flat_spec
+from vitkit.training.config.run_config import RunConfig, left_open
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
@@ -71,21 +72,32 @@ class StoppedRun:
             for name, before, now in self.changes
         ]
 
-    def describe_end(self, steps_per_epoch: int) -> list[str]:
-        """Return lines on a finished run, and on the changed settings, which have no effect."""
+    def describe_end(self, config: RunConfig, steps_per_epoch: int, stale: int) -> list[str]:
+        """Return lines on a run with nothing left to train, and on its changed settings.
+
+        Args:
+            config: the settings now.
+            steps_per_epoch: optimizer steps of an epoch.
+            stale: epochs without a higher validation top-1.
+        """
         done = {"epochs": self.step // steps_per_epoch, "max_steps": self.step}
-        lines = []
-        lowered = False
+        before = config.to_json() | {change.name: change.before for change in self.changes}
+        was_finished = any(before[name] and before[name] <= done[name] for name in done)
+        was_finished |= before["patience"] is not None and stale >= before["patience"]
+        lines, lowered = [], False
         for change in self.changes:
             reason = "has no effect: the run has ended"
-            if change.name in done and change.now is not None and change.now < done[change.name]:
-                lowered = True
-                reason = f"is below the {done[change.name]:,} that are done"
+            limit = done.get(change.name)
+            if limit is not None and change.now is not None and change.now <= limit:
+                if not was_finished:
+                    lowered, reason = True, f"ends the run here: {limit:,} are done"
+                elif change.now < limit:
+                    lowered, reason = True, f"is below the {limit:,} that are done"
             lines.append(f"{change.flag} {reason}")
-        # whoever lowered the length does not want to train on
+        # a user who lowered the length does not want to train on
         mend = "" if lowered else "; to train on, raise --epochs or --max-steps"
-        nothing = "this run is finished: nothing is trained, and config.yaml is unchanged"
-        return [nothing + mend, *lines]
+        end = "this run is finished" if was_finished else "this run ends here"
+        return [f"{end}: nothing is trained, and config.yaml is unchanged{mend}", *lines]
 
 
 def describe_stopped_run(run: RunFolder) -> dict[str, Any]:
@@ -196,6 +208,7 @@ def _with_decisions(config: TrainConfig, before: TrainConfig) -> TrainConfig:
         names.append("batch_size")
     if config.threads is None:
         names.append("threads")
+    names += left_open(config)
     return replace(
         config,
         **{name: getattr(before, name) for name in names},
@@ -295,6 +308,8 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
     difference = run.plan.dataset.difference(run.progress.data)
     if difference:
         raise _other_data(run, difference)
+    if run.held_out is not None and run.progress.best_epoch:
+        run.held_out.load(run.folder.held_out)
     run.log.info(f"resuming from step {run.progress.step} ({stopped.state})")
 
 
@@ -303,7 +318,9 @@ def _other_data(run: Run, difference: str) -> DataError:
     or_skip = ""
     if run.can_skip_images:
         or_skip = "continue without the missing ones by adding --bad-images skip, "
+    data = run.plan.config.data
+    mend = "pass the same object" if data.startswith("memory://") else "restore them"
     return DataError(
-        f"{run.plan.config.data}: the {difference} differ from those that the run "
-        f"{run.folder.root} started with; restore them, {or_skip}or start afresh"
+        f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
+        f"{mend}, {or_skip}or start afresh"
     )

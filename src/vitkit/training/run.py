@@ -12,12 +12,12 @@ from torch import optim
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import Interrupted
 from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.models.vit import ViT
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.failed_images import FailedImages
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.ema import EMA
-from vitkit.training.optimization.precision import Precision
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
 from vitkit.training.state.registry import Progress, Registry
@@ -57,12 +57,12 @@ class Run:
         world: the processes of the run.
         stop: set by a signal.
         model: that trains.
-        precision: `off`, `bfloat16` or `float16`.
         optimizer: over the model's parameters.
         progress: where the run is.
         registry: all state by name, as it is saved.
         training_step: the arithmetic of a step.
         ema: the average of the weights, where there is one.
+        held_out: validation logits that the temperature is fitted on; `None` without validation.
         prepare: called with a range of steps before their batches are loaded, to compute what they
             need, such as the logits of a teacher.
         epoch_result: of the epoch that was validated last, until it is saved.
@@ -76,7 +76,6 @@ class Run:
     world: ProcessGroup
     stop: StopFlag
     model: ViT
-    precision: Precision
     optimizer: optim.Optimizer
     progress: Progress
     registry: Registry
@@ -85,10 +84,14 @@ class Run:
     prepare: Callable[[range], None] | None = None
     epoch_result: EpochResult | None = None
     further: Sequence[Callback] = ()
+    held_out: HeldOutLogits | None = field(init=False)
     failed_images: FailedImages = field(init=False)
     _started: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
+        val = self.plan.dataset.splits.get("val")
+        classes = self.plan.spec.num_classes
+        self.held_out = None if val is None else HeldOutLogits(len(val), classes)
         self.failed_images = FailedImages(self.log.info)
 
     @property
@@ -120,7 +123,10 @@ class Run:
         return self.world.size == 1 and self.stop.signum is not None
 
     def how_to_resume(self) -> str:
-        """Return the command that resumes this run."""
+        """Return the command that resumes this run, or the call where objects were passed."""
+        call = self.plan.python_call_to_resume(self.folder.root)
+        if call is not None:
+            return f"resume with the same objects: {call}"
         return f"resume with: vitkit train --resume {shlex.quote(str(self.folder.root))}"
 
     def interrupted(self, signum: int) -> Interrupted:

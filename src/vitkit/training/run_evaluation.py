@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 from vitkit.evaluation.predict import LabelledLogits, predict_batches
 from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import has_shards
 from vitkit.training.run import Run
+from vitkit.training.trainer import call_event
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 BATCH_SIZE = 256
 """Images of one evaluation batch of a process, as in `vitkit eval`."""
@@ -46,9 +51,9 @@ def evaluate_split(run: Run, split: str, model: ViT) -> Iterator[LabelledLogits]
     for _ in range(most):
         yield from islice(batches, 1)
         for callback in run.further:
-            callback.after_evaluation_batch(split)
+            call_event(callback, "after_evaluation_batch", split)
         if signum := world.all_reduce_max(run.stop.signum or 0):
             raise run.interrupted(signum)
     yield from batches  # nothing is left; what follows the last batch is done
     if sharded:
-        model.reshard()  # type: ignore[operator]
+        cast("FSDPModule", model).reshard()

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shlex
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import is_temporary, output_error
 from vitkit.messages import nearest_parent
-from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.run_name import first_free, next_numbered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.state.save import list_states
 
@@ -46,6 +44,11 @@ class RunFolder:
         return self.root / "metrics.jsonl"
 
     @property
+    def predictions(self) -> Path:
+        """The prediction and the loss of every test image, by the best weights."""
+        return self.root / "predictions.csv"
+
+    @property
     def trackers(self) -> Path:
         """The names of the run in experiment trackers."""
         return self.root / "trackers.json"
@@ -72,8 +75,13 @@ class RunFolder:
 
     @property
     def confusion(self) -> Path:
-        """Confusion matrix of the best weights on the validation images, as an image."""
+        """Confusion matrix of the best weights on the validation images; also as .svg."""
         return self.root / "confusion_matrix.png"
+
+    @property
+    def curves(self) -> Path:
+        """Losses, accuracy and learning rate over the epochs; also as .svg."""
+        return self.root / "curves.png"
 
     @property
     def tensorboard(self) -> Path:
@@ -100,6 +108,11 @@ class RunFolder:
         """States that `--resume` continues from."""
         return self.root / "state"
 
+    @property
+    def held_out(self) -> Path:
+        """Validation logits that the temperature will be fitted on."""
+        return self.state / "validation.safetensors"
+
     def resume_hint(self) -> str:
         """Return one line with the newest state of the run and the command that resumes it."""
         saved = list_states(self.state)
@@ -116,7 +129,10 @@ class RunFolder:
         return f"the last good state is {saved[-1]}" if saved else "no state is saved yet"
 
 
-RUN_ENTRIES = {LOCK, OWNER, "wandb"} | {
+LR_FINDER = "lr_finder.png"
+"""The figure of the search for a learning rate, `--find-lr`; beside it is one that ends in .svg."""
+FILES = {LOCK, OWNER, "wandb", LR_FINDER, "lr_finder.svg", "confusion_matrix.svg", "curves.svg"}
+RUN_ENTRIES = FILES | {
     entry.fget(RunFolder(Path())).parts[0]
     for entry in vars(RunFolder).values()
     if isinstance(entry, property) and entry.fget is not None
@@ -197,12 +213,13 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
         if not _is_run(folder):
             raise OutputError(
                 f"--resume {resume}: not a run folder, it has no config.yaml of a run; name the "
-                "folder that --output of the run named, such as runs/1"
+                "folder that the run named at its start, such as runs/photos-vit-1"
             )
-        afresh = " (add --overwrite to rename this folder)" if _is_run(folder) else ""
-        raise OutputError(
-            f"--resume {resume}: no saved state in {folder.state}; start without --resume{afresh}"
-        )
+        mend = "start without --resume (add --overwrite to rename this folder)"
+        for config in folder.root.glob("*/config.yaml"):  # of a search: its candidates
+            if has_state(RunFolder(config.parent)):
+                mend = f"resume one of its candidates, such as --resume {config.parent}"
+        raise OutputError(f"--resume {resume}: no saved state in {folder.state}; {mend}")
     return folder
 
 
@@ -266,6 +283,7 @@ def check_output(config: TrainConfig) -> None:
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
     """Raise `OutputError` if the run folder contains the data, or lies inside them."""
+    start = f"--output {root}" if config.output else f"the run would be written to {root}, which"
     resolved = root.resolve()
     names = [] if config.data_root is None else [config.data_root]
     if config.data not in NAMES and "://" not in config.data:
@@ -274,11 +292,9 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
     for name in names:
         data = Path(os.path.expanduser(name)).resolve()
         if resolved == data or resolved in data.parents:
-            raise OutputError(f"--output {root} contains the data {name}; choose another --output")
+            raise OutputError(f"{start} contains the data {name}; choose another --output")
         if name != config.data_root and data.is_dir() and data in resolved.parents:
-            raise OutputError(
-                f"--output {root} lies inside the data {name}; choose a folder outside of it"
-            )
+            raise OutputError(f"{start} lies inside the data {name}; choose another --output")
 
 
 def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainConfig) -> None:
@@ -322,42 +338,15 @@ def new_folder(config: TrainConfig, log: Callable[[str], object]) -> RunFolder:
     check_output(config)
     try:
         if config.output is None:
-            return RunFolder(_next_numbered(config))
+            return RunFolder(next_numbered(config))
         root = Path(config.output)
         if root.is_dir() and any(root.iterdir()):  # `check_output` has allowed it
             resolved = root.resolve()
             with locked(resolved):  # another process may be training there
-                renamed = _first_free(resolved)
+                renamed = first_free(resolved)
                 resolved.rename(renamed)
             log(f"renamed: the files of {root} are now in {renamed}")
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise output_error(Path(config.output or "runs"), error) from error
     return RunFolder(root)
-
-
-def _next_numbered(config: TrainConfig) -> Path:
-    """Create runs/DATA-MODEL-N with the first free N."""
-    model = config.model or ("pretrained" if config.pretrained else DEFAULT_MODEL)
-    for number in count(1):
-        root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
-        try:
-            root.mkdir(parents=True)
-        except FileExistsError:  # perhaps of a process that started at the same moment
-            continue
-        return root
-    raise AssertionError("count() does not end")
-
-
-def _file_name(name: str) -> str:
-    """Turn the name of data or of a model into a part of a file name."""
-    return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
-
-
-def _first_free(resolved: Path) -> Path:
-    """Return FOLDER.old-N with the first free N."""
-    for number in count(1):
-        path = resolved.with_name(f"{resolved.name}.old-{number}")
-        if not path.exists():
-            return path
-    raise AssertionError("count() does not end")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from vitkit.data.loading.loader import TrainingSteps
 from vitkit.messages import plural
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.training.config.field_types import Settings
-from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.config.passed_objects import resume_command
+from vitkit.training.config.run_config import RunConfig
 from vitkit.training.distillation.teacher import Teacher
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.optimization.schedule import learning_rate
@@ -24,7 +26,7 @@ class Plan:
     """A run that is ready to start.
 
     Attributes:
-        config: the settings, as given.
+        config: the settings with all defaults resolved; `auto` stays until the trials.
         dataset: train, val where there is one, test where there is one; every image decodes.
         spec: the model, its head as wide as there are classes.
         preprocess: the evaluation transform, which goes into the checkpoints.
@@ -32,11 +34,12 @@ class Plan:
         device: where the model trains.
         workers: loader processes.
         notes: lines to print before the start.
-        weights: what the model starts from, where that is not noise or a stopped run's state.
+        weights: initial weights; None for random ones, and for a run that goes on, whose state
+            has them.
         teacher: a model to learn from besides the labels, on the device.
     """
 
-    config: TrainConfig
+    config: RunConfig
     dataset: Dataset
     spec: ViTSpec
     preprocess: Preprocess
@@ -89,6 +92,14 @@ class Plan:
             total=self.total_steps,
         )
 
+    def python_call_to_resume(self, root: Path) -> str | None:
+        """Return the call that resumes a run with objects of Python; `None` for any other run.
+
+        Args:
+            root: folder of the run.
+        """
+        return resume_command(self.config, root)
+
     def with_settings(self, settings: Settings) -> Plan:
         """Return the plan with other settings, such as those that trials chose."""
         # the size of a batch decides which images it has
@@ -96,6 +107,10 @@ class Plan:
         if "batch_size" in settings:
             steps = steps.with_batch_size(settings["batch_size"])
         return replace(self, config=replace(self.config, **settings), steps=steps)
+
+    def settings_to_store(self, root: Path) -> RunConfig:
+        """Return the settings for the config.yaml of a run folder, without those of the call."""
+        return replace(self.config, output=str(root), resume=None, overwrite=False)
 
     def without_weights(self) -> Plan:
         """Return the plan without the initial weights, once the model has them."""

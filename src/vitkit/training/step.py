@@ -15,16 +15,14 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
-from vitkit.data.loading.batch_transform import ModelInputs
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.distributed import ProcessGroup, full_tensor, local_tensor
-from vitkit.errors import SettingError
 from vitkit.randomness import hash64
+from vitkit.shapes import Loss
 from vitkit.training.interrupts import StopFlag
-from vitkit.training.optimization.losses import Loss
 from vitkit.training.optimization.precision import LossScale, Precision, autocast
 from vitkit.training.parallel.ddp import data_parallel, exchanging_gradients
-from vitkit.training.parallel.fsdp import has_shards
 
 Transform = Callable[[Batch, int, int], ModelInputs]
 """Batch, step and part of the step to what the objective is given."""
@@ -184,73 +182,6 @@ class TrainingStep:
         most = self.clip or math.inf
         return full_tensor(clip_grad_norm_(self.model.parameters(), most))
 
-    def largest_that_fits(self, batch: Batch) -> int | None:
-        """Return how many images of a batch fit into memory, found by halving; 0 for none.
-
-        `None` for a sharded model, with which no process can try it without the others.
-        """
-        if has_shards(self.model):
-            return None
-        count = len(batch.labels) // self.accumulate
-        weights = [p for p in self.model.parameters() if p.requires_grad]
-        while count := count // 2:
-            self.optimizer.zero_grad(set_to_none=True)
-            try:
-                # no name for the loss: it would hold what it needs beyond a failure
-                torch.autograd.grad(
-                    self.objective(self.transform(batch.first(count), 0, 0)),
-                    weights,
-                    allow_unused=True,
-                )
-            except (RuntimeError, MemoryError) as error:
-                if not is_out_of_memory(error):
-                    raise
-                continue
-            return count
-        return 0
-
     def _seed(self, step: int, part: int) -> None:
         """Seed torch: dropout is a function of (seed, step, part)."""
         torch.manual_seed((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True for an error that means out of memory; on the CPU it has no class of its own.
-
-    `allocate memory` is what torch's allocator says, `create a primitive` what oneDNN does.
-    """
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError)
-        and any(words in str(error) for words in ("allocate memory", "create a primitive"))
-    )
-
-
-def step_or_advice(training_step: TrainingStep, batch: Batch, step: int) -> StepResult:
-    """Make a step.
-
-    Raises:
-        SettingError: out of memory; the message names what fits, and the settings to change.
-    """
-    try:
-        return training_step(batch, step)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-    # only out here, where the error no longer holds the step's tensors
-    raise _out_of_memory(training_step, batch)
-
-
-def _out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
-    """Try what fits into memory, and build the error that names the settings to change."""
-    fits = step.largest_that_fits(batch)
-    count = len(batch.labels)
-    parts = None
-    if fits:
-        divisors = (n for n in range(2, count + 1) if count % n == 0)
-        parts = next((n for n in divisors if count // n <= fits), None)
-    mend = "" if fits is None else f"{fits} fit; "
-    mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
-    return SettingError(
-        f"{step.objective.device} is out of memory with {count // step.accumulate} images at "
-        f"once; {mend}lower --batch-size or --img-size, or use a smaller model"
-    )

@@ -8,7 +8,8 @@ from functools import partial
 
 import torch
 
-from vitkit.data.loading.loader import Batch, batches
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.loader import batches
 from vitkit.devices import resolve_device
 from vitkit.distributed import ProcessGroup, has_rank, is_launched, join_process_group
 from vitkit.training.callbacks.ema import AverageWeights, TrainMode
@@ -16,7 +17,7 @@ from vitkit.training.callbacks.evaluate import Evaluate
 from vitkit.training.callbacks.missing_images import saved_when_images_fail
 from vitkit.training.callbacks.report import ReportProgress
 from vitkit.training.callbacks.save import Save, SaveBeforeValidation
-from vitkit.training.callbacks.stop import HandleBadNumbers, Stop
+from vitkit.training.callbacks.stop import Deadline, HandleBadNumbers, KeepDeadline, Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.finish import finish_run
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
@@ -35,7 +36,11 @@ from vitkit.training.trainer import Callback, Trainer
 from vitkit.training.tuning.tune import tune_settings
 
 
-def train(config: TrainConfig, callbacks: Sequence[Callable[[], Callback]] = ()) -> TrainResult:
+def train(
+    config: TrainConfig,
+    callbacks: Sequence[Callable[[], Callback]] = (),
+    deadline: Deadline | None = None,
+) -> TrainResult:
     """Train or resume, and evaluate the best weights once on the test split.
 
     Args:
@@ -43,6 +48,7 @@ def train(config: TrainConfig, callbacks: Sequence[Callable[[], Callback]] = ())
         callbacks: further concerns of the run, called before its own: classes, or functions
             without arguments that build one. With `devices` above 1 the processes import them by
             name: they must be in a module, not in a script or a function.
+        deadline: the schedule is shortened to end by then; of a run of one process.
 
     Raises:
         UserError: anything wrong with the settings, the data or the place to write, before the
@@ -59,10 +65,13 @@ def train(config: TrainConfig, callbacks: Sequence[Callable[[], Callback]] = ())
         run, stopped = _begin(config, world, stack)
         if config.probe:
             return _fit_probe(run)
-        return _make_steps(run, stopped, [make() for make in callbacks])
+        run.further = [*(make() for make in callbacks), *run.further]
+        return _make_steps(run, stopped, deadline)
 
 
-def callbacks_of(run: Run, report: ReportProgress, stop: Stop, save: Save) -> list[Callback]:
+def callbacks_of(
+    run: Run, report: ReportProgress, stop: Stop, save: Save, deadline: Deadline | None = None
+) -> list[Callback]:
     """List the concerns of a run, in the order that exact resuming needs."""
     return [
         *run.further,
@@ -71,6 +80,7 @@ def callbacks_of(run: Run, report: ReportProgress, stop: Stop, save: Save) -> li
         *([AverageWeights(run.ema, run.model)] if run.ema else []),
         SaveBeforeValidation(save),  # validation may be long, and be killed
         Evaluate(run, save),
+        *([KeepDeadline(run, deadline)] if deadline else []),
         report,
         stop,  # decides before `save`, which writes what an ending run leaves
         save,
@@ -118,7 +128,8 @@ def _begin(
     for line in (*folder_notes, *plan.notes, *(stopped.notes if stopped else ())):
         log.info(line)
     log_model(plan, log, model)
-    tune = partial(tune_settings, plan, model, log.info, goes_on=stopped is not None)
+    goes_on = stopped is not None
+    tune = partial(tune_settings, plan, model, log.info, goes_on=goes_on, folder=folder)
     with raise_on_signal(folder.resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)
@@ -141,10 +152,11 @@ def _fit_probe(run: Run) -> TrainResult:
     return TrainResult(folder.root, folder.best, folder.last, finish_run(run, end), end)
 
 
-def _make_steps(run: Run, stopped: StoppedRun | None, further: Sequence[Callback]) -> TrainResult:
+def _make_steps(
+    run: Run, stopped: StoppedRun | None, deadline: Deadline | None = None
+) -> TrainResult:
     """Make the steps that remain, and finish."""
     plan, folder, progress = run.plan, run.folder, run.progress
-    run.further = further
     report, stop, save = ReportProgress(run), Stop(run), Save(run)
     if stopped is not None:
         restore_state(run, stopped)
@@ -153,7 +165,7 @@ def _make_steps(run: Run, stopped: StoppedRun | None, further: Sequence[Callback
     over = progress.step >= plan.last_step or stop.out_of_patience() is not None
     finished = stopped is not None and over and not progress.unvalidated
     prepare_folder(run, stopped, finished=finished)
-    callbacks = callbacks_of(run, report, stop, save)
+    callbacks = callbacks_of(run, report, stop, save, deadline)
     trainer = Trainer(
         run.training_step,
         progress,
@@ -170,7 +182,7 @@ def _make_steps(run: Run, stopped: StoppedRun | None, further: Sequence[Callback
     run.restart_clock()
     with saved_when_images_fail(run, save):
         trainer.run()
-        end = trainer.stopped or plan.end_in_words(progress.step)
+        end = trainer.stopped or run.plan.end_in_words(progress.step)
         metrics = finish_run(run, end)
     return TrainResult(folder.root, folder.best, folder.last, metrics, end)
 

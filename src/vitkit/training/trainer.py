@@ -11,9 +11,11 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
+from vitkit.errors import UserCodeError, VitkitError
+from vitkit.training.out_of_memory import is_out_of_memory, out_of_memory
 from vitkit.training.state.registry import Progress
-from vitkit.training.step import StepResult, TrainingStep, step_or_advice
+from vitkit.training.step import StepResult, TrainingStep
 
 if TYPE_CHECKING:
     from ignite.engine import Engine
@@ -23,7 +25,9 @@ class Callback:
     """One concern of a run, called at its events; a method that is not overridden does nothing.
 
     The callbacks of a list are called in its order. In a run of several processes each process has
-    its own, and a method that communicates must be reached by all of them.
+    its own, and a method that communicates must be reached by all of them. An exception ends the
+    run as `Trainer.end(error=...)` does; in a run of several processes it is raised at once, and
+    the run goes on from its last state.
     """
 
     def on_start(self, trainer: Trainer) -> None:
@@ -45,7 +49,24 @@ class Callback:
         """Called after each batch of an evaluation, of validation or test."""
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last step of this process."""
+        """Called once, after the last step of this process, also where a callback ended the run."""
+
+
+def call_event(callback: Callback, event: str, *arguments: object) -> None:
+    """Call a callback at an event; `UserCodeError` names one that is not vitkit's and raises."""
+    try:
+        getattr(callback, event)(*arguments)
+    except Exception as error:
+        # an error of vitkit's has its message, and one of a callback of vitkit's is a fault
+        if isinstance(error, VitkitError) or is_own(callback):
+            raise
+        name = f"the callback {type(callback).__qualname__}"
+        raise UserCodeError.raised_by(name, error, f"in {event}") from error
+
+
+def is_own(callback: Callback) -> bool:
+    """Return True for a callback of vitkit's."""
+    return type(callback).__module__.startswith("vitkit.")
 
 
 class Trainer:
@@ -85,7 +106,6 @@ class Trainer:
         self.stopped: str | None = None
         self.is_ending = False
         self._error: Exception | None = None
-        self._engine: Engine | None = None
 
     @property
     def epoch(self) -> int:
@@ -100,11 +120,14 @@ class Trainer:
     def end(self, why: str | None = None, error: Exception | None = None) -> None:
         """End the run once all callbacks have been called for this event.
 
+        An epoch whose last step is made is still validated. All is saved, whatever the event.
+
         Args:
             why: becomes `stopped`.
-            error: to be raised then.
+            error: raised after `on_end`; of several the first one.
         """
-        self.stopped, self.is_ending, self._error = why or self.stopped, True, error
+        self.stopped, self.is_ending = why or self.stopped, True
+        self._error = self._error or error
 
     def run(self) -> None:
         """Make the steps that remain; raises what a callback gives to `end`, or raises itself."""
@@ -114,33 +137,45 @@ class Trainer:
         self._call("on_start")
         remaining = range(self.progress.step, self.last_step)
         if remaining and not self.is_ending:
-            self._run_steps(self.batches(remaining))
+            batches = self.batches(remaining)
+            try:
+                self._make_engine().run(batches)
+            finally:  # ends loader processes at once, not when the collector comes
+                if isinstance(batches, Generator):
+                    batches.close()
         self._call("on_end")
+        if self._error is not None:
+            raise self._error
 
-    def _run_steps(self, batches: Iterable[Batch]) -> None:
+    def _make_engine(self) -> Engine:
         from ignite.engine import Engine, Events  # a second, which no wrong setting waits for
 
-        engine = self._engine = Engine(self._step)
-        # whoever catches an error words it; Ignite would log it first
+        engine = Engine(self._step)
+        # what catches an error writes its message; Ignite would log it first
         engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
         position = {"iteration": self.progress.step, "max_epochs": self.epochs}
         engine.load_state_dict(position | {"epoch_length": self.steps_per_epoch})
-        engine.add_event_handler(Events.EPOCH_STARTED, lambda: self._call("before_epoch"))
-        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_step)
-        engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
-        try:
-            engine.run(batches)
-        finally:  # ends loader processes at once, not when the collector comes
-            self._engine = None
-            if isinstance(batches, Generator):
-                batches.close()
+        begin_epoch, begin_step = Events.EPOCH_STARTED, Events.ITERATION_STARTED
+        on = engine.add_event_handler
+        on(begin_epoch, lambda: self._call("before_epoch"))
+        on(begin_step, lambda engine: self._call("before_step", engine.state.batch))
+        on(Events.ITERATION_COMPLETED, self._end_step)
+        on(begin_epoch | begin_step | Events.ITERATION_COMPLETED, self._leave)
+        return engine
 
     def _step(self, engine: Engine, batch: Batch) -> StepResult:
-        self._call("before_step", batch)
         step = self.progress.step
         self.training_step.set_learning_rate(self.schedule(step))
-        result = step_or_advice(self.training_step, batch, step)
+        try:
+            result = self.training_step(batch, step)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            result = None
+        if result is None:  # only out here no error holds the tensors of the step any more
+            raise out_of_memory(self.training_step, batch)
         self.progress.step += 1
+        self.progress.unvalidated = self.progress.step % self.steps_per_epoch == 0
         self.training_step.world.record_step(self.progress.step)
         # a step without finite numbers changed nothing, and has no loss to count
         if result.bad is None:
@@ -149,15 +184,19 @@ class Trainer:
 
     def _end_step(self, engine: Engine) -> None:
         self._call("after_step", engine.state.output)  # what `_step` returned
+        if self.progress.unvalidated:  # until a callback closes the epoch
+            self._call("after_epoch")
 
-    def _end_epoch(self) -> None:
-        self.progress.unvalidated = True  # until `after_epoch` closes it
-        self._call("after_epoch")
+    def _leave(self, engine: Engine) -> None:
+        if self.is_ending:
+            engine.terminate()
 
     def _call(self, event: str, *arguments: object) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(self, *arguments)
-        if self._error is not None:
-            raise self._error
-        if self.is_ending and self._engine is not None:
-            self._engine.terminate()
+            try:
+                call_event(callback, event, self, *arguments)
+            except Exception as error:
+                # the run's own depend on each other; the other processes may not have raised it
+                if is_own(callback) or self.training_step.world.size > 1:
+                    raise
+                self.end(error=error)

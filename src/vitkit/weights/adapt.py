@@ -19,7 +19,7 @@ from vitkit.data.datasets.class_names import match_classes
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.frozen import frozen
 from vitkit.messages import did_you_mean
-from vitkit.models.initialisation import initialise
+from vitkit.models.interface.classifier import fresh_heads
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
@@ -118,13 +118,16 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
         adapted = _with_rows(adapted, request.classes, request.num_classes)
     elif request.num_classes or request.num_classes not in (None, adapted.model.spec.num_classes):
         adapted = _with_fresh_head(adapted, request.num_classes or 0)
-    return replace(
+    changed = replace(
         checkpoint,
         model=adapted.model,
         preprocess=adapted.preprocess,
         classes=adapted.classes,
         metadata=_metadata(checkpoint, adapted),
     )
+    if changed.model is not checkpoint.model:
+        changed.model.origin = changed.origin
+    return changed
 
 
 def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
@@ -302,27 +305,14 @@ def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
     text = "left out, so that the model returns features"
     if count:
         like = next(adapted.model.parameters())
-        state |= _fresh_heads(spec).to(like.device, like.dtype).state_dict()
+        heads = nn.ModuleDict(fresh_heads(spec))
+        state |= heads.to(like.device, like.dtype).state_dict()
         text = f"replaced by an untrained one of {count}"
     before = f"the head of {old.num_classes} classes is {text}"
     if not old.num_classes:
         before = f"a head of {count} classes is added, untrained"
     step = Step("lost", before)
     return adapted.changed(step, model=rebuilt(adapted.model, spec, state), classes=())
-
-
-def _fresh_heads(spec: ViTSpec) -> nn.ModuleDict:
-    """Return new heads; made on the CPU, so that they are the same for every device."""
-    names = ["head", "head_dist"] if spec.distillation_token else ["head"]
-    heads = nn.ModuleDict()
-    for name in names:
-        heads[name] = nn.Linear(
-            spec.head_inputs, spec.num_classes, device="cpu", dtype=torch.float32
-        )
-    initialise(heads, spec)
-    for name in names:
-        nn.init.constant_(heads.get_parameter(f"{name}.bias"), spec.head_bias)
-    return heads
 
 
 def _refuse_stem(spec: ViTSpec, change: str) -> None:

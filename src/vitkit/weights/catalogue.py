@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
@@ -30,6 +31,16 @@ IMAGE_STATISTICS = {
     "unit": ((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)),
 }
 """Name in the column `images` -> mean and standard deviation of each channel on [0, 1]."""
+Terms = Literal["permissive", "non-commercial", "own terms", "not stated"]
+TERMS: dict[str, Terms] = {
+    "": "not stated",
+    "apache-2.0": "permissive",
+    "mit": "permissive",
+    "cc-by-nc-4.0": "non-commercial",
+    "fair-noncommercial-research-license": "non-commercial",
+    "apple-amlr": "non-commercial",  # research purposes only
+}
+"""Licence -> what kind it is; any other is a licence with terms of its own, to be read first."""
 PUBLISHED_PICKLES = (".pth", ".pth.tar", ".pt", ".bin")
 """Endings of pickles that are published; others are read as local files only."""
 
@@ -78,6 +89,11 @@ class CatalogueEntry:
         return {name: getattr(spec, name) for name in self.stated}
 
     @property
+    def terms(self) -> Terms:
+        """The kind of its licence, as a first orientation; the licence itself decides."""
+        return TERMS.get(self.licence, "own terms")
+
+    @property
     def pickle(self) -> bool:
         """True for a pickle, which is not fetched without trust."""
         return self.address.endswith(PUBLISHED_PICKLES)
@@ -94,6 +110,55 @@ def catalogue() -> Mapping[str, CatalogueEntry]:
         assert row["name"] not in entries, f"catalogue.tsv has {row['name']} twice"
         entries[row["name"]] = _entry(row)
     return MappingProxyType(entries)
+
+
+def list_models(
+    pattern: str | Iterable[str] = "*",
+    *,
+    pretrained: bool = False,
+    exclude_filters: str | Iterable[str] = (),
+    include_tags: bool | None = None,
+) -> list[str]:
+    """Return the names that `create_model` knows, sorted.
+
+    Args:
+        pattern: shell-style, such as `"vit_base*"`, or several; a name is listed if one matches.
+        pretrained: list only models with published weights.
+        exclude_filters: one or several patterns of names to leave out.
+        include_tags: list checkpoints, such as `vit_base_patch16_224.augreg_in1k`, in the place of
+            their models; default: the value of `pretrained`. Patterns may then name the model or
+            the checkpoint.
+
+    >>> list_models("vit_huge_patch??_224")
+    ['vit_huge_patch14_224', 'vit_huge_patch16_224', 'vit_huge_patch32_224']
+    >>> list_models(["deit3_tiny*", "deit_tiny*"], exclude_filters="*distilled*")
+    ['deit_tiny_patch16_224']
+    >>> list_models("vit_tiny_patch16_224.*", pretrained=True)
+    ['vit_tiny_patch16_224.augreg_in21k', 'vit_tiny_patch16_224.augreg_in21k_ft_in1k']
+    """
+    included, excluded = _patterns(pattern), _patterns(exclude_filters)
+    presets_with_weights = {entry.preset for entry in catalogue().values()}
+    tagged = pretrained if include_tags is None else include_tags
+    # Name of a list entry -> name of its model.
+    names = {name: name for name in table() if name in presets_with_weights or not pretrained}
+    if tagged:
+        names = {name: model for name, model in names.items() if name not in presets_with_weights}
+        names |= {name: entry.preset for name, entry in catalogue().items()}
+    return sorted(
+        name
+        for name, model in names.items()
+        if _matches(name, model, included or ["*"]) and not _matches(name, model, excluded)
+    )
+
+
+def _patterns(patterns: str | Iterable[str]) -> list[str]:
+    if isinstance(patterns, str):
+        return [patterns] if patterns else []
+    return list(patterns)
+
+
+def _matches(name: str, model: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) or fnmatchcase(model, pattern) for pattern in patterns)
 
 
 def find(name: str) -> CatalogueEntry:

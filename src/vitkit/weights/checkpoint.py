@@ -14,6 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, Protocol, runtime_checkable
 
 from vitkit.errors import CheckpointError
+from vitkit.models.interface.pretrained import Origin
 from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
 from vitkit.weights.imagenet_classes import ASSUMED, imagenet, names_are_assumed
@@ -50,7 +51,7 @@ class Publisher(Protocol):
         """Upload, and return the address."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A model with everything it needs to be used.
 
@@ -73,6 +74,16 @@ class Checkpoint:
     path: Path | None = None
     dtype: str = "float32"
 
+    def __repr__(self) -> str:
+        """Return one line: the format, the model's size, its images and the number of classes."""
+        spec = self.model.spec
+        millions = sum(weight.numel() for weight in self.model.parameters()) / 1e6
+        height, width = self.preprocess.image_size
+        return (
+            f"Checkpoint({self.format}, {millions:.1f} M parameters, {spec.depth} blocks of width "
+            f"{spec.width}, {height} x {width} pixels, {spec.num_classes} classes)"
+        )
+
     @property
     def classes_assumed(self) -> bool:
         """True if no file names the classes and they are assumed to be those of ImageNet-1k."""
@@ -86,6 +97,35 @@ class Checkpoint:
         if not isinstance(lines, list):
             return ()
         return tuple(str(line) for line in lines if line != ASSUMED or self.classes_assumed)
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Names of the file's tensors that are not in the model, as `strict=False` allows."""
+        return self._names("left_out")
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the model's tensors that the file lacks; they have random initial values."""
+        return self._names("fresh")
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        # As for the temperature: a file may hold anything here.
+        names = self.metadata.get(key)
+        return tuple(map(str, names)) if isinstance(names, list) else ()
+
+    @property
+    def origin(self) -> Origin:
+        """The facts that its model keeps as `model.origin`."""
+        licence = self.metadata.get("licence")
+        return Origin(
+            source=str(self.metadata.get("catalogue") or self.path or ""),
+            format=self.format,
+            preprocess=self.preprocess,
+            classes=self.classes,
+            licence=licence if isinstance(licence, str) else "",
+            left_out=self.left_out,
+            missing=self.missing,
+        )
 
     @property
     def temperature(self) -> float:
@@ -126,7 +166,7 @@ class Checkpoint:
                 login.
 
         Returns:
-            The address that `vitkit.load` takes, `hf://owner/name`.
+            The address of the repository, which `vitkit.load` takes.
 
         Raises:
             CheckpointError: a model that the format cannot hold.

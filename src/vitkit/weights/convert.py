@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
+from vitkit.io.results import nonempty_path
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import Checkpoint
@@ -119,26 +120,26 @@ def convert(
         allow_lossy: also take steps that approximate or lose something.
         trust_pickle: as for `load`.
         strict: as for `load`; the report's notes list tensors that are left out or random.
-        adapt: changes on the way, by the names of `vitkit.adapt`, such as
-            `{"image_size": 384, "num_classes": 0}`; these need no `allow_lossy`.
+        adapt: changes on the way, as for `vitkit.adapt`; these need no `allow_lossy`.
         **overrides: as for `load`.
 
     Raises:
         CheckpointError: a file that cannot be read, a model that the target cannot hold, or steps
             that lose something without `allow_lossy`; they are listed.
         SpecError: an adaptation that is not possible.
-        OutputError: a file exists already, or cannot be written; existing files are untouched.
+        OutputError: `out` is empty, exists already or cannot be written; no file is replaced.
     """
     refuse_unknown_format(to)
+    out = nonempty_path(out, "out")
     checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
     before, earlier = checkpoint.model.state_dict(), len(checkpoint.metadata.get("adapted", ()))
     checkpoint = adapt_checkpoint(checkpoint, **adapt) if adapt else checkpoint
-    stored = write_checkpoint(checkpoint, Path(out), to, allow_lossy, before)
+    stored = write_checkpoint(checkpoint, out, to, allow_lossy, before)
     # A format of one file is read by that file, others by their folder.
-    written_path = stored.files[0] if len(stored.files) == 1 else Path(out)
+    written_path = stored.files[0] if len(stored.files) == 1 else out
     not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to, adapt or {})
-    adapted = checkpoint.metadata.get("adapted", ())[earlier:]
-    steps = [*map(Step.from_line, adapted), *stored.steps]
+    adapted = map(Step.from_line, checkpoint.metadata.get("adapted", ())[earlier:])
+    steps = [*adapted, *stored.steps]
     notes = [*checkpoint.metadata.get("notes", ()), *checkpoint.warnings, *notes]
     source, image = checkpoint.format, fixed_image(checkpoint.model.spec)
     expected = run_model(checkpoint.model, image)  # as adapted, before it is fitted to the format

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from vitkit.errors import CheckpointError, MissingExtraError
 from vitkit.io.digests import file_sha256
-from vitkit.io.download import download
 from vitkit.io.strict_json import DOCUMENT_FILES
 from vitkit.weights.catalogue import PUBLISHED_PICKLES, CatalogueEntry, known, suggested
 from vitkit.weights.files.pickles import TRUST
@@ -101,6 +100,9 @@ def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
     """Fetch an address, and check the digest that the catalogue has for it."""
     if address.startswith(WEB_SCHEMES):
         _check_ending(address, address, trust_pickle)
+        # imported here: a local file needs no connections
+        from vitkit.io.web.download import download
+
         return download(address, sha256=sha256)
     path = _from_hub(address, trust_pickle)
     if sha256:

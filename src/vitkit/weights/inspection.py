@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.models.vit import tensor_shapes
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.fetch import locate
@@ -23,6 +22,7 @@ from vitkit.weights.formats.key_table import PARTIAL_HINT, match_keys
 from vitkit.weights.formats.vitkit import check_description
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
+from vitkit.weights.model_tensors import tensor_shapes
 from vitkit.weights.recognition import recognise, refuse_other_model
 
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")

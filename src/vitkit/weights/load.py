@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
-from vitkit.models.vit import ViT, tensor_shapes
-from vitkit.spec import ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.fetch import locate
@@ -26,6 +21,11 @@ from vitkit.weights.formats.key_table import KeyMatch, few, read_tensors
 from vitkit.weights.formats.vitkit import read_own
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import assumed_names, with_assumption
+from vitkit.weights.model_tensors import (
+    filled_model,
+    initial_values,
+    tensor_shapes,
+)
 from vitkit.weights.recognition import recognise, refuse_other_model
 
 
@@ -51,7 +51,7 @@ def load(
         trust_pickle: read a pickle at all, by torch's `weights_only` reader.
         strict: refuse a file with tensors that are unknown or missing. False leaves out unknown
             ones and fills missing ones with random initial values, the same in every call;
-            `.metadata["left_out"]` and `["fresh"]` name them, `["warnings"]` has a line on each.
+            `.left_out` and `.missing` name them, and a warning has a line on each.
             A tensor of a wrong shape is always refused, and so is an incomplete vitkit file.
         **overrides: fields of `ViTSpec` that the file cannot contain, such as `num_heads=6` where
             heads are not 64 wide.
@@ -132,14 +132,16 @@ def load_with(
             checkpoint = _load_own(source, description)
     # Class names are not part of most formats; a head of 1,000 classes is ImageNet's.
     names = assumed_names(checkpoint.model.spec, checkpoint.classes)
-    if not names:
-        return checkpoint
-    return replace(checkpoint, classes=names, metadata=with_assumption(checkpoint.metadata))
+    if names:
+        metadata = with_assumption(checkpoint.metadata)
+        checkpoint = replace(checkpoint, classes=names, metadata=metadata)
+    checkpoint.model.origin = checkpoint.origin
+    return checkpoint
 
 
 def _load_own(source: Source, description: Description) -> Checkpoint:
     """Read the checkpoint in an open file of ours."""
-    model, dtype, notes = _filled_model(description.spec, read_own(source, description))
+    model, dtype, notes = filled_model(description.spec, read_own(source, description))
     metadata = dict(description.document)
     if notes:
         earlier = metadata.get("notes")
@@ -155,39 +157,6 @@ def _load_own(source: Source, description: Description) -> Checkpoint:
         path=source.header.path,
         dtype=dtype,
     )
-
-
-def _filled_model(spec: ViTSpec, tensors: dict[str, Tensor]) -> tuple[ViT, str, list[str]]:
-    """Return a model in eval mode with these weights as float32.
-
-    It takes the tensors out of the dictionary, so that the model is the only copy of them.
-
-    Returns:
-        The model, the dtype that the weights had, and a note on rounding if there was any.
-    """
-    # No memory is allocated for initial values: assign=True puts the tensors in their place.
-    with torch.device("meta"):
-        model = ViT(spec)
-    # Remembered, so that a file of half precision is written as one again.
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()}
-    floats: dict[str, Tensor] = {}
-    rounded = 0
-    for name in list(tensors):
-        stored = tensors.pop(name)
-        floats[name] = stored.float()
-        # float32 may hold the same numbers: only those that change are worth a note.
-        if stored.dtype == torch.float64:
-            rounded += not torch.equal(floats[name].double(), stored)
-    model.load_state_dict(floats, assign=True)
-    notes: list[str] = []
-    if rounded == 1:
-        notes = ["1 tensor of float64 is rounded to float32"]
-    elif rounded:
-        notes = [f"{plural(rounded, 'tensor')} of float64 are rounded to float32"]
-    dtype = dtypes.pop() if len(dtypes) == 1 else "float32"
-    if dtype == "float64":
-        dtype = "float32"
-    return model.eval(), dtype, notes
 
 
 def _load_foreign(
@@ -210,8 +179,8 @@ def _load_foreign(
         reason = str(error).removeprefix(f"{path}: ")
         raise CheckpointError(f"{path}: as {form.name}: {reason}") from None
     if match.fresh:
-        tensors |= _initial_values(spec, match.fresh)  # only with strict=False
-    model, dtype, rounding_notes = _filled_model(spec, tensors)
+        tensors |= initial_values(spec, match.fresh)  # only with strict=False
+    model, dtype, rounding_notes = filled_model(spec, tensors)
     metadata: dict[str, Any] = {}
     if entry is not None:
         metadata |= {"catalogue": entry.name, "licence": entry.licence}
@@ -233,14 +202,6 @@ def _load_foreign(
         path=path,
         dtype=dtype,
     )
-
-
-def _initial_values(spec: ViTSpec, names: Iterable[str]) -> dict[str, Tensor]:
-    """Return initial values of some tensors, the same in every call; no generator is advanced."""
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would also seed every GPU
-        state = ViT(spec).state_dict()
-    return {name: state[name].float() for name in names}
 
 
 def _partial_warnings(match: KeyMatch) -> list[str]:

@@ -7,22 +7,28 @@ each step is logged (logger `vitkit`). All others are as the weights were traine
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
-from vitkit.errors import CheckpointError
+from vitkit.errors import CheckpointError, SettingError
+from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
+from vitkit.timm_keywords import translate_keywords
 from vitkit.weights.adapt import adapt
-from vitkit.weights.catalogue import find
+from vitkit.weights.catalogue import find, known
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.resized_model import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 
+HUB_NAME = re.compile(r"[\w.-]*\w/[\w-][\w.-]*(?<!\.safetensors)(?<!\.npz)(?<!\.pth)(?<!\.pt)")
+"""A name of the Hub without `hf://`, such as google/vit-base-patch16-224."""
 ADAPTATIONS = {
     "image_size": "image_size",
     "patch_size": "patch_size",
@@ -58,54 +64,117 @@ AS_PUBLISHED = ("image_size", "representation_width", "pooling")
 """Fields in which a checkpoint of the catalogue may differ from its preset."""
 
 
+@overload
+def create_model(
+    name: str,
+    *,
+    features_only: Literal[True],
+    out_indices: int | Sequence[int] = ...,
+    pretrained: bool | str | Path | None = ...,
+    trust_pickle: bool = ...,
+    strict: bool = ...,
+    **overrides: Any,
+) -> FeatureMaps: ...
+@overload
+def create_model(
+    name: str,
+    *,
+    features_only: Literal[False] = ...,
+    pretrained: bool | str | Path | None = ...,
+    trust_pickle: bool = ...,
+    strict: bool = ...,
+    **overrides: Any,
+) -> ViT: ...
 def create_model(
     name: str,
     *,
     pretrained: bool | str | Path | None = False,
+    features_only: bool = False,
+    out_indices: int | Sequence[int] | None = None,
     trust_pickle: bool = False,
     strict: bool = True,
     **overrides: Any,
-) -> ViT:
+) -> ViT | FeatureMaps:
     """Create a ViT by name.
 
     Args:
-        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, as in
+        name: one of `list_models()`, such as `"vit_base_patch16_224"`; with a tag, such as
             `"vit_base_patch16_224.augreg_in1k"`, with that checkpoint's classes and image size.
         pretrained: False or None for fresh weights (torch's global generator decides them), True
-            for the catalogue's (`vitkit models --pretrained` lists them), or an argument of `load`:
-            a file or folder of any known format, `hf://owner/name`.
+            for the catalogue's (`list_models(pretrained=True)`), or an argument of `load`: a file
+            or folder of any known format, `hf://owner/name`.
+        features_only: return a `FeatureMaps`, which gives maps of inner blocks (B, D, gh, gw) and
+            has neither a head nor the blocks after the last map.
+        out_indices: the blocks of these maps: the last n, or the numbers of some; default 3.
         trust_pickle: read weights that are published as a pickle, as `load` does.
-        strict: refuse weights with unknown or missing tensors, as `load` does.
-        **overrides: any `ViTSpec` field, such as `num_classes=10` or `image_size=(192, 256)`. With
-            weights, sizes, channels and classes are adapted as `vitkit.adapt` does it and each step
-            is logged; other fields stay as the weights were trained. Fields that a file does not
-            state (heads, activation, block, ... of bare weights) follow from the name and these
-            keywords; an `image_size` with as many patches as the file has positions is the size
-            it is for.
+        strict: refuse weights with unknown or missing tensors, as `load` does; with False,
+            `.origin.left_out` and `.origin.missing` name them.
+        **overrides: any `ViTSpec` field, such as `image_size=(192, 256)`, or timm's keyword for it,
+            such as `in_chans=1`, `img_size=192` or `drop_path_rate=0.1`.
+            With weights, sizes, channels and classes are adapted as `vitkit.adapt` does it and each
+            step is logged; other fields stay as the weights were trained. Fields that a file does
+            not state (heads, activation, ... of bare weights) follow from the name and these;
+            an `image_size` with as many patches as the file has positions is the size it is for.
 
     Returns:
-        The model, with `.spec`; in training mode when fresh, in eval mode when pretrained.
+        The model, with `.spec`; in training mode when fresh, in eval mode when pretrained, with
+        its preprocessing and class names in `.origin`.
 
     Raises:
-        SettingError: no model of that name, or no published weights of it.
-        SpecError: an unknown field, or a spec that cannot exist.
+        SettingError: no model of that name, no published weights of it, or no such block.
+        SpecError: an unknown field, a field under two names, or a spec that cannot exist.
         CheckpointError: weights that cannot be read, or of another model.
 
-    >>> create_model("vit_tiny_patch16_224", num_classes=10).spec.width
-    192
+    >>> create_model("vit_tiny_patch16_224", img_size=32, embed_dim=96, depth=2).spec.mlp_width
+    384
+    >>> backbone = create_model("vit_tiny_patch16_224", features_only=True, out_indices=[3, 7, 11])
+    >>> backbone.feature_info.channels(), backbone.feature_info.reduction()
+    ([192, 192, 192], [16, 16, 16])
     """
+    if out_indices is not None and not features_only:
+        raise SettingError("out_indices needs features_only=True; pass both, or neither")
     # None comes from callers that pass a setting on as it is.
     fresh = pretrained is None or pretrained is False
-    # A tag without its weights: the classes and the image size of that checkpoint.
-    if fresh and "." in name:
-        published = find(name)
-        sizes = {"num_classes": published.classes, "image_size": published.image_size}
-        return ViT(preset(published.preset, **sizes | overrides))
     if fresh:
-        return ViT(preset(name, **overrides))
-    return load_pretrained(
-        name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict
-    )
+        model = _fresh_model(name, overrides)
+    else:
+        model = load_pretrained(
+            name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict
+        )
+    if not features_only:
+        return model
+    return FeatureMaps(model, 3 if out_indices is None else out_indices).train(model.training)
+
+
+def _fresh_model(name: str, overrides: Mapping[str, Any]) -> ViT:
+    """Return a model with initial weights; arguments as for `create_model`."""
+    # A tag without its weights: the classes and the image size of that checkpoint.
+    sizes: dict[str, Any] = {}
+    if "." in name:
+        published = find(name)
+        name = published.preset
+        sizes = {"num_classes": published.classes, "image_size": published.image_size}
+    base = preset(name, **sizes)
+    return ViT(preset(name, **sizes | translate_keywords(overrides, vars(base))))
+
+
+def from_pretrained(
+    source: str | Path, *, trust_pickle: bool = False, strict: bool = True, **overrides: Any
+) -> ViT:
+    """Return a model with weights; `ViT.from_pretrained` has the arguments and errors."""
+    if not isinstance(source, str | os.PathLike):
+        raise CheckpointError(
+            f"a {type(source).__name__} is no source of weights; pass a path, a name or an address"
+        )
+    path = os.fspath(source)
+    if HUB_NAME.fullmatch(path) and not os.path.exists(path) and known(path) is None:
+        path = f"hf://{path}"  # owner/name, as transformers takes it
+    # Fields that the file leaves open, such as the heads of bare weights.
+    checkpoint = load_with(path, Hints(overrides), trust_pickle=trust_pickle, strict=strict)
+    _log_warnings(path, checkpoint)
+    stored = checkpoint.model.spec
+    requested = translate_keywords(overrides, vars(stored))
+    return _adapted_model(checkpoint, stored.replace(**requested), requested, path)
 
 
 def load_pretrained(
@@ -121,7 +190,7 @@ def load_pretrained(
     Args:
         name: a preset's, or with a tag as in the catalogue: `vit_base_patch16_224.augreg_in1k`.
         weights: True for the catalogue's weights, or any path that `load` takes.
-        requested: spec fields that the caller names.
+        requested: fields that the caller names, by our names or by timm's.
         trust_pickle: as for `load`.
         strict: as for `load`.
 
@@ -130,24 +199,36 @@ def load_pretrained(
         SpecError: an unknown field, or sizes that the model cannot have.
         CheckpointError: weights of another model.
     """
-    logger = logging.getLogger("vitkit")
     if weights is True:
         entry = find(name)
         path, preset_name = entry.name, entry.preset
     else:
-        path, preset_name = str(weights), name.partition(".")[0]
+        path, preset_name = str(weights or ""), name.partition(".")[0]
+    requested = translate_keywords(requested, vars(preset(preset_name)))
     # The model that is asked for; the weights may be of another size and are adapted to it.
     spec = preset(preset_name, **requested)
     hints = Hints(requested, spec)
     checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
-    # Without class names: a warning on assumed ones does not concern the model alone.
-    for line in replace(checkpoint, classes=()).warnings:
-        logger.warning("%s: %s", path, line)
+    _log_warnings(path, checkpoint)
     if weights is True:
         spec = as_published(spec, checkpoint.model.spec, requested)
+    return _adapted_model(checkpoint, spec, requested, path)
+
+
+def _log_warnings(path: str, checkpoint: Checkpoint) -> None:
+    # Without class names: a warning on assumed ones does not concern the model alone.
+    for line in replace(checkpoint, classes=()).warnings:
+        logging.getLogger("vitkit").warning("%s: %s", path, line)
+
+
+def _adapted_model(
+    checkpoint: Checkpoint, spec: ViTSpec, requested: Mapping[str, Any], path: str
+) -> ViT:
+    """Return a checkpoint's model, adapted to a spec, in eval mode; each step is logged."""
     checkpoint = adapt_to_spec(checkpoint, spec, requested, path)
     for line in checkpoint.metadata.get("adapted", ()):
-        logger.info("%s: %s", path, line)
+        logging.getLogger("vitkit").info("%s: %s", path, line)
+    checkpoint.model.origin = checkpoint.origin
     return checkpoint.model.eval()
 
 

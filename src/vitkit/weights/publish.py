@@ -1,18 +1,31 @@
-"""Uploading a checkpoint to the Hugging Face Hub, as a repository with a model card."""
+"""Writing a checkpoint as a folder with a model card, or uploading that to the Hugging Face Hub."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from vitkit.errors import MissingExtraError, OutputError
-from vitkit.spec import ViTSpec
+from vitkit.errors import CheckpointError, MissingExtraError, OutputError
+from vitkit.io.atomic import refuse_existing, write_bytes
+from vitkit.io.results import nonempty_path
+from vitkit.models.interface.pretrained import default
+from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, Hub
-from vitkit.weights.converting.write import refuse_unknown_format, write_checkpoint
+from vitkit.weights.converting.write import (
+    FILE_ENDINGS,
+    prepare_files,
+    refuse_unknown_format,
+    write_checkpoint,
+)
+from vitkit.weights.formats.description import OWN_FORMAT
+from vitkit.weights.formats.format import Step
+from vitkit.weights.formats.saved_model import as_saved, unwrapped
 from vitkit.weights.formats.timm.architecture import timm_architecture
 
 CARD_LIBRARIES = {"huggingface": "transformers", "timm": "timm"}
@@ -102,10 +115,81 @@ def publish(
     # The folder is complete before the first call to the Hub, which gets one commit.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "repository"
-        stored = write_checkpoint(checkpoint, folder, to, allow_lossy, {})
-        text = model_card(checkpoint, name, to, stored.spec, list(map(str, stored.steps)))
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        _write_folder(checkpoint, folder, to, allow_lossy, name)
         return _upload(hub, name, folder, private, message)
+
+
+def save_pretrained(
+    model: nn.Module,
+    folder: str | Path,
+    *,
+    to: str,
+    preprocess: Preprocess | None,
+    classes: Sequence[str] | None,
+    allow_lossy: bool,
+) -> tuple[Path, ...]:
+    """Write a model as a folder; `ViT.save_pretrained` has the arguments and errors."""
+    path = nonempty_path(folder, "folder")
+    if path.suffix in FILE_ENDINGS:
+        raise OutputError(f"{path}: expected a folder; vitkit.save writes a single file")
+    vit = unwrapped(model, path)
+    if to != "auto":
+        refuse_unknown_format(to)
+    spec, _ = as_saved(vit, path)
+    origin = vit.origin
+    if classes is None:
+        # A head that was replaced has other classes.
+        kept = origin is not None and len(origin.classes) == spec.num_classes
+        classes = origin.classes if origin is not None and kept else ()
+    if preprocess is None:
+        preprocess = origin.preprocess if origin is not None else default(spec)
+    metadata = {"licence": origin.licence} if origin is not None and origin.licence else {}
+    parameters = next(vit.parameters())
+    checkpoint = Checkpoint(
+        model=vit,
+        preprocess=preprocess,
+        classes=tuple(classes),
+        metadata=metadata,
+        path=path,
+        dtype=str(parameters.dtype).removeprefix("torch."),
+    )
+    if to == "auto":
+        to = _lossless_format(checkpoint)
+    return _write_folder(checkpoint, path, to, allow_lossy)
+
+
+def _lossless_format(checkpoint: Checkpoint) -> str:
+    """Return the format that most libraries read, of those that hold the model as it is."""
+    for to in CARD_LIBRARIES:
+        with suppress(CheckpointError):
+            prepare_files(checkpoint, to, allow_lossy=False)
+            if to != "timm" or timm_architecture(checkpoint.model.spec):
+                return to
+    return OWN_FORMAT
+
+
+def _write_folder(
+    checkpoint: Checkpoint, folder: Path, to: str, allow_lossy: bool, name: str = ""
+) -> tuple[Path, ...]:
+    """Write the files of a format and the model card.
+
+    Args:
+        checkpoint: the model.
+        folder: created if it does not exist.
+        to: the format.
+        allow_lossy: as for `convert`.
+        name: `owner/name` on the Hub; default: the folder is read where it is.
+
+    Raises:
+        CheckpointError: as for `write_checkpoint`.
+        OutputError: a file exists already, or cannot be written.
+    """
+    card = folder / "README.md"
+    refuse_existing([card])
+    stored = write_checkpoint(checkpoint, folder, to, allow_lossy, {})
+    text = model_card(checkpoint, name or str(folder), to, stored.spec, stored.steps, bool(name))
+    write_bytes(card, text.encode())
+    return (*stored.files, card)
 
 
 def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: str) -> str:
@@ -134,18 +218,25 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
 
 
 def model_card(
-    checkpoint: Checkpoint, name: str, to: str, spec: ViTSpec, steps: Sequence[str]
+    checkpoint: Checkpoint,
+    name: str,
+    to: str,
+    spec: ViTSpec,
+    steps: Sequence[Step],
+    on_hub: bool = True,
 ) -> str:
     """Return the README: front matter for the Hub, then the checkpoint's metadata as text.
 
     Args:
         checkpoint: the uploaded one.
-        name: `owner/name`.
+        name: `owner/name`, or the folder.
         to: the format of the files.
         spec: the model as the files hold it.
-        steps: changes made for the format, one line each.
+        steps: changes made for the format.
+        on_hub: whether the name is that of a repository.
     """
-    body = _body(checkpoint, name, to, spec, steps)
+    use = list(_snippets(name, to, spec, on_hub))
+    body = _body(checkpoint, name, spec, use, list(map(str, steps)))
     return "\n".join([*_front_matter(checkpoint, to), *body, ""])
 
 
@@ -168,7 +259,7 @@ def _front_matter(checkpoint: Checkpoint, to: str) -> Iterator[str]:
 
 
 def _body(
-    checkpoint: Checkpoint, name: str, to: str, spec: ViTSpec, steps: Sequence[str]
+    checkpoint: Checkpoint, name: str, spec: ViTSpec, use: Sequence[str], steps: Sequence[str]
 ) -> Iterator[str]:
     """Yield the card's paragraphs."""
     preprocess = checkpoint.preprocess
@@ -181,7 +272,7 @@ def _body(
         f"{_by(spec.patch_size)}, {head}.\n"
     )
     yield "## Use\n"
-    yield from _snippets(name, to, spec)
+    yield from use
     yield "## Images\n"
     yield f"{_preprocessing(checkpoint)}\n"
     title = "Classes"
@@ -195,25 +286,26 @@ def _body(
     yield from _list("Changes", [*checkpoint.metadata.get("adapted", ()), *steps])
 
 
-def _snippets(name: str, to: str, spec: ViTSpec) -> Iterator[str]:
+def _snippets(name: str, to: str, spec: ViTSpec, on_hub: bool) -> Iterator[str]:
     """Yield code that uses the model: here, and by the library that reads its format."""
+    address = f"hf://{name}" if on_hub else name
     if spec.num_classes:
         task = "image-classification"
         yield _python(
             "import vitkit",
-            f'predictor = vitkit.Predictor.from_checkpoint("hf://{name}")\n'
-            'predictor(["image.jpg"])',
+            f'predictor = vitkit.Predictor.from_checkpoint("{address}")\npredictor(["image.jpg"])',
         )
     else:
         task = "image-feature-extraction"
-        yield f"```sh\nvitkit embed hf://{name} image.jpg --out features.npz\n```\n"
+        yield f"```sh\nvitkit embed {address} image.jpg --out features.npz\n```\n"
     if to == "huggingface":
         yield _python(
             "from transformers import pipeline", f'pipeline("{task}", "{name}")("image.jpg")'
         )
     # Without an architecture of its registry, timm cannot load the folder by its name.
     elif to == "timm" and timm_architecture(spec):
-        yield _python("import timm", f'timm.create_model("hf-hub:{name}", pretrained=True)')
+        timm_address = f"hf-hub:{name}" if on_hub else f"local-dir:{name}"
+        yield _python("import timm", f'timm.create_model("{timm_address}", pretrained=True)')
 
 
 def _python(imports: str, code: str) -> str:

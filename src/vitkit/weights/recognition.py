@@ -36,7 +36,7 @@ def refuse_other_model(path: str | Path, hints: Hints, spec: ViTSpec) -> None:
     differences = hints.differences(spec, "patch_size")
     if differences:
         raise CheckpointError(
-            f"{path}: contains another model than --model names: {'; '.join(differences)}"
+            f"{path}: does not contain the model that --model names: {'; '.join(differences)}"
         )
 
 

@@ -22,29 +22,30 @@ FACTS = [
     ),
     (
         {"resume": "may change"},
-        """bad_images trust_pickle allow_partial save_every auto budget epochs max_steps
-        find_batch_size lr find_lr min_lr sched warmup_epochs clip_grad on_nan patience
-        grad_checkpointing devices parallel log_interval log_histograms log_examples
+        """bad_images trust_pickle allow_partial save_every callbacks metrics auto budget epochs
+        max_steps find_batch_size lr find_lr min_lr sched warmup_epochs clip_grad on_nan
+        patience grad_checkpointing devices parallel log_interval log_histograms log_examples
         save_augmented_grid logger""",
     ),
     (
         {"changes_result": False},
-        """data data_root cache trust_pickle allow_partial recipe output overwrite resume save_every
-        test seed device attention_kernel grad_checkpointing devices parallel timeout threads
-        workers log_interval log_histograms log_examples save_augmented_grid logger quiet""",
+        """data data_root cache trust_pickle allow_partial recipe output overwrite resume
+        save_every callbacks metrics test seed device attention_kernel grad_checkpointing
+        devices parallel timeout threads workers log_interval log_histograms log_examples
+        save_augmented_grid logger quiet""",
     ),
     (
         {"with_probe": "ignored"},
-        """drop_path epochs batch_size grad_accum_steps lr min_lr sched warmup_epochs opt momentum
-        beta1 beta2 weight_decay clip_grad on_nan loss bce_threshold label_smoothing flip shift
-        crop_scale log_interval""",
+        """drop_path epochs batch_size last_batch grad_accum_steps lr min_lr sched warmup_epochs
+        opt momentum beta1 beta2 weight_decay clip_grad on_nan loss bce_threshold
+        label_smoothing flip shift crop_scale log_interval callbacks""",
     ),
     (
         {"with_probe": "refused"},
-        """balance progressive freeze freeze_blocks save_every max_steps find_batch_size find_lr
-        layer_decay model_ema model_ema_decay aa color_jitter reprob repeated_aug mixup cutmix
-        mixup_prob mixup_switch_prob mixup_off_epoch teacher distill distill_alpha
-        distill_temperature distill_views patience compile grad_checkpointing
+        """transform balance progressive freeze freeze_blocks save_every max_steps
+        find_batch_size find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
+        repeated_aug mixup cutmix mixup_prob mixup_switch_prob mixup_off_epoch teacher distill
+        distill_alpha distill_temperature distill_views patience compile grad_checkpointing
         save_augmented_grid""",
     ),
     (

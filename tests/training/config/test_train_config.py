@@ -9,6 +9,7 @@ import vitkit
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
 from vitkit.training.config.merging import layered
+from vitkit.training.config.run_config import USUAL, RunConfig
 from vitkit.training.config.sections.optimizer import OptimizerSettings
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
 from vitkit.training.optimization.optimizers import configured_optimizer
@@ -25,9 +26,10 @@ def test_sections_share_no_field_and_give_the_order_of_the_settings():
 
 
 def test_a_section_alone_is_validated_like_the_whole():
-    settings = OptimizerSettings(opt="SGD", lr=0.1)
+    settings = RunConfig(data="digits", **USUAL | {"opt": "SGD", "lr": 0.1})
     model = torch.nn.Linear(2, 2)
     assert isinstance(configured_optimizer(model, settings), torch.optim.SGD)
+    assert OptimizerSettings(opt="SGD").opt == "sgd"
     with pytest.raises(SettingError, match="lr = -1: must be above 0"):
         OptimizerSettings(lr=-1)
 
@@ -66,7 +68,7 @@ def test_unknown_settings_name_the_nearest():
      ("wd", "weight_decay"), ("output_dir", "output"), ("optimizer", "opt")],
 )  # fmt: skip
 def test_names_of_other_programs_are_answered_with_ours(theirs, ours):
-    with pytest.raises(SettingError, match=f"no setting '{theirs}' .did you mean '{ours}'"):
+    with pytest.raises(SettingError, match=f"no setting '{theirs}'; vitkit calls it '{ours}'"):
         vitkit.train("digits", **{theirs: 1})
 
 

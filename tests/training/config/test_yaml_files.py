@@ -20,7 +20,7 @@ from vitkit.training.recipes import recipe_settings
         ("lr: 1e-3\nweight_deca: 2\n", r"recipe.yaml:2: there is no setting .*weight_decay."),
         ("x: !!python/object/apply:os.system ['true']\n", "recipe.yaml:1: not valid YAML"),
         ("lr: [1\n", "not valid YAML"),
-        ("lr: 1e-3\nlearningrate: 2\n", "recipe.yaml:2: there is no .* .did you mean 'lr'"),
+        ("lr: 1e-3\nlearningrate: 2\n", "recipe.yaml:2: there is no .*; vitkit calls it 'lr'"),
         ("lr: 1e-3\nepochs: many\n", "recipe.yaml:2: epochs = 'many': must be a whole number"),
         ('"lr": -1\n', r"recipe.yaml: lr = -1: must be above 0"),
         ("freeze: backbone\n", r"recipe.yaml:1: freeze = 'backbone': must be a list"),

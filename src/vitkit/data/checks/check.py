@@ -24,7 +24,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import first_copies
-from vitkit.data.sources.open import open_dataset, refuse_objects
+from vitkit.data.sources.open import DataSource, open_dataset
 from vitkit.errors import DataError
 from vitkit.io.file_cache import FileCache
 
@@ -102,7 +102,7 @@ def check_dataset(
 
 
 def check(
-    data: str | Path,
+    data: DataSource,
     *,
     data_root: str | Path | None = None,
     ignore_extra_classes: bool = False,
@@ -125,7 +125,6 @@ def check(
     Raises:
         DataError: data that cannot be opened.
     """
-    refuse_objects(data)
     dataset = open_dataset(
         data,
         data_root=data_root,

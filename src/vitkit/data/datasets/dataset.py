@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.split import AdmitPixels, Split, admit_any
+from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
 from vitkit.data.images.decode import decode, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
 from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
@@ -129,6 +129,9 @@ class FileSplit(Split):
 
     def folder(self) -> Path:
         return self.root
+
+    def files(self) -> ImageFiles:
+        return ImageFiles(self.paths.texts(), self.root, self.lines)
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
         # The stamps go along, so that a change between opening and cutting is noticed, too.
@@ -286,3 +289,8 @@ def dataset_fingerprint(
         for digest in digests:
             total.update(digest)
     return total.hexdigest()
+
+
+def array_digests(images: UInt8[np.ndarray, "N ..."]) -> list[bytes]:
+    """Return the SHA-256 of each image's pixels."""
+    return [hashlib.sha256(image.tobytes()).digest() for image in images]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.datasets.split import Split, WrappedSplit
+from vitkit.data.datasets.split import ImageFiles, Split, WrappedSplit
 from vitkit.errors import ImageError
 
 MOST_TRIED = 100
@@ -48,6 +48,9 @@ class ReplacingSplit(WrappedSplit):
                 if time.monotonic() - start > LONGEST_SEARCH:
                     break
         raise error
+
+    def files(self) -> ImageFiles | None:
+        return self.split.files()
 
     def failures(self) -> tuple[str, ...]:
         lines = tuple(self._failures)

@@ -17,6 +17,18 @@ AdmitPixels = Callable[[int], object]
 """Called with the number of pixels of an image before it is decoded; it may wait."""
 
 
+@dataclass(frozen=True)
+class ImageFiles:
+    """The files of a split's images, one for each image."""
+
+    paths: Iterable[str]
+    """Their N paths, which can be gone through once."""
+    root: Path
+    """The folder that names are relative to."""
+    lines: Int64[np.ndarray, " N"] | None = None
+    """Each image's line in the list that names it (N,)."""
+
+
 def admit_any(pixels: int) -> None:
     """Let an image of any size be decoded at once."""
 
@@ -111,6 +123,10 @@ class Split(ABC):
 
     def folder(self) -> Path | None:
         """Return the folder of the image files; None for images that are not single files."""
+        return None
+
+    def files(self) -> ImageFiles | None:
+        """Return the files that `read` opens; None if images are not read from single files."""
         return None
 
 

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
-from jaxtyping import Float, Int64
-from torch import Tensor
 
 from vitkit.data.augmentation.crop_flip import ERASE, JITTER, POLICY, Augmentation
-from vitkit.data.augmentation.mixup import Mixing, Mixture
+from vitkit.data.augmentation.mixup import Mixing
 from vitkit.data.augmentation.operations import apply
 from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
 from vitkit.data.images.preprocess import standardise_in_place, to_unit
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.randomness import augmentation_key
 from vitkit.shapes import Images
 from vitkit.spec import Preprocess
-
-
-@dataclass(frozen=True)
-class ModelInputs:
-    """Images and their targets.
-
-    Attributes:
-        images: normalised, (B, C, H, W) float.
-        targets: class numbers (B,), or a probability for every class (B, K).
-        mixture: how the images are mixed, if they are; the targets are mixed already.
-        soft: a teacher's probability for every class (B, K), mixed likewise.
-    """
-
-    images: Images
-    targets: Int64[Tensor, " B"] | Float[Tensor, "B K"]
-    mixture: Mixture | None = None
-    soft: Float[Tensor, "B K"] | None = None
 
 
 class BatchTransform:

@@ -12,23 +12,23 @@ import signal
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pickle import PicklingError
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64, UInt8
-from torch import Tensor
+from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from vitkit.data.augmentation.crop_flip import Augmentation, augment_batch, training_pixels
 from vitkit.data.datasets.split import Split
-from vitkit.data.images.preprocess import fit, normalise
+from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
-from vitkit.data.loading.sampler import EpochOrder
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.sampler import EpochOrder, steps_of_epoch
 from vitkit.data.loading.worker_watch import watched
 from vitkit.errors import DataError, VitkitError
 from vitkit.randomness import augmentation_key
@@ -40,47 +40,8 @@ SECONDS_AFTER_SIGTERM = 60
 """After that a worker process ends although its parent has not ended it."""
 
 
-@dataclass(frozen=True)
-class Batch:
-    """One batch, still as pixels.
-
-    Attributes:
-        pixels: (B, H, W, C) uint8 [0, 255].
-        labels: class numbers (B,).
-        indices: the images' indices in the split (B,).
-        epoch: the epoch whose random numbers changed the images, counted from 0, or its number in
-            the cycle where these numbers repeat; -1 in evaluation.
-        views: the number of each image's repetition in that epoch (B,), counted from 0.
-        failed: a line for each image that could not be read and has another in its place.
-    """
-
-    pixels: UInt8[Tensor, "B H W C"]
-    labels: Int64[Tensor, "B"]
-    indices: Int64[Tensor, "B"]
-    epoch: int
-    views: Int64[Tensor, "B"]
-    failed: tuple[str, ...] = ()
-
-    def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
-        """Return the normalised images on `device`: bytes travel, floats are made there."""
-        return normalise(self.pixels.to(device, non_blocking=True), preprocess)
-
-    def first(self, count: int) -> Batch:
-        """Return a batch of the first images alone."""
-        return self._select(slice(count))
-
-    def parts(self, count: int) -> Iterator[Batch]:
-        """Split the batch into `count` parts of one size; part n takes the rows n, n + count ...
-
-        So the views of one image, which are neighbours, go to different parts, and an image is
-        mixed with another one.
-        """
-        return (self._select(slice(number, None, count)) for number in range(count))
-
-    def _select(self, rows: slice) -> Batch:
-        return Batch(
-            self.pixels[rows], self.labels[rows], self.indices[rows], self.epoch, self.views[rows]
-        )
+PixelTransform = Callable[[UInt8[np.ndarray, "H W C"], int, int, str], UInt8[np.ndarray, "h w c"]]
+"""A function of an image's pixels, its epoch and view in one key, its index and its name."""
 
 
 class BatchSource(TorchDataset[Batch]):
@@ -99,18 +60,22 @@ class BatchSource(TorchDataset[Batch]):
 class TrainingSteps(BatchSource):
     """The whole run as a list of steps: item s is the batch of step s, counted from 0.
 
-    The images of an epoch that do not fill a batch wait for another epoch's order. Of n
-    processes, process r takes the rows r, r + n, r + 2n ... of every batch, so that all of them
-    together hold the same images whatever n is.
+    The images of an epoch that do not fill a batch wait for another epoch's order; with `fill`
+    they are in a batch with the first images of the epoch, in another view. Of n processes,
+    process r takes the rows r, r + n, r + 2n ... of every batch, so that all of them together hold
+    the same images whatever n is.
 
     Attributes:
         cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
             of epoch e mod V. The order is that of epoch e all the same.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
             too. Without any, all are of the size of `preprocess`.
+        transform: changes the decoded pixels of an image, (pixels, epoch and view, index, name) ->
+            pixels; a user's own.
         repeats: how often in a row an epoch has an image, each time in another view: DeiT's
             repeated augmentation (arXiv 1901.09335). An epoch has as many steps as without, so it
             ends before all images have come.
+        fill: no image is left out of an epoch.
 
     Raises:
         DataError: fewer images than one batch.
@@ -130,6 +95,8 @@ class TrainingSteps(BatchSource):
         balance: bool = False,
         sizes: Sequence[int] = (),
         repeats: int = 1,
+        fill: bool = False,
+        transform: PixelTransform | None = None,
     ) -> None:
         if len(split) < batch_size:
             raise DataError(
@@ -146,19 +113,23 @@ class TrainingSteps(BatchSource):
         self.cycle = cycle
         self.sizes = tuple(sizes)
         self.repeats = repeats
-        self.steps_per_epoch = len(split) // batch_size
+        self.fill = fill
+        self.transform = transform
+        self.steps_per_epoch = steps_of_epoch(len(split), batch_size, fill=fill)
         self._order = EpochOrder(split, seed, balance=balance)
 
     def with_batch_size(self, batch_size: int) -> TrainingSteps:
         """Return the same run in batches of another size."""
         other = copy.copy(self)  # the order of the images is shared
         other.batch_size = batch_size
-        other.steps_per_epoch = len(self.split) // batch_size
+        other.steps_per_epoch = steps_of_epoch(len(self.split), batch_size, fill=self.fill)
         return other
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
         """Return the indices of the images of a step, over all processes."""
-        return self._order(step // self.steps_per_epoch)[self._positions(step) // self.repeats]
+        order = self._order(step // self.steps_per_epoch)
+        # past its end, the order starts again
+        return order[self._positions(step) // self.repeats % len(order)]
 
     def contents(self, number: int) -> str:
         """Return the step and its first images in this process, for a message."""
@@ -176,7 +147,11 @@ class TrainingSteps(BatchSource):
         views = positions % self.repeats
         # In a cycle every image has V variants and no more, so repetitions make no new ones.
         if not self.cycle:
-            views += self.repeats * self._order.repeat_index(epoch)[positions // self.repeats]
+            rounds, rows = np.divmod(positions // self.repeats, len(self.split))
+            earlier = self._order.repeat_index(epoch)
+            views += self.repeats * earlier[rows]
+            if rounds.any():  # images that fill the last batch have a view of their own
+                views += rounds * self.repeats * (earlier.max() + 1)
         batch = self.variants(self.indices(step)[mine], epoch, views[mine])
         # Only now: the shard of this batch is in the cache, and the next one may be fetched.
         self._order.prefetch(epoch, int(positions[-1]) // self.repeats)
@@ -209,23 +184,15 @@ class TrainingSteps(BatchSource):
         for index, same in groupby(zip(indices, keys, strict=True), key=itemgetter(0)):
             image = self.split.read(int(index))
             for _, key in same:
-                pixels = training_pixels(
-                    image, preprocess, self.augmentation, self.seed, int(key), int(index)
+                number = (int(key), int(index))
+                changed = image
+                if self.transform is not None:
+                    changed = self.transform(image, *number, self.split.name(int(index)))
+                images.append(
+                    training_pixels(changed, preprocess, self.augmentation, self.seed, *number)
                 )
-                images.append(pixels)
         batch = augment_batch(np.stack(images), self.augmentation, self.seed, keys, indices)
         return _batch(batch, self.split, indices, epoch, views)
-
-
-def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
-    """Return one image size for every epoch: each of `sizes` for an equal part of them, in order.
-
-    >>> sizes_of_epochs((128, 160, 192), 7)
-    (128, 128, 128, 160, 160, 192, 192)
-    """
-    if not sizes:
-        return ()
-    return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs))
 
 
 class EvaluationBatches(BatchSource):
@@ -293,7 +260,7 @@ def batches(
     """
     with warnings.catch_warnings():
         # More workers than cores are the caller's choice; the training plan notes it in one line.
-        warnings.filterwarnings("ignore", message="This DataLoader will create")
+        warnings.filterwarnings("ignore", message="This DataLoader will create|Got pickle error")
         loader = DataLoader(
             _ErrorsAsItems(source),
             batch_size=None,
@@ -304,7 +271,14 @@ def batches(
             worker_init_fn=_leave_signals_to_the_parent,
             timeout=worker_watch.LOOK_EVERY if workers else 0.0,
         )
-        arriving: Iterator[Batch | VitkitError] = iter(loader)
+        try:
+            arriving: Iterator[Batch | VitkitError] = iter(loader)
+        except (AttributeError, TypeError, PicklingError) as error:
+            # where processes are spawned, not forked, they get a copy of the dataset
+            raise DataError(
+                f"the dataset cannot be sent to loader processes: {error}; define everything in it "
+                "at the top level of a module, or pass --workers 0"
+            ) from error
     if workers:
         arriving = watched(
             arriving,

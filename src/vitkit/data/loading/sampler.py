@@ -19,6 +19,28 @@ MIXED = -2
 """Key of the random numbers that mix the images of balanced classes."""
 
 
+def steps_of_epoch(images: int, batch_size: int, *, fill: bool = False) -> int:
+    """Return the optimizer steps of an epoch.
+
+    Args:
+        images: images of the epoch.
+        batch_size: images of a step.
+        fill: images that do not fill a batch make one more, with others of the epoch.
+    """
+    return -(-images // batch_size) if fill else images // batch_size
+
+
+def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
+    """Return one image size for every epoch: each of `sizes` for an equal part of them, in order.
+
+    >>> sizes_of_epochs((128, 160, 192), 7)
+    (128, 128, 128, 160, 160, 192, 192)
+    """
+    if not sizes:
+        return ()
+    return tuple(sizes[epoch * len(sizes) // epochs] for epoch in range(epochs))
+
+
 class EpochOrder:
     """One permutation of all images; of those in remote shards, shard by shard.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, dataset_fingerprint
+from vitkit.data.datasets.dataset import (
+    ArraySplit,
+    Dataset,
+    array_digests,
+    dataset_fingerprint,
+)
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
 from vitkit.data.sources.huggingface import open_hub
@@ -162,8 +166,3 @@ def _check(
         raise DataError(
             f"{where}-labels*: expected labels below {classes}, got {labels[row]} in row {row}"
         )
-
-
-def array_digests(images: UInt8[np.ndarray, "N ..."]) -> list[bytes]:
-    """Return the SHA-256 of each image's pixels."""
-    return [hashlib.sha256(image.tobytes()).digest() for image in images]

@@ -17,9 +17,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from vitkit.data.datasets.dataset import ArraySplit, Dataset, dataset_fingerprint
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
-from vitkit.data.sources.benchmarks import array_digests
 from vitkit.data.sources.huggingface import open_hub
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.errors import DataError, MissingExtraError

@@ -42,7 +42,16 @@ ROWS_SHOWN = 5
 
 
 @dataclass(frozen=True)
-class _Row:
+class ListRow:
+    """A row of a list of images.
+
+    Attributes:
+        line: its number in the file.
+        path: relative to the list's folder.
+        label: the class; empty where the list has no labels.
+        split: `train`, `val` or `test`; `POOL` where the list has no splits.
+    """
+
     line: int
     path: str
     label: str
@@ -58,7 +67,7 @@ def open_csv(
 ) -> Dataset:
     """Open the images that a CSV lists; none is decoded, every file is hashed.
 
-    A file that is not there is a bad image like any other, named with its line.
+    Single files that are missing are bad images like any others, named with their lines.
 
     Args:
         path: UTF-8, or UTF-16 with its mark; its first line the columns' names; commas, semicolons
@@ -69,21 +78,15 @@ def open_csv(
 
     Raises:
         DataError: columns that are not there; rows without path or label, with an unknown split,
-            with a path out of the folder, or that contradict another, by line number; and the
-            errors of `assemble`.
+            with a path out of the folder, or that contradict another, by line number; a list none
+            of whose files exists; and the errors of `assemble`.
     """
     where = escape(path)
     if root is None:
         root = path.parent
-    rows = _read_rows(path, root, where, follow_links)
-    # Some missing files are bad images; without any, the paths begin at another folder.
-    if rows and not any(os.path.lexists(root / row.path) for row in rows):
-        raise DataError(
-            f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
-            "pass the folder they are relative to as --data-root (data_root=...)"
-        )
+    rows = read_rows(path, root, follow_links)
     # Every row is an image of its own, also where two rows list one file.
-    groups: dict[str, list[_Row]] = {}
+    groups: dict[str, list[ListRow]] = {}
     for row in rows:
         groups.setdefault(row.split, []).append(row)
     parts = {split: _part(group, root) for split, group in groups.items()}
@@ -94,14 +97,39 @@ def open_csv(
     )
 
 
-def _read_rows(path: Path, root: Path, where: str, follow_links: bool) -> list[_Row]:
-    """Return all rows; raise one error for the first problems of all rows."""
-    rows: list[_Row] = []
+def read_rows(
+    path: Path, root: Path, follow_links: bool, *, needs_labels: bool = True
+) -> list[ListRow]:
+    """Return all rows of a list, in its order; no image is opened.
+
+    Args:
+        path: as for `open_csv`.
+        root: the folder that paths begin at.
+        follow_links: as for `open_csv`.
+        needs_labels: refuse a list without labels.
+
+    Raises:
+        DataError: one error for the first problems of all rows; or no path that exists.
+    """
+    where = escape(path)
+    rows = _parse_rows(path, root, follow_links, needs_labels)
+    # Some missing files are bad images; without any, the paths begin at another folder.
+    if rows and not any(os.path.lexists(root / row.path) for row in rows):
+        raise DataError(
+            f"{where}: {len(rows):,} of {len(rows):,} paths do not exist below {escape(root)}; "
+            "pass the folder they are relative to as --data-root (data_root=...)"
+        )
+    return rows
+
+
+def _parse_rows(path: Path, root: Path, follow_links: bool, needs_labels: bool) -> list[ListRow]:
+    where = escape(path)
+    rows: list[ListRow] = []
     # rows often share one problem, such as a mistyped split
     lines_by_problem: dict[str, list[int]] = {}
-    for line, cells in _cells(path, where):
+    for line, cells in _cells(path, where, needs_labels):
         row = _parse_row(line, cells, root, follow_links)
-        if isinstance(row, _Row):
+        if isinstance(row, ListRow):
             rows.append(row)
         else:
             lines_by_problem.setdefault(row, []).append(line)
@@ -126,7 +154,9 @@ def _lines(numbers: list[int]) -> str:
     return f"{len(numbers):,} lines from {first} to {last}"
 
 
-def _cells(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | None]]]:
+def _cells(
+    path: Path, where: str, needs_labels: bool
+) -> Iterator[tuple[int, Mapping[str, str | None]]]:
     """Generate the line number and the cells by column of every row that is not empty."""
     last_line = 0
     try:
@@ -136,7 +166,8 @@ def _cells(path: Path, where: str) -> Iterator[tuple[int, Mapping[str, str | Non
             # The separator is the one that the first line has most of.
             header = file.readline()
             separator = max(SEPARATORS, key=header.count)
-            columns = _columns(next(csv.reader([header], delimiter=separator), []), where)
+            names = next(csv.reader([header], delimiter=separator), [])
+            columns = _columns(names, where, needs_labels)
             reader = csv.reader(file, delimiter=separator, strict=True)
             last_line = 1
             for cells in reader:
@@ -162,7 +193,7 @@ def _by_column(cells: list[str], columns: Mapping[str, int]) -> dict[str, str | 
     return named
 
 
-def _columns(header: list[str], where: str) -> dict[str, int]:
+def _columns(header: list[str], where: str, needs_labels: bool) -> dict[str, int]:
     """Return the index of the columns of the path, the label and the split."""
     names = [name.strip().casefold() for name in header]
     columns: dict[str, int] = {}
@@ -179,7 +210,7 @@ def _columns(header: list[str], where: str) -> dict[str, int]:
             )
         if indices:
             columns[column] = indices[0]
-        elif column != "split":
+        elif column == "path" or (column == "label" and needs_labels):
             raise DataError(
                 f"{where}: no column {column!r}; expected a first line such as path,label or "
                 f"path,label,split, got {escape(','.join(header))!r}; the column may be called "
@@ -190,12 +221,12 @@ def _columns(header: list[str], where: str) -> dict[str, int]:
 
 def _parse_row(
     line: int, cells: Mapping[str, str | None], root: Path, follow_links: bool
-) -> _Row | str:
+) -> ListRow | str:
     """Return the row, or the problem with it."""
-    path, label, split = cells["path"], cells["label"], cells.get("split", POOL)
+    path, label, split = cells["path"], cells.get("label", ""), cells.get("split", POOL)
     if not path:
         return "no path"
-    if not label:
+    if "label" in cells and not label:
         return "no label"
     if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
         return f"split {split or ''!r}; expected train, val or test"
@@ -208,7 +239,7 @@ def _parse_row(
             f"pass --follow-links to follow it"
         )
     split = SPLIT_WORDS[split.casefold()] if split else POOL
-    return _Row(line, os.path.relpath(inside, os.path.abspath(root)), label, split)
+    return ListRow(line, os.path.relpath(inside, os.path.abspath(root)), label or "", split)
 
 
 def _inside(path: str, root: str) -> str | None:
@@ -223,9 +254,9 @@ def _stays_inside(path: str, real_root: str) -> bool:
     return os.path.realpath(path).startswith(real_root.rstrip("/") + "/")
 
 
-def _contradictions(rows: list[_Row]) -> list[str]:
+def _contradictions(rows: list[ListRow]) -> list[str]:
     """Return a line for each row that gives an image another label or split than an earlier one."""
-    first: dict[str, _Row] = {}
+    first: dict[str, ListRow] = {}
     problems = []
     for row in rows:
         known = first.setdefault(row.path, row)
@@ -239,7 +270,7 @@ def _contradictions(rows: list[_Row]) -> list[str]:
     return problems
 
 
-def _part(rows: list[_Row], root: Path) -> NamedImages:
+def _part(rows: list[ListRow], root: Path) -> NamedImages:
     files: list[str] = []
     lines: list[int] = []
     labels: list[str] = []

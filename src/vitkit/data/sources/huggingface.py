@@ -23,7 +23,7 @@ from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.tables.open_tables import open_tables
 from vitkit.data.sources.tables.parquet import open_parquet, parquet_files
 from vitkit.errors import DataError, MissingExtraError
-from vitkit.io.download import connections
+from vitkit.io.web.connections import connections
 from vitkit.messages import escape, quote_list
 
 if TYPE_CHECKING:
@@ -210,7 +210,9 @@ def _check_revision(address: str, revision: str, files: list[Path]) -> list[str]
             f"{address}: the cache has {commit} of it, and the Hub cannot be reached; check the "
             f"network, or pass @{commit}"
         )
-    return [f"the cache has {commit}; offline it is unknown if that is {revision!r}"]
+    return [
+        f"the cache has {commit}; without a network vitkit cannot tell whether that is {revision!r}"
+    ]
 
 
 def _roots() -> list[Path]:

@@ -87,7 +87,9 @@ def _read(
         raise DataError(f"{path}: expected values of type 8 (uint8), got {head[2]} ({known})")
     sides = stream.read(4 * head[3])
     if len(sides) < 4 * head[3]:
-        raise DataError(f"{path}: expected {head[3]} dimensions, but the file ends before they do")
+        raise DataError(
+            f"{path}: expected {head[3]} dimensions, but the file ends within the header"
+        )
     shape = struct.unpack(f">{head[3]}I", sides)
     expected = math.prod(shape)
     available = most - 4 - len(sides)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.sources.benchmarks import IDX_CLASSES, idx_folders, open_digits, open_idx
@@ -11,36 +14,61 @@ from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_folders, open_cifar
 from vitkit.data.sources.csv_list import open_csv
 from vitkit.data.sources.huggingface import HUB_PREFIX, open_hub
 from vitkit.data.sources.image_folder import open_folder
+from vitkit.data.sources.objects.items import MapStyle
+from vitkit.data.sources.objects.open_objects import (
+    kept,
+    open_kept,
+    read_object,
+)
 from vitkit.data.sources.remote_webdataset import is_remote, open_remote_webdataset
 from vitkit.data.sources.tables.parquet import PARQUET_ENDING, open_parquet, parquet_files
 from vitkit.data.sources.tables.saved_datasets import is_saved, open_saved
 from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, open_webdataset
 from vitkit.errors import DataError
+from vitkit.io.import_path import MEMORY_PREFIX
 from vitkit.messages import did_you_mean, escape, nearest_parent
 
 NAMES = ("digits", *IDX_CLASSES, *CIFAR_CLASSES)
+ADDRESSES = (HUB_PREFIX, WEBDATASET_PREFIX)
 LISTS = (".csv", ".tsv")
 
+DataObject: TypeAlias = MapStyle | Sequence[Any] | tuple[Any, Any]
+"""A dataset as an object: map-style, a list of pairs, or arrays of images and labels."""
+DataSource: TypeAlias = str | os.PathLike[str] | Dataset | DataObject | Mapping[str, DataObject]
+"""Everything that `open_dataset` opens."""
 
-def refuse_objects(data: object) -> None:
-    """Raise `DataError` for data that is no path and no name, such as an array."""
-    if not isinstance(data, str | os.PathLike):
-        raise DataError(
-            f"data is a {type(data).__name__}; pass the path of a folder, a CSV or a Parquet "
-            "file, or a name such as 'digits'"
-        )
+
+@contextmanager
+def kept_data(data: DataSource | None) -> Iterator[str | None]:
+    """Keep a dataset that is an object while the block runs; yields what stands for it in settings.
+
+    A path or a name stands for itself; None without data.
+    """
+    if data is None or isinstance(data, str | os.PathLike):
+        yield None if data is None else os.fspath(data)
+        return
+    with kept(data if isinstance(data, Dataset) else read_object(data)) as address:
+        yield address
 
 
 def open_dataset(
-    data: str | os.PathLike[str],
+    data: DataSource,
     *,
+    classes: Sequence[str] = (),
     data_root: str | os.PathLike[str] | None = None,
     ignore_extra_classes: bool = False,
     follow_links: bool = False,
 ) -> Dataset:
-    """Open a dataset without decoding its images.
+    """Open a dataset: its class names and its splits, `.classes` and `.splits`.
 
-    `checks.check.drop_or_refuse_unreadable` decodes them.
+    The images in files are not decoded here; every item of a dataset object is read once, for its
+    label and a digest of its pixels.
+
+    >>> import numpy as np
+    >>> images, labels = np.eye(20, 64, dtype=np.uint8).reshape(20, 8, 8), np.arange(20) % 2
+    >>> dataset = open_dataset((images, labels), classes=["cat", "dog"])
+    >>> {name: len(split) for name, split in dataset.splits.items()}
+    {'train': 14, 'val': 2, 'test': 4}
 
     Args:
         data: one of
@@ -52,18 +80,46 @@ def open_dataset(
             - a Parquet file, or a folder with such files at its top or in `data/`;
             - a folder that `Dataset.save_to_disk` of `datasets` wrote;
             - "wds:shards-{0000..0099}.tar", WebDataset shards, local or at an https address;
-            - "hf://owner/name", a dataset of the Hugging Face Hub.
+            - "hf://owner/name", a dataset of the Hugging Face Hub;
+            - (images, labels): arrays (N, H, W) or (N, H, W, C), or tensors (N, C, H, W), uint8
+              [0, 255] or float [0, 1], and N class numbers or names;
+            - a list of (path, label) or (image, label), or a map-style `torch.utils.data.Dataset`
+              of (image, label): a PIL image, an array or a tensor, without random changes;
+            - a `datasets.Dataset` with a column of images and one of labels;
+            - a dict of these, {"train": ..., "val": ..., "test": ...}; or an opened dataset.
 
-            A known name wins over a folder of that name, which is `./digits` then.
+            Images that are in no split are divided 70/10/20. A known name wins over a folder of
+            that name, which is `./digits` then.
+        classes: names of the class numbers of a dataset object, such as ["cat", "dog"]; those of
+            the object itself (its `classes`, or its features) where absent.
         data_root: the folder where the files of named datasets are looked for first; for a CSV the
             folder that its paths begin at, its own where absent.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
 
     Raises:
-        DataError: nothing of that name, or a dataset that cannot be trained on.
+        DataError: nothing of that name, or a dataset that cannot be trained on; an item that
+            cannot be used is named by its index.
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, str) and data.startswith(MEMORY_PREFIX):
+        return open_kept(data, ignore_extra_classes=ignore_extra_classes)
+    if not isinstance(data, str | os.PathLike):
+        return read_object(data, classes).open(ignore_extra_classes=ignore_extra_classes)
+    if classes:
+        raise DataError("classes are for data passed as an object; files and names have their own")
+    return _open_place(data, data_root, ignore_extra_classes, follow_links)
+
+
+def _open_place(
+    data: str | os.PathLike[str],
+    data_root: str | os.PathLike[str] | None,
+    ignore_extra_classes: bool,
+    follow_links: bool,
+) -> Dataset:
+    """Open a dataset by its name, its address or its path."""
     # `Path.expanduser` raises for an unknown user.
     root = None if data_root is None else Path(os.path.expanduser(data_root))
     # Names and addresses are text; a `Path` is always a path.
@@ -82,10 +138,23 @@ def open_dataset(
         near = did_you_mean(name, NAMES)
         where = near or f"; {nearest_parent(path)}"
         raise DataError(
-            f"{name}: no such folder, and no dataset of that name{where}; datasets are "
-            f"{', '.join(NAMES)}"
+            f"{name}: no such folder, and no dataset of that name{where}; datasets known by "
+            f"name: {', '.join(NAMES)}"
         )
     return _open_path(path, root, ignore_extra_classes, follow_links)
+
+
+def is_dataset(data: str | os.PathLike[str]) -> bool:
+    """Return True for a name, an address or a file of a dataset, and a folder of its files.
+
+    A folder of images is left to the caller: it may be a dataset or not.
+    """
+    path = Path(data)
+    if isinstance(data, str) and (data in NAMES or data.startswith(ADDRESSES)):
+        return True
+    if os.path.isdir(path):
+        return bool(parquet_files(path)) or is_saved(path)
+    return path.suffix.lower() in (*LISTS, PARQUET_ENDING)
 
 
 def _open_path(

@@ -27,16 +27,10 @@ from vitkit.data.datasets.split import LONGEST_PAUSE
 from vitkit.errors import DataError, ImageError, SettingError, VitkitError
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import file_sha256
-from vitkit.io.download import (
-    Attempts,
-    WebError,
-    offline,
-    receive,
-    remote_version,
-    writing_to_cache,
-)
 from vitkit.io.index_cache import forget_index
-from vitkit.io.part_file import PartFile
+from vitkit.io.web.connections import Attempts, WebError, offline
+from vitkit.io.web.download import receive, remote_version, writing_to_cache
+from vitkit.io.web.part_file import PartFile
 from vitkit.messages import escape
 
 INDEX_KIND = "remote webdataset"
@@ -120,7 +114,7 @@ class RemoteShard:
             expected = int(length) if length.isdecimal() else None
             receive(self.address, part, _attempts(), length=expected)
         except WebError as error:
-            raise _data_error(self.address, error) from None
+            raise _data_error(self.address, error, kept=part.can_continue) from None
         file = part.path.open("rb", buffering=0)
         try:
             if self.sha256 and file_sha256(file) != self.sha256:
@@ -223,7 +217,7 @@ def version_of(address: str) -> str:
     try:
         tag, length = remote_version(address, _attempts())
     except WebError as error:
-        raise _data_error(address, error) from None
+        raise _data_error(address, error, kept=False) from None
     return f"{tag} {length}"
 
 
@@ -231,9 +225,10 @@ def _attempts() -> Attempts:
     return Attempts.of(SERVER_ATTEMPTS, LONGEST_PAUSE)
 
 
-def _data_error(address: str, error: WebError) -> DataError:
+def _data_error(address: str, error: WebError, *, kept: bool) -> DataError:
     if error.broken:
-        return DataError(f"{address}: {error}; what was downloaded is kept, so run it again")
+        again = "what was downloaded is kept, so run it again" if kept else "run it again"
+        return DataError(f"{address}: {error}; {again}")
     return DataError(str(error))
 
 

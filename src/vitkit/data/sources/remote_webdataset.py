@@ -42,10 +42,10 @@ from vitkit.data.sources.shard_patterns import expand, files_by_split, name_of
 from vitkit.data.sources.webdataset import WEBDATASET_PREFIX, ignored_members, index_file, part_of
 from vitkit.errors import DataError
 from vitkit.io.digests import file_sha256
-from vitkit.io.download import WebError, offline, parse_address
 from vitkit.io.file_cache import FileCache
 from vitkit.io.index_cache import Index, keep_index, kept_index
 from vitkit.io.progress import progress_bar
+from vitkit.io.web.connections import WebError, offline, parse_address
 from vitkit.messages import escape
 
 ASKED_AT_ONCE = 16

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,22 +13,28 @@ from vitkit.data.datasets.split import Split
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, SettingError
 from vitkit.evaluation.predict import predict_batches
-from vitkit.training.auto.heuristics import ImageStatistics
 from vitkit.training.auto.results import CandidateResult, Clock
+from vitkit.training.callbacks.stop import Deadline
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
-from vitkit.training.config.sections.model import CATALOGUE
+from vitkit.training.config.sections.fine_tuning import CATALOGUE
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.defaults.model_size import ImageStatistics
 from vitkit.training.result import TrainResult
 from vitkit.training.run_plan import Plan
 from vitkit.training.setup.make_plan import make_plan
-from vitkit.training.trainer import Callback
 from vitkit.weights.load import load
 
 PIXEL_SPEC = {"image_size": 16, "patch_size": 16}
 """Size to which images are resized before their pixels are compared."""
-Train = Callable[[TrainConfig, Sequence[Callable[[], Callback]]], TrainResult]
-"""The function `train`: makes a run from its settings, with further callbacks."""
+
+
+@runtime_checkable
+class Train(Protocol):
+    """The function `train`: makes a run from its settings, which ends by a deadline."""
+
+    def __call__(self, config: TrainConfig, *, deadline: Deadline | None = None) -> TrainResult:
+        """Train."""
 
 
 @dataclass
@@ -144,4 +151,6 @@ def make_context(
 
 
 def _make_plan(settings: Settings, layer: Settings) -> Plan:
-    return make_plan(TrainConfig(**layered(settings, {"batch_size": 1}, layer)))
+    # of no steps: the plan is for the data, the device and the weights
+    steps = {"batch_size": 1, "epochs": 1}
+    return make_plan(TrainConfig(**layered(settings, steps, layer)))

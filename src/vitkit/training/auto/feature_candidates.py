@@ -11,9 +11,9 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.evaluation.features import extract_features
-from vitkit.evaluation.knn import knn
-from vitkit.evaluation.linear_classifier import LBFGS_ITERATIONS
+from vitkit.evaluation.features.extract import extract_features
+from vitkit.evaluation.features.knn import knn
+from vitkit.evaluation.features.linear_classifier import LBFGS_ITERATIONS
 from vitkit.evaluation.predict import predict_batches
 from vitkit.models.vit import ViT
 from vitkit.training.auto.context import SearchContext
@@ -125,7 +125,7 @@ class LinearCandidate:
         started = context.clock()
         layer = {"pretrained": context.pretrained, "probe": "linear", "output": str(folder)}
         # Both settings have no effect on a probe.
-        result = context.start_run(context.config(layer, balance=False, compile=False), [])
+        result = context.start_run(context.config(layer, balance=False, compile=False))
         spec = context.plan.spec
         trained = spec.num_classes * (spec.width + 1)
         description = "linear head on features"

@@ -26,7 +26,7 @@ from vitkit.weights.formats.vitkit import save
 TIMED_IMAGES = 256
 """Images that are timed."""
 SHARE = 0.85
-"""Part of the remaining time that a schedule is made for; a machine may be slower than measured."""
+"""Part of the remaining time that must suffice; a machine may be slower than measured."""
 WARM_UP, TIMED = 1, 4
 """Steps before the timed ones, and timed steps."""
 FILES = 6
@@ -41,18 +41,24 @@ class Throughput:
     Attributes:
         epoch: seconds of an epoch, with its validation and its files.
         rest: seconds before the first and after the last epoch.
+        evaluation: those after it.
         images_per_s: images per second in its steps.
         arithmetic: the settings that it was measured with.
     """
 
     epoch: float
     rest: float
+    evaluation: float
     images_per_s: float
     arithmetic: Settings
 
     def epochs(self, seconds: float) -> int:
         """Return how many epochs fit into a time, with a reserve."""
         return math.floor((seconds * SHARE - self.rest) / self.epoch)
+
+    def most_epochs(self, seconds: float) -> int:
+        """Return how many epochs may fit into a time, if the machine is faster than measured."""
+        return math.ceil((seconds - self.rest) / self.epoch / SHARE)
 
     @property
     def minimum_seconds(self) -> float:
@@ -87,9 +93,10 @@ def measure_throughput(plan: Plan, context: SearchContext) -> Throughput:
     writing = FILES * (clock() - start)
     sizes = {name: len(split) for name, split in plan.dataset.splits.items()}
     epoch = plan.steps.steps_per_epoch * step_seconds + sizes["val"] * evaluation + writing
-    rest = context.setup_seconds + (3 * sizes["val"] + sizes.get("test", 0)) * evaluation + writing
+    end = (3 * sizes["val"] + sizes.get("test", 0)) * evaluation + writing
+    rest = context.setup_seconds + end
     arithmetic = {name: getattr(plan.config, name) for name in ("amp", "attention_kernel")}
-    return Throughput(epoch, rest, plan.config.batch_size / step_seconds, arithmetic)
+    return Throughput(epoch, rest, end, plan.config.batch_size / step_seconds, arithmetic)
 
 
 def seconds_per_image(forward: Callable[[Tensor], Tensor], plan: Plan, clock: Clock) -> float:

@@ -9,21 +9,21 @@ from pathlib import Path
 
 from vitkit.messages import plural
 from vitkit.training.auto.context import SearchContext
-from vitkit.training.auto.heuristics import SIZES, scratch_settings
-from vitkit.training.auto.results import CandidateResult, Clock
+from vitkit.training.auto.results import CandidateResult
 from vitkit.training.auto.throughput import Throughput, measure_throughput
+from vitkit.training.callbacks.stop import Deadline
 from vitkit.training.config.field_types import Settings
+from vitkit.training.defaults.model_size import SIZES, scratch_settings
+from vitkit.training.defaults.schedule import (
+    FINETUNE_EPOCHS,
+    MOST_EPOCHS,
+    STEPS,
+    limit_batch_size,
+)
 from vitkit.training.recipes.transfer import finetune
 from vitkit.training.run_plan import Plan
 from vitkit.training.setup.make_plan import make_plan
-from vitkit.training.trainer import Callback, Trainer
-from vitkit.training.tuning.batch_size import limit_batch_size
 from vitkit.weights.load import load
-
-FINETUNE_EPOCHS, FINETUNE_STEPS = 20, 500
-"""Fine-tuning needs no more than the longer: the recipe's epochs, or AugReg's 500 steps."""
-SCRATCH_EPOCHS = 300
-"""From scratch, more epochs than this gained little in the papers on small data."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,22 @@ class TrainingCandidate:
         left = seconds - (context.clock() - started)
         # more epochs than this would gain little
         most = self.max_epochs(plan.steps.steps_per_epoch)
-        epochs = max(1, min(most, throughput.epochs(left)))
-        reason = "as many as pay" if epochs == most else "to fill the time"
+        epochs = max(1, min(most, throughput.most_epochs(left)))
+        fit = throughput.epochs(left) >= most
+        reason = "as more would gain little" if fit else "as many as fit into the time"
         context.log(
             f"{self.name}: {throughput.images_per_s:,.0f} images/s, {throughput.epoch:.2g} s an "
-            f"epoch; {plural(epochs, 'epoch')}, {reason}"
+            f"epoch; up to {plural(epochs, 'epoch')}, {reason}"
         )
         output = throughput.arithmetic | {"output": str(folder)}
         config = context.config(settings, with_epochs(settings, epochs), output)
         # measured speeds may be wrong, and the budget is kept all the same
-        deadline = context.clock() + left
-        result = context.start_run(config, [lambda: TimeLimit(deadline, context.clock)])
-        # Fewer than planned if the time was over.
-        trained_epochs = round(load(result.last).metadata["epoch"])
-        duration = plural(epochs, "epoch")
-        if trained_epochs != epochs:
+        ends = context.clock() + left - throughput.evaluation
+        result = context.start_run(config, deadline=Deadline(ends, context.clock))
+        last = load(result.last).metadata
+        planned, trained_epochs = last["recipe"]["epochs"], round(last["epoch"])
+        duration = plural(planned, "epoch")
+        if trained_epochs != planned:  # the time was over within one epoch
             duration = f"{trained_epochs} of {duration}"
         spec = plan.spec
         size = f"width {spec.width}, {plural(spec.depth, 'block')}"
@@ -125,24 +126,6 @@ def with_epochs(settings: Settings, epochs: int) -> Settings:
     return {"epochs": epochs, "warmup_epochs": min(settings["warmup_epochs"], epochs / 10)}
 
 
-class TimeLimit(Callback):
-    """A callback that ends a run after the epoch in which its time is over.
-
-    Args:
-        deadline: end of its time, by the clock.
-        clock: the current time.
-    """
-
-    def __init__(self, deadline: float, clock: Clock) -> None:
-        self._deadline = deadline
-        self._clock = clock
-
-    def after_epoch(self, trainer: Trainer) -> None:
-        """End the run if its time is over, unless this was its last epoch."""
-        if self._clock() > self._deadline and trainer.progress.step < trainer.last_step:
-            trainer.end(f"epoch {trainer.epoch}, when the budget was used up")
-
-
 def finetuning_candidate(context: SearchContext) -> TrainingCandidate:
     """Make the candidate that trains all pretrained weights, by the recipe `finetune`."""
     recipe = finetune()
@@ -152,10 +135,12 @@ def finetuning_candidate(context: SearchContext) -> TrainingCandidate:
         "pretrained": context.pretrained,
         "model": context.settings.get("model"),
         "batch_size": limit_batch_size(len(context.train), recipe["batch_size"]),
+        "last_batch": "fill",
     }
 
     def max_epochs(steps: int) -> int:
-        return max(FINETUNE_EPOCHS, math.ceil(FINETUNE_STEPS / steps))
+        # no more than the longer: the recipe's epochs, or AugReg's 500 steps
+        return max(FINETUNE_EPOCHS, math.ceil(STEPS / steps))
 
     options = [TrainingOption(settings)]
     return TrainingCandidate(context, "finetune", "all weights", options, max_epochs)
@@ -170,7 +155,6 @@ def scratch_candidate(context: SearchContext) -> TrainingCandidate:
             continue
         settings = scratch_settings(size, context.statistics)
         settings["batch_size"] = limit_batch_size(images, settings["batch_size"])
+        settings["last_batch"] = "fill"
         options.append(TrainingOption(settings, size.epochs))
-    return TrainingCandidate(
-        context, "scratch", "from noise", options, lambda steps: SCRATCH_EPOCHS
-    )
+    return TrainingCandidate(context, "scratch", "from noise", options, lambda steps: MOST_EPOCHS)

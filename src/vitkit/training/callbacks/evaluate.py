@@ -7,6 +7,7 @@ import math
 from vitkit.errors import Interrupted, NonFiniteError
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.predict import count_predictions
+from vitkit.evaluation.user_metrics import KeptOutputs, load_metrics
 from vitkit.training.callbacks.save import Save
 from vitkit.training.parallel.fsdp import unsharded_model
 from vitkit.training.run import EpochResult, Run
@@ -47,10 +48,13 @@ class Evaluate(Callback):
 
     def _validate(self, epoch: int) -> Metrics:
         run = self.run
-        outputs = evaluate_split(run, "val", run.model_to_save)
+        assert run.held_out is not None, "there is a validation split"
+        own = load_metrics(run.plan.config.metrics)
+        watched = run.held_out.watched(evaluate_split(run, "val", run.model_to_save), run.world)
+        outputs = KeptOutputs(watched, keep=bool(own))
         try:
             counts = count_predictions(outputs, run.plan.spec.num_classes)
-            validation = counts.counts(run.world).scores()
+            validation = counts.counts(run.world).scores() | outputs.scores(own, run.world)
         except Interrupted:
             # the epoch's steps are made, and only its validation is missing
             self.save.save_state()
@@ -64,4 +68,5 @@ class Evaluate(Callback):
                 f"the validation loss is {validation['loss']} after epoch {epoch}; "
                 f"{run.folder.last_state_hint()}; try a lower --lr"
             )
+        run.held_out.add(run.world)
         return validation

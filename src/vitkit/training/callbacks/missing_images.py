@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vitkit.errors import ImageError, LoaderError
+from vitkit.errors import DataError, ImageError, LoaderError, UserCodeError
 from vitkit.training.callbacks.save import Save
 from vitkit.training.run import Run
 
 
 @contextmanager
 def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
-    """Save before an `ImageError` or a `LoaderError` leaves the block, and tell in it how to go on.
+    """Save before an error of images or of a user's code leaves the block; add how to go on.
 
     Raises:
         Interrupted: instead of a `LoaderError`, where a signal ended the wait for the images.
@@ -29,6 +29,13 @@ def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
             f"{error.detail}; the run stopped at step {run.progress.step}{saved}: restore the "
             f"file and {go_on}{skip}",
         ) from error
+    except (DataError, UserCodeError) as error:
+        is_saved = save.save_between_steps()
+        how = "everything is saved" if is_saved else run.folder.last_state_hint()
+        raise type(error)(
+            f"{error}; the run stopped at step {run.progress.step}, {how}: mend it and "
+            f"{run.how_to_resume()}"
+        ) from error.__cause__
     except LoaderError as error:
         save.save_between_steps()
         if run.stops_alone():

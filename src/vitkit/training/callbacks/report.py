@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 
-from vitkit.data.loading.loader import Batch
-from vitkit.evaluation.metrics import headline
+from vitkit.data.loading.batch import Batch
 from vitkit.models.vit import ViT
 from vitkit.training.monitoring.bottleneck import (
     DIAGNOSIS_STEP,
@@ -25,6 +24,8 @@ from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
+MOST_LINES = 50
+"""Epochs of which each has a line on the terminal; of more, the best ones and every n-th."""
 LOOK_EVERY = 10.0
 """Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
 
@@ -69,7 +70,7 @@ class ReportProgress(Callback):
         self._meter.step_done(config.batch_size)
         if self.log.display.is_due():
             self._show(epoch, step, loss)
-        if step % config.log_interval == 0:
+        if self._is_logged(step, trainer.last_step):
             values = {"train_loss": loss, "lr": trainer.learning_rate} | self._speed()
             self.log.step({"epoch": epoch, "step": step}, values | memory(self.plan.device))
         # read now: validation must not count for the epoch's speed
@@ -81,6 +82,12 @@ class ReportProgress(Callback):
             self._warm = self._meter.read()
         elif steps == DIAGNOSIS_STEP:
             self._diagnose(step)
+
+    def _is_logged(self, step: int, last_step: int) -> bool:
+        """Return whether a step is logged: also the last one, and those that end short epochs."""
+        interval, steps = self.plan.config.log_interval, self.plan.steps.steps_per_epoch
+        ends_short_epoch = steps < interval and step % steps == 0
+        return step % interval == 0 or step == last_step or ends_short_epoch
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Write the row and the line of a validated epoch, and its examples now and then."""
@@ -101,14 +108,20 @@ class ReportProgress(Callback):
             | speed
             | {"seconds": progress.seconds},
         )
-        shown = "  ".join(f"val_{line}" for line in headline(validation))
+        # the row fits 80 columns; metrics.csv has the other scores
+        shown = ""
+        if validation:
+            shown = f"val_loss {validation['loss']:.4f}  top1 {validation['top1']:.4f}  "
         if failures := self.run.failed_images.take_count():
             times = "once" if failures == 1 else f"{failures:,} times"
             self.log.info(f"epoch {epoch}: {times} an image could not be read; see the lines above")
         mark = "  best" if result.is_best else ""
+        epochs = self.run.plan.config.epochs
+        every = -(-epochs // MOST_LINES)
         self.log.info(
-            f"epoch {epoch:>3}/{self.plan.config.epochs}  train_loss {result.train_loss:.4f}  "
-            f"{shown}  {self._pace.images_per_s:,.0f} images/s{mark}"
+            f"epoch {epoch:>3}/{epochs}  loss {result.train_loss:.4f}  {shown}"
+            f"{self._pace.images_per_s:,.0f} images/s{mark}",
+            on_terminal=result.is_best or epoch % every == 0 or epoch == epochs,
         )
         if self._watch is not None:
             line = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
@@ -123,7 +136,8 @@ class ReportProgress(Callback):
             epoch: counted from 1; the last one is always looked at.
             step: of the run.
         """
-        config, plan = self.plan.config, self.plan
+        plan = self.run.plan
+        config = plan.config
         recent = time.monotonic() - self._looked < LOOK_EVERY
         if recent and epoch < config.epochs:
             return
@@ -146,10 +160,10 @@ class ReportProgress(Callback):
         on_device = f" + {used['cuda_memory'] / 1000:.1f} on CUDA" if "cuda_memory" in used else ""
         self.log.display.show(
             step,
-            f"epoch {epoch}/{self.plan.config.epochs}",
+            f"epoch {epoch}/{self.run.plan.config.epochs}",
             f"loss {loss:.3f}  {speed['images_per_s']:,.0f} images/s  data wait "
             f"{speed['data_wait']:.0%}  {used['memory'] / 1000:.1f}{on_device} GB",
-            left=(self.plan.last_step - step) * since_start.moment / since_start.steps,
+            left=(self.run.plan.last_step - step) * since_start.moment / since_start.steps,
         )
 
     def _diagnose(self, step: int) -> None:

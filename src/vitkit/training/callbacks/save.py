@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from vitkit.evaluation.metrics import Metrics
+from vitkit.evaluation.user_metrics import finite_scores
 from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import unsharded_model
 from vitkit.training.run import Run
@@ -57,12 +58,14 @@ class Save(Callback):
         if self.is_due or trainer.is_ending:
             self.save_weights(run.folder.last, metrics, epoch.model)
             run.log.flush()
+            self._save_held_out()
             if not save_values(run.folder.state, run.registry, run.progress.step, run.world):
                 self.save_state()
         run.epoch_result = None  # the gathered weights of a sharded model are large
 
     def on_end(self, trainer: Trainer) -> None:
-        """Write the last weights of a run that ended before its folder had any."""
+        """Save the steps since the last state, where a callback ended the run before a step."""
+        self._save_rest()
         if not self.run.world.broadcast_from_main(self.run.folder.last.exists):
             self.save_weights(self.run.folder.last)
 
@@ -78,10 +81,17 @@ class Save(Callback):
         run = self.run
         run.count_time()
         run.log.flush()
+        self._save_held_out()
         # config.yaml may be edited by hand; the state's own settings count then
         settings = run.plan.config.to_json()
         save_state(run.folder.state, run.registry, run.progress.step, run.world, settings)
         self._saved_at, self.saved_step = time.monotonic(), run.progress.step
+
+    def _save_held_out(self) -> None:
+        """Write the validation logits of the epochs so far, before the state that counts them."""
+        held_out, path = self.run.held_out, self.run.folder.held_out
+        if held_out is not None:
+            self.run.world.broadcast_from_main(lambda: held_out.save(path))
 
     def save_weights(
         self, path: Path, metrics: dict[str, Metrics] | None = None, whole: ViT | None = None
@@ -102,10 +112,13 @@ class Save(Callback):
         """Save what is not saved yet; returns False where several processes cannot do that."""
         if self.run.world.size > 1:
             return False
+        self._save_rest()
+        return True
+
+    def _save_rest(self) -> None:
         if self.run.progress.step != self.saved_step:
             self.save_weights(self.run.folder.last)
             self.save_state()
-        return True
 
 
 class SaveBeforeValidation(Callback):
@@ -147,7 +160,7 @@ def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics])
             preprocess=plan.preprocess,
             classes=dataset.classes,
             recipe=plan.config.to_json(),
-            metrics=metrics,
+            metrics={split: finite_scores(scores) for split, scores in metrics.items()},
             epoch=run.progress.step / plan.steps.steps_per_epoch,
             weights="as trained" if run.ema is None else "average",
             data=described,

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from vitkit.errors import NonFiniteError
+from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
+from vitkit.training.config.yaml_files import to_yaml
 from vitkit.training.run import Run
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
 MOST_SKIPPED = 3
 """After so many steps in a row without a finite number, `on_nan: skip` stops the run as well."""
+WRITTEN_EVERY = 5.0
+"""Seconds after which a new number of epochs is written to config.yaml again."""
 
 
 class Stop(Callback):
@@ -61,6 +68,75 @@ class Stop(Callback):
         return f"{plural(progress.stale, 'epoch')} without a higher validation top-1"
 
 
+@dataclass(frozen=True)
+class Deadline:
+    """The time at which the training of a run must be over.
+
+    Attributes:
+        ends: by the clock.
+        clock: returns the current time, in seconds.
+    """
+
+    ends: float
+    clock: Callable[[], float]
+
+
+class KeepDeadline(Callback):
+    """Plans the schedule anew after each epoch, so that it ends with the time of the run.
+
+    The epochs of the settings are the most; as many are made as fit, by the mean duration of those
+    so far. The learning rate follows the number of epochs, so that it is low at the end.
+
+    Args:
+        run: the run; its plan and config.yaml get the number of epochs.
+        deadline: the end of its time.
+    """
+
+    def __init__(self, run: Run, deadline: Deadline) -> None:
+        self.run, self.deadline = run, deadline
+        self._most = run.plan.config.epochs
+        self._first_end: float | None = None
+        self._first_epoch = 0
+        self._written = time.monotonic()
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        """End the run if its time is over; else plan for the epochs that fit."""
+        now, epoch = self.deadline.clock(), trainer.epoch
+        left = self.deadline.ends - now
+        if trainer.progress.step >= trainer.last_step:
+            return
+        if left <= 0:
+            trainer.end(f"epoch {epoch}, when the budget was used up")
+            return
+        if self._first_end is None:  # the first epoch is slower than the others
+            self._first_end, self._first_epoch = now, epoch
+            return
+        each = (now - self._first_end) / (epoch - self._first_epoch)
+        more = math.floor(left / each) if each > 0 else self._most
+        self._plan(trainer, min(self._most, epoch + max(1, more)))
+
+    def on_end(self, trainer: Trainer) -> None:
+        """Write the number of epochs."""
+        self._write()
+
+    def _plan(self, trainer: Trainer, epochs: int) -> None:
+        plan = self.run.plan
+        if epochs == plan.config.epochs:
+            return
+        plan = self.run.plan = plan.with_settings({"epochs": epochs})
+        trainer.epochs, trainer.last_step = epochs, plan.last_step
+        trainer.schedule = plan.learning_rate
+        self.run.log.set_total(plan.last_step)
+        if time.monotonic() - self._written >= WRITTEN_EVERY:
+            self._write()
+
+    def _write(self) -> None:
+        folder = self.run.folder
+        stored = self.run.plan.settings_to_store(folder.root)
+        write_bytes(folder.config, to_yaml(stored.to_json()).encode())
+        self._written = time.monotonic()
+
+
 class HandleBadNumbers(Callback):
     """Skips a step without finite numbers, or stops the run; refuses a loss that diverges.
 
@@ -88,7 +164,7 @@ class HandleBadNumbers(Callback):
             progress.step -= 1
             raise NonFiniteError(
                 f"{text}; {self.run.folder.last_state_hint()}; try a lower --lr (--find-lr "
-                "searches for one)" + ("" if self.run.precision == "off" else " or --amp off")
+                "searches for one)" + ("" if self.run.plan.precision == "off" else " or --amp off")
             )
         log.info(f"{text}; step skipped ({progress.skipped} so far)")
 

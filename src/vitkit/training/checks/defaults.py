@@ -19,10 +19,12 @@ def resolve_defaults(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 
 def _shorten_warmup(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
-    """Shorten the default warm-up to fit into the number of epochs that was given."""
+    """Shorten the recipe's warm-up to fit into the number of epochs that was given."""
+    if config.epochs is None or config.warmup_epochs is None:
+        return config, []
     if config.warmup_epochs < config.epochs:
         return config, []
-    default = recipe_settings(config.recipe).get("warmup_epochs", TrainConfig.warmup_epochs)
+    default = recipe_settings(config.recipe).get("warmup_epochs")
     if config.warmup_epochs != default:  # given by the user: it is refused later
         return config, []
     shorter = config.epochs / 10
@@ -33,7 +35,7 @@ def _shorten_warmup(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
 
 def _lower_final_rate(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     """Lower the default final rate below the peak rate that was given."""
-    if config.sched == "constant" or config.min_lr <= config.lr:
+    if config.lr is None or config.sched == "constant" or config.min_lr <= config.lr:
         return config, []
     default = recipe_settings(config.recipe).get("min_lr", TrainConfig.min_lr)
     if config.min_lr != default:

@@ -12,15 +12,17 @@ from torch import Tensor
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.errors import SettingError, SpecError
+from vitkit.evaluation.user_metrics import check_metrics, load_metrics
 from vitkit.messages import plural
 from vitkit.models.initialisation import HEADS
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.training.config.sections.model import ModelSettings
-from vitkit.training.config.sections.optimizer import OptimizerSettings
+from vitkit.training.config.run_config import USUAL, RunConfig
+from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.freezing import freeze_parts
 from vitkit.training.optimization.losses import check_loss
+from vitkit.training.recipes import recipe_settings
 
 IMAGES_LOOKED_AT = 4
 """Training images that are read to see whether a dataset has colours."""
@@ -31,7 +33,7 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
     if config.freeze or config.freeze_blocks:
         with torch.device("meta"):  # names and shapes alone, without memory for the weights
             model = ViT(spec)
-            frozen = freeze_parts(model, config, config.opt)
+            frozen = freeze_parts(model, config, config.opt or USUAL["opt"])
         trains_head_alone = all(
             name in frozen or name.partition(".")[0] in HEADS
             for name, _ in model.named_parameters()
@@ -46,7 +48,7 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
             spec.replace(image_size=size)
         except SpecError as error:
             raise SettingError(f"progressive: {error}") from None
-    if len(config.progressive) > config.epochs:
+    if config.epochs is not None and len(config.progressive) > config.epochs:
         raise SettingError(
             f"--progressive has {len(config.progressive)} sizes, more than "
             f"{plural(config.epochs, 'epoch')}; pass fewer sizes, or raise --epochs"
@@ -54,7 +56,7 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
 
 
 def check_head(
-    settings: ModelSettings, opt: str, spec: ViTSpec, weights: Mapping[str, Tensor] | None
+    settings: FineTuningSettings, opt: str, spec: ViTSpec, weights: Mapping[str, Tensor] | None
 ) -> None:
     """Refuse a frozen head of zeros: no gradient passes through it.
 
@@ -77,7 +79,7 @@ def check_head(
         )
 
 
-def check_warmup(settings: OptimizerSettings, steps_per_epoch: int) -> None:
+def check_warmup(settings: RunConfig, steps_per_epoch: int) -> None:
     """Refuse a warm-up, counted in steps, that is the whole run or, for `rsqrt`, nothing."""
     warmup = round(settings.warmup_epochs * steps_per_epoch)
     total = settings.epochs * steps_per_epoch
@@ -119,6 +121,7 @@ def check_data(config: TrainConfig, dataset: Dataset) -> None:
         for name in ("mixup", "cutmix")
         if getattr(config, name)
     ]
+    check_metrics(load_metrics(config.metrics), num_classes)
     check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
 
 
@@ -130,7 +133,8 @@ def note_on_colours(config: TrainConfig, spec: ViTSpec, images: Split) -> list[s
         spec: the model.
         images: training images; a few of them are read, unless they are on a server.
     """
-    if config.recipe is None or spec.in_channels != 1 or images.is_remote:
+    chosen = recipe_settings(config.recipe).get("spec", {}).get("in_channels")
+    if chosen != 1 or spec.in_channels != 1 or images.is_remote:
         return []
     shown = range(0, len(images), -(-len(images) // IMAGES_LOOKED_AT))
     if not any(_has_colours(images.read(index)) for index in shown):

@@ -6,6 +6,8 @@ from vitkit.data.augmentation.policies import policy
 from vitkit.errors import SettingError
 from vitkit.messages import plural
 from vitkit.training.checks.unused_settings import refuse_unused
+from vitkit.training.checks.user_code import check_user_code
+from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.sections.data import DataSettings
 from vitkit.training.config.sections.distillation import DistillationSettings
 from vitkit.training.config.sections.optimizer import OptimizerSettings
@@ -19,30 +21,46 @@ ELEMENTWISE_OPTIMIZERS = ("adamw", "adam", "sgd")
 """Optimizers that update each number alone, so that a shard of a weight is enough for them."""
 
 
-def check_settings(config: TrainConfig, processes: int) -> None:
+def check_settings(config: TrainConfig, processes: int, *, goes_on: bool = False) -> None:
     """Check all settings against each other.
 
     Args:
         config: the settings.
         processes: number of processes that share every batch.
+        goes_on: a stopped run goes on; an older one may have statistics that are refused now.
 
     Raises:
         SettingError: settings that contradict each other, or that would be ignored.
     """
     # first, as the other messages take it for granted that a setting has an effect
     refuse_unused(config)
-    _check_schedule(config)
-    check_optimizer(config.opt)
+    check_steps(config, processes)
+    check_optimizer(config.opt or USUAL["opt"])
     make_loss(config.loss)
+    check_user_code(config)
     check_trackers(config.logger)
     _check_distillation(config, config.progressive)
     _check_run(config)
+    _check_search(config, processes)
+    _check_probe(config, processes)
+    if not goes_on:
+        _check_normalisation(config)
+
+
+def check_steps(config: TrainConfig, processes: int) -> None:
+    """Check the settings of schedule, batch and augmentation, as far as they are decided.
+
+    Args:
+        config: the settings; those that follow from the data may be open.
+        processes: number of processes that share every batch.
+
+    Raises:
+        SettingError: settings that contradict each other.
+    """
+    _check_schedule(config)
     _check_batch(config, processes)
     _check_sharding(config, processes)
-    _check_search(config, processes)
     _check_augmentation(config, processes)
-    _check_probe(config, processes)
-    _check_normalisation(config)
 
 
 def _check_normalisation(settings: DataSettings) -> None:
@@ -63,14 +81,15 @@ def _check_normalisation(settings: DataSettings) -> None:
 
 
 def _check_schedule(settings: OptimizerSettings) -> None:
-    if settings.sched != "constant" and settings.min_lr > settings.lr:
-        raise SettingError(f"--min-lr {settings.min_lr:g} is above --lr {settings.lr:g}; lower it")
-    if settings.warmup_epochs >= settings.epochs:
+    lr, epochs, warmup = settings.lr, settings.epochs, settings.warmup_epochs
+    if lr is not None and settings.sched != "constant" and settings.min_lr > lr:
+        raise SettingError(f"--min-lr {settings.min_lr:g} is above --lr {lr:g}; lower it")
+    if warmup is not None and epochs is not None and warmup >= epochs:
         raise SettingError(
-            f"--warmup-epochs {settings.warmup_epochs:g} must be below the length of the run, "
-            f"{plural(settings.epochs, 'epoch')}; lower it, or raise --epochs"
+            f"--warmup-epochs {warmup:g} must be below the length of the run, "
+            f"{plural(epochs, 'epoch')}; lower it, or raise --epochs"
         )
-    if settings.sched == "rsqrt" and not settings.warmup_epochs:
+    if settings.sched == "rsqrt" and warmup == 0:
         raise SettingError(
             "--sched rsqrt needs a warm-up, as its rate falls with sqrt(warm-up / step); "
             "pass --warmup-epochs above 0"
@@ -107,6 +126,13 @@ def _check_run(settings: RunSettings) -> None:
 def _check_augmentation(config: TrainConfig, processes: int) -> None:
     if config.aa is not None:
         policy(config.aa)
+    if config.repeated_aug > 1 and config.distill_views > 0:
+        raise SettingError(
+            f"--distill-views {config.distill_views} gives each image one view per epoch, and "
+            f"--repeated-aug {config.repeated_aug} several; pass only one of them"
+        )
+    if config.batch_size is None:
+        return
     # images are mixed with others of the same part, not of the whole batch
     together = config.batch_size // (config.grad_accum_steps * processes)
     if (config.mixup > 0 or config.cutmix > 0) and together < 2:
@@ -120,17 +146,14 @@ def _check_augmentation(config: TrainConfig, processes: int) -> None:
             f"--repeated-aug {config.repeated_aug} fills a whole batch of {config.batch_size} "
             "with one image; lower it, or raise --batch-size"
         )
-    if config.repeated_aug > 1 and config.distill_views > 0:
-        raise SettingError(
-            f"--distill-views {config.distill_views} gives each image one view per epoch, and "
-            f"--repeated-aug {config.repeated_aug} several; pass only one of them"
-        )
 
 
 def _check_batch(settings: OptimizerSettings, processes: int) -> None:
     """Check that a batch divides into equal shares of processes and accumulation steps."""
     batch = settings.batch_size
     parts = settings.grad_accum_steps
+    if batch is None:
+        return
     if batch % parts:
         allowed = _divisors(batch)
         raise SettingError(
@@ -146,7 +169,7 @@ def _check_batch(settings: OptimizerSettings, processes: int) -> None:
         raise SettingError(
             f"--batch-size {batch} is not divisible by {processes} processes x {parts} "
             f"accumulation steps; pass --batch-size {' or '.join(map(str, sizes))}, or start "
-            f"{', '.join(map(str, allowed))} processes"
+            f"one of these numbers of processes: {', '.join(map(str, allowed))}"
         )
 
 
@@ -156,7 +179,7 @@ def _divisors(number: int) -> list[int]:
 
 def _check_sharding(config: TrainConfig, processes: int) -> None:
     sharded = config.parallel == "fsdp" and processes > 1
-    if sharded and config.opt not in ELEMENTWISE_OPTIMIZERS:
+    if sharded and config.opt is not None and config.opt not in ELEMENTWISE_OPTIMIZERS:
         raise SettingError(
             f"--opt {config.opt} needs whole matrices, and --parallel fsdp splits them; pass "
             "--parallel ddp or --opt adamw"

@@ -9,6 +9,7 @@ from vitkit.errors import SettingError
 from vitkit.messages import plural
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where, meanings
+from vitkit.training.config.run_config import USUAL, RunConfig
 from vitkit.training.config.sections.augmentation import AugmentationSettings
 from vitkit.training.config.sections.optimizer import OptimizerSettings
 from vitkit.training.config.train_config import TrainConfig
@@ -57,7 +58,7 @@ def reset_unused(config: TrainConfig) -> tuple[TrainConfig, list[str]]:
     ]
 
 
-def notes_on_settings(config: TrainConfig, processes: int, steps_per_epoch: int) -> list[str]:
+def notes_on_settings(config: RunConfig, processes: int, steps_per_epoch: int) -> list[str]:
     """Return lines on settings without effect in this run, and on a recipe for the data.
 
     Args:
@@ -74,7 +75,7 @@ def notes_on_settings(config: TrainConfig, processes: int, steps_per_epoch: int)
     return notes
 
 
-def _notes_beyond_end(config: TrainConfig, total_steps: int) -> list[str]:
+def _notes_beyond_end(config: RunConfig, total_steps: int) -> list[str]:
     """Return lines on settings that refer to a time after the end of the run.
 
     Args:
@@ -188,14 +189,15 @@ def _of_features_that_are_off(config: TrainConfig) -> Iterator[Unused]:
 
 
 def _of_another_optimizer(config: TrainConfig) -> Iterator[Unused]:
+    opt = config.opt or USUAL["opt"]
     for name, meaning in meanings(TrainConfig).items():
-        for_others = meaning.optimizers and config.opt not in meaning.optimizers
+        for_others = meaning.optimizers and opt not in meaning.optimizers
         if for_others and _set(config, [name]):
             optimizers = ", ".join(meaning.optimizers)
             yield Unused(
                 [name],
                 f"--{name.replace('_', '-')} {getattr(config, name):g} has no effect on --opt "
-                f"{config.opt} (it is for {optimizers}); leave it out",
+                f"{opt} (it is for {optimizers}); leave it out",
             )
 
 
@@ -236,10 +238,14 @@ def _overruled(config: TrainConfig) -> Iterator[Unused]:
 
 def _changes_images(settings: AugmentationSettings) -> bool:
     """Return True if training images are changed at random."""
+    # what is left open will have its usual value, or change images more
+    names = ("flip", "shift", "crop_scale")
+    given = {name: getattr(settings, name) for name in names}
+    decided = USUAL | {name: value for name, value in given.items() if value is not None}
     return bool(
-        settings.flip
-        or settings.shift
-        or settings.crop_scale < 1
+        decided["flip"]
+        or decided["shift"]
+        or decided["crop_scale"] < 1
         or settings.aa
         or settings.color_jitter
         or settings.reprob
@@ -251,4 +257,10 @@ def _changes_images(settings: AugmentationSettings) -> bool:
 def _set(settings: object, names: Iterable[str]) -> list[str]:
     """Return those of the names whose settings differ from their defaults."""
     defaults = type(settings)
-    return [name for name in names if getattr(settings, name) != getattr(defaults, name)]
+    changed = []
+    for name in names:
+        default = getattr(defaults, name)
+        # a decided setting may have its usual value
+        if getattr(settings, name) not in (default, USUAL.get(name, default)):
+            changed.append(name)
+    return changed

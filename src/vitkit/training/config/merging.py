@@ -7,9 +7,8 @@ from typing import Any
 
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
-from vitkit.messages import did_you_mean
 from vitkit.training.config.field_types import Settings
-from vitkit.training.config.setting_names import our_name
+from vitkit.training.config.setting_names import hint_on, second_names
 from vitkit.training.config.train_config import TrainConfig
 
 SYNONYMS = (("img_size", "progressive", "spec.image_size"), ("drop_path", "spec.drop_path"))
@@ -57,9 +56,8 @@ def check_names(keys: Iterable[str], where: str = "") -> None:
     for key in keys:
         if key in known:
             continue
-        ours = our_name(key, TrainConfig)
-        near = f" (did you mean {ours!r}?)" if ours else did_you_mean(key, known)
-        raise SettingError(f"{where}there is no setting {key!r}{near}")
+        hint = hint_on(key, known, second_names(TrainConfig))
+        raise SettingError(f"{where}there is no setting {key!r}{hint}")
 
 
 def _is_set(layer: Mapping[str, Any], name: str) -> bool:

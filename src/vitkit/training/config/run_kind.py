@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitkit.training.config.meaning import fields_where
+from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 
 
@@ -24,7 +25,9 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     without_weight = fields_where(TrainConfig, changes_result=False)
     # these may be at another path on resume, and make another run all the same
     ignored = {*not_compared, *without_weight} - {"data", "teacher", "start"}
-    kind = {name: value for name, value in settings.items() if name not in ignored}
+    # a setting that is newer than the run had its usual value
+    known = USUAL | dict(settings) if settings else {}
+    kind = {name: value for name, value in known.items() if name not in ignored}
     start = kind.get("start")
     if isinstance(start, Mapping):
         # the same weights may come from another path

@@ -10,6 +10,7 @@ from vitkit.training.config.sections.augmentation import AugmentationSettings
 from vitkit.training.config.sections.data import DataSettings
 from vitkit.training.config.sections.distillation import DistillationSettings
 from vitkit.training.config.sections.evaluation import EvaluationSettings
+from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.config.sections.logs import LoggingSettings
 from vitkit.training.config.sections.model import ModelSettings
 from vitkit.training.config.sections.optimizer import OptimizerSettings
@@ -27,6 +28,7 @@ class TrainConfig(
     AugmentationSettings,
     OptimizerSettings,
     RunSettings,
+    FineTuningSettings,
     ModelSettings,
     DataSettings,
 ):
@@ -39,3 +41,8 @@ class TrainConfig(
 
 SECTIONS: tuple[type[Any], ...] = TrainConfig.__bases__[::-1]
 """The settings classes in the order of the fields."""
+
+
+def leaves_model_open(settings: TrainConfig) -> bool:
+    """Return whether no setting names the model, a field of it, or weights to start from."""
+    return not (settings.model or settings.spec or settings.progressive or settings.pretrained)

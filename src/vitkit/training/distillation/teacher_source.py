@@ -11,6 +11,7 @@ from torch import nn
 
 from vitkit.errors import CheckpointError, SettingError, UserError
 from vitkit.io.import_path import import_by_name
+from vitkit.models.vit import ViT
 from vitkit.spec import Preprocess
 from vitkit.training.config.sections.distillation import DistillationSettings
 from vitkit.training.distillation.teacher import Teacher, describe_value
@@ -19,7 +20,7 @@ from vitkit.weights.load import load
 
 TeacherSource: TypeAlias = Teacher | Checkpoint | nn.Module | str | Path
 """Types of which `as_teacher` makes a teacher."""
-IMPORTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+IMPORTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*(\(\))?")
 """`package.module:function`, a function that returns a teacher."""
 
 
@@ -40,15 +41,20 @@ def as_teacher(source: TeacherSource, *, trust_pickle: bool = False) -> Teacher:
         CheckpointError: a file cannot be read as a model.
         SettingError: a function cannot be imported, or returns another type.
     """
+    return _make_teacher(source, "the teacher", trust_pickle=trust_pickle)
+
+
+def _make_teacher(source: TeacherSource, argument: str, *, trust_pickle: bool) -> Teacher:
+    """Make a teacher as `as_teacher`; messages name it by its argument."""
     if isinstance(source, str) and IMPORTED.fullmatch(source):
-        source = _import_source(source)
+        source = _import_source(source, argument)
     if isinstance(source, Teacher):
         return source
     if isinstance(source, str | Path):
         try:
             source = load(source, trust_pickle=trust_pickle)
         except UserError as error:
-            raise CheckpointError(f"--teacher: {error}") from None
+            raise CheckpointError(f"{argument}: {error}") from None
     if isinstance(source, Checkpoint):
         # Assumed names would be matched with those of the data, so they do not count.
         classes = () if source.classes_assumed else source.classes
@@ -80,28 +86,32 @@ def load_teacher(
     """
     if settings.teacher is None:
         return None, []
-    teacher = as_teacher(settings.teacher, trust_pickle=trust_pickle)
+    teacher = _make_teacher(settings.teacher, "--teacher", trust_pickle=trust_pickle)
     return teacher.for_classes(classes, preprocess, device, sides)
 
 
-def _import_source(name: str) -> Teacher | Checkpoint | nn.Module:
+def _import_source(name: str, argument: str) -> Teacher | Checkpoint | nn.Module:
     """Import the function of that name and call it."""
     try:
-        source = import_by_name(name)()
+        source = import_by_name(name)
+        if not isinstance(source, Teacher | Checkpoint | nn.Module):
+            source = source()
     except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
         raise SettingError(
-            f"--teacher {name} cannot be built: {error}; pass a checkpoint, or "
+            f"{argument} {name} cannot be built: {error}; pass a checkpoint, or "
             "package.module:function of a function without arguments that returns a module"
         ) from None
     if not isinstance(source, Teacher | Checkpoint | nn.Module):
         raise SettingError(
-            f"--teacher {name} returns {describe_value(source)}; expected a Teacher or a module"
+            f"{argument} {name} returns {describe_value(source)}; expected a Teacher or a module"
         )
     return source
 
 
 def _timm_preprocess(model: nn.Module) -> Preprocess | None:
     """Return the preprocessing of a timm module; `None` for a module of another library."""
+    if isinstance(model, ViT):  # the usual statistics are not known to be those of its training
+        return model.origin.preprocess if model.origin else None
     # Read from attributes, without importing timm.
     config = getattr(model, "pretrained_cfg", None)
     if not isinstance(config, dict) or not {"mean", "std", "input_size"} <= config.keys():

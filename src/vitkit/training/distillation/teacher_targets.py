@@ -18,16 +18,18 @@ from time import monotonic
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
+from torch import Tensor
 
 from vitkit.data.datasets.split import Split
-from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
-from vitkit.data.loading.loader import Batch, BatchSource, TrainingSteps, batches
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.batch_transform import BatchTransform
+from vitkit.data.loading.loader import BatchSource, TrainingSteps, batches
+from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json
 from vitkit.io.atomic import output_error, replacing
-from vitkit.shapes import Images, Logits
 from vitkit.spec import Preprocess
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.teacher import Teacher
@@ -48,7 +50,7 @@ class _ViewBatches(BatchSource):
     view: int
 
     @property
-    def split(self) -> Split:  # type: ignore[override]
+    def split(self) -> Split:  # type: ignore[override]  # a field there, read-only here
         return self.steps.split
 
     def __len__(self) -> int:
@@ -173,7 +175,7 @@ class TeacherTargets:
                 "pass that one, or start afresh with another --output"
             )
 
-    def _logits(self, images: Images) -> Logits:
+    def _logits(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         with autocast(self._inputs.precision, self._inputs.device):
             return self._teacher(images, self._inputs.preprocess)
 

@@ -107,5 +107,6 @@ class DistillWrapper(nn.Module):
         """Apply `to`, `cuda` and the like to the teacher as well."""
         # The teacher is no submodule, so that nn.Module does not find it.
         self.teacher.model._apply(fn)
+        # torch's method has no types
         applied: Any = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return applied

@@ -8,8 +8,9 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from vitkit.data.loading.batch_transform import BatchTransform, ModelInputs
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
+from vitkit.data.loading.batch_transform import BatchTransform
+from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.io.atomic import output_error
 from vitkit.spec import Preprocess
 from vitkit.training.monitoring.image_grids import Line, grid
@@ -49,17 +50,29 @@ def augmented_grid(
     Returns:
         The grid (H, W, 3), RGB.
     """
+    captions = fed_labels(fed, batch, classes)[:SHOWN]
+    return grid(fed_pixels(fed, preprocess, SHOWN), captions, ACROSS)
+
+
+def fed_pixels(
+    fed: ModelInputs, preprocess: Preprocess, count: int
+) -> UInt8[np.ndarray, "N H W C"]:
+    """Return the first inputs of a model as images (N, H, W, C), at most `count`."""
     mean = np.array(preprocess.mean)[:, None, None]
     std = np.array(preprocess.std)[:, None, None]
-    images = fed.images[:SHOWN].cpu().numpy() * std + mean
-    pixels = np.rint(images.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+    images = fed.images[:count].cpu().numpy() * std + mean
+    return np.rint(images.clip(0, 1) * 255).astype(np.uint8).transpose(0, 2, 3, 1)
+
+
+def fed_labels(fed: ModelInputs, batch: Batch, classes: tuple[str, ...]) -> list[list[Line]]:
+    """Return the label of each input of a model; of a mixed one both labels and their weights."""
     labels = [classes[int(label)] for label in batch.labels]
     if fed.mixture is None:
-        return grid(pixels, [[Line(label)] for label in labels[:SHOWN]], ACROSS)
+        return [[Line(label)] for label in labels]
     weight = fed.mixture.weight
     captions = []
     # Every image is mixed with the one at the same place from the end of the batch.
-    for label, partner in zip(labels[:SHOWN], labels[::-1], strict=False):
+    for label, partner in zip(labels, labels[::-1], strict=True):
         first = Line(label, f"{weight:.0%}")
         captions.append([first, Line(partner, f"{1 - weight:.0%}", GREY)])
-    return grid(pixels, captions, ACROSS)
+    return captions

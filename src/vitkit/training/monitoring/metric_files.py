@@ -1,4 +1,4 @@
-"""Metrics of a run in files: `metrics.csv`, one row per epoch, and `metrics.jsonl`.
+"""Metrics of a run in files: `metrics.csv`, one row per epoch, `metrics.jsonl`, `predictions.csv`.
 
 `metrics.jsonl` has one JSON object per line, with a `kind`: `step` for every logged step, `epoch`
 with the columns of metrics.csv, `test` at the end, and `val` for the evaluation of a probe. Numbers
@@ -17,6 +17,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from vitkit.evaluation.prediction_table import predictions_csv
+from vitkit.evaluation.result import Evaluation
 from vitkit.io.atomic import output_error, write_bytes
 from vitkit.training.run_folder import RunFolder
 
@@ -51,6 +53,11 @@ def add_row(run: RunFolder, values: Numbers) -> None:
         cells[name] = f"{value:.6g}" if isinstance(value, float) else value
     writer.writerow(cells)
     _append(run.metrics, text.getvalue(), durable=True)
+
+
+def write_predictions(run: RunFolder, evaluation: Evaluation) -> None:
+    """Write predictions.csv, a row for each image. Raises `OutputError`."""
+    write_bytes(run.predictions, predictions_csv(evaluation))
 
 
 def drop_rows_after(

@@ -131,9 +131,10 @@ class RunLog:
         self._trackers = open_trackers(names, self._run, settings)
 
     @_first_process_only
-    def info(self, line: str) -> None:
+    def info(self, line: str, *, on_terminal: bool = True) -> None:
         """Print a line on the terminal and, with the time, to train.log."""
-        self.display.print(line)
+        if on_terminal:
+            self.display.print(line)
         try:
             self._log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
             self._log.flush()

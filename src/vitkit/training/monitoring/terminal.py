@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from textwrap import wrap
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -78,7 +79,18 @@ class Display:
         self._draw(self._bar.stop)
 
     def print(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays; on a terminal it is wrapped between words."""
+        if self._console.is_terminal:
+            width = self._console.width
+            line = "\n".join(
+                wrap(
+                    line,
+                    width,
+                    subsequent_indent="  ",
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
         self._draw(lambda: self._console.print(line, markup=False))
 
     def is_due(self) -> bool:
@@ -91,7 +103,7 @@ class Display:
         Args:
             step: number of the step.
             epoch: text for the epoch.
-            status: text for loss, speed and memory.
+            status: text for loss, speed and memory, two spaces between its parts.
             left: remaining time in seconds.
         """
         self._shown = time.monotonic()
@@ -99,11 +111,15 @@ class Display:
         if self._bar.disable:
             self.print(f"{epoch}  step {step}/{self._total}  {status}  {time_left}")
             return
-        # In a narrow terminal rich would shorten every column, even the step numbers. So the status
-        # is shortened here.
+        # In a narrow terminal rich would shorten every column, even the step numbers. So parts of
+        # the status are left out here, whole ones.
         width = self._console.width - len(epoch) - 2 * len(str(self._total)) - MIN_BAR
-        status = f"{time_left}  {status}"[: max(width, 0)].rstrip()
-        self._bar.update(self._task, completed=step, description=epoch, status=status)
+        shown = time_left
+        for part in status.split("  "):
+            if len(shown) + 2 + len(part) > width:
+                break
+            shown += f"  {part}"
+        self._bar.update(self._task, completed=step, description=epoch, status=shown)
         self._draw(self._bar.refresh)
 
     def _draw(self, draw: Callable[[], object]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
 
 MEGABYTE = 1e6
 

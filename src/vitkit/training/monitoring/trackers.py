@@ -150,7 +150,8 @@ def open_trackers(
             for tracker in opened:
                 tracker.close(failed=True)
             raise SettingError(
-                f"--logger {kind.name}: cannot start: {error}; mend it, or leave out --logger"
+                f"--logger {kind.name}: cannot start: {error}; solve this problem, or leave out "
+                "--logger"
             ) from error
     identities = known | {tracker.name: tracker.identity for tracker in opened}
     if identities != known:

@@ -19,7 +19,6 @@ from torch.utils.checkpoint import (
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 from vitkit.models.attention import Context
-from vitkit.models.encoder import call_block
 from vitkit.models.vit import ViT
 from vitkit.shapes import Tokens
 
@@ -54,8 +53,8 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
         raise SettingError(f"recompute {recompute!r} is none of {', '.join(modes)}{near}")
     if not isinstance(model, ViT):
         raise SettingError(f"gradients of a ViT can be checkpointed, not of {type(model).__name__}")
-    # The encoder calls every block through this attribute.
-    model.run_block = modes[recompute] if recompute else call_block
+    # The encoder runs every block by this function where there is one.
+    model.run_block = modes[recompute] if recompute else None
     return model
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean, plural
 from vitkit.models.initialisation import HEADS
-from vitkit.training.config.sections.model import ModelSettings
+from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.optimization.parameter_groups import EMBEDDING, layer_number
 
 BACKBONE = "backbone"
@@ -39,8 +39,8 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     """
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
-        raise SettingError(
-            f"--freeze-blocks {blocks}: the model has {plural(depth, 'block')}; pass 0 to {depth}"
+        raise SettingError.about(
+            "blocks", blocks, f"the model has {plural(depth, 'block')}; pass 0 to {depth}"
         )
     parameters = dict(model.named_parameters())
     # All patterns are checked before the first parameter is changed.
@@ -55,7 +55,7 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
     return names
 
 
-def freeze_parts(model: nn.Module, settings: ModelSettings, opt: str) -> list[str]:
+def freeze_parts(model: nn.Module, settings: FineTuningSettings, opt: str) -> list[str]:
     """Freeze the parameters that `freeze` and `freeze_blocks` of the settings name.
 
     Args:
@@ -71,7 +71,13 @@ def freeze_parts(model: nn.Module, settings: ModelSettings, opt: str) -> list[st
     """
     if not settings.freeze and not settings.freeze_blocks:
         return []
-    names = freeze(model, *settings.freeze, blocks=settings.freeze_blocks)
+    try:
+        names = freeze(model, *settings.freeze, blocks=settings.freeze_blocks)
+    except SettingError as error:
+        if error.wrong is None:
+            raise
+        expected = error.wrong.expected
+        raise SettingError(f"--freeze-blocks {settings.freeze_blocks}: {expected}") from None
     trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trainable:
         raise SettingError(

@@ -6,22 +6,16 @@ Both losses accept both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.errors import SettingError
 from vitkit.io.import_path import import_by_name
 from vitkit.messages import did_you_mean
-from vitkit.shapes import Logits
-
-Targets = Int64[Tensor, " B"] | Float[Tensor, "B K"]
-Loss = Callable[[Logits, Targets], Tensor]
-"""A function of logits (B, K) and targets that returns the mean over the images, in nats."""
+from vitkit.shapes import Logits, Loss, Targets
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ class BatchedMuon(optim.Muon):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
+        # the override returns no loss, as no closure is called
         for group in self.param_groups:
             batches: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for number, matrix in enumerate(group["params"]):

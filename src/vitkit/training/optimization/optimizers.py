@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from vitkit.errors import SettingError
-from vitkit.training.config.sections.optimizer import OptimizerSettings
+from vitkit.training.config.run_config import RunConfig
 from vitkit.training.optimization.muon import BatchedMuon
 from vitkit.training.optimization.optimizer_library import library_optimizer
 from vitkit.training.optimization.parameter_groups import parameter_groups
@@ -82,7 +82,7 @@ def make_optimizer(
     return library_optimizer(name, OPTIMIZERS)(groups, lr=lr)
 
 
-def configured_optimizer(model: nn.Module, settings: OptimizerSettings) -> optim.Optimizer:
+def configured_optimizer(model: nn.Module, settings: RunConfig) -> optim.Optimizer:
     """Make the optimizer of a run from its settings; errors as for `make_optimizer`."""
     return make_optimizer(
         model,
@@ -150,6 +150,7 @@ class MuonWithAdamW(optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step of both optimizers, from the gradients of the model's own parameters."""
+        # the override returns no loss, as no closure is called
         for whole, number, part in self._parts:
             gradient = whole.grad
             part.grad = None

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, cast
 
 from torch import nn
 
 from vitkit.distributed import ProcessGroup
 from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import has_shards
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -> nn.Module:
@@ -49,5 +53,5 @@ def exchanging_gradients(
         quiet: AbstractContextManager[None] = wrapped.no_sync()
         return nullcontext() if last else quiet
     if world.size > 1:
-        model.set_requires_gradient_sync(last)  # type: ignore[operator]
+        cast("FSDPModule", model).set_requires_gradient_sync(last)
     return nullcontext()

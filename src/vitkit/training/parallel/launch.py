@@ -23,7 +23,7 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in torch's stub
 
 from vitkit.distributed import (
     EXCHANGE,
@@ -35,6 +35,7 @@ from vitkit.distributed import (
 )
 from vitkit.errors import Interrupted, SettingError, VitkitError
 from vitkit.process import shorten_spinning
+from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag, stop_on_signal
 from vitkit.training.parallel.worker import REQUEST, report_file
@@ -105,6 +106,7 @@ def launch(config: TrainConfig, callbacks: Sequence[Callable[[], object]] = ()) 
         VitkitError: the error of a process; or a process was lost, with its rank, the signal and
             its last step.
     """
+    refuse_passed(config)
     names = [_import_name(callback) for callback in callbacks]
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="vitkit-"))

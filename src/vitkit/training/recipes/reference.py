@@ -18,6 +18,7 @@ from vitkit.evaluation.metrics import Metrics
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
 from vitkit.training.config.merging import MODEL_DEFAULT, with_flat_spec
+from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import base_recipe
 
@@ -176,7 +177,7 @@ class ReferenceMonitor:
     def _other_settings(self) -> list[str]:
         """Return a few words on each setting that differs and can change the result."""
         # settings that are newer than the reference result had their defaults
-        defaults = TrainConfig(data=self.reference.data).to_json()
+        defaults = TrainConfig(data=self.reference.data).to_json() | USUAL
         own = with_flat_spec(self._settings)
         reference = with_flat_spec(defaults | dict(self.reference.settings))
         without_weight = fields_where(TrainConfig, changes_result=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vitkit.distributed import ProcessGroup
 from vitkit.io.atomic import remove_temporaries, write_bytes
+from vitkit.training.config.passed_objects import refuse_missing
+from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import to_yaml
 from vitkit.training.monitoring.augmented_grid import save_augmented_grid
@@ -43,6 +44,8 @@ def find_stopped_run(
     Raises:
         UserError: the run cannot go on so, or a new one cannot be there.
     """
+
+    refuse_missing(config)
 
     def find() -> dict[str, Any] | None:
         folder = None if config.resume is None else resumed_folder(config.resume, config.output)
@@ -90,12 +93,13 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
     log, world, config = run.log, run.world, run.plan.config
     if stopped is None and config.resume == "auto":
         log.info(f"nothing to resume in {run.folder.root}; starting a new run")
-    # of this call, not of the run
-    stored = replace(config, output=str(run.folder.root), resume=None, overwrite=False)
+    stored = run.plan.settings_to_store(run.folder.root)
     world.broadcast_from_main(lambda: _write_record(run, stopped, None if finished else stored))
     if stopped is not None:
-        per_epoch = run.plan.steps.steps_per_epoch
-        lines = stopped.describe_end(per_epoch) if finished else stopped.describe_changes()
+        lines = stopped.describe_changes()
+        if finished:
+            per_epoch = run.plan.steps.steps_per_epoch
+            lines = stopped.describe_end(config, per_epoch, run.progress.stale)
         for line in lines:
             log.info(line)
     if not finished:
@@ -106,7 +110,7 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
         world.broadcast_from_main(lambda: _save_grid(run))
 
 
-def _write_record(run: Run, stopped: StoppedRun | None, stored: TrainConfig | None) -> None:
+def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None) -> None:
     """Remove what a killed process left; list the images of a new run; write the settings.
 
     The metrics of a stopped run go back to its last state.

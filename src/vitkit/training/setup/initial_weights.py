@@ -11,11 +11,14 @@ from torch import Tensor
 
 from vitkit.errors import SettingError
 from vitkit.frozen import field_names
+from vitkit.messages import plural
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Preprocess, ViTSpec
 from vitkit.training.config.field_types import Settings
+from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.sections.data import DataSettings
+from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.config.sections.model import DEFAULT_MODEL, ModelSettings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.freezing import freeze_parts
@@ -45,10 +48,18 @@ class InitialWeights:
     notes: tuple[str, ...] = ()
 
 
-def random_weights(config: TrainConfig, num_classes: int) -> InitialWeights:
-    """Return the start from random weights. Raises `SpecError`, `SettingError`."""
+def random_weights(
+    config: TrainConfig, num_classes: int, *, goes_on: bool = False
+) -> InitialWeights:
+    """Return the start from random weights, or from the state of a run that goes on.
+
+    Raises:
+        SpecError: a model that cannot exist.
+        SettingError: settings that contradict each other.
+    """
     spec = preset_spec(config, num_classes)
-    notes = _note_on_mlp(config, spec)
+    # the model of a run that goes on cannot be changed
+    notes = [] if goes_on else _note_on_mlp(config, spec)
     return InitialWeights(spec, _preprocess(config, spec), None, {}, tuple(notes))
 
 
@@ -74,7 +85,7 @@ def from_stored(facts: Mapping[str, Any]) -> InitialWeights:
     return InitialWeights(spec, preprocess, None, dict(facts))
 
 
-def started_from(settings: ModelSettings) -> Settings:
+def started_from(settings: FineTuningSettings) -> Settings:
     """Return the metadata on the initial weights; empty for random weights."""
     if settings.start is None:
         return {}
@@ -132,14 +143,14 @@ def _preprocess(settings: DataSettings, spec: ViTSpec) -> Preprocess:
     fields = {"mean": half, "std": half} | given_preprocess(settings)
     if len(fields["mean"]) != channels or len(fields["std"]) != channels:
         raise SettingError(
-            f"--mean {fields['mean']} and --std {fields['std']} must have {channels} values, one "
-            "for each channel of the model"
+            f"--mean {fields['mean']} and --std {fields['std']} must have "
+            f"{plural(channels, 'value')}, one for each channel of the model"
         )
     return Preprocess(image_size=spec.image_size, **fields)
 
 
 def make_model(
-    spec: ViTSpec, weights: Mapping[str, Tensor] | None, config: TrainConfig, device: torch.device
+    spec: ViTSpec, weights: Mapping[str, Tensor] | None, config: RunConfig, device: torch.device
 ) -> ViT:
     """Build the model of a run on its device, and freeze the parts that the settings name.
 

@@ -15,10 +15,10 @@ from vitkit.training.checks.model_and_data import (
     check_warmup,
     note_on_colours,
 )
-from vitkit.training.checks.settings import check_settings
+from vitkit.training.checks.settings import check_settings, check_steps
 from vitkit.training.checks.unused_settings import notes_on_settings
-from vitkit.training.config.sections.model import DEFAULT_MODEL
 from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.defaults.from_data import chooses_model, decide_settings
 from vitkit.training.distillation.teacher_source import load_teacher
 from vitkit.training.run_folder import resumed_folder
 from vitkit.training.run_plan import Plan
@@ -50,31 +50,29 @@ def make_plan(
 
     Raises:
         CheckpointError: weights to start from that cannot be read, or are of another model.
-        SettingError: settings that contradict each other.
-        SpecError: a model that cannot exist.
+        SettingError, SpecError: settings that contradict each other, a model that cannot exist.
         DataError: data that cannot be trained on.
         DeviceError: a device that is not there.
     """
     world = world or ProcessGroup()
     config, notes = resolve_defaults(config)
-    check_settings(config, world.size)
+    check_settings(config, world.size, goes_on=goes_on)
     device = world.device(resolve_device(config.device))
     # refuses an impossible model before any image is read
-    start_for = _start(config, goes_on)
+    named = None if chooses_model(config) else _start(config, goes_on)
     resumed = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
     dataset, data_notes = open_training_data(config, resumed)
     # before the head is adapted to the classes
     check_data(config, dataset)
-    start = start_for(dataset.classes)
-    check_head(config, config.opt, start.spec, start.weights)
-    # config.yaml names the model even where the default one is taken
-    model = config.model or (None if config.pretrained else DEFAULT_MODEL)
-    config = replace(config, model=model, start=start.facts or None)
+    decided, choices = decide_settings(config, dataset, world.size)
+    check_steps(decided, world.size)
+    start = (named or _start(decided, goes_on))(dataset.classes)
+    check_head(config, decided.opt, start.spec, start.weights)
     train = dataset.splits["train"]
-    steps = training_steps(config, train, start.preprocess, world)
-    check_warmup(config, steps.steps_per_epoch)
-    notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
-    notes += notes_on_settings(config, world.size, steps.steps_per_epoch)
+    steps = training_steps(decided, train, start.preprocess, world)
+    check_warmup(decided, steps.steps_per_epoch)
+    notes += [*data_notes, *start.notes, *balance_notes(config, dataset), *choices]
+    notes += notes_on_settings(decided, world.size, steps.steps_per_epoch)
     notes += [] if goes_on else note_on_colours(config, start.spec, train)
     workers, worker_notes = loader_processes(config.workers, train, world)
     # last, as it may take long to load
@@ -87,7 +85,7 @@ def make_plan(
         trust_pickle=config.trust_pickle,
     )
     return Plan(
-        config=config,
+        config=replace(decided, start=start.facts or None),
         dataset=dataset,
         spec=start.spec,
         preprocess=start.preprocess,
@@ -112,7 +110,7 @@ def _start(config: TrainConfig, goes_on: bool) -> Callable[[Sequence[str]], Init
     """Return a function from the classes to the initial weights: random, loaded, or resumed."""
     if config.pretrained is None:
         check_model(config, preset_spec(config, num_classes=1))
-        return lambda classes: random_weights(config, len(classes))
+        return lambda classes: random_weights(config, len(classes), goes_on=goes_on)
     facts = config.start
     if goes_on and facts is not None:
         return lambda classes: from_stored(facts)

@@ -14,8 +14,10 @@ from typing import Any
 
 from vitkit.errors import CheckpointError, SettingError
 from vitkit.io.digests import weights_fingerprint
+from vitkit.messages import plural
 from vitkit.models.presets import preset
-from vitkit.training.config.sections.model import CATALOGUE, DEFAULT_MODEL
+from vitkit.training.config.sections.fine_tuning import CATALOGUE
+from vitkit.training.config.sections.model import DEFAULT_MODEL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.setup.head import head_for_classes
 from vitkit.training.setup.initial_weights import InitialWeights, given_preprocess
@@ -122,7 +124,7 @@ def from_checkpoint(
 
 
 def _with_preprocess(stored: Checkpoint, given: dict[str, Any]) -> Checkpoint:
-    """Fold another mean and std into the patch projection; other changes are only noted.
+    """Fold another mean and std into the patch projection; other values replace the checkpoint's.
 
     Args:
         stored: the checkpoint.
@@ -132,8 +134,8 @@ def _with_preprocess(stored: Checkpoint, given: dict[str, Any]) -> Checkpoint:
     mean, std = given.get("mean", old.mean), given.get("std", old.std)
     if len(mean) != old.channels or len(std) != old.channels:
         raise SettingError(
-            f"--mean {mean} and --std {std} must have {old.channels} values, one for each "
-            "channel of the model; leave them out to use the checkpoint's"
+            f"--mean {mean} and --std {std} must have {plural(old.channels, 'value')}, one for "
+            "each channel of the model; leave them out to use the checkpoint's"
         )
     # folding is exact, and leaves the weights alone where nothing changes
     if (mean, std) != (old.mean, old.std):

@@ -6,6 +6,7 @@ from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.checks.unused_settings import note_on_probe
 from vitkit.training.config.merging import with_flat_spec
+from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.recipes.reference import comparable_result
@@ -24,8 +25,9 @@ def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
     counts = f"{parameters:,} parameters"
     if frozen:
         counts += f" ({frozen:,} of them frozen)"
+    patches = "patch" if spec.num_patches == 1 else "patches"
     log.info(
-        f"model: {counts}, {spec.num_patches} patches of {spec.patch_size[0]} x "
+        f"model: {counts}, {spec.num_patches:,} {patches} of {spec.patch_size[0]} x "
         f"{spec.patch_size[1]}, width {spec.width}, MLP width {spec.mlp_width}, "
         f"{plural(spec.depth, 'block')}, {plural(spec.num_heads, 'head')}"
     )
@@ -60,9 +62,11 @@ def log_settings(run: Run) -> None:
 
 def _settings_shown(config: TrainConfig) -> str:
     """Return the settings that differ from the defaults; config.yaml has all."""
-    usual = TrainConfig(data=config.data).to_json()
+    usual = TrainConfig(data=config.data).to_json() | USUAL
     # both are logged in lines of their own
     hidden = ("output", "start")
     shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
     changed = with_flat_spec(shown)
-    return ", ".join(f"{name} {value}" for name, value in changed.items()) or "the usual ones"
+    return (
+        ", ".join(f"{name} {value}" for name, value in changed.items()) or "all have their defaults"
+    )

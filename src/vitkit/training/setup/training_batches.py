@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 
 from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.augmentation.user_transform import UserTransform
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
-from vitkit.data.loading.loader import TrainingSteps, sizes_of_epochs
-from vitkit.data.loading.sampler import class_counts
+from vitkit.data.loading.loader import TrainingSteps
+from vitkit.data.loading.sampler import class_counts, sizes_of_epochs
 from vitkit.distributed import ProcessGroup
 from vitkit.spec import Preprocess
+from vitkit.training.checks.user_code import import_transform
+from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.sections.data import DataSettings
-from vitkit.training.config.train_config import TrainConfig
 
 MOST_WORKERS = 8
 """Loader processes of each process by default, at most."""
 
 
 def training_steps(
-    config: TrainConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
+    config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
 ) -> TrainingSteps:
     """Return every training batch of the run, of which this process loads its part."""
     augmentation = Augmentation(
@@ -46,7 +48,16 @@ def training_steps(
         sizes=sizes_of_epochs(config.progressive, config.epochs),
         cycle=config.distill_views,
         repeats=config.repeated_aug,
+        fill=config.last_batch == "fill",
+        transform=_user_transform(config),
     )
+
+
+def _user_transform(config: RunConfig) -> UserTransform | None:
+    """Return the user's own transform of training images, if there is one."""
+    if config.transform is None:
+        return None
+    return UserTransform(import_transform(config.transform), config.transform, config.seed)
 
 
 def loader_processes(

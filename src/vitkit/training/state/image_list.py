@@ -22,8 +22,7 @@ from jaxtyping import UInt64
 from vitkit.data.datasets.dataset import Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.datasets.replacements import ReplacingSplit
-from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.split import ImageFiles, Split
 from vitkit.data.images.rereading import ANOTHER_FILE, file_stamps
 from vitkit.errors import CheckpointError
 from vitkit.io.atomic import write_bytes
@@ -56,26 +55,27 @@ def write_image_list(path: Path, dataset: Dataset) -> None:
         CLASSES: _packed(map(str.encode, dataset.classes)),
     }
     for name, split in dataset.splits.items():
-        files = split.split if isinstance(split, ReplacingSplit) else split
-        if not isinstance(files, FileSplit):  # images in arrays or archives do not go missing
+        files = split.files()
+        if files is None:  # images in arrays, archives or a cache do not go missing
             return
         columns |= _split_columns(name, files)
+        columns[f"{name}/{LABELS}"] = split.labels.astype(np.int64)
     # In memory first: the file is then written all or nothing.
     stream = io.BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **columns)
     write_bytes(path, stream.getvalue())
 
 
-def _split_columns(name: str, files: FileSplit) -> dict[str, np.ndarray]:
-    """Return the columns of one split: names relative to its folder, labels, digests, lines."""
+def _split_columns(name: str, files: ImageFiles) -> dict[str, np.ndarray]:
+    """Return the columns of one split's files: names relative to its folder, digests, lines."""
     root = os.fspath(files.root)
+    paths = Paths(files.paths)
     # Relative names, so that the folder of the images may be moved; bytes, as a file name need not
     # be valid UTF-8.
-    names = [os.fsencode(os.path.relpath(path, root)) for path in files.paths.texts()]
+    names = [os.fsencode(os.path.relpath(path, root)) for path in paths.texts()]
     columns = {
         f"{name}/{NAMES}": _packed(names),
-        f"{name}/{LABELS}": files.labels.astype(np.int64),
-        f"{name}/{DIGESTS}": _short_digests(files.paths),
+        f"{name}/{DIGESTS}": _short_digests(paths),
     }
     if files.lines is not None:
         columns[f"{name}/{LINES}"] = files.lines

@@ -71,7 +71,8 @@ def find_damage(state: Path) -> str | None:
         if manifest_digest(manifest) != document["sha256"]:
             return f"{MANIFEST} does not match its own checksum"
         if manifest["format_version"] not in READABLE:
-            return f"format {manifest['format_version']}, and this vitkit reads {FORMAT_VERSION}"
+            readable = " and ".join(map(str, READABLE))
+            return f"format {manifest['format_version']}, and this vitkit reads {readable}"
         for name, expected in manifest["files"].items():
             problem = _file_damage(state / name, name, expected)
             if problem is not None:

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitkit.data.loading.loader import Batch
+from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
+from vitkit.training.defaults.schedule import MIN_STEPS, limit_batch_size
 from vitkit.training.optimization.precision import wait_for
+from vitkit.training.out_of_memory import is_out_of_memory
 from vitkit.training.run_plan import Plan
-from vitkit.training.step import is_out_of_memory
 from vitkit.training.tuning.trial import preserve_generators, trial
 
 SMALLEST, LARGEST = 8, 4096
@@ -22,20 +23,6 @@ SPEEDUP = 1.05
 """A batch of twice the size must train at least this many times as many images per second."""
 TIMED = 3
 """Timed steps of each size, after one that warms up; the fastest counts."""
-MIN_STEPS = 8
-"""Steps of an epoch that a batch size must leave."""
-
-
-def limit_batch_size(images: int, batch_size: int) -> int:
-    """Lower a batch size to a power of two with which an epoch has `MIN_STEPS` steps.
-
-    Args:
-        images: images of an epoch.
-        batch_size: the upper limit.
-    """
-    most = max(MIN_STEPS, images // MIN_STEPS)
-    power_of_two = 1 << most.bit_length() - 1
-    return min(batch_size, power_of_two, images)
 
 
 def find_batch_size(

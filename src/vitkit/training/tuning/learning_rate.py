@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vitkit.models.vit import ViT
 from vitkit.training.run_plan import Plan
@@ -31,33 +32,53 @@ class _RangeTest:
         lowest_loss: lowest moving average of the loss.
         best_rate: learning rate of the lowest loss.
         highest_rate: highest learning rate that was tried.
+        rates: learning rates of the steps, increasing.
+        losses: moving average of the loss after each of them.
     """
 
     first_loss: float = math.nan
     lowest_loss: float = math.inf
     best_rate: float = LOWEST
     highest_rate: float = LOWEST
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
 
 
-def find_lr(plan: Plan, model: ViT) -> tuple[float, str]:
+class FoundRate(NamedTuple):
+    """The result of the search for a learning rate.
+
+    Attributes:
+        lr: the learning rate, to two digits.
+        line: a line on the trial.
+        rates: the rates that were tried, increasing.
+        losses: the moving average of the training loss at each of them.
+        lowest: the rate of the lowest loss.
+    """
+
+    lr: float
+    line: str
+    rates: list[float]
+    losses: list[float]
+    lowest: float
+
+
+def find_lr(plan: Plan, model: ViT) -> FoundRate:
     """Return a tenth of the learning rate at which the loss of a range test is lowest.
 
     The range test of Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv
     1506.01186), Sec. 3.3, with learning rates that grow by a constant factor. The tenth is fastai's
     rule, because the loss is lowest just before it diverges. The loss is a moving average.
-
-    Returns:
-        The learning rate, to two digits, and a line on the trial.
     """
     start = time.monotonic()
     with preserve_generators(plan.device):
         test = _run_range_test(plan, model)
     lr = float(f"{test.best_rate / SAFETY:.1e}")
     seconds = time.monotonic() - start
-    return lr, (
+    line = (
         f"lr: {lr:g} (the loss fell from {test.first_loss:.4g} to {test.lowest_loss:.4g} at "
         f"{test.best_rate:.2g}; rates tried up to {test.highest_rate:.2g}, in {seconds:.0f} s)"
     )
+    return FoundRate(lr, line, test.rates, test.losses, test.best_rate)
 
 
 def _run_range_test(plan: Plan, model: ViT) -> _RangeTest:
@@ -76,6 +97,8 @@ def _run_range_test(plan: Plan, model: ViT) -> _RangeTest:
         mean = MOMENTUM * mean + (1 - MOMENTUM) * result.loss
         # Without this correction the average of the first steps would be near 0, as in Adam.
         smoothed = mean / (1 - MOMENTUM ** (number + 1))
+        test.rates.append(rate)
+        test.losses.append(smoothed)
         if number == 0:
             test.first_loss = smoothed
         if smoothed > DIVERGED * test.lowest_loss:

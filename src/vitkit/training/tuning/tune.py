@@ -8,19 +8,30 @@ like any others: they are written to config.yaml and kept on resume.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vitkit.errors import SettingError
 from vitkit.models.vit import ViT
 from vitkit.training.config.field_types import Settings
+from vitkit.training.monitoring.plot_files import write_figure
 from vitkit.training.optimization.precision import choose_kernel, choose_precision
+from vitkit.training.run_folder import LR_FINDER, RunFolder
 from vitkit.training.run_plan import Plan
 from vitkit.training.tuning.batch_size import find_batch_size
 from vitkit.training.tuning.compilation import compiler_problem
-from vitkit.training.tuning.learning_rate import find_lr
+from vitkit.training.tuning.learning_rate import FoundRate, find_lr
+
+if TYPE_CHECKING:
+    from vitkit.plots.figure import NotebookFigure
 
 
 def tune_settings(
-    plan: Plan, model: ViT, log: Callable[[str], None], *, goes_on: bool = False
+    plan: Plan,
+    model: ViT,
+    log: Callable[[str], None],
+    *,
+    goes_on: bool = False,
+    folder: RunFolder | None = None,
 ) -> Settings:
     """Decide the settings that a run leaves open.
 
@@ -29,6 +40,7 @@ def tune_settings(
         model: freshly initialised, on the plan's device; it is not changed.
         log: called with one line for every decision, and its reason.
         goes_on: the run is resumed, and was compiled from its start if `compile` is set.
+        folder: receives a figure of the search for the learning rate.
 
     Returns:
         The settings that were decided.
@@ -58,11 +70,21 @@ def tune_settings(
     # After the batch size, on which the best learning rate depends.
     if config.find_lr:
         plan = plan.with_settings(decided)
-        decided["lr"], line = find_lr(plan, model)
+        found = find_lr(plan, model)
+        decided["lr"] = found.lr
         # a final rate above the peak would be refused
-        decided["min_lr"] = min(config.min_lr, decided["lr"])
-        log(line)
+        decided["min_lr"] = min(config.min_lr, found.lr)
+        log(found.line)
+        if folder is not None:
+            write_figure(folder.root / LR_FINDER, lambda: _rate_search(found), log)
     return decided
+
+
+def _rate_search(found: FoundRate) -> NotebookFigure:
+    # imported here: no other run needs matplotlib before its end
+    from vitkit.plots.curves import draw_rate_search
+
+    return draw_rate_search(found.rates, found.losses, found.lowest, found.lr)
 
 
 def _arithmetic(plan: Plan, model: ViT, log: Callable[[str], None]) -> Settings:

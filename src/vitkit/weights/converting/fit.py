@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from vitkit.errors import CheckpointError
-from vitkit.models.vit import tensor_shapes
 from vitkit.spec import ViTSpec
 from vitkit.weights.converting.fold import change_field
 from vitkit.weights.formats.format import Capabilities, Fitted, State, Step
+from vitkit.weights.model_tensors import tensor_shapes
 
 
 def fit_to_format(

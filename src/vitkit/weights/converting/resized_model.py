@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -116,4 +117,7 @@ def rebuilt(model: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> ViT:
     for name, parameter in new_model.named_parameters():
         parameter.requires_grad_(name not in frozen)
     new_model.run_block = model.run_block
+    if model.origin is not None:
+        preprocess = model.origin.preprocess.replace(image_size=spec.image_size)
+        new_model.origin = replace(model.origin, preprocess=preprocess)
     return new_model.train(model.training)

@@ -21,8 +21,8 @@ from vitkit.weights.files.pickles import PICKLE_ENDINGS
 from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
 from vitkit.weights.formats.key_table import write_tensors
-from vitkit.weights.formats.model_tensors import as_saved
 from vitkit.weights.formats.registry import FORMATS
+from vitkit.weights.formats.saved_model import as_saved
 from vitkit.weights.formats.vitkit import own_file_writer
 
 FILE_ENDINGS = (".safetensors", ".npz", *PICKLE_ENDINGS)
@@ -62,7 +62,8 @@ def refuse_unknown_format(to: str) -> None:
     if to not in (OWN_FORMAT, *FORMATS):
         near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
         raise CheckpointError(
-            f"--to {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}{near}"
+            f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
+            f"{near}"
         )
 
 
@@ -82,13 +83,17 @@ def write_checkpoint(
         CheckpointError: a model that the format cannot hold, or cannot without loss.
         OutputError: a file exists already, or cannot be written.
     """
-    writers, (spec, state, steps) = _prepare_files(checkpoint, to, allow_lossy)
+    writers, (spec, state, steps) = prepare_files(checkpoint, to, allow_lossy)
     unchanged = sum(name in before and _same(before[name], state[name]) for name in state)
     return WrittenCheckpoint(_write_files(out, writers, to), spec, tuple(steps), unchanged)
 
 
-def _prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _PreparedFiles:
-    """Return the files of the target, the model in them, and the steps of the conversion."""
+def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _PreparedFiles:
+    """Return the files of the target, the model in them, and the steps of the conversion.
+
+    Raises:
+        CheckpointError: as for `write_checkpoint`; nothing is written.
+    """
     dtype: torch.dtype = getattr(torch, checkpoint.dtype)
     path = checkpoint.path or Path("checkpoint")
     spec, before = as_saved(checkpoint.model, path)
@@ -136,8 +141,7 @@ def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple
         return write_new(out, writers)
     if len(writers) > 1:
         raise CheckpointError(
-            f"--to {to} writes {len(writers)} files ({', '.join(writers)}), so OUT must be a "
-            f"folder, not {out}"
+            f"{out}: {to} writes {len(writers)} files ({', '.join(writers)}); name a folder instead"
         )
     ((name, writer),) = writers.items()
     if out.suffix != Path(name).suffix:
@@ -182,5 +186,6 @@ def _refuse_other_weights(folder: Path, existing: set[str]) -> None:
     for name in WEIGHTS_FILES:
         if (folder / name).is_file():
             raise OutputError(
-                f"{folder} is read through its {name}, not the new file; choose another folder"
+                f"{folder} has {name}, which would be loaded instead of the new file; choose "
+                "another folder"
             )

@@ -264,7 +264,7 @@ def _plain(path: Path, name: str, tensor: Tensor, records: set[int] | None) -> T
     stored = tensor.untyped_storage().nbytes()
     if tensor.nbytes > stored or (records is not None and stored not in records):
         raise CheckpointError(
-            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]}, but another amount of "
-            "numbers is stored"
+            f"{path}: {name} has the shape {tuple(tensor.shape)[:8]}, but the file stores "
+            "another number of values for it"
         )
     return tensor.detach()

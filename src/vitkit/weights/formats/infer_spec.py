@@ -51,6 +51,16 @@ HEADS_BY_WIDTH = {1152: 16, 1280: 16, 1408: 16, 1664: 16, 1792: 16}
 """Widths whose published models have heads that are not 64 wide; 1536 has 24 in DINOv2."""
 
 
+def how_to_state(field: str, value: int | tuple[int, int] | str = "N") -> str:
+    """Return the end of a message: how to state a field of the spec that a file leaves open."""
+    words = str(list(value)).replace(" ", "") if isinstance(value, tuple) else value
+    flag = f"--spec.{field.replace('_', '-')} {words}"
+    return (
+        f"pass {field}={value} ({flag}); for a command without that flag, convert it first: "
+        f"vitkit convert FILE OUT --to vitkit {flag}"
+    )
+
+
 def usual_heads(width: int) -> int:
     """Return the number of heads that published models of this width have."""
     return HEADS_BY_WIDTH.get(width, max(1, width // 64))
@@ -104,7 +114,7 @@ def square_grid(rows: int, prefix: int) -> int:
     if side * side != rows - prefix or side == 0:
         raise CheckpointError(
             f"{rows} rows of positions minus {prefix} for prefix tokens are not a square grid; "
-            "pass image_size (--spec.image-size)"
+            f"{how_to_state('image_size', '[H,W]')}"
         )
     return side
 
@@ -135,13 +145,11 @@ def image_size(rows: int, prefix: int, patch: tuple[int, int], requested: Any) -
         )
     if height % patch[0] or width % patch[1]:
         covered = (grid[0] * patch[0], grid[1] * patch[1])
-        keyword, flag = str(covered), str(list(covered))
-        if covered[0] == covered[1]:
-            keyword = flag = str(covered[0])
+        size = covered[0] if covered[0] == covered[1] else covered
         raise CheckpointError(
             f"image_size {height} x {width} is not divisible by its patches, {patch[0]} x "
-            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: pass "
-            f"image_size={keyword} (--spec.image-size {flag})"
+            f"{patch[1]}; they cover {covered[0]} x {covered[1]} pixels: "
+            f"{how_to_state('image_size', size)}"
         )
     return height, width
 

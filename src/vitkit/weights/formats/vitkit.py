@@ -22,7 +22,6 @@ from vitkit.errors import CheckpointError
 from vitkit.io.atomic import FileWriter, replacing
 from vitkit.io.digests import tensor_digests
 from vitkit.messages import plural
-from vitkit.models.vit import tensor_shapes
 from vitkit.spec import Preprocess
 from vitkit.weights.files.safetensors_file import safetensors_writer
 from vitkit.weights.files.source import Header, Source
@@ -32,7 +31,8 @@ from vitkit.weights.formats.description import (
     model_description,
     read_description,
 )
-from vitkit.weights.formats.model_tensors import as_saved, refuse_unusable
+from vitkit.weights.formats.saved_model import as_saved, refuse_unusable, unwrapped
+from vitkit.weights.model_tensors import tensor_shapes
 
 OWN_VERSION = 1
 """Version of the format, written into every file."""
@@ -57,7 +57,8 @@ def save(
             complete.
         model: a `ViT`, also one that is compiled or wrapped for data parallelism. Its spec goes
             into the file; a linear layer put in place of `head` counts as the model's head.
-        preprocess: how images are resized and normalised for it; needed, since no model has it.
+        preprocess: how images are resized and normalised for it; needed, unless the model comes
+            from pretrained weights, whose preprocessing is the default.
         classes: the K class names in the order of the logits.
         **metadata: further JSON values, such as `metrics`, `recipe` or `licence`.
 
@@ -66,9 +67,10 @@ def save(
 
     Raises:
         CheckpointError: another ending; no `ViT`; a model with a `backbone`, adapters, pruning or
-            parametrizations, which no spec describes; weights that are not finite; class names that
-            are no texts or do not fit the head; images of other channels than the model's;
-            metadata that JSON cannot hold (NaN among them), or more than 25 MB of them.
+            parametrizations, which no spec describes, or with hooks or layers that change its
+            logits; weights that are not finite; class names that are no texts or do not fit the
+            head; images of other channels than the model's; metadata that JSON cannot hold (NaN
+            among them), or more than 25 MB of them.
         OutputError: the file cannot be written; an older file is untouched.
     """
     if not isinstance(path, str | os.PathLike):
@@ -79,6 +81,9 @@ def save(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: expected a name that ends in .safetensors")
+    if preprocess is None:
+        origin = unwrapped(model, path).origin
+        preprocess = None if origin is None else origin.preprocess
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "

@@ -55,11 +55,11 @@ def find_columns(schema: pa.Schema, where: str) -> Columns:
     if not labels:
         labels = [f.name for f in schema if f.name in LABEL_NAMES and _holds_labels(f.type)]
     shown = ", ".join(f"{escape(f.name)}: {str(f.type)[:TYPE_SHOWN]}" for f in schema)
-    image = _choose(images, IMAGE_NAMES, f"{where}: {{}} of images; the columns are {shown}")
+    image = _choose(images, IMAGE_NAMES, f"{where}: expected one column of images", shown)
     known = ", ".join(LABEL_NAMES)
     usual = f"labels are whole numbers, text, or true and false in a column called {known}"
     label = _choose(
-        labels, LABEL_NAMES, f"{where}: {{}} of labels; the columns are {shown}; {usual}"
+        labels, LABEL_NAMES, f"{where}: expected one column of labels", f"{shown}; {usual}"
     )
     return Columns(image, label, _class_names(features.get(label, {}), label, where))
 
@@ -119,19 +119,19 @@ def _holds_labels(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or is_text)
 
 
-def _choose(candidates: Sequence[str], usual: Sequence[str], problem: str) -> str:
+def _choose(candidates: Sequence[str], usual: Sequence[str], expected: str, shown: str) -> str:
     """Return the one column that is meant.
 
     Args:
         candidates: all that it could be.
         usual: names that decide between several.
-        problem: the message, with `{}` for what is wrong.
+        expected: the beginning of the message if there is none, or more than one.
+        shown: the columns of the table, and hints, for the end of that message.
     """
     if len(candidates) == 1:
         return candidates[0]
     for name in usual:
         if name in candidates:
             return name
-    if candidates:
-        raise DataError(problem.format(f"expected one column, found {quote_list(candidates)}"))
-    raise DataError(problem.format("no column"))
+    found = quote_list(candidates) if candidates else "none"
+    raise DataError(f"{expected}, found {found}; the columns are {shown}")

@@ -13,6 +13,7 @@ from vitkit.training.config.field_types import (
     PositiveFraction,
     PositiveInt,
     Probability,
+    stored_as_text,
 )
 from vitkit.training.config.meaning import Meaning
 
@@ -29,19 +30,29 @@ MIXING_DETAIL = Meaning(
 class AugmentationSettings:
     """Random crops, flips, policies, erasing, and mixing of images."""
 
+    transform: Annotated[
+        str | None,
+        stored_as_text("transform"),
+        Meaning(resume="fixed", changes_result=True, with_probe="refused"),
+    ] = None
+    """Your own function from a training image (PIL) to an image, as MODULE:FUNCTION; it is applied
+    first, and its random numbers are seeded for each image and epoch."""
     flip: Annotated[
-        Probability, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
-    ] = 0.5
-    """Probability of a horizontal flip, 0 to 1."""
+        Probability | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
+    ] = None
+    """Probability of a horizontal flip, 0 to 1. Default: 0.5; 0 for grey images where the model is
+    chosen by the data, as they are often signs."""
     shift: Annotated[
-        NonNegativeInt, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
-    ] = 0
-    """Largest random shift up, down, left and right, in pixels; 0 turns it off."""
+        NonNegativeInt | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
+    ] = None
+    """Largest random shift up, down, left and right, in pixels; 0 turns it off. Default: 0, or an
+    eighth to a fourteenth of the side where the data choose the model and are small squares of one
+    size."""
     crop_scale: Annotated[
-        PositiveFraction, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
-    ] = 0.35
+        PositiveFraction | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
+    ] = None
     """Smallest fraction of the area that a random crop keeps (Inception crop), above 0; 1 turns it
-    off."""
+    off. Default: 0.35, or 1 for images that are shifted by default."""
     aa: Annotated[
         PolicyName, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = None

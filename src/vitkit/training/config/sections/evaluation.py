@@ -24,3 +24,9 @@ class EvaluationSettings:
         Meaning(resume="may change", changes_result=True, with_probe="refused"),
     ] = None
     """Stop after this many epochs without a higher validation top-1. Default: never."""
+    metrics: Annotated[
+        tuple[str, ...],
+        Meaning(resume="may change", changes_result=False, with_probe="used"),
+    ] = ()
+    """Further metrics, as MODULE:FUNCTION: functions of logits (N, K) and class numbers (N,) of a
+    whole split that return one number."""

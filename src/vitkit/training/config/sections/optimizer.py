@@ -27,9 +27,12 @@ class OptimizerSettings:
 
     # may change: a finished run can be made longer
     epochs: Annotated[
-        PositiveInt, Meaning(resume="may change", changes_result=True, with_probe="ignored")
-    ] = 10
-    """Passes over the training split, 1 or more."""
+        PositiveInt | None,
+        Meaning(resume="may change", changes_result=True, with_probe="ignored"),
+    ] = None
+    """Passes over the training split, 1 or more. Default: follows from the number of training
+    images: 500 optimizer steps, or 2,000 with at most 200,000 images where the model is chosen by
+    the data; from 10 to 300 epochs."""
     max_steps: Annotated[
         PositiveInt | None,
         Meaning(resume="may change", changes_result=True, with_probe="refused"),
@@ -37,11 +40,20 @@ class OptimizerSettings:
     """End the run after this many optimizer steps; the schedule still spans `epochs`."""
     # fixed: the number of a step decides which images it has
     batch_size: Annotated[
-        PositiveInt,
+        PositiveInt | None,
         tyro.conf.arg(aliases=("-b",)),
         Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
-    ] = 128
-    """Images per optimizer step, over all processes and micro-batches."""
+    ] = None
+    """Images per optimizer step, over all processes and micro-batches. Default: follows from the
+    number of training images: a power of two of at most 128 with which an epoch has 8 steps, or
+    at most 64 with --pretrained."""
+    last_batch: Annotated[
+        Literal["drop", "fill"] | None,
+        Meaning(resume="fixed", changes_result=True, with_probe="ignored"),
+    ] = None
+    """Images of an epoch that do not fill a batch: `drop` leaves them out of this epoch, `fill`
+    adds others of the epoch a second time. Default: `fill` where the batch size follows from the
+    data, else `drop`."""
     find_batch_size: Annotated[
         bool, Meaning(resume="may change", changes_result=True, with_probe="refused")
     ] = False
@@ -55,9 +67,12 @@ class OptimizerSettings:
     fit into memory."""
     # may change: the rate is a function of the step and no part of the state
     lr: Annotated[
-        PositiveFloat, Meaning(resume="may change", changes_result=True, with_probe="ignored")
-    ] = 1e-3
-    """Peak learning rate for this batch size, above 0; it is never rescaled silently."""
+        PositiveFloat | None,
+        Meaning(resume="may change", changes_result=True, with_probe="ignored"),
+    ] = None
+    """Peak learning rate for this batch size, above 0; it is never rescaled silently. Default:
+    1e-3; 5e-4 with --pretrained; that of the model's recipe where the model is chosen by the
+    data."""
     find_lr: Annotated[
         bool, Meaning(resume="may change", changes_result=True, with_probe="refused")
     ] = False
@@ -73,16 +88,19 @@ class OptimizerSettings:
     """Learning rate after the warm-up: `cosine` or `linear` decay to `min_lr`, `constant`, or
     `rsqrt`, which decays as sqrt(warm-up / step)."""
     warmup_epochs: Annotated[
-        NonNegativeFloat, Meaning(resume="may change", changes_result=True, with_probe="ignored")
-    ] = 1.0
-    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed."""
+        NonNegativeFloat | None,
+        Meaning(resume="may change", changes_result=True, with_probe="ignored"),
+    ] = None
+    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed. Default: 1,
+    or a twentieth of epochs that follow from the data; a tenth of runs that are too short."""
     # fixed: its moments are a part of the state
     opt: Annotated[
-        LowerCase, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
-    ] = "adamw"
+        LowerCase | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
+    ] = None
     """Optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for the
     rest; or one of the pytorch-optimizer library whose state can be saved, such as `lamb`, `lion`,
-    `adan`."""
+    `adan`. Default: `adamw`, or that of the model's recipe where the model is chosen by the
+    data."""
     momentum: Annotated[
         Fraction,
         Meaning(resume="fixed", changes_result=True, with_probe="ignored", optimizers=("sgd",)),
@@ -100,15 +118,16 @@ class OptimizerSettings:
     """Decay rate of the mean gradient in adamw, adam and the AdamW beside muon, from 0 to below
     1."""
     beta2: Annotated[
-        Fraction,
+        Fraction | None,
         Meaning(
             resume="fixed",
             changes_result=True,
             with_probe="ignored",
             optimizers=("adamw", "adam", "muon"),
         ),
-    ] = 0.999
-    """Decay rate of the mean squared gradient in the same optimizers, from 0 to below 1."""
+    ] = None
+    """Decay rate of the mean squared gradient in the same optimizers, from 0 to below 1. Default:
+    0.999, or 0.95 where the model is chosen by the data."""
     # fixed: it is stored in the optimizer's parameter groups
     weight_decay: Annotated[
         NonNegativeFloat,

@@ -45,6 +45,11 @@ class RunSettings:
     ] = None
     """Optimizer steps between two saved states. Default: one at the end of every epoch, but at most
     one in five seconds."""
+    callbacks: Annotated[
+        tuple[str, ...],
+        Meaning(resume="may change", changes_result=False, with_probe="ignored"),
+    ] = ()
+    """Callbacks of the training loop, as MODULE:CLASS: subclasses of `vitkit.Callback`."""
     probe: Annotated[
         Literal["linear", "knn"] | None,
         Meaning(resume="fixed", changes_result=True, with_probe="used"),

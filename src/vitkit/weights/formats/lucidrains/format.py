@@ -38,6 +38,7 @@ from vitkit.weights.formats.infer_spec import (
     as_pair,
     depth_of,
     finish,
+    how_to_state,
     image_size,
 )
 from vitkit.weights.formats.key_table import KeyTransform, Table, TensorParts, row
@@ -116,7 +117,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     elif size is None:
         size = tuple(256 // side * side for side in patch)  # 256 is the size in its README
         warnings.append(
-            f"image_size {size} is a guess; pass image_size= (--spec.image-size) if it is another"
+            f"image_size {size} is a guess; if it is another, {how_to_state('image_size')}"
         )
     pooling = given.get("pooling", "cls" if class_token else "mean")
     head = "linear_head.weight" if is_simple else "mlp_head.weight"
@@ -176,8 +177,8 @@ def _channels_and_patch(values: int, given: Mapping[str, Any]) -> tuple[int, tup
         if channels * height * width == values:
             return channels, (height, width)
     raise CheckpointError(
-        f"{values} values per patch are not {requested or 'a square'} of 1 or 3 channels; pass "
-        "patch_size (--spec.patch-size)"
+        f"{values} values per patch are not {requested or 'a square'} of 1 or 3 channels; "
+        f"{how_to_state('patch_size')}"
     )
 
 
@@ -192,7 +193,7 @@ def _head_fields(inner: int, width: int, given: Mapping[str, Any]) -> dict[str, 
     if heads * head_width != inner or not inner:
         raise CheckpointError(
             f"all heads together have width {inner}, which {head_width} per head does not divide "
-            f"into {heads}; pass num_heads (--spec.num-heads)"
+            f"into {heads}; {how_to_state('num_heads')}"
         )
     return {"num_heads": heads, "head_width": None if inner == width else head_width}
 

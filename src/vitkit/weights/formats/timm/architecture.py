@@ -11,8 +11,10 @@ import functools
 from fnmatch import fnmatchcase
 from typing import Any
 
+from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
 from vitkit.spec import Preprocess, ViTSpec
+from vitkit.timm_keywords import POOLINGS
 
 PRESETS_UNKNOWN_TO_TIMM = (
     "vit_lite_*",
@@ -33,9 +35,7 @@ PRESETS_UNKNOWN_TO_TIMM = (
     "vit_huge_patch16_384",
     "vit_huge_patch32_*",
 )
-TIMM_POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
-"""`global_pool` of timm -> pooling of a spec."""
-TIMM_KEYWORDS = {
+_SAME_VALUES = {
     "depth": "depth",
     "num_heads": "num_heads",
     "in_channels": "in_chans",
@@ -104,7 +104,7 @@ def _can_become(base: ViTSpec, spec: ViTSpec) -> bool:
 
 def _is_computed_by_timm(spec: ViTSpec) -> bool:
     """Return True if no field has a value that timm's classes never compute."""
-    poolings = list(TIMM_POOLINGS.values())
+    poolings = list(POOLINGS.values())
     if is_eva(spec):
         if spec.qkv_bias is True:
             return False
@@ -129,7 +129,7 @@ def _model_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any] | None:
         return None
     differing = {name for name, value in vars(base).items() if value != getattr(spec, name)}
     arguments: dict[str, Any] = {}
-    for field, keyword in TIMM_KEYWORDS.items():
+    for field, keyword in _SAME_VALUES.items():
         if field in differing:
             arguments[keyword] = getattr(spec, field)
     if "image_size" in differing:
@@ -201,7 +201,7 @@ def _readout_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any]:
 def _global_pool(spec: ViTSpec) -> str | None:
     """Return timm's name of a pooling; `mean_all` is "avg" with another keyword."""
     pooling = "mean" if spec.pooling == "mean_all" else spec.pooling
-    return next((name for name, ours in TIMM_POOLINGS.items() if ours == pooling), None)
+    return next((name for name, ours in POOLINGS.items() if ours == pooling), None)
 
 
 def config_document(
@@ -224,27 +224,5 @@ def config_document(
         document["label_names"] = list(classes)
     if architecture is not None and architecture[1]:
         document["model_args"] = architecture[1]
-    document["pretrained_cfg"] = _pretrained_cfg(spec, preprocess)
+    document["pretrained_cfg"] = pretrained_config(spec, preprocess)
     return document
-
-
-def _pretrained_cfg(spec: ViTSpec, preprocess: Preprocess) -> dict[str, Any]:
-    """Return the preprocessing, and the names of the layers that timm replaces for new sizes."""
-    first_conv = "patch_embed.proj"
-    if spec.stem == "resnet":
-        # Without stages, the root convolution is the whole backbone.
-        first_conv = "patch_embed.backbone.conv"
-        if spec.resnet_layers:
-            first_conv = "patch_embed.backbone.stem.conv"
-    return {
-        "num_classes": spec.num_classes,
-        "input_size": [spec.in_channels, *spec.image_size],
-        "fixed_input_size": True,  # the position table fits one size
-        "mean": list(preprocess.mean),
-        "std": list(preprocess.std),
-        "interpolation": preprocess.interpolation,
-        "crop_pct": 1.0 if preprocess.fit == "squash" else preprocess.crop_ratio,
-        "crop_mode": "center" if preprocess.fit == "crop" else "squash",
-        "first_conv": first_conv,
-        "classifier": ["head", "head_dist"] if spec.distillation_token else "head",
-    }

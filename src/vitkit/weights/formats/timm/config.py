@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
+from vitkit.timm_keywords import POOLINGS, TIMM_KEYWORDS
 from vitkit.weights.files.source import Header
-from vitkit.weights.formats.infer_spec import as_pair
-from vitkit.weights.formats.timm.architecture import TIMM_KEYWORDS, TIMM_POOLINGS
+from vitkit.weights.formats.infer_spec import as_pair, how_to_state
 
 EQUAL_PRESETS = {
     "vit_so400m_patch14_siglip_384": "vit_so400m_patch14_siglip_378",
@@ -39,40 +39,21 @@ _ROTARY = ("*rope*", "eva02*", "vit_pe_*", "*sapiens*")
 """Models of timm with rotary positions other than DINOv3's, which leave no tensors."""
 _TIMM_NAMES = {"config.json": re.compile(r".*\d.*"), "arch": re.compile(r".*_\d{3}|test_.*")}
 """Patterns of timm's names; DeiT, MAE and MoCo write others into their checkpoints."""
-_UNDERSTOOD = frozenset(TIMM_KEYWORDS.values()) | frozenset(
+_UNDERSTOOD = frozenset(TIMM_KEYWORDS) | frozenset(
     [
+        "depth",
+        "num_heads",
         "num_classes",
-        "img_size",
         "patch_size",
-        "embed_dim",
-        "mlp_ratio",
+        "class_token",
         "qkv_bias",
-        "init_values",
-        "no_embed_class",
-        "reg_tokens",
-        "num_reg_tokens",
-        "pre_norm",
-        "use_pre_transformer_norm",
+        "qk_norm",
         "final_norm",
-        "fc_norm",
-        "use_fc_norm",
-        "global_pool",
-        "pool_include_prefix",
-        "pos_embed",
-        "act_layer",
-        "norm_layer",
         "rope_temperature",
         "dynamic_img_size",
         "dynamic_img_pad",
         "strict_img_size",
-        "weight_init",
         "fix_init",
-        "drop_rate",
-        "pos_drop_rate",
-        "patch_drop_rate",
-        "proj_drop_rate",
-        "attn_drop_rate",
-        "drop_path_rate",
     ]
 )
 """Keywords that are read here, that shapes decide, or that change no logits of a trained model."""
@@ -175,16 +156,16 @@ def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) 
     if "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):
         raise CheckpointError(
             f"{origin}: {name} is not a known model, and tensors do not show everything a model "
-            "computes; if it is a plain ViT, pass --spec.positions learned (positions='learned')"
+            f"computes; if it is a plain ViT, {how_to_state('positions', 'learned')}"
         )
 
 
 def _pooling(pool: Any, arguments: Mapping[str, Any], origin: str) -> str:
-    if pool not in TIMM_POOLINGS:
-        raise CheckpointError(f"{origin}: global_pool {pool!r} is none of {list(TIMM_POOLINGS)}")
+    if pool not in POOLINGS:
+        raise CheckpointError(f"{origin}: global_pool {pool!r} is none of {list(POOLINGS)}")
     if pool == "avg" and arguments.get("pool_include_prefix"):
         return "mean_all"
-    return TIMM_POOLINGS[pool]
+    return POOLINGS[pool]
 
 
 def _class_names(names: Any) -> tuple[tuple[str, ...], list[str]]:

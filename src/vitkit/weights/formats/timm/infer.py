@@ -16,6 +16,7 @@ from vitkit.weights.formats.infer_spec import (
     as_pair,
     depth_of,
     finish,
+    how_to_state,
     image_size,
     usual_heads,
 )
@@ -263,12 +264,16 @@ def _without_table(
     """Return the fields of a file without position table: rotary positions, or none."""
     patch = fields["patch_size"]
     if is_eva_file(header):
-        positions, description, usual_side = "rope", "DINOv3's RoPE", 256
+        positions, usual_side = "rope", 256
     else:
-        positions, description, usual_side = "none", "none at all", 224
+        positions, usual_side = "none", 224
     warnings: tuple[str, ...] = ()
     if "positions" not in given:
-        warnings = (f"no table of positions: assumed to be {description}; pass positions= if not",)
+        described = "'rope' (as in DINOv3)" if positions == "rope" else "'none'"
+        warnings = (
+            f"the file has no table of positions; positions={described} is assumed; pass "
+            f"positions= if the model has others",
+        )
         if positions == "rope" and fields["qkv_bias"] is True:
             raise CheckpointError("rotary positions other than DINOv3's are not supported")
     side = usual_side // patch[0] or 1
@@ -285,7 +290,8 @@ def _ambiguous_square(
     size = image_size(rows, covered, fields["patch_size"], None)
     warning = (
         f"{rows} rows of positions form a square grid with and without the {prefix} prefix "
-        f"tokens; assumed to be {size[0]} x {size[1]} pixels (pass image_size= if not)"
+        f"tokens; image_size {size[0]} x {size[1]} is assumed; if it is another, "
+        f"{how_to_state('image_size')}"
     )
     guessed = {"positions_cover_prefix": covered > 0, "image_size": size}
     return _PositionFields({"positions": "learned"}, guessed, (warning,))

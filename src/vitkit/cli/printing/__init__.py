@@ -1,0 +1,1 @@
+"""Text that the verbs print: columns, help, and what to do next."""

@@ -1,0 +1,88 @@
+"""The help of the verbs, wrapped to the width of the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from vitkit.cli.parsing.argument import Argument
+from vitkit.cli.parsing.command import Command
+
+WIDEST = 100
+"""Characters of the longest line, however wide the terminal is."""
+COLUMN = 26
+"""Column where descriptions begin."""
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+def help_text(command: Command) -> str:
+    """Return the help of a verb: usage, description, its arguments by group, and examples."""
+    width = line_width()
+    parts = [textwrap.fill(f"usage: {command.usage}", width, subsequent_indent=" " * 7)]
+    for paragraph in command.description:
+        parts.append(textwrap.fill(paragraph, width, break_on_hyphens=False))
+    for group in command.groups:
+        if group.arguments:
+            lines = [f"{group.title}:"]
+            for argument in group.arguments:
+                lines += _entry(argument.invocation, _description(argument), width)
+            parts.append("\n".join(lines))
+    if any(argument.is_switch for argument in command.arguments):
+        parts.append("A switch --NAME is turned off by --no-NAME.")
+    if command.examples:
+        parts.append("\n".join(["examples:", *_examples(command.examples, width)]))
+    return "\n\n".join(parts).replace(NO_BREAK, " ")
+
+
+def line_width() -> int:
+    """Return the characters of a line: as many as the terminal has, 80 if there is none."""
+    return min(shutil.get_terminal_size().columns, WIDEST)
+
+
+def _entry(invocation: str, description: str, width: int) -> Iterator[str]:
+    """Yield the lines of one argument; its description begins beside it where there is room."""
+    indent = " " * COLUMN
+    lines = textwrap.wrap(description, width - COLUMN, break_on_hyphens=False)
+    first = f"  {invocation}"
+    if lines and len(first) < COLUMN - 1:
+        first = f"{first:<{COLUMN}}{lines.pop(0)}"
+    yield from textwrap.wrap(first, width, subsequent_indent="      ", break_long_words=False)
+    yield from (f"{indent}{line}" for line in lines)
+
+
+def _description(argument: Argument) -> str:
+    """Return what an argument does, with its choices and its default."""
+    notes = []
+    if argument.has_many_choices:
+        notes.append(f"one of {', '.join(argument.choices)}")
+    if argument.flags and argument.required:
+        notes.append("required")
+    elif argument.is_switch and argument.default:
+        notes.append("on by default")
+    elif shown := _value(argument.default):
+        notes.append(f"default: {shown}")
+    if not notes:
+        return argument.help
+    # a note stays on one line
+    return f"{argument.help} ({'; '.join(notes)})".replace("default: ", f"default:{NO_BREAK}")
+
+
+def _value(default: object) -> str:
+    """Format a default value; nothing where it says nothing."""
+    if isinstance(default, tuple):
+        return NO_BREAK.join(map(_value, default))
+    if isinstance(default, float):
+        return f"{default:g}"
+    return "" if default is None or default is False else str(default)
+
+
+def _examples(examples: Iterable[str], width: int) -> Iterator[str]:
+    """Yield the example commands, each below what it does."""
+    for example in examples:
+        command, _, purpose = example.partition("  # ")
+        if purpose:
+            yield from textwrap.wrap(
+                f"# {purpose}", width, initial_indent="  ", subsequent_indent="  # "
+            )
+        yield f"  {command.strip()}"

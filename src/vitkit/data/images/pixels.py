@@ -1,0 +1,102 @@
+"""Pixels of images that other code made: PIL images, arrays and tensors, checked by name."""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from vitkit.data.images.read import read_image
+from vitkit.errors import DataError, ImageError
+
+
+def kind_of(image: Any) -> str:
+    """Describe the kind of an image in a few words: images of one dataset must have one kind."""
+    if isinstance(image, Image.Image):
+        return "a PIL image"
+    if isinstance(image, str | PathLike):
+        return "a path"
+    if isinstance(image, bytes):
+        return "bytes of a file"
+    if not hasattr(image, "shape") or not hasattr(image, "dtype"):
+        return f"a {type(image).__name__}"
+    noun = "an array" if isinstance(image, np.ndarray) else "a tensor"
+    return f"{noun} of {str(image.dtype).removeprefix('torch.')}, {_layout(image)}"
+
+
+def _layout(image: Any) -> str:
+    if len(image.shape) != 3:
+        return f"{len(image.shape)} axes"
+    channels = image.shape[-1 if isinstance(image, np.ndarray) else 0]
+    return f"{channels} channel{'' if channels == 1 else 's'}"
+
+
+def as_pixels(image: Any, name: str) -> UInt8[np.ndarray, "H W C"]:
+    """Return an image as (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
+
+    Args:
+        image: a PIL image, a path or bytes of a file; an array (H, W), (H, W, 1) or (H, W, 3); a
+            tensor (H, W), (1, H, W) or (3, H, W). Arrays and tensors are uint8 [0, 255] or float
+            [0, 1], which is rounded to 8 bits.
+        name: its name in messages.
+
+    Raises:
+        DataError: an object of another kind, shape or range.
+        ImageError: a file or a PIL image that cannot be used.
+    """
+    if isinstance(image, str | PathLike | bytes | Image.Image):
+        try:
+            return read_image(image, name)
+        except ImageError as error:
+            raise ImageError(name, error.reason, f"{error.name}: {error.detail}") from error
+    if not hasattr(image, "shape") or not hasattr(image, "dtype"):
+        raise DataError(
+            f"{name}: the image is a {type(image).__name__}; expected a PIL image, a path, a uint8 "
+            "array or a float tensor"
+        )
+    is_array = isinstance(image, np.ndarray)
+    pixels = image if is_array else _channels_last(image, name)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
+        expected = "(H, W), (H, W, 1) or (H, W, 3)" if is_array else "(H, W), (1, H, W), (3, H, W)"
+        raise DataError(
+            f"{name}: the {'array' if is_array else 'tensor'} has the shape {tuple(image.shape)}; "
+            f"expected {expected}"
+        )
+    return np.ascontiguousarray(as_bytes(pixels, name))
+
+
+def _channels_last(tensor: Any, name: str) -> np.ndarray:
+    """Return a tensor (H, W) or (C, H, W) as an array, channels last."""
+    try:
+        array = tensor.detach().cpu().numpy()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise DataError(f"{name}: a {type(tensor).__name__} that is no image: {error}") from None
+    return np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+
+
+def as_bytes(pixels: np.ndarray, name: str) -> UInt8[np.ndarray, "..."]:
+    """Return uint8 values as they are, and float values in [0, 1] as whole numbers from 0 to 255.
+
+    Raises:
+        DataError: another type of number, or float values out of range; the message has them.
+    """
+    if pixels.dtype == np.uint8:
+        return pixels
+    if pixels.dtype.kind != "f":
+        raise DataError(
+            f"{name}: values of type {pixels.dtype}; expected uint8 from 0 to 255, or float from "
+            "0 to 1"
+        )
+    low, high = float(pixels.min(initial=0.0)), float(pixels.max(initial=0.0))
+    # a comparison with NaN is false
+    if not (low >= 0.0 and high <= 1.0):
+        raise DataError(
+            f"{name}: float values from {low:.4g} to {high:.4g}; expected 0 to 1; leave out a "
+            "Normalize, as vitkit normalises the images itself"
+        )
+    return np.rint(pixels * 255.0).astype(np.uint8)

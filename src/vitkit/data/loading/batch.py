@@ -1,0 +1,56 @@
+"""`Batch`: the pixels, labels and places of some images, as a loader gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int64, UInt8
+from torch import Tensor
+
+from vitkit.data.images.preprocess import normalise
+from vitkit.spec import Preprocess
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, still as pixels.
+
+    Attributes:
+        pixels: (B, H, W, C) uint8 [0, 255].
+        labels: class numbers (B,).
+        indices: the images' indices in the split (B,).
+        epoch: the epoch whose random numbers changed the images, counted from 0, or its number in
+            the cycle where these numbers repeat; -1 in evaluation.
+        views: the number of each image's repetition in that epoch (B,), counted from 0.
+        failed: a line for each image that could not be read and has another in its place.
+    """
+
+    pixels: UInt8[Tensor, "B H W C"]
+    labels: Int64[Tensor, "B"]
+    indices: Int64[Tensor, "B"]
+    epoch: int
+    views: Int64[Tensor, "B"]
+    failed: tuple[str, ...] = ()
+
+    def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
+        """Return the normalised images on `device`: bytes travel, floats are made there."""
+        return normalise(self.pixels.to(device, non_blocking=True), preprocess)
+
+    def first(self, count: int) -> Batch:
+        """Return a batch of the first images alone."""
+        return self._select(slice(count))
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """Split the batch into `count` parts of one size; part n takes the rows n, n + count ...
+
+        So the views of one image, which are neighbours, go to different parts, and an image is
+        mixed with another one.
+        """
+        return (self._select(slice(number, None, count)) for number in range(count))
+
+    def _select(self, rows: slice) -> Batch:
+        return Batch(
+            self.pixels[rows], self.labels[rows], self.indices[rows], self.epoch, self.views[rows]
+        )

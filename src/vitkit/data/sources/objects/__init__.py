@@ -1,0 +1,1 @@
+"""Datasets passed as Python objects: arrays, pairs, torch's map-style datasets, `datasets`."""

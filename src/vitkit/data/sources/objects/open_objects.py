@@ -1,0 +1,212 @@
+"""Open datasets that are Python objects, and keep them while a run is made of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vitkit.data.datasets.build import POOL, assemble
+from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
+from vitkit.data.sources.objects.arrays import is_arrays, is_pairs, read_arrays, read_pairs
+from vitkit.data.sources.objects.hub_dataset import is_hub_dataset, read_hub_dataset
+from vitkit.data.sources.objects.item_split import read_items
+from vitkit.data.sources.objects.items import MapStyle
+from vitkit.data.sources.objects.object_part import ObjectPart
+from vitkit.errors import DataError
+from vitkit.io.import_path import MEMORY_PREFIX, find_given, given, is_given
+from vitkit.messages import did_you_mean
+
+ACCEPTED = (
+    "a path or a name, (images, labels) as arrays, a list of (path, label) or (image, label), a "
+    "map-style torch Dataset, a datasets.Dataset, or a dict of these by split"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectData:
+    """A dataset object whose items were read once: labels and digests, by split.
+
+    Attributes:
+        name: how it was given, such as `arrays`, or the name of its class.
+        parts: by split, or all of it as `POOL`.
+        classes: the names of the class numbers, where they are known.
+    """
+
+    name: str
+    parts: Mapping[str, ObjectPart]
+    classes: tuple[str, ...] = ()
+
+    @property
+    def address(self) -> str:
+        """Its name in the settings: how it was given, and a digest of its content."""
+        digest = hashlib.sha256(repr(self.classes).encode())
+        for split, part in self.parts.items():
+            digest.update(repr((split, part.labels)).encode())
+            digest.update(part.digests.tobytes())
+        return f"{MEMORY_PREFIX}{self.name}-{digest.hexdigest()[:8]}"
+
+    @property
+    def class_names(self) -> set[str]:
+        """The labels as text."""
+        return {str(label) for part in self.parts.values() for label in part.labels}
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if all labels are class numbers and nothing names them."""
+        return not self.classes and all(
+            isinstance(label, int) for part in self.parts.values() for label in part.labels
+        )
+
+    def as_split(self, split: str) -> ObjectData:
+        """Return images that belong to no split as one; an object with splits as it is."""
+        if set(self.parts) != {POOL}:
+            return self
+        return replace(self, parts={split: self.parts[POOL]})
+
+    def open(self, *, ignore_extra_classes: bool = False) -> Dataset:
+        """Return the dataset; images without a split are divided 70/10/20.
+
+        Raises:
+            DataError: labels outside of the classes, or as `build.assemble`.
+        """
+        notes = [note for part in self.parts.values() for note in part.notes]
+        return assemble(
+            self.name,
+            self.name,
+            {split: part.named(self.classes) for split, part in self.parts.items()},
+            classes=self.classes,
+            ignore_extra_classes=ignore_extra_classes,
+            notes=notes,
+        )
+
+
+def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
+    """Read a dataset object once: the label and the digest of every item.
+
+    Args:
+        data: one of the kinds that `open_dataset` lists.
+        classes: names of the class numbers; those of the object itself where absent.
+
+    Raises:
+        DataError: an object of another kind, or items that cannot be used, by index.
+    """
+    parts = _splits(data) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
+    names = dict.fromkeys(part.kind for part in parts.values())
+    found = dict.fromkeys(part.classes for part in parts.values() if part.classes)
+    if len(found) > 1 and not classes:
+        one, other = [*found][:2]
+        raise DataError(f"the splits have other classes: {one} and {other}; expected the same")
+    known = tuple(classes) or next(iter(found), ())
+    return ObjectData("-".join(names), parts, known)
+
+
+def _splits(data: Mapping[Any, Any]) -> dict[str, ObjectPart]:
+    """Return the parts of a dict of splits."""
+    parts: dict[str, ObjectPart] = {}
+    for key, value in data.items():
+        split = SPLIT_WORDS.get(str(key).lower())
+        if split is None:
+            near = did_you_mean(str(key), SPLIT_WORDS)
+            raise DataError(f"there is no split {key!r}{near}; expected train, val or test")
+        if split in parts:
+            raise DataError(f"two entries of the dict are the split {split}; keep one")
+        if isinstance(value, Mapping):
+            raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
+        parts[split] = _part(value, f"{_name(value)}/{split}")
+    if not parts:
+        raise DataError("the dict of splits is empty; expected train, val or test")
+    return parts
+
+
+def _name(data: object) -> str:
+    """Return the name of an object for messages and addresses."""
+    if is_arrays(data):
+        return "arrays"
+    if is_pairs(data):
+        return "pairs"
+    kind = "items" if isinstance(data, list | tuple) else type(data).__name__
+    return re.sub(r"\W+", "-", "datasets" if is_hub_dataset(data) else kind)
+
+
+def _part(data: Any, origin: str) -> ObjectPart:
+    """Read the images of one split."""
+    if is_arrays(data):
+        images, labels = data
+        return read_arrays(images, labels, origin)
+    if is_pairs(data):
+        return read_pairs(data, origin)
+    if is_hub_dataset(data):
+        return read_hub_dataset(data, origin)
+    _refuse_other_kinds(data)
+    split, labels, notes = read_items(data, origin)
+    return ObjectPart(_name(data), split, labels, split.digests, _classes_of(data), tuple(notes))
+
+
+def _classes_of(data: object) -> tuple[str, ...]:
+    """Return the class names that a dataset has as `classes`, as torchvision's do; or none."""
+    # of a subset, as `random_split` makes it, those of the whole
+    while not hasattr(data, "classes") and hasattr(data, "dataset"):
+        data = data.dataset
+    own = getattr(data, "classes", ())
+    is_names = isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
+    return tuple(own) if is_names else ()
+
+
+def _refuse_other_kinds(data: object) -> None:
+    """Raise `DataError` for what has no items in an order: streams, loaders, bare arrays."""
+    kind = type(data).__name__
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        raise DataError(f"data is a {kind}; pass its dataset: {kind.lower()}.dataset")
+    if hasattr(data, "iloc"):
+        raise DataError(f"data is a {kind}; pass pairs: list(zip(table.path, table.label))")
+    if hasattr(data, "shape") and hasattr(data, "dtype"):
+        raise DataError(
+            f"data is one {kind} of the shape {tuple(data.shape)}; pass (images, labels)"
+        )
+    is_stream = hasattr(data, "__iter__") and not hasattr(data, "__getitem__")
+    if is_stream or any(base.__name__ == "IterableDataset" for base in type(data).__mro__):
+        raise DataError(
+            f"data is a {kind}, which can only be read in one order; pass list(data) where it fits "
+            "into memory, or write its images as WebDataset shards and pass wds:SHARDS.tar"
+        )
+    if isinstance(data, str | bytes) or not isinstance(data, MapStyle):
+        raise DataError(f"data is a {kind}; expected {ACCEPTED}")
+
+
+@contextmanager
+def kept(data: ObjectData | Dataset) -> Iterator[str]:
+    """Keep a dataset under an address while the block runs; yields the address."""
+    if isinstance(data, Dataset):
+        address = f"{MEMORY_PREFIX}{data.name}-{data.fingerprint[:8]}"
+    else:
+        address = data.address
+    with given({address: data}):
+        yield address
+
+
+def find_object(address: str) -> ObjectData | None:
+    """Return the object of an address; None for any other address, and for an opened dataset."""
+    data = find_given(address) if is_given(address) else None
+    return data if isinstance(data, ObjectData) else None
+
+
+def open_kept(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
+    """Return the dataset of an address.
+
+    Raises:
+        DataError: the call did not pass it.
+    """
+    if not is_given(address):
+        raise DataError(
+            f"{address} stands for data that were passed from Python and are not stored; pass the "
+            "same object again: vitkit.train(data, resume=RUN), vitkit.evaluate(RUN, data)"
+        )
+    data = find_given(address)
+    if isinstance(data, Dataset):
+        return data
+    opened: Dataset = data.open(ignore_extra_classes=ignore_extra_classes)
+    return opened

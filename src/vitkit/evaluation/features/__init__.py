@@ -1,0 +1,1 @@
+"""Features of a frozen model, and classifiers that are fitted on them."""

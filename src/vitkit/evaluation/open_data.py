@@ -1,0 +1,163 @@
+"""The data of an evaluation: opened, cleaned and split as for the training of a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitkit.data.checks.check import drop_or_refuse_unreadable
+from vitkit.data.datasets.class_names import ClassMatch, match_classes
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import with_validation_of
+from vitkit.data.sources.objects.open_objects import find_object
+from vitkit.data.sources.open import open_dataset
+from vitkit.errors import DataError
+from vitkit.messages import did_you_mean
+from vitkit.weights.checkpoint import Checkpoint, names_for_data
+
+CLASSES_SHOWN = 5
+"""Class names that a message lists."""
+
+
+def choose_split(dataset: Dataset, split: str | None) -> str:
+    """Return the split to evaluate: the one asked for, or test, or val. Raises `DataError`."""
+    if split is None:
+        split = next((name for name in ("test", "val") if name in dataset.splits), None)
+    if split is None:
+        raise DataError(
+            f"{dataset.name} has neither test nor val to evaluate on; name a split with --split "
+            f"(split=): {', '.join(dataset.splits)}"
+        )
+    if split not in dataset.splits:
+        raise DataError.about(
+            "split",
+            split,
+            f"{dataset.name} has no split of that name{did_you_mean(split, dataset.splits)}; "
+            f"it has {', '.join(dataset.splits)}",
+        )
+    return split
+
+
+def open_as_in_training(
+    checkpoint: Checkpoint,
+    data: str,
+    data_root: str | Path | None,
+    cache: str | Path | None,
+) -> Dataset:
+    """Open a dataset; clean and split it as the checkpoint's stored settings say."""
+    settings = _stored(checkpoint, "recipe")
+    trained_on = _stored(checkpoint, "data").get("fingerprint")
+    ignore_extra_classes = settings.get("ignore_extra_classes") is True
+    dataset = _open_object(checkpoint, data, trained_on, ignore_extra_classes) or open_dataset(
+        data,
+        data_root=data_root,
+        ignore_extra_classes=ignore_extra_classes,
+        follow_links=settings.get("follow_links") is True,
+    )
+    # first: about data of other classes, no other problem matters
+    _match_or_refuse(checkpoint, dataset)
+    # checkpoints of an earlier version were trained on another split of the same data
+    if dataset.as_before is not None and dataset.as_before.fingerprint == trained_on:
+        dataset = dataset.as_before
+    if cache is not None:
+        dataset = cached(dataset, None if cache == "auto" else cache)
+        logging.getLogger("vitkit").info("%s", dataset.notes[-1])
+    fraction = settings.get("val_fraction")
+    # the recipe is a stranger's JSON: a value of another type counts as missing
+    if trained_on is not None and isinstance(fraction, float) and fraction > 0:
+        dataset = with_validation_of(dataset, trained_on, fraction)
+    _refuse_changed_split(trained_on, dataset)
+    if settings.get("bad_images") == "skip":
+        dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
+    return dataset
+
+
+def _open_object(
+    checkpoint: Checkpoint, data: str, trained_on: str | None, ignore_extra_classes: bool
+) -> Dataset | None:
+    """Open data that were passed as an object; `None` for any other address.
+
+    Images that are in no split are all evaluated, unless the checkpoint was trained on a part of
+    them.
+    """
+    given = find_object(data)
+    if given is None:
+        return None
+    classes = checkpoint.classes
+    if given.is_numbered and not given.class_names <= {*classes}:
+        given = replace(given, classes=classes)
+    dataset = given.open(ignore_extra_classes=ignore_extra_classes)
+    marks = [cut.fingerprint for cut in (dataset, dataset.as_before) if cut is not None]
+    if trained_on in marks:
+        return dataset
+    return given.as_split("test").open(ignore_extra_classes=ignore_extra_classes)
+
+
+def _stored(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return an object of a checkpoint's metadata; an empty one if there is none."""
+    value = checkpoint.metadata.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
+    """Refuse a split that vitkit made itself, from other images than those of the training."""
+    if dataset.cut and trained_on not in (None, dataset.fingerprint):
+        raise DataError(
+            f"{dataset.name} has no test folder, and its images differ from those the checkpoint "
+            "was trained on, so a new test split would contain training images; put the test "
+            f"images into {dataset.name}/test/<class>/"
+        )
+
+
+def with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
+    """Return a split with its labels numbered as the checkpoint's classes, matched by name."""
+    images = dataset.splits[split]
+    match = _match_or_refuse(checkpoint, dataset)
+    if match is None:
+        # the warning points to the caller of `evaluate`
+        warnings.warn(
+            "the checkpoint has no class names; the data's are used, in natural order", stacklevel=3
+        )
+        return images
+    # class number of the data -> class number of the checkpoint
+    new_numbers = np.array(match.indices, dtype=np.int64)
+    return images.relabelled(new_numbers[images.labels])
+
+
+def _match_or_refuse(checkpoint: Checkpoint, dataset: Dataset) -> ClassMatch | None:
+    """Match the classes of a dataset with the checkpoint's; `None` if that names none."""
+    classes = names_for_data(checkpoint, dataset.classes)
+    if not classes:
+        if len(dataset.classes) != checkpoint.model.spec.num_classes:
+            raise DataError(
+                f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint "
+                f"{checkpoint.model.spec.num_classes} logits without class names; "
+                f"evaluate on data of the same classes"
+            )
+        return None
+    match = match_classes(dataset.classes, classes)
+    if match.ambiguous:
+        raise DataError(
+            f"{dataset.name} has a class {match.ambiguous[0]!r}, and the checkpoint several of "
+            f"that name; rename it to the name of another class, or leave it out"
+        )
+    if match.unknown:
+        raise DataError(
+            f"{dataset.name} has classes that the checkpoint lacks: {_listed(match.unknown)}; it "
+            f"has {_listed(classes)}"
+        )
+    return match
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first class names and count the others."""
+    more = len(names) - CLASSES_SHOWN
+    return ", ".join(names[:CLASSES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")

@@ -1,0 +1,1 @@
+"""Files from the web: connections, downloads that go on where they broke, single images."""

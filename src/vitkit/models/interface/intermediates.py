@@ -1,0 +1,230 @@
+"""Tokens of inner layers, as sequences or as maps: the calls of timm and of DINOv2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitkit.errors import SettingError, ShapeError
+from vitkit.models.attention import Context
+from vitkit.models.encoder import RunBlock, block_calls
+from vitkit.models.record import resolve_layers
+from vitkit.shapes import Grid, Images, Tokens
+from vitkit.spec import ViTSpec
+
+Intermediate: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""Patch tokens of a layer, (B, D, gh, gw) or (B, N, D), alone or with its prefix (B, R, D)."""
+OutputFormat = Literal["NCHW", "NLC"]
+FORMATS: tuple[OutputFormat, ...] = ("NCHW", "NLC")
+
+
+class Embedded(NamedTuple):
+    """The input of the first block.
+
+    Attributes:
+        tokens: z_0 (B, T, D).
+        context: what every block gets beside its tokens.
+        grid: (gh, gw) of the patches.
+    """
+
+    tokens: Tokens
+    context: Context
+    grid: Grid
+
+
+class Intermediates(nn.Module):
+    """The tokens after inner blocks, by the calls that timm and DINOv2 have for them."""
+
+    spec: ViTSpec
+    blocks: nn.ModuleList
+    norm: nn.Module
+    run_block: RunBlock | None
+    embed: Callable[[Images], Embedded]
+
+    @overload
+    def forward_intermediates(
+        self,
+        x: Images,
+        indices: int | Sequence[int] | None = ...,
+        return_prefix_tokens: bool = ...,
+        norm: bool = ...,
+        stop_early: bool = ...,
+        output_fmt: OutputFormat = ...,
+        intermediates_only: Literal[False] = ...,
+    ) -> tuple[Tensor, list[Any]]: ...
+    @overload
+    def forward_intermediates(
+        self,
+        x: Images,
+        indices: int | Sequence[int] | None = ...,
+        return_prefix_tokens: bool = ...,
+        norm: bool = ...,
+        stop_early: bool = ...,
+        output_fmt: OutputFormat = ...,
+        *,
+        intermediates_only: bool,
+    ) -> Any: ...
+    def forward_intermediates(
+        self,
+        x: Images,
+        indices: int | Sequence[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: OutputFormat = "NCHW",
+        intermediates_only: bool = False,
+    ) -> tuple[Tensor, list[Intermediate]] | list[Intermediate]:
+        """Return the tokens after some blocks, as timm's method of this name (and as a `Record`).
+
+        Args:
+            x: images (B, C, H, W) float, normalised.
+            indices: numbers of the blocks, from 0, negative ones from the end; one number n means
+                the last n; `None` all. Results are in the order of the blocks.
+            return_prefix_tokens: give a pair for each block: its patches, and its class,
+                distillation and register tokens (B, R, D).
+            norm: apply the last norm to each.
+            stop_early: leave out the blocks after the last that is asked for; the first result then
+                has the tokens of that one.
+            output_fmt: `NCHW` for maps (B, D, gh, gw), `NLC` for patches row by row (B, N, D).
+            intermediates_only: return the list alone.
+
+        Returns:
+            All tokens after the last norm (B, T, D), which `forward_head` takes too, and the list.
+
+        Raises:
+            SettingError: a block that does not exist, or another format.
+            ShapeError: as for `forward`; or `NCHW` while `patch_dropout` drops patches.
+
+        >>> import torch
+        >>> from vitkit import create_model
+        >>> model = create_model("vit_tiny_patch16_224", img_size=32, patch_size=8)
+        >>> tokens, maps = model.forward_intermediates(torch.zeros(2, 3, 32, 48), [1, -1])
+        >>> tokens.shape, [tuple(m.shape) for m in maps]
+        (torch.Size([2, 25, 192]), [(2, 192, 4, 6), (2, 192, 4, 6)])
+        >>> _, [(patches, prefix)] = model.forward_intermediates(
+        ...     torch.zeros(2, 3, 32, 32), 1, output_fmt="NLC", return_prefix_tokens=True)
+        >>> patches.shape, prefix.shape
+        (torch.Size([2, 16, 192]), torch.Size([2, 1, 192]))
+        """
+        check_format(output_fmt)
+        layers = take_layers(indices, len(self.blocks))
+        tokens, context, grid = self.embed(x)
+        calls = block_calls(self.blocks, run=self.run_block)
+        kept: list[Tensor] = []
+        for layer, block in enumerate(calls[: layers[-1] + 1] if stop_early else calls):
+            tokens = block(tokens, context)
+            if layer in layers:
+                kept.append(self.norm(tokens) if norm else tokens)
+        count = self.spec.num_prefix_tokens
+        patches = [tokens[:, count:] for tokens in kept]
+        if output_fmt == "NCHW":
+            patches = [as_map(tokens, grid) for tokens in patches]
+        intermediates: list[Any] = patches
+        if return_prefix_tokens and count:
+            prefixes = [tokens[:, :count] for tokens in kept]
+            intermediates = list(zip(patches, prefixes, strict=True))
+        return intermediates if intermediates_only else (self.norm(tokens), intermediates)
+
+    def get_intermediate_layers(
+        self,
+        x: Images,
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        return_class_token: bool = False,
+        norm: bool = True,
+    ) -> tuple[Intermediate, ...]:
+        """Return the patches of some layers; arguments and results as DINOv2's method of this name.
+
+        Args:
+            x: images (B, C, H, W) float, normalised.
+            n: the last n blocks, or the numbers of some, from 0.
+            reshape: give maps (B, D, gh, gw) in the place of patches (B, N, D).
+            return_class_token: give a pair for each block: patches, and class token (B, D).
+            norm: apply the last norm to each.
+
+        Raises:
+            SettingError: a block that does not exist, or a class token where the model has none.
+            ShapeError: as for `forward`.
+
+        >>> import torch
+        >>> from vitkit import create_model
+        >>> model = create_model("vit_tiny_patch16_224", img_size=32, patch_size=8)
+        >>> (patches, cls), = model.get_intermediate_layers(
+        ...     torch.zeros(2, 3, 32, 32), reshape=True, return_class_token=True)
+        >>> patches.shape, cls.shape
+        (torch.Size([2, 192, 4, 4]), torch.Size([2, 192]))
+        """
+        if return_class_token and not self.spec.class_token:
+            raise SettingError("return_class_token=True: the model has no class token")
+        pairs = self.forward_intermediates(
+            x,
+            n,
+            return_prefix_tokens=return_class_token,
+            norm=norm,
+            stop_early=True,
+            output_fmt="NCHW" if reshape else "NLC",
+            intermediates_only=True,
+        )
+        if not return_class_token:
+            return tuple(pairs)
+        return tuple((patches, prefix[:, 0]) for patches, prefix in pairs)
+
+    @property
+    def feature_info(self) -> list[dict[str, Any]]:
+        """The module, channels and pixels per cell of each block's map, as timm names them."""
+        cell = max(self.spec.patch_size)
+        return [
+            {"module": f"blocks.{layer}", "num_chs": self.spec.width, "reduction": cell}
+            for layer in range(len(self.blocks))
+        ]
+
+
+def check_format(output_fmt: str) -> None:
+    """Raise `SettingError` for another layout than `NCHW` and `NLC`."""
+    if output_fmt not in FORMATS:
+        raise SettingError(f"output_fmt {output_fmt!r} is none of {', '.join(FORMATS)}")
+
+
+def take_layers(indices: int | Sequence[int] | None, depth: int) -> list[int]:
+    """Return the numbers of the requested layers in ascending order, each once.
+
+    Args:
+        indices: the last n, the numbers of some, or `None` for all.
+        depth: number of layers.
+
+    Raises:
+        SettingError: a layer that does not exist, or none at all.
+
+    >>> take_layers(2, 12), take_layers([-1, 3], 12)
+    ([10, 11], [3, 11])
+    """
+    if indices is None:
+        indices = depth
+    if isinstance(indices, int):
+        if not 1 <= indices <= depth:
+            raise SettingError(f"the last {indices} layers: must be from 1 to {depth}")
+        return list(range(depth - indices, depth))
+    if isinstance(indices, str) or not all(isinstance(layer, int) for layer in indices):
+        raise SettingError(
+            f"layers {indices!r}: pass a number n for the last n, or several numbers"
+        )
+    if not indices:
+        raise SettingError("no layers are named; name some, or pass None for all")
+    return sorted(resolve_layers(indices, depth))
+
+
+def as_map(patches: Float[Tensor, "B N D"], grid: Grid) -> Float[Tensor, "B D gh gw"]:
+    """Arrange patch tokens as a map.
+
+    Raises:
+        ShapeError: fewer patches than cells, while `patch_dropout` trains.
+    """
+    if patches.shape[1] != grid[0] * grid[1]:
+        raise ShapeError(
+            f"{patches.shape[1]} patches make no map of {grid[0]} x {grid[1]}: patch_dropout drops "
+            "some in training; call model.eval(), or pass output_fmt='NLC'"
+        )
+    return patches.unflatten(1, grid).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,216 @@
+"""The learning curves of a run as a figure, and the curve of the search for a learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitkit.plots.figure import (
+    BLUE,
+    ORANGE,
+    RED,
+    SCREEN_DPI,
+    NotebookFigure,
+    drawing_style,
+    fit_to_contents,
+)
+
+PANEL = (1.85, 1.6)
+"""Width and height of a panel, in inches; three of them are as wide as a page."""
+GAP, LEFT, BOTTOM = 0.66, 0.5, 0.5
+"""Inches between two panels, and around them."""
+MOST_MARKED = 30
+"""Epochs of a run whose single epochs have a mark each."""
+
+
+class Band(NamedTuple):
+    """The range of the reference runs of a recipe.
+
+    Attributes:
+        name: of the recipe.
+        epochs: of the band's points (M,); they may lie between the run's epochs.
+        low: lowest top-1 of the reference runs (M,), in [0, 1].
+        high: highest top-1 (M,), in [0, 1].
+    """
+
+    name: str
+    epochs: Float64[np.ndarray, " M"]
+    low: Float64[np.ndarray, " M"]
+    high: Float64[np.ndarray, " M"]
+
+
+def draw_curves(
+    epochs: Float64[np.ndarray, " E"],
+    *,
+    train_loss: Float64[np.ndarray, " E"],
+    learning_rate: Float64[np.ndarray, " E"],
+    val_loss: Float64[np.ndarray, " E"] | None = None,
+    val_top1: Float64[np.ndarray, " E"] | None = None,
+    best_epoch: int | None = None,
+    band: Band | None = None,
+) -> NotebookFigure:
+    """Draw losses, validation accuracy and learning rate over the epochs, side by side.
+
+    Values that are not finite are gaps. Without validation there is no panel of the accuracy.
+
+    Args:
+        epochs: numbers of the epochs (E,), counted from 1.
+        train_loss: mean of each epoch's steps (E,), in nats.
+        learning_rate: of the last step of each epoch (E,).
+        val_loss: validation loss (E,), in nats.
+        val_top1: share of the validation images that are right (E,), in [0, 1].
+        best_epoch: the epoch to mark, one of `epochs`.
+        band: the range of reference runs.
+    """
+    panels = 2 if val_top1 is None else 3
+    width = LEFT + panels * (PANEL[0] + GAP)
+    height = BOTTOM + PANEL[1] + 0.5
+    with drawing_style():
+        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+        places = iter(_places(panels, width, height))
+        axes = figure.add_axes(next(places))
+        _line(axes, epochs, train_loss, "training", BLUE, "o")
+        if val_loss is not None:
+            _line(axes, epochs, val_loss, "validation", ORANGE, "s")
+        _finish(axes, epochs, "loss (nats)")
+        if val_top1 is not None:
+            axes = figure.add_axes(next(places))
+            _draw_accuracy(axes, epochs, 100 * val_top1, best_epoch, band)
+        axes = figure.add_axes(next(places))
+        _line(axes, epochs, learning_rate, "", BLUE, "o")
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
+        _finish(axes, epochs, "learning rate")
+        fit_to_contents(figure)
+    return figure
+
+
+def draw_rate_search(
+    rates: Sequence[float], losses: Sequence[float], lowest: float, chosen: float
+) -> NotebookFigure:
+    """Draw the loss of a range test over the learning rate, and mark the rate that was chosen.
+
+    Args:
+        rates: learning rates that were tried (M,), increasing.
+        losses: the smoothed training loss of each (M,), in nats.
+        lowest: the rate at which the loss was lowest.
+        chosen: the rate that the run uses.
+    """
+    width, height = 4.0, 2.7
+    with drawing_style():
+        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+        axes = figure.add_axes((0.15, 0.2, 0.8, 0.6))
+        axes.plot(rates, losses, color=BLUE, label="smoothed training loss")
+        low = [loss for rate, loss in zip(rates, losses, strict=True) if rate == lowest]
+        if low:
+            marker: dict[str, Any] = {"marker": "v", "color": "black", "linestyle": "none"}
+            axes.plot([lowest], low[:1], label=f"lowest loss: {_short_number(lowest)}", **marker)
+        axes.axvline(chosen, color=RED, linestyle="--", label=f"chosen: {_short_number(chosen)}")
+        axes.set_xscale("log")
+        axes.set_xlabel("learning rate (logarithmic)")
+        axes.set_ylabel("loss (nats)")
+        _decorate(axes)
+        fit_to_contents(figure)
+    return figure
+
+
+def _places(panels: int, width: float, height: float) -> list[tuple[float, float, float, float]]:
+    """Return the place of each panel: left, bottom, width and height as parts of the figure."""
+    places = []
+    for number in range(panels):
+        left = LEFT + number * (PANEL[0] + GAP)
+        places.append((left / width, BOTTOM / height, PANEL[0] / width, PANEL[1] / height))
+    return places
+
+
+def _draw_accuracy(
+    axes: Axes,
+    epochs: Float64[np.ndarray, " E"],
+    per_cent: Float64[np.ndarray, " E"],
+    best_epoch: int | None,
+    band: Band | None,
+) -> None:
+    """Draw the accuracy of each epoch, the range of the reference runs and the best epoch."""
+    if band is not None:
+        axes.fill_between(
+            band.epochs,
+            100 * band.low,
+            100 * band.high,
+            color="#c0c0c0",
+            linewidth=0,
+            label=f"reference runs ({band.name})",
+        )
+    _line(axes, epochs, per_cent, "validation", ORANGE, "s")
+    if best_epoch is not None:
+        (best,) = per_cent[epochs == best_epoch]
+        axes.plot(
+            [best_epoch],
+            [best],
+            marker="*",
+            markersize=8,
+            color="black",
+            linestyle="none",
+            clip_on=False,
+            zorder=3,
+            label=f"best: epoch {best_epoch}, {best:.1f} %",
+        )
+    axes.set_ylim(top=min(100, axes.get_ylim()[1]))
+    _finish(axes, epochs, "top-1 accuracy (%)")
+
+
+def _line(
+    axes: Axes,
+    epochs: Float64[np.ndarray, " E"],
+    values: Float64[np.ndarray, " E"],
+    label: str,
+    colour: str,
+    marker: str,
+) -> None:
+    """Draw one value of every epoch; points are not clipped where they lie on the axis."""
+    finite = np.isfinite(values)
+    # a point between two gaps would not show without a mark
+    marked = len(epochs) <= MOST_MARKED or not finite.all()
+    axes.plot(
+        epochs,
+        np.where(finite, values, np.nan),
+        color=colour,
+        marker=marker if marked else "",
+        markersize=2.5,
+        clip_on=False,
+        label=label,
+    )
+
+
+def _finish(axes: Axes, epochs: Float64[np.ndarray, " E"], title: str) -> None:
+    """Give a panel its axes and legend."""
+    axes.set_xlabel("epoch")
+    axes.set_ylabel(title)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    if len(epochs) == 1:
+        axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
+        axes.set_xticks(epochs)
+    _decorate(axes)
+
+
+def _decorate(axes: Axes) -> None:
+    """Leave out the frame's upper and right line, and put the legend above the panel."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, linewidth=0.4, color="#dddddd")
+    axes.set_axisbelow(True)
+    if any(not label.startswith("_") for label in axes.get_legend_handles_labels()[1]):
+        above: dict[str, Any] = {
+            "loc": "lower left",
+            "bbox_to_anchor": (-0.02, 1.0),
+            "borderpad": 0.2,
+        }
+        axes.legend(frameon=False, handlelength=1.8, labelspacing=0.25, **above)
+
+
+def _short_number(value: float, position: int | None = None) -> str:
+    """Write a learning rate briefly: 0.001, 5e-5."""
+    return f"{value:.3g}".replace("e-0", "e-").replace("e+0", "e")

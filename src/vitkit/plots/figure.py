@@ -1,0 +1,139 @@
+"""matplotlib figures that leave its global state alone, and their PNG and SVG files.
+
+Modules that draw import matplotlib, so they are imported in the functions that need them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from typing import Any
+
+from matplotlib import rc_context, rcParamsDefault
+from matplotlib.figure import Figure
+
+from vitkit.plots.fonts import covering_families
+
+DPI = 300
+"""Dots an inch of a PNG file, as journals ask for."""
+SCREEN_DPI = 150
+"""Dots an inch in a notebook."""
+BLUE, ORANGE, RED = "#0072b2", "#e69f00", "#d55e00"
+"""Colours that people with any colour vision tell apart (Okabe and Ito, 2008)."""
+STYLE: dict[Any, Any] = {
+    "font.size": 8.0,
+    "axes.titlesize": 9.0,
+    "axes.labelsize": 8.0,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "legend.fontsize": 7.0,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "lines.linewidth": 1.0,
+    "figure.dpi": SCREEN_DPI,
+    # text stays text: it can be searched and edited, and a viewer uses its own fonts
+    "svg.fonttype": "none",
+    # identifiers are drawn at random otherwise, so that no two files would be equal
+    "svg.hashsalt": "vitkit",
+}
+"""matplotlib's parameters of all figures; sizes in points, as printed at a paper's width."""
+OWN_TO_THE_PROCESS = ("backend", "interactive", "toolbar", "webagg", "timezone", "tk", "macosx")
+"""First words of parameters that are about the process and not about a drawing."""
+DEFAULTS: dict[Any, Any] = {
+    name: value
+    for name, value in rcParamsDefault.items()
+    if not name.startswith(OWN_TO_THE_PROCESS)
+}
+PADDING = 0.06
+"""Inches around the outermost texts of a figure."""
+
+
+class NotebookFigure(Figure):
+    """A matplotlib figure that looks the same whatever style the user has chosen.
+
+    A notebook shows it also where pyplot was never imported.
+
+    Attributes:
+        missing: characters of its texts that no font on this computer has.
+    """
+
+    missing: str = ""
+
+    def draw(self, renderer: Any) -> None:
+        """Draw the figure in its own style: matplotlib makes some marks of the axes only now."""
+        with drawing_style():
+            super().draw(renderer)
+
+    def get_tightbbox(self, renderer: Any = None, **settings: Any) -> Any:
+        """Return the box around all that is drawn, in inches."""
+        with drawing_style():
+            return super().get_tightbbox(renderer, **settings)
+
+    def _repr_png_(self) -> bytes:
+        return encode_png(self, dpi=SCREEN_DPI)
+
+
+@contextmanager
+def drawing_style(text: str = "") -> Iterator[str]:
+    """Set the parameters of a drawing, and restore the user's own afterwards.
+
+    The same data give the same bytes, whatever style the user has chosen.
+
+    Args:
+        text: all names that will be drawn; fonts are chosen that have their characters.
+
+    Yields:
+        The characters of `text` that no font has.
+    """
+    families, missing = covering_families(text)
+    with rc_context(DEFAULTS | STYLE | {"font.family": families}), warnings.catch_warnings():
+        # letters that no font has are drawn as boxes; `NotebookFigure.missing` names them
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        yield missing
+
+
+def fit_to_contents(figure: Figure) -> None:
+    """Resize a figure so that it ends where its texts end; what is drawn keeps its size."""
+    box = figure.get_tightbbox()  # inches
+    width, height = figure.get_size_inches()
+    new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING
+    for axes in figure.axes:
+        place = axes.get_position()
+        left = (place.x0 * width - box.x0 + PADDING) / new_width
+        bottom = (place.y0 * height - box.y0 + PADDING) / new_height
+        size = (place.width * width / new_width, place.height * height / new_height)
+        axes.set_position((left, bottom, *size))
+    figure.set_size_inches(new_width, new_height)
+
+
+def encode_png(figure: Figure, software: str = "vitkit", dpi: int = DPI) -> bytes:
+    """Encode a figure as a PNG file.
+
+    Args:
+        figure: the figure.
+        software: its text `Software`.
+        dpi: dots an inch.
+    """
+    return _encode(figure, format="png", dpi=dpi, metadata={"Software": software})
+
+
+def encode_svg(figure: Figure, software: str = "vitkit") -> bytes:
+    """Encode a figure as an SVG file without a date; its texts are texts, not outlines.
+
+    Args:
+        figure: the figure.
+        software: its creator, in the metadata.
+    """
+    return _encode(figure, format="svg", metadata={"Date": None, "Creator": software})
+
+
+def _encode(figure: Figure, **settings: Any) -> bytes:
+    content = BytesIO()
+    with drawing_style():
+        figure.savefig(content, **settings)
+    return content.getvalue()

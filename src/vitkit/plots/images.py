@@ -1,0 +1,70 @@
+"""Images with captions in rows, as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vitkit.messages import escape
+from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
+from vitkit.plots.wrapping import wrap_name
+
+SIDE, GAP, LINE = 1.15, 0.1, 0.125
+"""Longer side of an image, the space between two, and the height of a caption's line; inches."""
+LETTERS = 19
+"""Letters of a caption's line."""
+ACROSS = 6
+"""Images in a row."""
+
+
+def draw_images(
+    images: Sequence[UInt8[np.ndarray, "H W C"]],
+    captions: Sequence[Sequence[str]],
+    title: str,
+    across: int = ACROSS,
+) -> NotebookFigure:
+    """Draw images in rows, each above its caption; nothing of a caption is cut.
+
+    Args:
+        images: (H, W, 3) RGB or (H, W, 1) grey, uint8; each of its own size.
+        captions: lines of text for each image; long ones are broken.
+        title: of the figure.
+        across: images in a row.
+    """
+    wrapped = []
+    for lines in captions:
+        wrapped.append([part for line in lines for part in wrap_name(escape(line), LETTERS)])
+    rows = -(-len(images) // across)  # rounded up
+    columns = min(across, max(1, len(images)))
+    text = max((len(lines) for lines in wrapped), default=0) * LINE
+    size = (columns * (SIDE + GAP), rows * (SIDE + text + GAP) + 0.3)
+    everything = "".join([title, *("".join(lines) for lines in wrapped)])
+    with drawing_style(everything) as missing:
+        figure = NotebookFigure(figsize=size, dpi=SCREEN_DPI)
+        figure.missing = missing
+        for number, (image, lines) in enumerate(zip(images, wrapped, strict=True)):
+            left = number % across * (SIDE + GAP)
+            top = size[1] - 0.3 - number // across * (SIDE + text + GAP)
+            place = (left / size[0], (top - SIDE) / size[1], SIDE / size[0], SIDE / size[1])
+            axes = figure.add_axes(place)
+            grey = image.shape[-1] == 1
+            axes.imshow(image[..., 0] if grey else image, cmap="gray", vmin=0, vmax=255)
+            axes.set_axis_off()
+            axes.set_anchor("S")
+            if number == 0:
+                axes.set_title(escape(title), loc="left", parse_math=False)
+            axes.annotate(
+                "\n".join(lines),
+                (0.5, 0),
+                xycoords="axes fraction",
+                xytext=(0, -3),
+                textcoords="offset points",
+                ha="center",
+                va="top",
+                fontsize=7,
+                parse_math=False,
+            )
+        fit_to_contents(figure)
+    return figure

@@ -1,0 +1,60 @@
+"""Class names in several lines: broken between words, and never cut."""
+
+from __future__ import annotations
+
+import re
+from unicodedata import east_asian_width
+
+PIECES = re.compile(r"[^\s_\-/.,;:|]*[\s_\-/.,;:|]*")
+"""A word with the signs after it, where a line may end."""
+
+
+def text_width(text: str) -> int:
+    """Return the width of a text in letters; a Chinese character is as wide as two.
+
+    >>> text_width("cat"), text_width("猫")
+    (3, 2)
+    """
+    return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
+
+
+def wrap_name(name: str, width: int) -> list[str]:
+    """Break a name into lines of at most `width` letters, between its words where it can.
+
+    >>> wrap_name("golden_retriever puppy", 10)
+    ['golden_', 'retriever', 'puppy']
+    >>> wrap_name("Donaudampfschiff", 9)
+    ['Donaudamp', 'fschiff']
+    """
+    lines = [""]
+    for piece in PIECES.findall(name):
+        if text_width((lines[-1] + piece).rstrip()) <= width:
+            lines[-1] += piece
+            continue
+        if lines[-1]:
+            lines.append("")
+        # a word that is longer than a line is broken where the line ends
+        for letter in piece:
+            if lines[-1] and text_width((lines[-1] + letter).rstrip()) > width:
+                lines.append("")
+            lines[-1] += letter
+    return [line.rstrip() for line in lines if line.strip()] or [""]
+
+
+def wrap_names(names: list[str], most_lines: int, least_width: int) -> list[str]:
+    """Break names into at most `most_lines` lines each, as narrow as they can be.
+
+    Args:
+        names: the names.
+        most_lines: lines of a name at most; 1 leaves all names whole.
+        least_width: letters of a line that is always allowed.
+
+    Returns:
+        The names with line breaks.
+    """
+    if most_lines == 1:
+        return names
+    width = least_width
+    while any(len(wrap_name(name, width)) > most_lines for name in names):
+        width += 1
+    return ["\n".join(wrap_name(name, width)) for name in names]

@@ -1,0 +1,1 @@
+"""From images to predictions and features, in streams of any length."""

@@ -1,0 +1,156 @@
+"""Drawings of predictions: an image with the most probable classes below it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TypeAlias
+
+from PIL import Image, ImageDraw, ImageFont
+from PIL.PngImagePlugin import PngInfo
+
+from vitkit.data.images.colour import RGBPixels
+from vitkit.io.atomic import replacing
+from vitkit.io.results import PNG_KEY, png_result
+from vitkit.messages import escape
+from vitkit.prediction.predictor import Prediction
+
+Font: TypeAlias = ImageFont.FreeTypeFont
+
+SMALLEST_SIDE = 224
+LARGEST_SIDE = 1024
+"""Pixels of the longer side: smaller images are enlarged, larger ones reduced."""
+NARROWEST = 240
+"""Pixels of the narrowest drawing; a narrow image stands in its middle."""
+CLASSES_SHOWN = 3
+WRITER = "vitkit predict"
+"""Text in the PNG of a drawing."""
+DRAWING_FILE = png_result("a drawing of a prediction", WRITER)
+INK, PALE, BAR, TRACK = "#1f2328", "#59636e", "#0969da", "#e6eaef"
+RIGHT, WRONG = "#1a7f37", "#c4281c"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Wrapped text of the caption, perhaps with a number on its right and a bar below."""
+
+    lines: list[str]
+    font: Font
+    colour: str
+    probability: float | None = None
+
+    @property
+    def height(self) -> int:
+        """Pixels, with the space to the next row."""
+        size = round(self.font.size)
+        return len(self.lines) * _line(size) + (size if self.probability is not None else size // 3)
+
+
+def draw_prediction(
+    pixels: RGBPixels, prediction: Prediction, *, true_label: str = "", is_right: bool = False
+) -> Image.Image:
+    """Draw an image with the names, probabilities and bars of the most probable classes below it.
+
+    Names are wrapped, not cut.
+
+    Args:
+        pixels: (H, W, 3) uint8 RGB, [0, 255]. Images below 224 pixels are enlarged by a whole
+            factor without smoothing, those above 1,024 reduced.
+        prediction: the classes; at most three are drawn.
+        true_label: the true class, if it is known; drawn with a mark.
+        is_right: True if that is the predicted class.
+    """
+    image = _scale(Image.fromarray(pixels))
+    width = max(image.width, NARROWEST)
+    size = round(min(max(width / 28, 13), 26))
+    inner = width - 2 * size
+    share = _font(size).getlength("100.0 % ")
+    rows: list[_Row] = []
+    for rank, (label, probability) in enumerate(prediction.top[:CLASSES_SHOWN]):
+        font = _font(size, bold=rank == 0)
+        lines = _wrap(escape(label), font, inner - share)
+        rows.append(_Row(lines, font, PALE if rank else INK, probability))
+    if true_label:
+        mark = "\N{CHECK MARK}" if is_right else "\N{BALLOT X}"
+        lines = _wrap(f"{mark} true: {escape(true_label)}", _font(size), inner)
+        rows.append(_Row(lines, _font(size), RIGHT if is_right else WRONG))
+    height = image.height + size + sum(row.height for row in rows) + size // 3
+    sheet = Image.new("RGB", (width, height), "white")
+    sheet.paste(image, ((width - image.width) // 2, 0))
+    _draw_rows(ImageDraw.Draw(sheet), rows, left=size, top=image.height + size, width=inner)
+    return sheet
+
+
+def _draw_rows(
+    pen: ImageDraw.ImageDraw, rows: list[_Row], *, left: int, top: int, width: int
+) -> None:
+    for row in rows:
+        size = round(row.font.size)
+        below = top
+        for line in row.lines:
+            pen.text((left, below), line, row.colour, row.font)
+            below += _line(size)
+        if row.probability is not None:
+            number = f"{row.probability:.1%}".replace("%", " %")
+            pen.text((left + width, top), number, row.colour, row.font, anchor="ra")
+            bar_height = max(2, size // 4)
+            for part, colour in ((1.0, TRACK), (row.probability, BAR)):
+                # at least a pixel, so that the bar begins where the track does
+                end = left + max(1, round(part * width)) - 1
+                pen.rectangle((left, below, end, below + bar_height - 1), fill=colour)
+        top += row.height
+
+
+def save_drawing(path: Path, drawing: Image.Image) -> None:
+    """Write a drawing as a PNG, whose text `Software` names vitkit.
+
+    Raises:
+        OutputError: a path that cannot be written.
+    """
+    mark = PngInfo()
+    mark.add_text(PNG_KEY, WRITER)
+    with replacing(path) as temporary:
+        # of a photograph, higher levels take several times as long for a few per cent less
+        drawing.save(temporary, format="PNG", pnginfo=mark, compress_level=3)
+
+
+def _scale(image: Image.Image) -> Image.Image:
+    longer = max(image.size)
+    if longer < SMALLEST_SIDE:
+        factor = -(-SMALLEST_SIDE // longer)  # rounded up
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    if longer > LARGEST_SIDE:
+        image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.LANCZOS)
+    return image
+
+
+def _wrap(text: str, font: Font, width: float) -> list[str]:
+    """Break a text into lines, between words, and inside a word that is longer than a line."""
+    lines = [""]
+    for word in text.split():
+        joined = f"{lines[-1]} {word}".lstrip()
+        if font.getlength(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if lines[-1] and font.getlength(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _line(size: int) -> int:
+    return round(size * 1.3)
+
+
+@cache
+def _font(size: int, *, bold: bool = False) -> Font:
+    """Return matplotlib's own font: it has Latin, Greek and Cyrillic letters and many symbols."""
+    # imported here: predictions without drawings need no matplotlib
+    import matplotlib
+
+    folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
+    return ImageFont.truetype(folder / f"DejaVuSans{'-Bold' if bold else ''}.ttf", size)

@@ -1,0 +1,153 @@
+"""Finding images by what a user names: files, folders, patterns, addresses, lists and datasets."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.path_list import Paths
+from vitkit.data.images.file_types import IMAGE_ENDINGS
+from vitkit.data.sources.folder_listing import count_by_kind, list_folder
+from vitkit.errors import DataError
+from vitkit.io.web.address import is_web_address
+from vitkit.messages import did_you_mean, escape, nearest_parent, plural
+from vitkit.prediction.glob_patterns import is_pattern, literal_folder, match_files
+from vitkit.prediction.image_list import Address, Files, ImageGroup, ImageList, Lines, dataset_parts
+from vitkit.prediction.line_stream import LineStream
+
+STDIN = "-"
+"""The name that stands for paths on the standard input, one a line."""
+
+
+def find_images(
+    *names: str | os.PathLike[str] | Dataset,
+    split: str | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    stdin: int | None = None,
+) -> ImageList:
+    """Find images; none is read yet.
+
+    Args:
+        *names: image files; folders, searched at any depth; patterns such as `photos/**/*.png`;
+            http(s) addresses of images; datasets: a `.csv`, `.tsv` or `.parquet` file,
+            `wds:SHARDS.tar`, `hf://owner/name`, a name such as `mnist`, or what
+            `vitkit.open_dataset` returns. Images of a dataset have labels. A CSV needs no column
+            of labels. The images of a name are in a fixed order.
+        split: `train`, `val` or `test`: take this split of each dataset; a folder is opened as a
+            dataset then. Default: all images.
+        data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
+        stdin: open file descriptor; the name `-` then stands for the paths and addresses that come
+            from it, one a line.
+
+    Returns:
+        An iterable of images with `.name` and `.label`, whose `.total` is their number.
+
+    Raises:
+        DataError: no names, a name that nothing is found under, a folder or a pattern without
+            images, a split that does not exist, or a dataset that cannot be opened.
+    """
+    if not names:
+        raise DataError("no images given; name files, folders or a dataset")
+    parts: list[ImageGroup] = []
+    warnings: list[str] = []
+    for name in names:
+        if isinstance(name, Dataset):
+            parts += dataset_parts(name, split)
+            continue
+        text = os.fspath(name)
+        if text == STDIN and stdin is not None:
+            if any(isinstance(part, Lines) for part in parts):
+                raise DataError("- (the standard input) is given twice; name it once")
+            parts.append(_read_lines(stdin))
+        elif is_web_address(text):
+            parts.append(Address(text))
+        elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
+            parts.append(Files(Paths([text])))
+        else:
+            parts += _find_many(name, split, data_root, warnings)
+    return ImageList(parts, warnings)
+
+
+def _read_lines(descriptor: int) -> Lines:
+    stream = LineStream(descriptor)
+    if not stream.wait():
+        raise DataError(
+            "-: no paths came on the standard input; expected one a line, such as those of "
+            "`find photos -name '*.jpg'`"
+        )
+    return Lines(stream)
+
+
+def _find_many(
+    name: str | os.PathLike[str],
+    split: str | None,
+    data_root: str | os.PathLike[str] | None,
+    warnings: list[str],
+) -> Iterator[ImageGroup]:
+    """Yield the images of a dataset, or those of a file, a folder or a pattern."""
+    # imported here: a single image does not wait for the formats of datasets
+    from vitkit.data.sources.open import NAMES, is_dataset
+    from vitkit.prediction.dataset_images import open_parts
+
+    text = os.fspath(name)
+    if is_dataset(name) or (split is not None and os.path.isdir(text)):
+        yield from open_parts(name, split, data_root)
+    elif split is not None:
+        raise DataError(
+            f"--split {split}: {escape(text)} is not a dataset; name a folder, a .csv or .parquet "
+            f"file, or one of {', '.join(NAMES)}"
+        )
+    else:
+        yield _find_files(text, warnings, NAMES)
+
+
+def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> Files:
+    """Return the images of a file, a folder or a pattern, and add what is to be warned of."""
+    path = Path(name)
+    if os.path.isdir(path):
+        # every link is followed, as the user named the folder
+        listing = list_folder(path, follow_links=True)
+        warnings += (f"{escape(path)}: {warning}" for warning in listing.warnings())
+        if not listing.images:
+            raise DataError(f"{escape(path)}: no images in this folder; {_EXPECTED}")
+        return Files(Paths((os.path.join(*parts) for parts in listing.paths()), path), path)
+    if os.path.exists(path):
+        if path.suffix.lower() in _HINTS:
+            hint = _HINTS[path.suffix.lower()].format(escape(name))
+            raise DataError(f"{escape(name)} is not an image; {hint}")
+        return Files(Paths([name]))  # also a file without an image's ending: it was named
+    if is_pattern(name):
+        files = match_files(name)
+        folder = literal_folder(name)
+        if not files:
+            raise DataError(f"{escape(name)}: no image matches; {_contents(folder)}")
+        return Files(Paths(files), folder)
+    if "://" in name:
+        raise DataError(
+            f"{escape(name)}: expected an http:// or https:// address of an image, or a path"
+        )
+    near = did_you_mean(name, datasets)
+    raise DataError(f"{escape(name)}: no such image{near}; {nearest_parent(path)}")
+
+
+_HINTS = {
+    ".tar": "open shards as wds:{}",
+    ".txt": "if it is a list of paths, one a line, pass - and send the file: - < {}",
+}
+"""Ending of a file -> what to write instead of its name."""
+_EXPECTED = f"expected files ending in {', '.join(IMAGE_ENDINGS)}"
+
+
+def _contents(folder: Path) -> str:
+    """Say what a folder holds that a pattern could have meant."""
+    if not os.path.isdir(folder):
+        return nearest_parent(folder)
+    entries = [*folder.iterdir()]
+    files = Counter(entry.suffix.lower() for entry in entries if not entry.is_dir())
+    if files:
+        return f"the folder {escape(folder)} has {count_by_kind(files)}; {_EXPECTED}"
+    contents = f"has {plural(len(entries), 'folder')} and no files" if entries else "is empty"
+    return f"the folder {escape(folder)} {contents}"

@@ -1,0 +1,236 @@
+"""Lists of images that were found: files, addresses, splits of datasets, and lines of a stream."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePath
+from typing import Protocol, runtime_checkable
+
+from vitkit.data.datasets.class_names import natural_order
+from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.path_list import Paths
+from vitkit.data.datasets.split import Split
+from vitkit.errors import DataError
+from vitkit.io.web.address import is_web_address
+from vitkit.messages import did_you_mean
+from vitkit.prediction.images import DatasetImage, FileImage, FoundImage, WebImage
+from vitkit.prediction.line_stream import LineStream
+
+
+class ImageGroup(ABC):
+    """The images of one argument.
+
+    Attributes:
+        total: how many; None if unknown.
+        classes: the classes of their labels; empty where they have none.
+    """
+
+    total: int | None
+    classes: Sequence[str] = ()
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[FoundImage]:
+        """Iterate over the images; none is read."""
+
+    @abstractmethod
+    def files(self) -> Iterator[Path]:
+        """Iterate over the files that are read, as far as they are known."""
+
+
+class Files(ImageGroup):
+    """Files on disk.
+
+    Args:
+        paths: of the files.
+        base: folder that the places of results are relative to; None for the bare names.
+        labels: the class of each file; none where absent.
+        splits: the split of each file; none where absent.
+        source: the list that names the files, if any.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        base: Path | None = None,
+        labels: Sequence[str] = (),
+        splits: Sequence[str] = (),
+        source: Path | None = None,
+    ) -> None:
+        self.total = len(paths)
+        self.classes = natural_order({*labels} - {""})
+        self._paths = paths
+        self._base = base
+        self._labels = labels
+        self._splits = splits
+        self._source = source
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for number, path in enumerate(self._paths):
+            yield FileImage(
+                name=str(path),
+                place=PurePath(path.name) if self._base is None else path.relative_to(self._base),
+                label=self._labels[number] if self._labels else "",
+                split=self._splits[number] if self._splits else "",
+            )
+
+    def files(self) -> Iterator[Path]:
+        if self._source is not None:
+            yield self._source
+        yield from self._paths
+
+
+class Address(ImageGroup):
+    """One image on the web.
+
+    Args:
+        address: http or https.
+    """
+
+    total = 1
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        yield WebImage.at(self.address)
+
+    def files(self) -> Iterator[Path]:
+        return iter(())
+
+
+class Stored(ImageGroup):
+    """A split of a dataset whose images are in memory or in larger files.
+
+    Args:
+        images: the split.
+        split: its name for the images.
+        classes: names of the classes.
+        source: the file of the dataset, if there is one.
+    """
+
+    def __init__(
+        self, images: Split, split: str, classes: Sequence[str], source: Path | None
+    ) -> None:
+        self.total = len(images)
+        self.classes = classes
+        self._images = images
+        self._split = split
+        self._source = source
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for index, label in enumerate(self._images.labels.tolist()):
+            name = self._images.name(index)
+            inside = [part for part in PurePath(name).parts if part not in (os.sep, os.pardir)]
+            yield DatasetImage(
+                name=name,
+                place=PurePath(*inside),
+                label=self.classes[label],
+                split=self._split,
+                images=self._images,
+                index=index,
+            )
+
+    def files(self) -> Iterator[Path]:
+        if self._source is not None:
+            yield self._source
+
+
+class Lines(ImageGroup):
+    """Paths and addresses that come one by one; they can be read once.
+
+    Args:
+        stream: the lines.
+    """
+
+    total = None
+
+    def __init__(self, stream: LineStream) -> None:
+        self.stream = stream
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for line in self.stream:
+            if is_web_address(line):
+                yield WebImage.at(line)
+            else:
+                yield FileImage(name=line, place=PurePath(PurePath(line).name))
+
+    def files(self) -> Iterator[Path]:
+        return iter(())
+
+
+@runtime_checkable
+class SlowStream(Protocol):
+    """Images that come one by one, perhaps with pauses."""
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the next image has not come yet."""
+
+
+class ImageList:
+    """Images found by their names; each is read when it is needed, so that any number fits.
+
+    Iterating yields a `FoundImage` each: an image for `Predictor` and `embed`, with its `name`, and
+    its `label` if a dataset gives one.
+
+    Attributes:
+        total: how many images; None if their paths still come from a stream.
+        classes: the classes of the labels, each once; empty without labels.
+        warnings: a line on each folder with files that may be images but are not read.
+    """
+
+    def __init__(self, parts: Sequence[ImageGroup], warnings: Sequence[str] = ()) -> None:
+        self._parts = tuple(parts)
+        self._current: ImageGroup | None = None
+        self.warnings = tuple(warnings)
+        totals = [part.total for part in parts]
+        self.total = None if None in totals else sum(filter(None, totals))
+        self.classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for part in self._parts:
+            self._current = part
+            yield from part
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the next image comes from a stream that has not sent its path yet."""
+        return isinstance(self._current, Lines) and self._current.stream.is_waiting
+
+    def files(self) -> Iterator[Path]:
+        """Iterate over the files that are read; those that a stream names are not known."""
+        for part in self._parts:
+            yield from part.files()
+
+
+def dataset_parts(
+    dataset: Dataset, split: str | None, source: Path | None = None
+) -> Iterator[ImageGroup]:
+    """Yield the splits of an opened dataset, or one of them.
+
+    Args:
+        dataset: the dataset.
+        split: the split; all where None.
+        source: the file or folder that it was opened from, if any.
+
+    Raises:
+        DataError: a split that does not exist.
+    """
+    if split is not None and split not in dataset.splits:
+        raise DataError(
+            f"--split {split}: {dataset.name} has no split of that name"
+            f"{did_you_mean(split, dataset.splits)}; it has {', '.join(dataset.splits)}"
+        )
+    for part, images in dataset.splits.items():
+        if part != (split or part):
+            continue
+        if (files := images.original().files()) is not None:
+            labels = [dataset.classes[label] for label in images.labels]
+            listed = source if source is not None and source.is_file() else None
+            yield Files(Paths(files.paths), files.root, labels, [part] * len(labels), listed)
+        else:
+            # splits that were cut here do not belong to the data
+            shown = part if split or not dataset.cut else ""
+            yield Stored(images, shown, dataset.classes, source)

@@ -1,0 +1,148 @@
+"""The images that are predicted: paths, addresses, bytes, arrays, and the images of a dataset."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import PurePath
+from typing import TYPE_CHECKING, TypeAlias
+from urllib.parse import unquote
+
+from vitkit.data.datasets.split import Split
+from vitkit.data.images.colour import RGBPixels
+from vitkit.data.images.decode import as_rgb, decode_with_properties
+from vitkit.data.images.read import ImageSource, read_image
+from vitkit.errors import ImageError
+from vitkit.io.web.address import is_web_address
+
+if TYPE_CHECKING:
+    from vitkit.io.web.image import WebFile
+
+Admit: TypeAlias = Callable[[int], object]
+"""Called with the number of pixels before a file is decoded; it may wait."""
+
+
+def _admit_any(pixels: int) -> None:
+    """Let an image of any size be decoded at once."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FoundImage(ABC):
+    """An image that `find_images` found; its pixels are read on demand.
+
+    Attributes:
+        name: its path as it was found, its address, or its name in the dataset.
+        place: a relative path for a result of this image, such as `cats/1.jpg`.
+        label: its class, where it comes from a dataset with labels; else empty.
+        split: `train`, `val` or `test`, where it comes from a dataset with splits; else empty.
+    """
+
+    name: str
+    place: PurePath
+    label: str = ""
+    split: str = ""
+
+    @abstractmethod
+    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+        """Return the pixels, (H, W, 3) RGB, uint8 [0, 255].
+
+        Args:
+            admit: called with the number of pixels before a file is decoded; it may wait.
+
+        Raises:
+            ImageError: an image that cannot be used, by name.
+        """
+
+
+@dataclass(kw_only=True, eq=False)
+class FileImage(FoundImage):
+    """An image in a file; it can be opened as the path that its name is."""
+
+    def __fspath__(self) -> str:
+        return self.name
+
+    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+        return decode_with_properties(self.name, admit=admit)[0]
+
+
+@dataclass(kw_only=True, eq=False)
+class WebImage(FoundImage):
+    """An image at a web address, downloaded when it is first read, and kept with this object."""
+
+    _file: WebFile | None = field(default=None, repr=False)
+
+    @classmethod
+    def at(cls, address: str) -> WebImage:
+        """Return the image at an http(s) address, not downloaded yet."""
+        # host and path, without the query
+        path = re.split(r"[?#]", address.partition("://")[2])[0]
+        last = unquote(path.rstrip("/").rpartition("/")[2])
+        return cls(name=address, place=PurePath(last.replace("\0", "")))
+
+    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+        # imported here: files on disk need no connections
+        from vitkit.io.web.image import fetch_image, wrong_type
+
+        if self._file is None:
+            self._file = fetch_image(self.name)
+        try:
+            return decode_with_properties(self._file.content, name=self.name, admit=admit)[0]
+        except ImageError as error:
+            # the server's own word explains more than the first bytes of the file
+            media_type = self._file.media_type
+            is_other = bool(media_type) and not media_type.startswith("image/")
+            if error.reason == "not an image" and is_other:
+                raise wrong_type(self.name, media_type) from None
+            raise
+
+
+@dataclass(kw_only=True, eq=False)
+class DatasetImage(FoundImage):
+    """An image of an opened dataset, by its index in a split."""
+
+    images: Split
+    index: int
+
+    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+        try:
+            pixels, _ = self.images.examine(self.index, admit)
+        except ImageError as error:
+            raise ImageError(self.name, error.reason, error.detail) from error
+        return as_rgb(pixels, self.name)
+
+
+AnyImage: TypeAlias = ImageSource | FoundImage
+"""A path, an http(s) address, an encoded file's bytes, a PIL image, (H, W, 3) or (H, W) uint8, or
+an image of `find_images`."""
+
+
+def read_any_image(image: AnyImage, name: str = "image", admit: Admit = _admit_any) -> RGBPixels:
+    """Read an image as (H, W, 3) uint8 RGB, as `read_image` does, or from an http(s) address.
+
+    Args:
+        image: an image of any kind.
+        name: its name in messages; a path, an address and a found image name themselves.
+        admit: receives the number of pixels before a file is decoded, and may wait; not called
+            where the pixels are in memory already.
+
+    Raises:
+        ImageError: an image that cannot be used.
+        SettingError: not an image, such as a list of images.
+    """
+    if isinstance(image, FoundImage):
+        return image.read(admit)
+    if isinstance(image, str) and is_web_address(image):
+        return WebImage.at(image).read(admit)
+    return read_image(image, name, admit)
+
+
+def name_in_messages(image: AnyImage, number: int) -> str:
+    """Return the name of an image for messages: its path or address, or its number."""
+    if isinstance(image, FoundImage):
+        return image.name
+    if isinstance(image, str | PathLike):
+        return str(image)
+    return f"image {number}"

@@ -1,0 +1,331 @@
+"""The classifier of images: a checkpoint, or any function from images to logits."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
+from vitkit.data.images.preprocess import fit, normalise
+from vitkit.devices import on_device, resolve_device
+from vitkit.errors import CheckpointError, ImageError, SettingError
+from vitkit.plots.html import html_bars
+from vitkit.prediction.find import find_images
+from vitkit.prediction.image_list import SlowStream
+from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
+from vitkit.spec import Preprocess
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import as_checkpoint
+
+Images: TypeAlias = str | PathLike[str] | Iterable[AnyImage]
+"""Images, or one name to find them by: a path, a folder, a pattern or an address."""
+
+ResizedImage: TypeAlias = UInt8[np.ndarray, "h w C"]
+"""An image in the model's size."""
+
+ENGINES = ("auto", "torch")
+PRECISIONS = ("float32", "bfloat16")
+MAX_DECODER_THREADS = 8
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predicted class of one image, and the next ones.
+
+    Attributes:
+        label: the most probable class.
+        probability: its softmax probability, in [0, 1]; with the temperature that the checkpoint
+            stores.
+        top: (label, probability) of the most probable classes, best first.
+        image: the image's path or address, or its number in the list.
+    """
+
+    label: str
+    probability: float
+    top: tuple[tuple[str, float], ...]
+    image: str = ""
+
+    def _repr_html_(self) -> str:
+        """Return the most probable classes with a bar each, for a notebook."""
+        return html_bars(self.top)
+
+
+class Predictor:
+    """A classifier of images, with the preprocessing of its checkpoint.
+
+    Args:
+        forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`.
+        preprocess: the evaluation transform.
+        classes: the K names; empty means numbers.
+        device: the device of the images that `forward` receives.
+        batch_size: images per batch.
+        temperature: divides the logits before the softmax.
+
+    Attributes:
+        forward: the engine itself, as given.
+
+    Raises:
+        SettingError: a batch size below 1, or a temperature that is not positive.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[[Tensor], Tensor],
+        preprocess: Preprocess,
+        classes: Sequence[str] = (),
+        *,
+        device: torch.device | str = "cpu",
+        batch_size: int = 64,
+        temperature: float = 1.0,
+    ) -> None:
+        if batch_size < 1:
+            raise SettingError.about("batch_size", batch_size, "must be 1 or more")
+        if not 0 < temperature < math.inf:
+            raise SettingError(f"temperature {temperature:g} must be a positive number")
+        self.forward = forward
+        self.preprocess = preprocess
+        self.classes = tuple(classes)
+        self.device = torch.device(device)
+        self.batch_size = batch_size
+        self.temperature = temperature
+
+    @classmethod
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint | str | Path,
+        *,
+        engine: str = "auto",
+        precision: str = "float32",
+        device: str = "auto",
+        batch_size: int = 64,
+    ) -> Predictor:
+        """Create a predictor for a checkpoint or its path.
+
+        Args:
+            checkpoint: a checkpoint or its path; its model stays where it is.
+            engine: `torch`, or `auto`, which is the same.
+            precision: `bfloat16` runs matrix products under autocast.
+            device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+            batch_size: images per batch.
+
+        Raises:
+            CheckpointError: a file that is not a checkpoint, or a model without a head.
+            DeviceError: a device that does not exist here.
+            SettingError: an engine or a precision that does not exist.
+        """
+        if engine not in ENGINES:
+            raise SettingError(
+                f"engine {engine!r} does not exist; engines are {', '.join(ENGINES)}"
+            )
+        if precision not in PRECISIONS:
+            raise SettingError(
+                f"precision {precision!r} does not exist; precisions are {', '.join(PRECISIONS)}"
+            )
+        checkpoint = as_checkpoint(checkpoint)
+        if checkpoint.model.spec.num_classes == 0:
+            raise CheckpointError(
+                f"{checkpoint.path or 'this model'} has no head and predicts no classes; vitkit "
+                "embed writes its features, and vitkit train --pretrained trains a head"
+            )
+        model_device = resolve_device(device)
+        model = on_device(checkpoint.model, model_device)
+
+        def forward(images: Tensor) -> Tensor:
+            with torch.autocast(model_device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                logits: Tensor = model(images)
+            return logits
+
+        return cls(
+            forward,
+            checkpoint.preprocess,
+            checkpoint.classes,
+            device=model_device,
+            batch_size=batch_size,
+            temperature=checkpoint.temperature,
+        )
+
+    def __call__(self, images: Images, top_k: int = 5) -> list[Prediction]:
+        """Predict images, in order.
+
+        Args:
+            images: paths, http(s) addresses, bytes, PIL images or uint8 arrays, in any mixture; or
+                the result of `vitkit.find_images`; or one path of a file or a folder, a pattern
+                such as `photos/**/*.png`, or an address.
+            top_k: number of classes in `top`; at most K.
+
+        Raises:
+            ImageError: an image that cannot be used, by name or number.
+            DataError: a path, a folder or a pattern with no images.
+            SettingError: top_k below 1, or one array, PIL image or file's bytes instead of a list.
+        """
+        predictions = []
+        for prediction in self.stream(images, top_k):
+            if isinstance(prediction, ImageError):
+                raise prediction
+            predictions.append(prediction)
+        return predictions
+
+    def stream(self, images: Images, top_k: int = 5) -> Iterator[Prediction | ImageError]:
+        """Yield the prediction of each image as soon as its batch is done, in order.
+
+        Memory does not grow with the number of images. Files, addresses and bytes are read in
+        threads while the model runs.
+
+        Args:
+            images: as for a call; an iterator is read two batches ahead.
+            top_k: number of classes in `top`; at most K.
+
+        Yields:
+            A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
+
+        Raises:
+            SettingError: top_k below 1, or one image where a list is expected.
+        """
+        if top_k < 1:
+            raise SettingError.about("top_k", top_k, "must be 1 or more")
+        for logits, results in self._batches(images):
+            # (B, K); dividing by a temperature leaves the order of the classes unchanged
+            probabilities = (logits / self.temperature).softmax(-1)
+            values, classes = probabilities.topk(min(top_k, probabilities.shape[-1]))
+            top = zip(values.tolist(), classes.tolist(), strict=True)
+            for result in results:
+                if isinstance(result, ImageError):
+                    yield result
+                else:
+                    yield self._prediction(result, *next(top))
+
+    def outputs(self, images: Images) -> Iterator[Float[Tensor, " K"] | ImageError]:
+        """Yield the output of `forward` for each image (K,), float32 on the CPU.
+
+        Order, errors and memory as for `stream`.
+        """
+        for batch, results in self._batches(images):
+            rows = iter(batch)
+            for result in results:
+                yield result if isinstance(result, ImageError) else next(rows)
+
+    def logits(self, images: Images) -> Float[Tensor, "N K"]:
+        """Return the logits of every image, in order: (N, K) float32 on the CPU.
+
+        Errors as for a call.
+        """
+        batches = []
+        for rows, results in self._batches(images):
+            for result in results:
+                if isinstance(result, ImageError):
+                    raise result
+            # without failures, the rows of a batch are its images in order
+            batches.append(rows)
+        return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
+
+    def _prediction(self, image: str, values: list[float], classes: list[int]) -> Prediction:
+        names = [self.classes[c] if self.classes else str(c) for c in classes]
+        top = tuple(zip(names, values, strict=True))
+        return Prediction(*top[0], top, image)
+
+    def _batches(
+        self, images: Images
+    ) -> Iterator[tuple[Float[Tensor, "B K"], list[str | ImageError]]]:
+        """Yield the outputs of each batch, and the name or the error of each of its images."""
+        images = _as_list(images)
+        # decoders and resizing release the interpreter lock, so threads are enough
+        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, os.cpu_count() or 1))
+        memory = MemoryLimit(PIXELS_AT_ONCE)
+        waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
+        try:
+            for chunk, more_soon in _chunks(images, self.batch_size):
+                waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
+                # the next batch is decoded while the model runs, unless it is yet to come
+                while len(waiting) > (1 if more_soon else 0):
+                    yield self._run(waiting.popleft())
+            while waiting:
+                yield self._run(waiting.popleft())
+        finally:
+            # also when the caller stops to iterate; a server that hangs is not waited for
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, memory: MemoryLimit, number: int, image: AnyImage
+    ) -> tuple[str, Future[ResizedImage | ImageError]]:
+        """Decode and scale an image: the caller's objects at once, files in a thread."""
+        name = name_in_messages(image, number)
+        if not isinstance(image, Image.Image | np.ndarray):
+            return name, pool.submit(self._prepare, memory, name, image)
+        # a PIL image or an array may be changed by the caller before a thread reads it
+        future: Future[ResizedImage | ImageError] = Future()
+        future.set_result(self._prepare(memory, name, image))
+        return name, future
+
+    def _prepare(
+        self, memory: MemoryLimit, name: str, image: AnyImage
+    ) -> ResizedImage | ImageError:
+        with memory.admission() as admit:  # until the pixels are in the model's size
+            try:
+                return fit(read_any_image(image, name, admit), self.preprocess)
+            except ImageError as error:
+                return error
+
+    def _run(
+        self, futures: Sequence[tuple[str, Future[ResizedImage | ImageError]]]
+    ) -> tuple[Float[Tensor, "B K"], list[str | ImageError]]:
+        """Run the images of a batch that could be decoded."""
+        pixels: list[ResizedImage] = []
+        results: list[str | ImageError] = []
+        for name, future in futures:
+            image = future.result()
+            if isinstance(image, ImageError):
+                results.append(image)
+            else:
+                results.append(name)
+                pixels.append(image)
+        # every image of the batch failed, so the model has nothing to run
+        if not pixels:
+            return torch.empty(0, max(len(self.classes), 1)), results
+        images = normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
+        with torch.inference_mode():
+            return self.forward(images.to(self.device)).float().cpu(), results
+
+
+def _as_list(images: Images) -> Iterable[AnyImage]:
+    """Return several images as they are; find those of one path, pattern or address.
+
+    Raises:
+        SettingError: one image in memory, which could also be taken for a list of rows or bytes.
+    """
+    if isinstance(images, str | PathLike):
+        return find_images(fspath(images))
+    if isinstance(images, bytes | Image.Image | np.ndarray):
+        raise SettingError("expected a list of images, got one image; write [image]")
+    return images
+
+
+def _chunks(
+    images: Iterable[AnyImage], size: int
+) -> Iterator[tuple[list[tuple[int, AnyImage]], bool]]:
+    """Yield numbered images, `size` of them or fewer, and True if the next ones are there already.
+
+    What has come of a slow stream is not kept back until more comes.
+    """
+    stream = images if isinstance(images, SlowStream) else None
+    chunk: list[tuple[int, AnyImage]] = []
+    for numbered in enumerate(images):
+        chunk.append(numbered)
+        is_waiting = stream is not None and stream.is_waiting
+        if len(chunk) == size or is_waiting:
+            yield chunk, not is_waiting
+            chunk = []
+    if chunk:
+        yield chunk, True

@@ -1,0 +1,178 @@
+"""timm's keywords for a Vision Transformer, and the fields of `ViTSpec` that they decide.
+
+timm 1.0.31, models/vision_transformer.py (`VisionTransformer`) and models/eva.py (`Eva`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from vitkit.errors import SpecError
+
+TIMM_KEYWORDS: dict[str, tuple[str, ...]] = {
+    "img_size": ("image_size",),
+    "in_chans": ("in_channels",),
+    "embed_dim": ("width",),
+    "mlp_ratio": ("mlp_width",),
+    "global_pool": ("pooling",),
+    "pool_include_prefix": ("pooling",),
+    "fc_norm": ("norm_before_pool",),
+    "use_fc_norm": ("norm_before_pool",),
+    "reg_tokens": ("num_registers",),
+    "num_reg_tokens": ("num_registers",),
+    "no_embed_class": ("positions_cover_prefix",),
+    "pos_embed": ("positions",),
+    "pre_norm": ("embedding_norm",),
+    "use_pre_transformer_norm": ("embedding_norm",),
+    "init_values": ("layer_scale",),
+    "act_layer": ("activation",),
+    "norm_layer": ("norm",),
+    "weight_init": ("initialisation",),
+    "drop_rate": ("head_dropout",),
+    "pos_drop_rate": ("position_dropout",),
+    "patch_drop_rate": ("patch_dropout",),
+    "proj_drop_rate": ("projection_dropout", "mlp_dropout"),
+    "attn_drop_rate": ("attention_dropout",),
+    "drop_path_rate": ("drop_path",),
+}
+"""timm's keyword -> the fields that it decides. Keywords with the same name in both, such as
+`depth`, `num_heads`, `patch_size` and `class_token`, are not listed."""
+POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
+"""`global_pool` -> pooling of a spec."""
+_VALUES: dict[str, Mapping[Any, Any]] = {
+    "pos_embed": {"learn": "learned", "none": "none", "": "none"},
+    "norm_layer": {"layernorm": "layer", "rmsnorm": "rms"},
+    "weight_init": {"": "timm", "jax": "jax", "jax_nlhb": "jax"},
+    "global_pool": POOLINGS,
+}
+"""Keyword -> timm's value -> ours; values of the other keywords are the same in both."""
+_NEGATED = ("fc_norm", "use_fc_norm", "no_embed_class")
+"""Keywords that are true where the field is false."""
+_ALWAYS: dict[str, Any] = {
+    "dynamic_img_size": True,  # a ViT takes any size that the patch divides
+    "strict_img_size": False,
+    "dynamic_img_pad": False,
+    "scale_attn_norm": False,
+    "scale_mlp_norm": False,
+    "proj_bias": True,
+    "fix_init": False,
+}
+"""Keyword without a field -> its only possible value."""
+
+
+def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate timm's keywords into fields of a spec; other keywords stay as they are.
+
+    Args:
+        keywords: of `create_model`: timm's, fields of `ViTSpec`, or both.
+        base: the fields of the named model, which decide what the keywords leave open, as timm's
+            defaults do: `embed_dim` alone keeps the ratio of the MLP's width, and `global_pool`
+            moves the last norm.
+
+    Raises:
+        SpecError: a field under two names, or a value that no ViT of vitkit has.
+
+    >>> translate_keywords({"embed_dim": 96, "depth": 2}, {"width": 192, "mlp_width": 768})
+    {'depth': 2, 'width': 96, 'mlp_width': 384}
+    """
+    theirs, fields = _split(keywords)
+    _refuse_clashes(theirs, fields)
+    for name, value in theirs.items():
+        if name not in ("mlp_ratio", "pool_include_prefix"):
+            fields |= dict.fromkeys(TIMM_KEYWORDS[name], _value(name, value))
+    if "embed_dim" in theirs or "mlp_ratio" in theirs:
+        fields.setdefault("mlp_width", _mlp_width(theirs, fields, base))
+    if "global_pool" in theirs or "pool_include_prefix" in theirs:
+        fields |= _pooling_fields(theirs, fields, base)
+    if "pre_norm" in theirs or "use_pre_transformer_norm" in theirs:
+        fields.setdefault("patch_bias", not fields["embedding_norm"])
+    if theirs.get("weight_init") == "jax_nlhb":
+        classes = fields.get("num_classes", base["num_classes"])
+        fields.setdefault("head_bias", -math.log(classes) if classes else 0.0)
+    return fields
+
+
+def _split(keywords: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return timm's keywords, without those that are None, and the fields of a spec.
+
+    Raises:
+        SpecError: a keyword of timm with a value that no ViT of vitkit has.
+    """
+    if "checkpoint_path" in keywords:
+        raise SpecError("checkpoint_path does not exist in vitkit; pass pretrained=PATH")
+    theirs: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    for name, value in keywords.items():
+        if name not in TIMM_KEYWORDS:
+            fields[name] = value
+        elif value is not None:  # timm takes None as not given
+            theirs[name] = value
+    for name, only in _ALWAYS.items():
+        value = fields.pop(name, only)
+        if value != only:
+            raise SpecError(f"{name}={value!r}: only {name}={only!r} exists in vitkit")
+    return theirs, fields
+
+
+def _refuse_clashes(theirs: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    """Refuse a field that is given by two names, except a pooling with its prefix tokens."""
+    decided = {name: name for name in fields}
+    for keyword in theirs:
+        if keyword == "pool_include_prefix" and "pooling" not in fields:
+            continue  # it only completes global_pool
+        for field in TIMM_KEYWORDS[keyword]:
+            if field in decided:
+                raise SpecError(
+                    f"{decided[field]} and {keyword} both decide {field}; pass one of them"
+                )
+            decided[field] = keyword
+
+
+def _value(keyword: str, value: Any) -> Any:
+    """Return the value of a field that a keyword decides alone."""
+    if keyword in _NEGATED:
+        return not value
+    values = _VALUES.get(keyword)
+    if values is None:
+        return value
+    if not isinstance(value, str) or value not in values:
+        more = ""
+        if keyword == "global_pool" and value == "":
+            more = "; all tokens are those of model.forward_features(images)"
+        known = ", ".join(map(repr, values))
+        raise SpecError(f"{keyword}={value!r} does not exist in vitkit; it has {known}{more}")
+    return values[value]
+
+
+def _mlp_width(
+    theirs: Mapping[str, Any], fields: Mapping[str, Any], base: Mapping[str, Any]
+) -> int:
+    """Return M = int(D * mlp_ratio); timm's ratio counts both halves of a packed SwiGLU."""
+    halves = 2 if fields.get("mlp", base.get("mlp")) == "swiglu_packed" else 1
+    width = fields.get("width", base["width"])
+    ratio = theirs.get("mlp_ratio")
+    if not isinstance(width, int):
+        raise SpecError(f"embed_dim={width!r}: must be a whole number")
+    if ratio is None:  # in whole numbers, as a quotient would be rounded
+        return width * base["mlp_width"] // int(base["width"])
+    if not isinstance(ratio, int | float) or ratio <= 0:
+        raise SpecError(f"mlp_ratio={ratio!r}: must be a number above 0")
+    return int(width * ratio) // halves
+
+
+def _pooling_fields(
+    theirs: Mapping[str, Any], fields: Mapping[str, Any], base: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the pooling, and the place of the last norm that timm derives from it."""
+    pooling = fields.get("pooling", base["pooling"])
+    include_prefix = theirs.get("pool_include_prefix", base["pooling"] == "mean_all")
+    if pooling in ("mean", "mean_all"):
+        pooling = "mean_all" if include_prefix else "mean"
+    decided = {"pooling": pooling}
+    # A model that departs from the rule states fc_norm, and keeps it.
+    follows_rule = base["norm_before_pool"] != base["pooling"].startswith("mean")
+    if "global_pool" in theirs and "norm_before_pool" not in fields and follows_rule:
+        decided["norm_before_pool"] = not pooling.startswith("mean")
+    return decided

@@ -1,0 +1,130 @@
+"""Settings that were passed as Python objects, and the names that stand for them in config.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitkit.errors import SettingError
+from vitkit.io.import_path import (
+    MEMORY_PREFIX,
+    import_name,
+    is_given,
+    is_importable,
+    names_an_object,
+)
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.train_config import TrainConfig
+
+SINGLE = ("loss", "transform", "teacher")
+"""Settings whose value may be a function or an object."""
+LISTS = ("metrics", "callbacks")
+"""Settings whose value may be a list of functions or objects."""
+
+
+def with_names(settings: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
+    """Replace objects among the settings by their names.
+
+    Args:
+        settings: keywords of a call; paths become text.
+
+    Returns:
+        The settings as text and numbers; and by name the objects that no import would find again,
+        such as a lambda, a function of a notebook or an instance of a class.
+
+    Raises:
+        SettingError: two different objects with one name.
+    """
+    objects: dict[str, Any] = {}
+
+    def named(setting: str, value: Any) -> Any:
+        if value is None or isinstance(value, str):
+            return value
+        if isinstance(value, bool | int | float | dict):
+            raise SettingError(f"{setting} {value!r}: expected a function, an object or its name")
+        if isinstance(value, Path):
+            return str(value)
+        name = import_name(value)
+        if objects.setdefault(name, value) is not value:
+            raise SettingError(
+                f"two objects have the name {name}; define them with def or class under names of "
+                "their own"
+            )
+        return name
+
+    texts: Settings = {}
+    for name, value in settings.items():
+        if name in SINGLE:
+            texts[name] = named(name, value)
+        elif name in LISTS:
+            several = value if isinstance(value, list | tuple) else [value]
+            texts[name] = [named(name, entry) for entry in several]
+        else:
+            texts[name] = str(value) if isinstance(value, Path) else value
+    return texts, {name: thing for name, thing in objects.items() if not is_importable(thing)}
+
+
+def passed_settings(config: TrainConfig) -> dict[str, str]:
+    """Return the settings that stand for objects of this call: setting -> its first such name."""
+    return _settings_where(config, is_given)
+
+
+def _settings_where(config: TrainConfig, accept: Callable[[str], bool]) -> dict[str, str]:
+    """Return the settings with a text that is accepted: setting -> its first such text."""
+    found: dict[str, str] = {}
+    values = config.to_json()
+    for name in ("data", *SINGLE, *LISTS):
+        texts = values[name] if name in LISTS else [values[name]]
+        for text in texts:
+            if isinstance(text, str) and accept(text):
+                found.setdefault(name, text)
+    return found
+
+
+def refuse_missing(config: TrainConfig) -> None:
+    """Refuse to go on with a run whose objects were not passed again.
+
+    Raises:
+        SettingError: names all of them, and the call to make.
+    """
+
+    def is_missing(text: str) -> bool:
+        return not is_given(text) and (text.startswith(MEMORY_PREFIX) or names_an_object(text))
+
+    missing = _settings_where(config, is_missing)
+    if not missing:
+        return
+    run = config.resume or config.output
+    keywords = [f"{name}=..." for name in missing if name != "data"]
+    call = ", ".join(["data", f"resume={str(run)!r}", *keywords])
+    objects = ", ".join(f"{name} {text}" for name, text in missing.items())
+    raise SettingError(
+        f"the run was started in Python with objects that are not stored: {objects}; pass the same "
+        f"ones again: vitkit.train({call})"
+    )
+
+
+def resume_command(config: TrainConfig, root: Path) -> str | None:
+    """Return the Python call that resumes a run with passed objects; `None` for any other run."""
+    passed = passed_settings(config)
+    if not passed:
+        return None
+    keywords = [f"{name}=..." for name in passed if name != "data"]
+    return f"vitkit.train({', '.join(['data', f'resume={str(root)!r}', *keywords])})"
+
+
+def refuse_passed(config: TrainConfig) -> None:
+    """Refuse objects of this process where other processes are started.
+
+    Raises:
+        SettingError: names the setting and the object.
+    """
+    for name, text in passed_settings(config).items():
+        # `data` is no importable object: only a script that every process runs has it
+        mend = "" if name == "data" else "define it at the top level of a module, or "
+        raise SettingError(
+            f"devices {config.devices} starts processes of their own, and {name} {text} exists in "
+            f"this process alone; {mend}start the script with torchrun --nproc-per-node "
+            f"{config.devices}"
+        )

@@ -1,0 +1,39 @@
+"""Names of run folders: runs/DATA-MODEL-N by default, and FOLDER.old-N of renamed ones."""
+
+from __future__ import annotations
+
+import re
+from itertools import count
+from pathlib import Path
+
+from vitkit.training.config.sections.model import DEFAULT_MODEL
+from vitkit.training.config.train_config import TrainConfig, leaves_model_open
+
+
+def next_numbered(config: TrainConfig) -> Path:
+    """Create runs/DATA-MODEL-N with the first free N."""
+    other = "pretrained" if config.pretrained else DEFAULT_MODEL
+    # one that the data choose has no name
+    model = config.model or ("vit" if leaves_model_open(config) else other)
+    for number in count(1):
+        root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
+        try:
+            root.mkdir(parents=True)
+        except FileExistsError:  # perhaps of a process that started at the same moment
+            continue
+        return root
+    raise AssertionError("count() does not end")
+
+
+def _file_name(name: str) -> str:
+    """Turn the name of data or of a model into a part of a file name."""
+    return re.sub(r"[^\w.-]+", "-", Path(name).name).strip("-.") or "data"
+
+
+def first_free(resolved: Path) -> Path:
+    """Return FOLDER.old-N with the first free N."""
+    for number in count(1):
+        path = resolved.with_name(f"{resolved.name}.old-{number}")
+        if not path.exists():
+            return path
+    raise AssertionError("count() does not end")

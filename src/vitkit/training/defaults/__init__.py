@@ -1,0 +1,1 @@
+"""Defaults of settings that follow from the training images."""

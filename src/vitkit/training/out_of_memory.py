@@ -1,0 +1,63 @@
+"""Out of memory in a step: find what fits, and name the settings to change."""
+
+from __future__ import annotations
+
+import torch
+
+from vitkit.data.loading.batch import Batch
+from vitkit.errors import SettingError
+from vitkit.training.parallel.fsdp import has_shards
+from vitkit.training.step import TrainingStep
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True for an error that means out of memory; on the CPU it has no class of its own.
+
+    `allocate memory` is what torch's allocator says, `create a primitive` what oneDNN does.
+    """
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError)
+        and any(words in str(error) for words in ("allocate memory", "create a primitive"))
+    )
+
+
+def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
+    """Try what fits into memory, and return the error that names the settings to change."""
+    fits = _largest_that_fits(step, batch)
+    count = len(batch.labels)
+    parts = None
+    if fits:
+        divisors = (n for n in range(2, count + 1) if count % n == 0)
+        parts = next((n for n in divisors if count // n <= fits), None)
+    mend = "" if fits is None else f"{fits} fit; "
+    mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
+    return SettingError(
+        f"{step.objective.device} is out of memory with {count // step.accumulate} images at "
+        f"once; {mend}lower --batch-size or --img-size, or use a smaller model"
+    )
+
+
+def _largest_that_fits(step: TrainingStep, batch: Batch) -> int | None:
+    """Return how many images of a batch fit into memory, found by halving; 0 for none.
+
+    `None` for a sharded model, with which no process can try it without the others.
+    """
+    if has_shards(step.model):
+        return None
+    count = len(batch.labels) // step.accumulate
+    weights = [p for p in step.model.parameters() if p.requires_grad]
+    while count := count // 2:
+        step.optimizer.zero_grad(set_to_none=True)
+        try:
+            # no name for the loss: it would hold what it needs beyond a failure
+            torch.autograd.grad(
+                step.objective(step.transform(batch.first(count), 0, 0)),
+                weights,
+                allow_unused=True,
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            continue
+        return count
+    return 0

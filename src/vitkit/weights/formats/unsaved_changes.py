@@ -1,0 +1,107 @@
+"""Changes of a model that no file of weights can hold: hooks, other layers, other methods.
+
+A model is compared with a new one of the same spec, layer by layer. Where they differ in more than
+their tensors, one image decides: both must give the same logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitkit.distributed import is_sharded
+from vitkit.errors import CheckpointError
+from vitkit.messages import plural
+from vitkit.models.vit import ViT
+from vitkit.spec import ViTSpec
+from vitkit.weights.model_tensors import COMPILED, blank_model
+
+SHOWN = 3
+"""Changes that a message names."""
+TOLERANCE = 1e-5
+"""Largest difference of logits, as a part of the largest logit: compiled layers round otherwise."""
+
+
+def refuse_unsaved_changes(
+    vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path
+) -> None:
+    """Refuse a model that computes other logits than a file of its tensors would.
+
+    Args:
+        vit: as it is; hooks that it has are called with one image.
+        spec: of the file.
+        state: the tensors of the file.
+        path: the file, for messages.
+
+    Raises:
+        CheckpointError: hooks, layers or methods that change the logits; they are named.
+    """
+    changes = list(_changes(vit, spec))
+    # A part of a model cannot be run, and tensors on the meta device have no values.
+    if not changes or any(t.is_meta or is_sharded(t) for t in state.values()):
+        return
+    difference = _difference(vit, spec, state)
+    if difference <= TOLERANCE:
+        return
+    more = f" and {plural(len(changes) - SHOWN, 'more change')}" if len(changes) > SHOWN else ""
+    raise CheckpointError(
+        f"{path}: a file holds tensors alone, and this model has {', '.join(changes[:SHOWN])}{more}"
+        f": loaded again, its logits would differ by {difference:.1g} of the largest; remove hooks "
+        "(handle.remove()) and put the layers of its spec back, or save its state_dict() beside "
+        "the code that builds it"
+    )
+
+
+def _changes(vit: ViT, spec: ViTSpec) -> Iterator[str]:
+    """Yield a text on each difference between a model and a new one that is not in its tensors."""
+    expected = dict(blank_model(spec).named_modules(remove_duplicate=False))
+    for full_name, module in vit.named_modules(remove_duplicate=False):
+        name = full_name.removesuffix(f".{COMPILED}").replace(f"{COMPILED}.", "")
+        where = name or "the model"
+        if module._forward_hooks or module._forward_pre_hooks:
+            yield f"forward hooks on {where}"
+        if not isinstance(module._modules.get(COMPILED), nn.Module):
+            yield from _changes_of_layer(module, expected.get(name), where)
+
+
+def _changes_of_layer(module: nn.Module, plain: nn.Module | None, where: str) -> Iterator[str]:
+    """Yield a text on each difference between a layer and that of a new model, if it has one."""
+    kind = type(module).__name__
+    if plain is None:
+        yield f"a further layer {where} ({kind})"
+    elif type(module) is not type(plain):
+        yield f"a {kind} in place of {where} ({type(plain).__name__})"
+    elif module.extra_repr() != plain.extra_repr():
+        yield f"other settings of {where} ({module.extra_repr()}, not {plain.extra_repr()})"
+    for attribute in vars(module):
+        if callable(getattr(type(module), attribute, None)):
+            yield f"its own {attribute}() of {where}"
+
+
+@torch.no_grad()
+def _difference(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of logits to a new model, as a part of the largest logit."""
+    with torch.device("meta"):
+        plain = ViT(spec)
+    plain.load_state_dict(dict(state), assign=True)  # no copies
+    plain.eval()
+    like = next(plain.parameters())
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(1, spec.in_channels, *spec.image_size, generator=generator).to(like)
+    # Parts may be frozen in eval mode: each gets its own mode back.
+    modes = [(module, module.training) for module in vit.modules()]
+    vit.eval()
+    try:
+        found, expected = vit(images).double(), plain(images).double()
+    finally:
+        for module, training in modes:
+            module.training = training
+    if not expected.isfinite().all():
+        return 0.0  # tensors that are not finite have a message of their own
+    if found.shape != expected.shape:
+        return 1.0
+    scale = float(expected.abs().max().clamp(min=1e-12))
+    return float((found - expected).abs().max().nan_to_num(nan=1.0)) / scale

@@ -1,0 +1,121 @@
+"""A callback that ends a run, at any event: all is saved, and resuming gives the same bits."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training.faulty import on
+from training.tiny_runs import STEPS, TINY, end_of, run
+
+import vitkit
+from vitkit.errors import UserCodeError
+from vitkit.training import callbacks
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.save import newest_state
+from vitkit.training.trainer import Trainer
+
+TIMES = {"images_per_s", "data_wait", "seconds"}
+"""Columns that no two runs have alike."""
+PLACES = [
+    ("on_start", 0),
+    ("before_epoch", 20),
+    ("before_step", 24),
+    ("after_step", 24),
+    ("after_step", 20),  # the last step of an epoch, which is still validated
+    ("after_epoch", 20),
+    ("on_end", STEPS),
+]
+"""Events, and the steps made there; an epoch has 10."""
+
+
+class HaltError(Exception):
+    """An error that vitkit does not know."""
+
+
+def table(output: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv."""
+    with (output / "metrics.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{name: v for name, v in row.items() if name not in TIMES} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """The run that nothing happens to."""
+    output = tmp_path_factory.mktemp("straight") / "run"
+    run(output)
+    return output
+
+
+def disturb(output: Path, event: str, step: int, how: str) -> None:
+    """Train until a callback ends the run at an event."""
+
+    def act(trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step != step:
+            return
+        if how == "raised":
+            raise HaltError("enough")
+        trainer.end("a test", error=HaltError("enough") if how == "end with an error" else None)
+
+    if how == "end":
+        assert run(output, on(**{event: act})).stopped == "a test"
+    elif how == "end with an error":
+        with pytest.raises(HaltError, match="enough"):
+            run(output, on(**{event: act}))
+    else:
+        expected = (
+            rf"the callback On raised HaltError in {event}: enough; the run stopped at step "
+            rf"{step}, everything is saved: mend it and resume with: vitkit train --resume "
+        )
+        with pytest.raises(UserCodeError, match=expected):
+            run(output, on(**{event: act}))
+
+
+@pytest.mark.parametrize("how", ["end", "end with an error", "raised"])
+@pytest.mark.parametrize(("event", "step"), PLACES)
+def test_nothing_is_lost_at_any_event(straight, tmp_path, monkeypatch, event, step, how):
+    monkeypatch.setattr(callbacks.save, "SAVED_EVERY", 1e9)  # of the epochs only the first saves
+    output = tmp_path / "run"
+    disturb(output, event, step, how)
+    assert step_of(newest_state(output / "state")[0]) == step
+    last = vitkit.load(output / "weights" / "last.safetensors")
+    assert last.metadata["epoch"] == step / 10
+    if step:
+        assert table(output) == table(straight)[: step // 10]
+    resumed = run(output, resume=str(output))
+    assert resumed.stopped == "all 3 epochs"
+    assert end_of(output) == end_of(straight)
+    assert table(output) == table(straight)
+
+
+def test_the_other_callbacks_are_called_at_the_event_that_ends_the_run(tmp_path):
+    seen: list[str] = []
+
+    class Halt(vitkit.Callback):
+        def after_step(self, trainer, result):
+            if trainer.progress.step == 3:
+                raise HaltError("enough")
+
+    class Count(vitkit.Callback):
+        def after_step(self, trainer, result):
+            seen.append(f"step {trainer.progress.step}")
+
+        def on_end(self, trainer):
+            seen.append("end")
+
+    with pytest.raises(UserCodeError, match=r"Halt raised HaltError in after_step: enough"):
+        vitkit.train("digits", output=tmp_path / "run", callbacks=[Halt(), Count()], **TINY)
+    assert seen == ["step 1", "step 2", "step 3", "end"]
+
+
+def test_the_first_of_several_errors_is_raised(tmp_path):
+    def halt(trainer: Trainer, *_: Any) -> None:
+        if trainer.progress.step == STEPS:  # where the run ends anyway
+            trainer.end(error=HaltError("the first"))
+            trainer.end(error=HaltError("the second"))
+
+    with pytest.raises(HaltError, match="the first"):
+        run(tmp_path / "run", on(after_step=halt))

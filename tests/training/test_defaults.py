@@ -1,0 +1,183 @@
+"""Settings that nobody gave follow from the training images; what is given always wins."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitkit
+from vitkit.cli import run as command
+from vitkit.errors import DataError
+from vitkit.training.config.run_config import USUAL
+from vitkit.training.config.yaml_files import read_yaml
+
+QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False}
+SMALL = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 1,
+         "mlp_width": 16}  # fmt: skip
+
+
+def write_images(root: Path, each: int, classes: int = 2, *, grey: bool = False, side: int = 12):
+    """Write a folder with `train` and `val`, all images different."""
+    rng = np.random.default_rng(0)
+    for split, count in (("train", each), ("val", 1)):
+        for label in range(classes):
+            folder = root / split / f"{label:05}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                shape = (side, side) if grey else (side, side, 3)
+                pixels = rng.integers(0, 255, shape, dtype=np.uint8)
+                Image.fromarray(pixels).save(folder / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> Path:
+    return write_images(tmp_path_factory.mktemp("data") / "images", 42)
+
+
+def settings_of(data: Path | str, output: Path, **given: object) -> dict:
+    """The settings that a run of one step has in its config.yaml."""
+    asked = QUICK | {"max_steps": 1, "output": output} | given
+    return read_yaml(vitkit.train(data, **asked).run / "config.yaml")
+
+
+def steps_of(run: Path) -> list[dict]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def test_a_small_set_gets_a_small_model_and_enough_steps(images, tmp_path):
+    found = settings_of(images, tmp_path / "run")
+    assert (found["batch_size"], found["last_batch"]) == (8, "fill")
+    steps_an_epoch = -(-84 // 8)
+    assert 2000 <= found["epochs"] * steps_an_epoch < 2000 + steps_an_epoch
+    assert found["warmup_epochs"] == pytest.approx(found["epochs"] / 20)
+    assert (found["spec"]["width"], found["spec"]["image_size"]) == (64, 12)
+    assert (found["lr"], found["beta2"], found["opt"]) == (4e-3, 0.95, "adamw")
+    assert (found["flip"], found["shift"], found["crop_scale"]) == (0.5, 1, 1.0)
+    (line,) = [line for line in (tmp_path / "run" / "train.log").read_text().splitlines()
+               if "chosen for 84 training images" in line]  # fmt: skip
+    for word in ("width 64", "at 12 px", "batch 8", "182 epochs", "--auto", "--pretrained"):
+        assert word in line
+
+
+def test_grey_images_are_not_flipped(tmp_path):
+    found = settings_of(write_images(tmp_path / "grey", 4, grey=True), tmp_path / "run")
+    assert (found["flip"], found["spec"]["in_channels"]) == (0.0, 1)
+
+
+def test_a_named_set_has_defaults_too_and_the_recipe_is_named(tmp_path):
+    found = settings_of("digits", tmp_path / "run")
+    assert (found["batch_size"], found["epochs"], found["spec"]["image_size"]) == (128, 155, 8)
+    assert (
+        "a recipe exists for this data: --recipe digits"
+        in (tmp_path / "run" / "train.log").read_text()
+    )
+
+
+def test_what_is_given_wins_though_it_is_a_usual_value(images, tmp_path):
+    given = {name: USUAL[name] for name in USUAL if name != "batch_size"} | {"batch_size": 16}
+    found = settings_of(images, tmp_path / "run", img_size=24, **given)
+    assert {name: found[name] for name in given} == given
+    assert (found["img_size"], found["spec"]["image_size"]) == (24, 24)
+
+
+def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
+    found = settings_of(images, tmp_path / "run", spec=SMALL)
+    steps = ("epochs", "batch_size", "last_batch", "warmup_epochs")
+    assert {name: found[name] for name in USUAL if name not in steps} == {
+        name: USUAL[name] for name in USUAL if name not in steps
+    }
+    assert found["spec"] == SMALL
+    assert found["epochs"] == 46, "500 steps of 11"
+    given = {"spec": SMALL, "epochs": 5, "batch_size": 32}
+    found = settings_of(images, tmp_path / "given", **given)
+    assert (found["last_batch"], found["warmup_epochs"]) == ("drop", 1.0)
+    log = (tmp_path / "given" / "train.log").read_text()
+    assert "chosen for" not in log
+    assert "5 epochs of 2 steps" in log
+
+
+def test_the_command_and_python_choose_the_same(images, tmp_path):
+    flags = ["--max-steps", "1", "--device", "cpu", "--threads", "1", "--quiet", "--no-test"]
+    assert command(["train", str(images), "--output", str(tmp_path / "a"), *flags]) == 0
+    first = read_yaml(tmp_path / "a" / "config.yaml")
+    second = settings_of(images, tmp_path / "b")
+    differing = {name for name in first if first[name] != second[name]}
+    assert differing == {"output", "workers"}
+
+
+def test_a_resumed_run_decides_nothing_anew(images, tmp_path):
+    first = settings_of(images, tmp_path / "run")
+    write_images(tmp_path / "more", 200)
+    vitkit.train(images, resume=tmp_path / "run", max_steps=2, **QUICK)
+    second = read_yaml(tmp_path / "run" / "config.yaml")
+    assert second == first | {"max_steps": 2}
+
+
+def test_no_image_is_left_out_of_an_epoch(tmp_path):
+    """39 images in batches of 8: five steps, and one image comes twice, in another view."""
+    data = write_images(tmp_path / "data", 37, classes=1)
+    write_images(tmp_path / "other", 2, classes=1)
+    (tmp_path / "other" / "train" / "00000").rename(data / "train" / "other")
+    (tmp_path / "other" / "val" / "00000").rename(data / "val" / "other")
+    done = vitkit.train(data, output=tmp_path / "run", epochs=2, **QUICK)
+    config = read_yaml(done.run / "config.yaml")
+    assert (config["batch_size"], config["last_batch"]) == (8, "fill")
+    assert [line["step"] for line in steps_of(done.run)] == [5, 10]
+    from vitkit.training.config.train_config import TrainConfig
+    from vitkit.training.setup.make_plan import make_plan
+
+    steps = make_plan(TrainConfig(**config)).steps
+    for epoch in range(2):
+        batches = [steps[number] for number in range(5 * epoch, 5 * epoch + 5)]
+        seen = [int(index) for batch in batches for index in batch.indices]
+        assert len(seen) == 40
+        assert set(seen) == set(range(39))
+        views = {(int(i), int(v)) for b in batches for i, v in zip(b.indices, b.views, strict=True)}
+        assert len(views) == 40, "an image that comes twice is changed in two ways"
+
+
+def test_a_run_shorter_than_the_interval_has_curves(images, tmp_path):
+    done = vitkit.train(images, output=tmp_path / "run", spec=SMALL, epochs=2, **QUICK)
+    lines = steps_of(done.run)
+    assert [line["step"] for line in lines] == [11, 22]
+    assert all({"train_loss", "lr"} <= set(line) for line in lines)
+    done = vitkit.train(images, output=tmp_path / "one", spec=SMALL, max_steps=3, **QUICK)
+    assert [line["step"] for line in steps_of(done.run)] == [3]
+
+
+def test_of_few_classes_there_is_no_top_k(images, tmp_path):
+    done = vitkit.train(images, output=tmp_path / "run", spec=SMALL, epochs=1, **QUICK)
+    assert not [name for name in done.metrics["val"] if name.startswith("top") and "1" not in name]
+    assert "val_top2" not in (done.run / "metrics.csv").read_text()
+
+
+def test_two_images_of_each_class_are_enough(tmp_path):
+    data = write_images(tmp_path / "data", 2, classes=3)
+    done = vitkit.train(data, output=tmp_path / "run", epochs=1, **QUICK)
+    assert read_yaml(done.run / "config.yaml")["batch_size"] == 6
+
+
+def test_a_batch_larger_than_the_set_is_refused(images, tmp_path):
+    with pytest.raises(DataError, match="84 training images do not fill one batch of 128"):
+        vitkit.train(images, output=tmp_path / "run", batch_size=128, **QUICK)
+
+
+def test_images_larger_than_the_model_are_shrunk(tmp_path):
+    data = write_images(tmp_path / "data", 2, side=1500)
+    found = settings_of(data, tmp_path / "run")
+    assert (found["spec"]["image_size"], found["crop_scale"]) == (64, 0.35)
+
+
+@pytest.mark.parametrize(
+    ("given", "batch_size"),
+    [({"grad_accum_steps": 3}, 6), ({"grad_accum_steps": 5, "mixup": 0.5}, 10),
+     ({"repeated_aug": 8}, 9)],
+)  # fmt: skip
+def test_the_batch_fits_the_other_settings(given, batch_size, images, tmp_path):
+    assert settings_of(images, tmp_path / "run", **given)["batch_size"] == batch_size

@@ -1,0 +1,196 @@
+"""`save_pretrained` and `from_pretrained`: folders for us, transformers and timm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peers import TOLERANCE, peer, relative
+from weights.hub_cache import empty, published
+from weights.round_trips import noisy, same_bits
+
+import vitkit
+from vitkit.errors import CheckpointError, OutputError, SettingError, SpecError
+
+SPEC = vitkit.ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=2, mlp_width=96,
+                      num_classes=3)  # fmt: skip
+PIXELS = vitkit.Preprocess(
+    image_size=32, mean=(0.1, 0.2, 0.3), fit="squash", interpolation="bilinear"
+)
+NAMES = ("ant", "bee", "cat")
+IMAGES = torch.randn(2, 3, 32, 32)
+
+
+def with_origin(tmp_path: Path, **fields: object) -> vitkit.ViT:
+    """A model that was loaded, so that it knows its images and classes."""
+    path = tmp_path / "own.safetensors"
+    classes = NAMES if fields.get("num_classes", 3) else ()
+    pixels = PIXELS.replace(image_size=fields.get("image_size", 32))
+    vitkit.save(path, noisy(SPEC.replace(**fields)), preprocess=pixels, classes=classes)
+    return vitkit.ViT.from_pretrained(path)
+
+
+@torch.inference_mode()
+def test_transformers_and_we_read_the_folder(tmp_path):
+    model = with_origin(tmp_path)
+    files = model.save_pretrained(tmp_path / "made")
+    assert {file.name for file in files} == {
+        "model.safetensors", "config.json", "preprocessor_config.json", "README.md"
+    }  # fmt: skip
+    again = vitkit.ViT.from_pretrained(tmp_path / "made")
+    same_bits(model.state_dict(), again.state_dict())
+    assert again.origin.classes == NAMES
+    assert again.origin.preprocess == PIXELS
+    assert again.origin.format == "huggingface"
+    automatic = peer("transformers").AutoModelForImageClassification
+    theirs = automatic.from_pretrained(tmp_path / "made").eval()
+    assert theirs.config.id2label[2] == "cat"
+    assert relative(model(IMAGES), theirs(IMAGES).logits) <= TOLERANCE
+    card = (tmp_path / "made" / "README.md").read_text()
+    assert f'from_checkpoint("{tmp_path / "made"}")' in card
+    assert "hf://" not in card
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "huggingface"),
+        ({"num_classes": 0}, "huggingface"),
+        ({"pooling": "mean", "class_token": False}, "timm"),
+        ({"qk_norm": True}, "timm"),
+        ({"positions": "sincos_2d"}, "huggingface"),
+        ({"block": "post_norm"}, "vitkit"),
+    ],
+)
+@torch.inference_mode()
+def test_the_format_is_the_first_that_holds_the_model(tmp_path, fields, kind):
+    model = with_origin(tmp_path, **fields)
+    model.save_pretrained(tmp_path / "made")
+    again = vitkit.load(tmp_path / "made")
+    assert again.format == kind
+    assert torch.equal(again.model(IMAGES), model(IMAGES))
+    assert again.preprocess.replace(crop_ratio=0.9) == PIXELS  # no part of a squash
+    assert again.classes == model.origin.classes
+    if kind == "timm":
+        theirs = peer("timm").create_model(f"local-dir:{tmp_path / 'made'}", pretrained=True)
+        assert relative(model(IMAGES), theirs.eval()(IMAGES)) <= TOLERANCE
+
+
+def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
+    model = with_origin(tmp_path)
+    others = vitkit.Preprocess(image_size=32)
+    model.save_pretrained(tmp_path / "made", to="vitkit", preprocess=others, classes="xyz")
+    again = vitkit.load(tmp_path / "made")
+    assert (again.preprocess, again.classes) == (others, ("x", "y", "z"))
+    model.head = torch.nn.Linear(64, 2)
+    model.save_pretrained(tmp_path / "two")
+    assert vitkit.load(tmp_path / "two").classes == ()
+    fresh = vitkit.ViT(SPEC.replace(in_channels=1)).half()
+    fresh.save_pretrained(tmp_path / "fresh", to="vitkit")
+    again = vitkit.load(tmp_path / "fresh")
+    assert (again.preprocess.mean, again.dtype) == ((0.5,), "float16")
+
+
+def test_nothing_is_replaced(tmp_path):
+    model = with_origin(tmp_path)
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "README.md").write_text("mine")
+    with pytest.raises(OutputError, match=r"README\.md exists; choose another place"):
+        model.save_pretrained(tmp_path / "made")
+    assert [file.name for file in (tmp_path / "made").iterdir()] == ["README.md"]
+    for wrong, message in (
+        ("", "folder is empty; pass a path"),
+        (tmp_path / "m.safetensors", r"expected a folder; vitkit\.save writes a single file"),
+    ):
+        with pytest.raises(OutputError, match=message):
+            model.save_pretrained(wrong)
+    with pytest.raises(CheckpointError, match="'hugingface' is not a format"):
+        model.save_pretrained(tmp_path / "x", to="hugingface")
+    with pytest.raises(OutputError, match=r"out is empty; pass a path \('\.' is the working fold"):
+        vitkit.convert(tmp_path / "own.safetensors", "", to="timm")
+
+
+def test_a_model_is_adapted_on_its_way_in(tmp_path):
+    own = with_origin(tmp_path)
+    model = vitkit.ViT.from_pretrained(
+        tmp_path / "own.safetensors", num_classes=5, img_size=64, in_chans=1, drop_path_rate=0.2
+    )
+    assert model(torch.randn(1, 1, 64, 64)).shape == (1, 5)
+    assert model.blocks[1].drop_path1.rate == 0.2
+    assert not model.training
+    assert model.origin.classes == ()
+    assert model.origin.preprocess.image_size == (64, 64)
+    assert len(model.origin.preprocess.mean) == 1
+    assert torch.equal(model.blocks[0].mlp.fc1.weight, own.blocks[0].mlp.fc1.weight)
+    larger = vitkit.resized(own, image_size=64)
+    assert larger.origin.preprocess == PIXELS.replace(image_size=64)
+    with pytest.raises(CheckpointError, match="depth: 3 requested, 2 in the file"):
+        vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", depth=3)
+    with pytest.raises(SpecError, match="no field 'num_clases'"):
+        vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", num_clases=3)
+
+
+def test_a_checkpoint_is_shown_in_one_line(tmp_path):
+    with_origin(tmp_path)
+    assert repr(vitkit.load(tmp_path / "own.safetensors")) == (
+        "Checkpoint(vitkit, 0.1 M parameters, 2 blocks of width 64, 32 x 32 pixels, 3 classes)"
+    )
+
+
+def test_a_model_remembers_its_preprocessing_for_save(tmp_path):
+    model = with_origin(tmp_path)
+    again = vitkit.load(vitkit.save(tmp_path / "again.safetensors", model))
+    assert again.preprocess == PIXELS
+
+
+def test_names_of_the_hub_are_those_of_transformers(tmp_path, monkeypatch):
+    cache = empty(tmp_path / "hub", monkeypatch)
+    with_origin(tmp_path)
+    published(tmp_path / "own.safetensors", cache, "me/ants", "huggingface")
+    for name in ("me/ants", "hf://me/ants"):
+        assert vitkit.ViT.from_pretrained(name).origin.classes == NAMES
+    with pytest.raises(CheckpointError, match="hf://me/bees: not in the cache"):
+        vitkit.ViT.from_pretrained("me/bees")
+    with pytest.raises(CheckpointError, match="no such file"):
+        vitkit.ViT.from_pretrained("me/bees.safetensors")
+
+
+def test_backbones_take_pretrained_weights(tmp_path):
+    own = with_origin(tmp_path)
+    sizes = {"image_size": 32, "patch_size": 8, "width": 64, "num_heads": 2, "depth": 2,
+             "mlp_width": 96}  # fmt: skip
+    backbone = vitkit.create_model(
+        "vit_tiny_patch16_224", pretrained=tmp_path / "own.safetensors", features_only=True,
+        out_indices=[0], **sizes,
+    )  # fmt: skip
+    assert not backbone.training
+    expected = own.forward_intermediates(IMAGES, [0], intermediates_only=True)
+    assert torch.equal(backbone(IMAGES)[0], expected[0])
+    assert backbone.model.origin.preprocess == PIXELS
+    with pytest.raises(SettingError, match="layer 7 does not exist; layers are 0 to 1"):
+        vitkit.create_model("vit_tiny_patch16_224", features_only=True, out_indices=[7], **sizes)
+
+
+def test_lists_of_names_by_several_patterns():
+    listed = vitkit.list_models
+    assert listed(
+        ["vit_tiny_patch16_*", "deit_tiny*"], exclude_filters=["*384*", "*dist*", "*dino*"]
+    ) == [
+        "deit_tiny_patch16_224",
+        "vit_tiny_patch16_224",
+    ]
+    assert listed("") == listed("*") == listed()
+    assert listed("no_such*") == []
+    with_weights = listed("vit_base_patch16*", pretrained=True, include_tags=False)
+    assert "vit_base_patch16_224" in with_weights
+    assert "vit_base_patch16_gap_224" not in with_weights
+    tagged = listed("vit_tiny_patch16_224.*", pretrained=True)
+    assert tagged == [
+        f"vit_tiny_patch16_224.{tag}" for tag in ("augreg_in21k", "augreg_in21k_ft_in1k")
+    ]
+    assert set(tagged) < set(listed("vit_tiny_patch16_224", pretrained=True))
+    assert not set(tagged) & set(listed(pretrained=True, exclude_filters="vit_tiny*"))
+    both = listed("vit_base_patch16_*", include_tags=True)
+    assert "vit_base_patch16_gap_224" in both
+    assert "vit_base_patch16_224" not in both
