@@ -69,7 +69,12 @@ refuses files with two ViTs. It refuses unknown or missing tensors, unless `stri
 - vitkit does not know the whole SHA-256 of any file. torchvision and DeiT put its first eight hex
   digits into the file name; vitkit checks them after a download. For the files of Google, DINOv2
   and I-JEPA nothing is published; vitkit checks the length only.
-- The licence is the one that the publisher states. Read it before use.
+- The licence is the one that the publisher states. Read it before use. `vitkit models --pretrained
+  --licence permissive` lists the weights under Apache-2.0 or MIT; the other kinds are
+  `non-commercial`, `own terms` and `not stated`. What you train from scratch is yours.
+- None of these addresses asks for a login, as far as their publishers state. Meta's own
+  repositories of DINOv3 (`facebook/dinov3-*`) do: accept their terms on the Hub and set `HF_TOKEN`.
+  The copies of timm, which are listed here, do not (facebookresearch/dinov3, issue 145).
 
 ## Preprocessing
 
@@ -81,8 +86,8 @@ the part of the shorter side that the centre crop keeps, or "squash".
 {images}
 """
 HEADER = """
-| checkpoint | classes | image size | preprocessing | licence | trained on |
-| --- | ---: | ---: | --- | --- | --- |
+| checkpoint | classes | image size | preprocessing | licence | kind | trained on |
+| --- | ---: | ---: | --- | --- | --- | --- |
 """
 
 
@@ -111,6 +116,7 @@ def row(entry: CatalogueEntry) -> str:
         entry.image_size,
         images(entry),
         entry.licence or "not stated",
+        entry.terms,
         entry.note,
     )
     return f"| {' | '.join(map(str, cells))} |\n"
