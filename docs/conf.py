@@ -60,6 +60,7 @@ html_theme = "furo"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -33,6 +33,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import nn
 
 import vitkit
+from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.parameter_groups import parameter_groups
 from vitkit.training.optimization.schedule import learning_rate
@@ -113,7 +114,7 @@ _ = ax.set(xlabel="step", ylabel="learning rate")
 
 # %%
 names = ("vit-paper", "vit-paper-decay01", "digits", "mnist", "cifar10-small")
-recipes = {name: TrainConfig(data="", **recipe_settings(name)) for name in names}
+recipes = {name: TrainConfig(data="", **(USUAL | recipe_settings(name))) for name in names}
 fields = ("opt", "lr", "beta1", "beta2", "weight_decay", "batch_size", "epochs", "warmup_epochs",
          "sched", "clip_grad", "label_smoothing", "shift", "flip")  # fmt: skip
 rows = {field: [getattr(recipes[name], field) for name in names] for field in fields}

@@ -1,0 +1,71 @@
+/* Long tables: filter their rows by words, sort them by a click or Enter on a heading. */
+"use strict";
+
+const LONG = 12; // rows from which a table gets a filter
+
+function value(row, column) {
+  const text = (row.cells[column]?.textContent ?? "").trim();
+  const number = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?/);
+  return number ? Number(number[0]) : text.toLowerCase();
+}
+
+function compare(a, b) {
+  if (typeof a === "number" && typeof b === "number") return a - b;
+  if (typeof a === typeof b) return a < b ? -1 : Number(a > b);
+  return typeof a === "number" ? -1 : 1; // numbers before texts
+}
+
+function makeSortable(table) {
+  const body = table.tBodies[0];
+  const headings = [...table.tHead.rows[0].cells];
+  headings.forEach((heading, column) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "sort-by";
+    button.append(...heading.childNodes);
+    heading.append(button);
+    button.addEventListener("click", () => {
+      const down = heading.getAttribute("aria-sort") === "ascending";
+      headings.forEach((other) => other.removeAttribute("aria-sort"));
+      heading.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...body.rows];
+      rows.sort((a, b) => (down ? -1 : 1) * compare(value(a, column), value(b, column)));
+      body.append(...rows);
+    });
+  });
+}
+
+function makeFilter(tables, before) {
+  const label = document.createElement("label");
+  label.className = "filter-rows";
+  const input = document.createElement("input");
+  input.type = "search";
+  input.placeholder = "one or more words";
+  const count = document.createElement("output");
+  label.append("Filter the rows: ", input, " ", count);
+  before.before(label);
+  input.addEventListener("input", () => {
+    const words = input.value.toLowerCase().split(/\s+/);
+    let shown = 0;
+    for (const table of tables) {
+      for (const row of table.tBodies[0].rows) {
+        const text = row.textContent.toLowerCase();
+        row.hidden = !words.every((word) => text.includes(word));
+        shown += !row.hidden;
+      }
+    }
+    count.textContent = input.value ? `${shown} rows` : "";
+  });
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  const tables = [...document.querySelectorAll("article table")].filter(
+    (table) => table.tHead && table.tBodies.length === 1,
+  );
+  tables.filter((table) => table.tBodies[0].rows.length >= 3).forEach(makeSortable);
+  const long = tables.filter((table) => table.tBodies[0].rows.length >= LONG);
+  if (long.length) {
+    const first = long[0].closest(".table-wrapper") ?? long[0];
+    makeFilter(tables.filter((table) => table.tBodies[0].rows.length >= 3), first);
+  }
+});
