@@ -15,11 +15,15 @@ METAVARS = {
     "batch_size": "N",
     "budget": "TIME",
     "cache": "FOLDER",
+    "callbacks": "MODULE:CLASS",
+    "csv": "FILE",
     "data_root": "FOLDER",
     "device": "DEVICE",
     "freeze": "NAME",
     "img_size": "PIXELS",
+    "licence": "LICENCE",
     "loss": "NAME",
+    "metrics": "MODULE:FUNCTION",
     "model": "NAME",
     "opt": "NAME",
     "output": "FOLDER",
@@ -28,13 +32,15 @@ METAVARS = {
     "progressive": "PIXELS",
     "recipe": "NAME|FILE",
     "resume": "RUN",
+    "save_images": "FOLDER",
     "split": "SPLIT",
     "to": "FORMAT",
     "data": "DATA",
     "teacher": "CHECKPOINT",
     "timeout": "SECONDS",
+    "transform": "MODULE:FUNCTION",
 }
-"""Parameter -> the word for its value; others have that of their type."""
+"""Parameter -> the word for its value; others, and all paths, have that of their type."""
 TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 KINDS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
 """Type of a number -> its words in messages."""
@@ -146,7 +152,8 @@ def argument(
     kind, choices = _value_type(inner[0])
     metavar = name.upper()
     if not positional:
-        metavar = METAVARS.get(name) or TYPE_METAVARS.get(kind, "TEXT")
+        of_type = TYPE_METAVARS.get(kind, "TEXT")
+        metavar = of_type if kind is Path else METAVARS.get(name, of_type)
     return Argument(
         name=name,
         flags=() if positional else (f"--{name.replace('_', '-')}", *aliases),
