@@ -1,4 +1,4 @@
-"""The guides in docs/guides: every Python and console block runs, in its order, or gives a reason.
+"""The guides and two other pages: every Python and console block runs, in order, or says why not.
 
 Only training is made shorter: two steps of a model of one block.
 """
@@ -22,9 +22,10 @@ import vitkit
 from vitkit import cli
 
 ROOT = Path(__file__).parent.parent
-GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+DOCS = ROOT / "docs"
+GUIDES = [*sorted((DOCS / "guides").glob("*.md")), DOCS / "index.md", DOCS / "reference.md"]
 BLOCK = re.compile(
-    r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<kind>\w*)\n(?P<text>.*?)^```$",
+    r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$",
     flags=re.DOTALL | re.MULTILINE,
 )
 RUN = ("python", "console", "yaml")
@@ -77,7 +78,10 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def short_train(*data: Any, **settings: Any) -> Any:
-    return vitkit.train(*data, **{**SHORT, **settings})
+    short = SHORT
+    if "recipe" in settings:  # of digits: a whole epoch, after which there are best weights
+        short = SHORT | {"max_steps": None, "epochs": 1, "batch_size": 256}
+    return vitkit.train(*data, **{**short, **settings})
 
 
 def run_python(text: str, names: dict[str, Any], page: Path) -> None:
@@ -108,6 +112,7 @@ def run_console(text: str) -> None:
 def test_the_blocks_of_a_guide_run(page, material, tmp_path, monkeypatch):
     shutil.copytree(material, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here" / "docs").symlink_to(DOCS)
     if page.stem == "quickstart":
         shutil.rmtree("runs")
     names: dict[str, Any] = {}
