@@ -52,7 +52,7 @@ SMALLEST, LARGEST = 64, 112
 SIZES = {"photos-50": 50, "photos-200": 200, "cifar-1000": 1_000, "cifar-5000": 5_000}
 """Folder -> images that are not of its test split."""
 DIGITS = "digits"
-"""The named data set, for `--calibration`: a temperature needs 125 validation images."""
+"""The named dataset, for `--calibration`: a temperature needs 125 validation images."""
 TEST_IMAGES = 500
 
 

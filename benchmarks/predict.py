@@ -105,6 +105,7 @@ def _save(path: Path, name: str, fields: dict[str, int]) -> str:
 
 
 def save_tiny(folder: Path) -> str:
+    """Write a checkpoint of a ViT with two narrow blocks, for images of 32 pixels."""
     sizes = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 2}
     sizes |= {"mlp_width": 128, "num_classes": 10}
     return save_model(folder / "tiny.safetensors", "vit_tiny_patch16_224", **sizes)
@@ -143,6 +144,7 @@ def stream(counts: list[int], repeats: int) -> dict[str, object]:
 
 
 def main() -> None:
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     names = ("start", "stream")
     parser.add_argument("--only", nargs="+", choices=names, default=list(names))

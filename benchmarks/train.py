@@ -48,7 +48,7 @@ from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
 from vitkit.training.setup.build import make_run
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
-from vitkit.training.state.save import save_state
+from vitkit.training.state.state_folder import save_state
 from vitkit.training.step import StepResult
 from vitkit.training.train import callbacks_of
 from vitkit.training.trainer import Callback, Trainer

@@ -16,7 +16,6 @@ from pathlib import Path
 from PIL import Image
 
 import vitkit
-from vitkit.data.sources.open import open_dataset
 
 IMAGE = 1  # index of the test image that is explained, a seven
 
@@ -30,7 +29,7 @@ def main() -> None:
         "digits", recipe="digits", val_fraction=0.0, seed=seed, output=str(output)
     )
 
-    test = open_dataset("digits").splits["test"]
+    test = vitkit.open_dataset("digits").splits["test"]
     image = output / "test-image.png"
     Image.fromarray(test.read(IMAGE)[..., 0]).save(image)
 

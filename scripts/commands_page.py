@@ -6,6 +6,7 @@ import io
 import os
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 from vitkit import cli
 
@@ -30,15 +31,9 @@ def page() -> str:
 def help_of(verb: str) -> str:
     """Return what `vitkit VERB --help` prints, for `WIDTH` columns."""
     stream = io.StringIO()
-    before = os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(WIDTH)
-    try:
-        with redirect_stdout(stream), suppress(SystemExit):
-            cli.run([verb, "--help"])
-    finally:
-        os.environ.pop("COLUMNS")
-        if before is not None:
-            os.environ["COLUMNS"] = before
+    columns = patch.dict(os.environ, COLUMNS=str(WIDTH))
+    with columns, redirect_stdout(stream), suppress(SystemExit):
+        cli.run([verb, "--help"])
     lines = (line.rstrip() for line in stream.getvalue().strip().splitlines())
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- tree: scripts/module_tree.py -->\n", "<!-- end of tree -->\n"
 ORDER = (
-    "cli", "api.py", "prediction.py", "training", "explaining", "evaluation", "weights", "models",
+    "cli", "api.py", "prediction", "training", "explaining", "evaluation", "weights", "models",
     "data", "io",
 )  # fmt: skip
 """From the highest layer down; other modules come last, by name."""

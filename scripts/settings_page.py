@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from train_settings import INTERNAL, docs
 
 from vitkit.training.config.foreign_names import PROGRAMS
 from vitkit.training.config.train_config import SECTIONS
@@ -23,8 +25,6 @@ from flags or keywords; later ones win. Any field of `ViTSpec` is a setting as w
 
 `scripts/settings_page.py` writes this page from `src/vitkit/training/config/sections/`.
 """
-INTERNAL = ("start",)
-"""Settings that vitkit writes for itself."""
 NAMES = """
 ## Names in other programs
 
@@ -41,23 +41,29 @@ def page() -> str:
     rows = ""
     for program, words in PROGRAMS.items():
         for word, meaning in words.items():
-            ours = ", ".join(f"`{name}`" for name in meaning.split())
-            rows += f"| {program} | `{word}` | {meaning if meaning.endswith('.') else ours} |\n"
+            ours = meaning
+            # a sentence says what to do instead; anything else is names of settings
+            if not meaning.endswith("."):
+                ours = ", ".join(f"`{name}`" for name in meaning.split())
+            rows += f"| {program} | `{word}` | {ours} |\n"
     return INTRODUCTION + "".join(map(section, SECTIONS)) + NAMES + rows
 
 
 def section(settings: type[Any]) -> str:
     """Return one section: heading, its purpose, a row for each of its settings."""
-    title = settings.__name__.removesuffix("Settings")
+    # FineTuningSettings -> Fine-tuning
+    words = re.findall("[A-Z][a-z]+", settings.__name__.removesuffix("Settings"))
+    title = "-".join(words).capitalize()
     head = "\n| setting | values | default | meaning |\n| --- | --- | --- | --- |\n"
-    hints, meanings = get_type_hints(settings), descriptions(settings)
+    hints, texts = get_type_hints(settings), docs(settings)
     own = [field for field in fields(settings) if field.name not in INTERNAL]
-    rows = "".join(row(field, hints[field.name], meanings[field.name]) for field in own)
+    rows = "".join(row(field, hints[field.name], texts[field.name]) for field in own)
     return f"\n## {title}\n\n{inspect.getdoc(settings)}\n{head}{rows}"
 
 
-def row(field: Field[Any], kind: Any, meaning: str) -> str:
-    """Return the row of one setting."""
+def row(field: Field[Any], kind: Any, text: str) -> str:
+    """Return the row of one setting; a line break in its description would end the row."""
+    meaning = " ".join(text.split())
     cells = (f"`{field.name}`", ", ".join(values(kind)), default(field), meaning)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
@@ -84,19 +90,6 @@ def default(field: Field[Any]) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return f"`{value}`" if isinstance(value, str | int | float) else ""
-
-
-def descriptions(settings: type[Any]) -> dict[str, str]:
-    """Return the text below each field of a settings class, in one line."""
-    (tree,) = ast.parse(inspect.getsource(settings)).body
-    assert isinstance(tree, ast.ClassDef)
-    found = {}
-    for statement, after in zip(tree.body, tree.body[1:], strict=False):
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            assert isinstance(after, ast.Expr)
-            assert isinstance(after.value, ast.Constant)
-            found[statement.target.id] = " ".join(str(after.value.value).split())
-    return found
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from vitkit.training import callbacks
 from vitkit.training.parallel import fsdp
 from vitkit.training.setup.make_plan import make_plan
 from vitkit.training.state.manifest import find_damage
-from vitkit.training.state.save import newest_state, read_state, run_hash
+from vitkit.training.state.state_folder import newest_state, read_state, run_hash
 
 GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
 
@@ -35,6 +35,11 @@ GREY = Preprocess(image_size=(4, 4), mean=(0.0,), std=(1.0,), fit="squash")
 def alone(tmp_path_factory):
     """The run by one process."""
     return run(1, tmp_path_factory.mktemp("alone") / "run")
+
+
+def test_a_process_whose_result_is_no_json_ends_with_its_fault():
+    with pytest.raises(AssertionError, match="not JSON serializable"):
+        together(2, lambda rank: object())
 
 
 def elastic(output: Path, sizes: tuple[int, ...], ends=(7, 20, 30)) -> list[list]:

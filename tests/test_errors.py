@@ -33,3 +33,9 @@ def test_an_image_error_survives_pickling_between_processes():
     error = errors.ImageError("a.jpg", "truncated", "ends after 3 bytes")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.reason, again.name) == (str(error), "truncated", "a.jpg")
+
+
+def test_an_interruption_survives_pickling_between_processes():
+    again = pickle.loads(pickle.dumps(errors.Interrupted(signal.SIGTERM, "stopped\nat step 3")))
+    assert (str(again), again.name) == ("stopped at step 3", "SIGTERM")
+    assert errors.exit_code(again) == 143

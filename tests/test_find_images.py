@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 import vitkit
 from vitkit.errors import DataError, ImageError
+from vitkit.prediction import line_stream
 
 PREPROCESS = vitkit.Preprocess(image_size=8)
 
@@ -97,6 +99,22 @@ def test_what_is_not_found_is_named(root, given, message):
         vitkit.find_images(*given)
 
 
+def test_a_folder_that_cannot_be_listed_is_named():
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        if user == 0:
+            os.seteuid(65534)  # root may list every folder
+        else:
+            Path(folder).chmod(0o100)
+        try:
+            with pytest.raises(DataError, match=rf"no image .* folder {folder} cannot be"):
+                vitkit.find_images(f"{folder}/*.png")
+        finally:
+            os.seteuid(user)
+            Path(folder).chmod(0o700)
+
+
 def test_a_list_gives_labels_in_its_order(root):
     found = vitkit.find_images("list.csv")
     assert [(image.name, image.label) for image in found] == [
@@ -115,6 +133,8 @@ def test_a_list_needs_no_labels_and_no_second_class(root):
     assert [(i.name, i.label, i.split) for i in images] == [
         ("photos/2.jpg", "dog", "test"), ("photos/1.png", "dog", "train")
     ]  # fmt: skip
+    (root / "some.csv").write_text("path,label\nphotos/2.jpg,\nphotos/1.png,cat\n")
+    assert [image.label for image in vitkit.find_images("some.csv")] == ["", "cat"]
     (root / "none.csv").write_text("path,label\n")
     with pytest.raises(DataError, match=r"none\.csv: no images"):
         vitkit.find_images("none.csv")
@@ -133,9 +153,9 @@ def test_a_dataset_gives_labels_and_its_pixels(predictor):
 
 
 def test_a_split_belongs_to_datasets(root):
-    with pytest.raises(DataError, match=r"--split tets: digits .*did you mean 'test'\?.*has train"):
+    with pytest.raises(DataError, match=r"split = 'tets': digits .*mean 'test'\?.*has train"):
         vitkit.find_images("digits", split="tets")
-    with pytest.raises(DataError, match=r"--split test: photos/1\.png is not a dataset"):
+    with pytest.raises(DataError, match=r"split = 'test': photos/1\.png is not a dataset"):
         vitkit.find_images("photos/1.png", split="test")
 
 
@@ -148,6 +168,16 @@ def test_a_folder_is_a_dataset_with_a_split(tmp_path):
         (str(tmp_path / "test" / label / "1.png"), label) for label in "ab"
     ]
     assert {image.label for image in vitkit.find_images(tmp_path)} == {""}
+
+
+def test_splits_that_were_cut_are_not_those_of_an_image(tmp_path):
+    for number in range(20):
+        path = tmp_path / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(path)
+    dataset = vitkit.open_dataset(tmp_path)
+    assert {image.split for image in vitkit.find_images(dataset)} == {""}
+    assert {image.split for image in vitkit.find_images(dataset, split="test")} == {"test"}
 
 
 def test_a_damaged_image_of_shards_is_named(tmp_path, predictor):
@@ -191,6 +221,17 @@ def test_lines_of_a_stream(root, sent):
     assert found.total is None
     assert [image.name for image in found] == ["photos/1.png", "photos/2.jpg", "photos/1.png"]
     os.close(reading)
+
+
+def test_the_separator_of_lines_may_come_after_the_first_bytes(root, monkeypatch):
+    monkeypatch.setattr(line_stream, "CHUNK_SIZE", 3)
+    for sent in (b"photos/1.png\0photos/2.jpg\0", b"photos/1.png\nphotos/2.jpg\n"):
+        reading, writing = os.pipe()
+        os.write(writing, sent)
+        os.close(writing)
+        found = vitkit.find_images("-", stdin=reading)
+        assert [image.name for image in found] == ["photos/1.png", "photos/2.jpg"]
+        os.close(reading)
 
 
 def test_a_name_with_bytes_that_are_not_utf8_keeps_them(tmp_path, predictor):

@@ -1,4 +1,4 @@
-"""The guides and two other pages: every Python and console block runs, in order, or says why not.
+"""The pages of docs/: every Python and console block runs, in order, or says why not.
 
 Only training is made shorter: two steps of a model of one block.
 """
@@ -23,7 +23,6 @@ from vitkit import cli
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-GUIDES = [*sorted((DOCS / "guides").glob("*.md")), DOCS / "index.md", DOCS / "reference.md"]
 BLOCK = re.compile(
     r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n)?^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$",
     flags=re.DOTALL | re.MULTILINE,
@@ -51,6 +50,9 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in BLOCK.finditer(page.read_text(encoding="utf-8")):
         if found["kind"] in RUN:
             yield Block(found["kind"], found["text"], found["reason"])
+
+
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if any(blocks(page))]
 
 
 @pytest.fixture(scope="module")
@@ -108,8 +110,8 @@ def run_console(text: str) -> None:
         assert cli.run(words) == 0, line
 
 
-@pytest.mark.parametrize("page", GUIDES, ids=lambda path: path.stem)
-def test_the_blocks_of_a_guide_run(page, material, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_blocks_of_a_page_run(page, material, tmp_path, monkeypatch):
     shutil.copytree(material, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     (tmp_path / "here" / "docs").symlink_to(DOCS)
@@ -128,7 +130,27 @@ def test_the_blocks_of_a_guide_run(page, material, tmp_path, monkeypatch):
 
 
 def test_most_blocks_are_run():
-    found = [block for page in GUIDES for block in blocks(page)]
+    found = [block for page in PAGES for block in blocks(page)]
     ran = [block for block in found if block.reason is None]
     assert len(ran) >= 0.6 * len(found)
     assert all(len(block.reason.split()) >= 4 for block in found if block.reason is not None)
+
+
+def not_finite(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return logits.sum() * float("nan")
+
+
+def test_the_questions_quote_messages_that_exist(material, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "guides" / "questions.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^## `([^`]+)`", page, flags=re.MULTILINE)
+    quoted.remove("out of memory")  # tests/training/test_step.py has it
+    torch.save({"weight": torch.zeros(2)}, "weights.pth")
+    assert cli.run(["inspect", "weights.pth"]) == 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    run = str(material / "runs" / "pets")
+    assert cli.run(["predict", run, str(material / "photos"), "--device", "cuda"]) == 2
+    with pytest.raises(vitkit.NonFiniteError) as stopped:
+        vitkit.train(material / "photos", loss=not_finite, output="run", quiet=True, **SHORT)
+    messages = capsys.readouterr().err + str(stopped.value)
+    assert [text for text in quoted if text not in messages] == []

@@ -1,4 +1,4 @@
-"""The house rules that can be counted, and one address for each equation."""
+"""Limits that can be counted, calls that no module may make, and one class for each equation."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch import nn
 import vitkit
 import vitkit.models
 
-ROOM = Path(vitkit.__file__).parent
-FILES = sorted(ROOM.rglob("*.py"))
+PACKAGE = Path(vitkit.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def lines(path: Path) -> int:
@@ -24,10 +24,10 @@ def lines(path: Path) -> int:
 
 
 def test_the_model_is_read_in_one_sitting():
-    assert sum(lines(path) for path in (ROOM / "models").glob("*.py")) < 2100
+    assert sum(lines(path) for path in (PACKAGE / "models").glob("*.py")) < 2100
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_and_functions_are_short(path):
     assert lines(path) <= 400
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -39,7 +39,7 @@ DANGEROUS = re.compile(
     r"\btorch\.load\(|\bu?n?pickle\.|import pickle|allow_pickle=True|yaml\.(unsafe_)?load\(|"
     r"(?<![.\w])(eval|exec|compile)\(|shell=True|\bos\.system\(|extractall\(|weights_only=False"
 )
-"""What reads or runs what a stranger wrote; `READER` may, by torch's safe reader."""
+"""Calls that read or run what somebody else wrote; `READER` makes one, restricted by torch."""
 READER = Path("weights/files/pickles.py")
 
 
@@ -48,9 +48,9 @@ def dangers(path: Path) -> list[str]:
             if DANGEROUS.search(line)]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOM)))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_one_file_alone_reads_pickles_and_none_runs_text(path):
-    allowed = ["content = torch.load("] if path.relative_to(ROOM) == READER else []
+    allowed = ["content = torch.load("] if path.relative_to(PACKAGE) == READER else []
     assert dangers(path) == allowed
 
 
@@ -59,7 +59,7 @@ def test_one_file_alone_reads_pickles_and_none_runs_text(path):
     ["torch.load(path)", "import pickle", "pickle.loads(x)", "np.load(x, allow_pickle=True)",
      "yaml.load(x)", "eval(text)", "exec(text)", "run(x, shell=True)", "tar.extractall()"],
 )  # fmt: skip
-def test_the_gate_is_shut(line, tmp_path):
+def test_every_dangerous_call_is_found(line, tmp_path):
     (tmp_path / "made.py").write_text(f"made = {line}\nmodel.eval()\n", encoding="utf-8")
     assert len(dangers(tmp_path / "made.py")) == 1
 
@@ -81,6 +81,6 @@ def claims() -> dict[str, list[str]]:
     return found
 
 
-def test_each_equation_has_one_address():
+def test_each_equation_has_one_class():
     assert claims() == {"1": ["Embedding"], "2": ["EncoderBlock"], "3": ["EncoderBlock"],
                         "4": ["Readout"]}  # fmt: skip

@@ -76,6 +76,30 @@ def test_top_k_is_the_softmax_sorted(checkpoint, images):
     assert len(predictor(images[:1], top_k=2)[0].top) == 2
 
 
+def test_classes_whose_probability_is_zero_are_in_the_order_of_their_logits(images):
+    logits = torch.tensor([[-300.0, 0, -200, -400, -150, -500, -450]])
+    predictor = vitkit.Predictor(lambda x: logits.expand(len(x), -1), PREPROCESS)
+    (prediction,) = predictor(images[:1], top_k=7)
+    assert prediction.top[1][1] == 0
+    assert "".join(label for label, _ in prediction.top) == "1420365"
+
+
+@pytest.mark.parametrize("logits", [[0.0] * 12, [1.0, 0, 2, 0, 2, 0, 0, 0, 0, 0, 0, 0]])
+def test_of_equal_logits_the_first_class_comes_first_as_in_an_evaluation(logits, images):
+    scores = torch.tensor([logits])
+    predictor = vitkit.Predictor(lambda x: scores.expand(len(x), -1), PREPROCESS)
+    for count in (1, 3, 12):
+        (prediction,) = predictor(images[:1], top_k=count)
+        expected = sorted(range(12), key=lambda index: -logits[index])[:count]
+        assert [label for label, _ in prediction.top] == [str(index) for index in expected]
+    assert predictor(images[:1])[0].label == str(int(scores.argmax()))
+
+
+def test_no_images_give_no_rows_of_as_many_columns_as_ever(checkpoint, images):
+    assert vitkit.embed(checkpoint, []).shape == (0, *vitkit.embed(checkpoint, images).shape[1:])
+    assert vitkit.Predictor.from_checkpoint(checkpoint).logits(iter(())).shape == (0, 6)
+
+
 def test_the_pixels_are_those_of_the_preprocessing_restated(checkpoint, images):
     """Bicubic to 17 on the shorter side (16 / 0.9), the centre 16, then mean and std."""
     seen = []
@@ -163,7 +187,7 @@ def test_what_is_wrong_is_named(checkpoint, images):
     predictor = vitkit.Predictor.from_checkpoint(checkpoint)
     with pytest.raises(ImageError, match="image 1: mode"):
         predictor([images[0], np.zeros((4, 4, 3), np.float32)])
-    with pytest.raises(SettingError, match=r"got one image; write \[image\]"):
+    with pytest.raises(SettingError, match=r"got one ndarray; write \[image\]"):
         predictor(images[0])  # it could be iterated over by rows
     with pytest.raises(DataError, match=r"nowhere\.png: no such image"):
         predictor("nowhere.png")
@@ -208,6 +232,8 @@ def test_a_model_without_a_head_predicts_nothing_and_explains_without_a_label(tm
 @pytest.mark.usefixtures("wrong_types_come_in")
 def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
     image = images[0]
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint)
+    found = next(iter(vitkit.find_images("digits")))
     cases = [
         (lambda: vitkit.explain(checkpoint, images), "image is a list; pass an image"),
         (
@@ -229,6 +255,10 @@ def test_the_error_for_a_wrong_argument_names_the_right_one(checkpoint, images):
             r"one ndarray .* pass \(images, labels\)",
         ),
         (lambda: vitkit.check(images), r"items\[0\] is a ndarray; expected"),
+        (lambda: vitkit.find_images(["a.png"]), r"a list is not a name; .* find_images\(\*names\)"),
+        (lambda: vitkit.find_images(b"a.png"), "a bytes is not a name"),
+        (lambda: predictor(7), "got one int; write"),
+        (lambda: predictor.logits(found), "got one DatasetImage; write"),
     ]
     for call, message in cases:
         with pytest.raises(UserError, match=message) as error:

@@ -92,6 +92,7 @@ def test_the_public_names_are_these():
     assert set(PUBLIC) <= set(dir(vitkit))
     for name in PUBLIC:
         assert getattr(vitkit, name).__doc__, name
+    assert len(dir(vitkit)) == len(set(dir(vitkit)))
     with pytest.raises(AttributeError, match="no attribute 'trian'"):
         _ = vitkit.trian
 

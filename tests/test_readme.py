@@ -37,10 +37,16 @@ def test_the_readme_s_sessions_run(tmp_path, monkeypatch, capsys):
     assert re.search(r"^docs/images/seven\.png: \d 0\.\d+ -> explanations/", out, re.MULTILINE)
 
 
-def test_every_file_the_documents_name_is_there():
-    documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    for document in documents:
-        for name in re.findall(
-            r"`((?:docs|tests|benchmarks|examples|src)/[\w./-]+)`", document.read_text()
-        ):
-            assert (ROOT / name).exists(), f"{document.name} names {name}"
+DOCUMENTS = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+FOLDERS = "docs|tests|benchmarks|examples|scripts|src"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.stem)
+def test_every_file_a_document_names_is_there(document):
+    text = document.read_text(encoding="utf-8")
+    for name in re.findall(rf"`((?:{FOLDERS})/[\w./-]+|\w+/[\w/]+\.py)`", text):
+        # modules may be named without src/vitkit
+        assert any((root / name).exists() for root in (ROOT, ROOT / "src" / "vitkit")), name

@@ -46,7 +46,7 @@ def to_mathml(latex: str, *, display: bool = False) -> tuple[str, str]:
     try:
         made = convert(bare, display="block" if display else "inline")
         root = ElementTree.fromstring(made)
-    except Exception as error:
+    except Exception as error:  # latex2mathml raises IndexError, KeyError and its own errors
         why = str(error) or type(error).__name__
         raise FormulaError(f"no formula ({why}): {latex.strip()}") from error
     for element in root.iter():

@@ -1,11 +1,12 @@
-/* Long tables: filter their rows by words, sort them by a click or Enter on a heading. */
+/* Tables: wide columns for sentences; rows filtered by words, and sorted by a click on a heading. */
 "use strict";
 
 const LONG = 12; // rows from which a table gets a filter
+const SENTENCE = 60; // characters from which a cell's column stays wide on a narrow screen
 
 function value(row, column) {
   const text = (row.cells[column]?.textContent ?? "").trim();
-  const number = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?/);
+  const number = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?(e-?\d+)?/);
   return number ? Number(number[0]) : text.toLowerCase();
 }
 
@@ -32,6 +33,14 @@ function makeSortable(table) {
       rows.sort((a, b) => (down ? -1 : 1) * compare(value(a, column), value(b, column)));
       body.append(...rows);
     });
+  });
+}
+
+function widenSentences(table) {
+  [...table.tHead.rows[0].cells].forEach((heading, column) => {
+    const cells = [...table.tBodies[0].rows].map((row) => row.cells[column]);
+    const long = cells.some((cell) => cell && cell.textContent.length > SENTENCE);
+    heading.classList.toggle("sentences", long);
   });
 }
 
@@ -62,6 +71,7 @@ document.addEventListener("DOMContentLoaded", () => {
   const tables = [...document.querySelectorAll("article table")].filter(
     (table) => table.tHead && table.tBodies.length === 1,
   );
+  tables.forEach(widenSentences);
   tables.filter((table) => table.tBodies[0].rows.length >= 3).forEach(makeSortable);
   const long = tables.filter((table) => table.tBodies[0].rows.length >= LONG);
   if (long.length) {

@@ -307,7 +307,7 @@ with torch.device("meta"):
 # With `--distill-views V`, each image has only V augmented views in the whole run. The teacher
 # computes its output for each view once, before the first step, and the outputs are cached. With 0,
 # every epoch has new views, and the teacher runs in every step. Here are ten steps, which are one
-# epoch, with the teacher from above; its name is that of a function on this page.
+# epoch. In Python, the teacher may also be a module or a function, here the one from above.
 
 
 # %%
@@ -317,7 +317,7 @@ def teacher_of_this_page() -> nn.Module:
 
 with tempfile.TemporaryDirectory() as folder:
     result = vitkit.train(
-        "digits", recipe="digits", teacher="__main__:teacher_of_this_page", distill="hard",
+        "digits", recipe="digits", teacher=teacher_of_this_page, distill="hard",
         distill_alpha=0.5, distill_views=2, max_steps=10, output=f"{folder}/distilled", quiet=True,
         spec={"class_token": True, "pooling": "cls", "distillation_token": True},
     )  # fmt: skip

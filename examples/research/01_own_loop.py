@@ -21,7 +21,7 @@ class Augmented(Dataset):
         return len(self.split)
 
     def __getitem__(self, index):
-        image = augment(self.split.read(index).repeat(3, -1), key=(0, self.epoch, index))
+        image = augment(self.split.read(index), key=(0, self.epoch, index))
         return image, int(self.split.labels[index])
 
 

@@ -22,9 +22,10 @@ for step in range(3):
     optimizer.zero_grad()
     loss.backward()  # averages the gradients of all processes
     optimizer.step()
-    dist.all_reduce(loss.detach())
+    total = loss.detach()
+    dist.all_reduce(total)
     if rank == 0:
-        print(f"step {step}: loss {loss.item() / size:.3f}")
+        print(f"step {step}: loss {total.item() / size:.3f}")
 
 if rank == 0:
     vitkit.save("ddp.safetensors", model, preprocess=vitkit.Preprocess(image_size=32))

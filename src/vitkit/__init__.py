@@ -6,7 +6,6 @@ Public names are imported at their first use, so that `import vitkit` takes no t
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ if TYPE_CHECKING:
     from vitkit.train_settings import TrainSettings as TrainSettings
     from vitkit.training.config.train_config import TrainConfig as TrainConfig
     from vitkit.training.distillation.wrapper import DistillWrapper as DistillWrapper
-    from vitkit.training.monitoring.curves import LearningCurves as LearningCurves
+    from vitkit.training.monitoring.learning_curves import LearningCurves as LearningCurves
     from vitkit.training.optimization.activation_checkpointing import (
         checkpoint_gradients as checkpoint_gradients,
     )
@@ -140,7 +139,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.train_settings": ("TrainSettings",),
     "vitkit.training.config.train_config": ("TrainConfig",),
     "vitkit.training.distillation.wrapper": ("DistillWrapper",),
-    "vitkit.training.monitoring.curves": ("LearningCurves",),
+    "vitkit.training.monitoring.learning_curves": ("LearningCurves",),
     "vitkit.training.optimization.activation_checkpointing": ("checkpoint_gradients",),
     "vitkit.training.optimization.freezing": ("freeze",),
     "vitkit.training.optimization.parameter_groups": ("parameter_groups",),
@@ -173,7 +172,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
 """Module -> the public names that it defines."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__version__ = _version("vitkit")
+__version__: str
 __all__ = [
     "MLP",
     "Callback",
@@ -250,12 +249,16 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Import a public name from its module at its first use (PEP 562)."""
-    if name not in _HOME_OF:
+    if name == "__version__":
+        # reading it takes longer than all other imports of the command line
+        value = import_module("importlib.metadata").version("vitkit")
+    elif name in _HOME_OF:
+        value = getattr(import_module(_HOME_OF[name]), name)
+    else:
         raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
-    value = getattr(import_module(_HOME_OF[name]), name)
-    globals()[name] = value
+    globals()[name] = value  # so that this function is called once for each name
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__, "__version__"})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device, resolve_device
@@ -55,7 +55,8 @@ def train(
         The run folder, the paths of the best and the last weights, the metrics, why it ended.
 
     Raises:
-        UserError: wrong settings or data, before the first step.
+        UserError: wrong settings or data, before the first step; later `OutputError` for a full
+            disk, `LoaderError`, or `UserCodeError` for a function of yours that raised.
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
@@ -63,9 +64,10 @@ def train(
     from vitkit.training.setup.call import settings_of_python_call
     from vitkit.training.train import train as train_config
 
-    given = {} if recipe is None else {"recipe": recipe}
-    with settings_of_python_call(data, {**settings, **given}) as config:
-        return run_search(config) if config.auto else train_config(config)
+    with settings_of_python_call(data, _with_recipe(settings, recipe)) as config:
+        if config.auto:
+            return run_search(config)
+        return train_config(config)
 
 
 def show_batch(
@@ -87,7 +89,7 @@ def show_batch(
     Args:
         data: as for `train`.
         recipe: as for `train`.
-        max_images: images to draw, of those in the first batch.
+        max_images: images to draw, of those in the first batch; 1 or more.
         **settings: as for `train`.
 
     Returns:
@@ -100,8 +102,14 @@ def show_batch(
     # imported here: matplotlib takes half a second, training one more
     from vitkit.training.setup.first_batch import draw_first_batch
 
-    given = {} if recipe is None else {"recipe": recipe}
-    return draw_first_batch(data, {**settings, **given}, max_images)
+    return draw_first_batch(data, _with_recipe(settings, recipe), max_images)
+
+
+def _with_recipe(settings: TrainSettings, recipe: str | Path | None) -> dict[str, Any]:
+    # left out, not None: a run that is resumed keeps the recipe of its own
+    if recipe is None:
+        return {**settings}
+    return {**settings, "recipe": recipe}
 
 
 def compare(
@@ -139,6 +147,7 @@ def compare(
     """
     from vitkit.training.config.run_kind import kind_of_run
 
+    # an object is kept under an address while this runs; a path is its own address
     with kept_data(data) as address:
         return compare_checkpoints(
             *checkpoints,
@@ -166,7 +175,8 @@ def explain(
 
     Args:
         checkpoint: a checkpoint or its path.
-        image: a path, bytes, a PIL image or a uint8 array.
+        image: a path, an http(s) address, an encoded file's bytes, a PIL image, (H, W, 3) or (H, W)
+            uint8 [0, 255], or an image of `find_images`.
         method: `attention`, the attention of the class token (or of the mean query, where the
             model reads the mean) over the patches.
         layer: encoder block; negative ones count from the end.
@@ -189,7 +199,7 @@ def explain(
     checkpoint = replace(checkpoint, model=model)
     explanation = explain_pixels(checkpoint, pixels, method=method, layer=layer, head=head)
     if model.spec.num_classes == 0:
-        return explanation
+        return explanation  # there is nothing to predict
     predictor = Predictor.from_checkpoint(checkpoint, device=device)
     (prediction,) = predictor([pixels], top_k=1)
     return replace(explanation, label=prediction.label, probability=prediction.probability)

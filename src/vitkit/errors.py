@@ -12,7 +12,7 @@
     │   ├── OutputError                                a path that cannot be written
     │   ├── DeviceError                                a device that does not exist here
     │   ├── MissingExtraError                          a feature whose extra is not installed
-    │   └── UserCodeError                              a callback, metric or transform that raised
+    │   └── UserCodeError                              a function of the user that raised
     ├── NonFiniteError             exit 3              training diverged
     └── Interrupted                exit 128 + signal   stopped by a signal, after saving
 
@@ -89,8 +89,16 @@ class UserError(VitkitError):
 
     @classmethod
     def about(cls, field: str, value: Any, expected: str, more: str = "") -> UserError:
-        """Return an error about the value of a field: `depth = 0: must be 1 or more`."""
+        """Return an error about the value of a field: `depth = 0: must be 1 or more`.
+
+        Args:
+            field: its name, as a keyword.
+            value: the wrong value.
+            expected: follows the value, such as `must be 1 or more`.
+            more: end of the message; left out where the message names a flag.
+        """
         error = cls(f"{field} = {value!r}: {expected}{more}")
+        # Beside the text, as the command line names the flag in place of the field.
         error.wrong = WrongValue(field, value, expected)
         return error
 
@@ -184,6 +192,7 @@ class UserCodeError(UserError):
             error: what it raised.
             where: at what, such as `in after_step`.
         """
+        # In one line: the traceback is that of `__cause__`, which `--debug` shows.
         return cls(f"{what} raised {type(error).__name__} {where}: {error}")
 
 
@@ -204,6 +213,10 @@ class Interrupted(VitkitError):
         super().__init__(message)
         self.signum = signum
 
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[int, str]]:
+        """Support pickling: exceptions are rebuilt from `args`, which has the message alone."""
+        return (type(self), (self.signum, str(self)))
+
     @property
     def name(self) -> str:
         """The signal's name, such as `SIGINT`."""
@@ -212,4 +225,6 @@ class Interrupted(VitkitError):
 
 def exit_code(error: VitkitError) -> int:
     """Return the exit code of a process that ends by `error`."""
-    return 128 + error.signum if isinstance(error, Interrupted) else error.exit_code
+    if isinstance(error, Interrupted):
+        return 128 + error.signum  # as a shell reports a process that a signal ended
+    return error.exit_code

@@ -82,11 +82,19 @@ class Described:
 
     @classmethod
     def from_json(cls: type[Description], values: Mapping[str, Any]) -> Description:
-        """Return the description of these values; `SpecError` for unknown or wrong fields."""
+        """Return the description of these values, as `to_json` returns them.
+
+        Raises:
+            SpecError: not an object; an unknown field, or a wrong value.
+        """
         return cls(**_object(values, cls))
 
     def replace(self: Description, **changes: Any) -> Description:
-        """Return a copy with some fields changed, validated again."""
+        """Return a copy with some fields changed, validated again.
+
+        Raises:
+            SpecError: an unknown field, or a wrong value.
+        """
         return type(self)(**vars(self) | changes)
 
 

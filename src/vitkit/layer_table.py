@@ -169,6 +169,7 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
     return LayerTable(
         rows=tuple(rows),
         input_mb=torch.Size(size).numel() * FLOAT_BYTES / 1e6,
+        # each output, and its gradient
         activation_mb=2 * sizes.activations * FLOAT_BYTES / 1e6,
         parameter_mb=rows[0].parameters * FLOAT_BYTES / 1e6,
     )

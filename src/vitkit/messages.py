@@ -25,6 +25,15 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}{ending}"
 
 
+def flag_name(setting: str) -> str:
+    """Return the flag of a setting.
+
+    >>> flag_name("batch_size")
+    '--batch-size'
+    """
+    return f"--{setting.replace('_', '-')}"
+
+
 def escape(name: str | os.PathLike[str]) -> str:
     """Escape line breaks, control characters and invalid bytes of a file name.
 

@@ -6,9 +6,7 @@ vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 
 from __future__ import annotations
 
-import ctypes
 import os
-import platform
 import signal
 from collections.abc import MutableMapping
 from types import FrameType
@@ -66,6 +64,10 @@ def keep_freed_memory() -> None:
     Do nothing with another C library, or if the user has set one of glibc's `MALLOC_` variables.
     Source: mallopt(3).
     """
+    # imported here: no other command waits for them
+    import ctypes
+    import platform
+
     if platform.libc_ver()[0] != "glibc":
         return
     if any(name.startswith("MALLOC_") for name in os.environ):

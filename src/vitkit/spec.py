@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from vitkit.errors import SpecError
 from vitkit.frozen import Described, frozen
+from vitkit.messages import plural
 from vitkit.timm_keywords import TIMM_KEYWORDS
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ QKVBias = bool | Literal["no_key"]
 Pooling = Literal["cls", "mean", "mean_all", "map", "cls_mean"]
 Initialisation = Literal["jax", "timm", "xavier_normal", "xavier_uniform", "mimetic"]
 STAGE_STRIDES = (4, 4, 8, 16, 32)
-"""PixelCount per cell of a ResNet's feature map, by the number of its stages."""
+"""Pixels per cell of a ResNet's feature map, by the number of its stages."""
 
 
 def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> int:
@@ -78,6 +79,7 @@ def resolve_head_width(width: int, num_heads: int, head_width: int | None) -> in
     if head_width is not None:
         return head_width
     if width % num_heads:
+        # a correct number is suggested: the two nearest ones
         divisors = [k for k in range(1, width + 1) if width % k == 0]
         nearest = sorted(sorted(divisors, key=lambda k: abs(k - num_heads))[:2])
         raise SpecError(
@@ -202,6 +204,7 @@ class ViTSpec(Described):
                     f"image_size {image} ({side}) is not divisible by patch_size {patch}; "
                     f"the nearest sizes that are: {nearest}"
                 )
+        # pydantic has checked each field by itself; these checks are between fields.
         head_width = resolve_head_width(self.width, self.num_heads, self.head_width)
         _check_widths(self, head_width)
         _check_stem(self)
@@ -232,7 +235,9 @@ class ViTSpec(Described):
     @property
     def pooled_width(self) -> int:
         """The width of the pooled vector: D, or 2 D for `cls_mean`."""
-        return self.width * (2 if self.pooling == "cls_mean" else 1)
+        if self.pooling == "cls_mean":
+            return 2 * self.width
+        return self.width
 
     @property
     def head_inputs(self) -> int:
@@ -258,6 +263,7 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
     needs = {"sincos_1d": (2, spec.width, "width"), "rope": (4, head_width, "head width")}
     for name in ("sincos_2d", "sincos_2d_moco", "sincos_2d_mae"):
         needs[name] = (4, spec.width, "width")
+    # Sines come in pairs with cosines; two coordinates need two pairs.
     divisor, number, noun = needs.get(spec.positions, (1, spec.width, "width"))
     if number % divisor:
         raise SpecError(
@@ -269,6 +275,7 @@ def _check_widths(spec: ViTSpec, head_width: int) -> None:
             f"rope_temperature {spec.rope_temperature:g} has no effect with positions "
             f"{spec.positions!r}; set positions to 'rope', or leave it out"
         )
+    # The gate of a SwiGLU is always silu; a field that says otherwise would be a silent mistake.
     if spec.mlp != "plain" and spec.activation != "silu":
         raise SpecError(
             f"mlp {spec.mlp!r} has a silu gate, and activation is {spec.activation!r}; set "
@@ -287,19 +294,21 @@ def _check_stem(spec: ViTSpec) -> None:
     fewest = 2 if spec.resnet_variant == "jeonsworld" else 0
     if not fewest <= len(spec.resnet_layers) < len(STAGE_STRIDES):
         raise SpecError(
-            f"resnet_layers {spec.resnet_layers} has {len(spec.resnet_layers)} stages; a "
-            f"{spec.resnet_variant} ResNet has {fewest} to {len(STAGE_STRIDES) - 1}"
+            f"resnet_layers {spec.resnet_layers} has {plural(len(spec.resnet_layers), 'stage')}; "
+            f"a {spec.resnet_variant} ResNet has {fewest} to {len(STAGE_STRIDES) - 1}"
         )
     stride = STAGE_STRIDES[len(spec.resnet_layers)]
     for patch in spec.patch_size:
         if patch % stride:
             raise SpecError(
                 f"patch_size {patch} is not divisible by {stride}, the stride of a ResNet of "
-                f"{len(spec.resnet_layers)} stages; the nearest is {_multiples(patch, stride)}"
+                f"{plural(len(spec.resnet_layers), 'stage')}; the nearest is "
+                f"{_multiples(patch, stride)}"
             )
 
 
 def _check_tokens(spec: ViTSpec) -> None:
+    # DeiT's two heads read one token each, so there is nothing to pool.
     if spec.distillation_token and (not spec.class_token or spec.pooling != "cls"):
         raise SpecError(
             "distillation_token needs class_token=True and pooling 'cls', not "
@@ -348,6 +357,7 @@ class Preprocess(Described):
             raise SpecError(f"mean has {len(self.mean)} channels and std has {len(self.std)}")
         if min(self.std) <= 0:
             raise SpecError(f"std {self.std} must be positive in every channel")
+        # The image before the crop is held in memory: a forged ratio must not exhaust it.
         if max(self.image_size) > 2**14 * self.crop_ratio:
             raise SpecError(
                 f"image_size {self.image_size} with crop_ratio {self.crop_ratio:g} enlarges "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
 from vitkit.errors import SpecError
@@ -150,16 +151,19 @@ def _mlp_width(
     theirs: Mapping[str, Any], fields: Mapping[str, Any], base: Mapping[str, Any]
 ) -> int:
     """Return M = int(D * mlp_ratio); timm's ratio counts both halves of a packed SwiGLU."""
-    halves = 2 if fields.get("mlp", base.get("mlp")) == "swiglu_packed" else 1
     width = fields.get("width", base["width"])
     ratio = theirs.get("mlp_ratio")
-    if not isinstance(width, int):
+    # `Integral` and `Real`, as sizes may be numpy's numbers.
+    if not isinstance(width, Integral):
         raise SpecError(f"embed_dim={width!r}: must be a whole number")
     if ratio is None:  # in whole numbers, as a quotient would be rounded
-        return width * base["mlp_width"] // int(base["width"])
-    if not isinstance(ratio, int | float) or ratio <= 0:
+        return int(width) * base["mlp_width"] // int(base["width"])
+    if not isinstance(ratio, Real) or not 0 < float(ratio) < math.inf:
         raise SpecError(f"mlp_ratio={ratio!r}: must be a number above 0")
-    return int(width * ratio) // halves
+    mlp_width = int(int(width) * float(ratio))
+    if fields.get("mlp", base.get("mlp")) == "swiglu_packed":
+        return mlp_width // 2  # gate and value
+    return mlp_width
 
 
 def _pooling_fields(
@@ -168,8 +172,10 @@ def _pooling_fields(
     """Return the pooling, and the place of the last norm that timm derives from it."""
     pooling = fields.get("pooling", base["pooling"])
     include_prefix = theirs.get("pool_include_prefix", base["pooling"] == "mean_all")
-    if pooling in ("mean", "mean_all"):
-        pooling = "mean_all" if include_prefix else "mean"
+    if pooling == "mean" and include_prefix:
+        pooling = "mean_all"
+    elif pooling == "mean_all" and not include_prefix:
+        pooling = "mean"
     decided = {"pooling": pooling}
     # A model that departs from the rule states fc_norm, and keeps it.
     follows_rule = base["norm_before_pool"] != base["pooling"].startswith("mean")

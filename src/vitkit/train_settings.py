@@ -265,6 +265,9 @@ class TrainSettings(TypedDict, total=False):
     """Write histograms of the weights to TensorBoard at the end of epochs."""
     log_examples: bool
     """Write some validation images with their predictions to TensorBoard."""
+    plots: bool
+    """Draw the learning curves and the confusion matrix at the end, about a second's work; off is
+    for many short runs."""
     save_augmented_grid: bool
     """Before the first step, write the first training batch as the model sees it, with its labels,
     to augmented.png."""

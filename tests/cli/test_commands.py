@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -314,6 +315,15 @@ def test_a_reader_that_leaves_early_is_no_error():
     with child.stderr:
         assert child.stderr.read() == ""
     assert child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [("trian 2>&-", 2), ("--version >&-", 0), ("models >&-", 0)]
+)
+def test_streams_that_the_shell_has_closed(words, code):
+    command = f"exec {shlex.quote(sys.executable)} -m vitkit {words}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
 
 
 def test_training_in_a_file_prints_plain_lines(tmp_path):

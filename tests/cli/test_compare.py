@@ -120,6 +120,13 @@ def test_one_seed_is_one_run_and_a_run_is_no_other(saved, images):
         vitkit.compare(best, f"{Path(best).parent}/./{Path(best).name}", device="cpu")
 
 
+@pytest.mark.parametrize("recipe", ["words", [1], {"seed": [1]}, {"seed": "one"}, None])
+def test_settings_of_another_kind_are_like_none(saved, images, recipe):
+    """The metadata of a file may come from anyone."""
+    found = vitkit.compare(saved(0, recipe=recipe), saved(1, recipe=recipe), data=str(images))
+    assert (len(found.pairs), found.repeats) == (1, ())
+
+
 def test_the_order_of_the_classes_is_each_checkpoint_s_own(saved, images):
     """The same model with its head's rows in another order is the same model."""
     path = saved(3)

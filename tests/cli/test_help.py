@@ -13,6 +13,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tiny_checkpoint import save_tiny
 
@@ -26,6 +27,7 @@ from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.training.config.foreign_names import PROGRAMS
 from vitkit.training.config.train_config import SECTIONS, TrainConfig
+from vitkit.weights.catalogue import catalogue
 
 
 def printed_help(verb: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -103,6 +105,28 @@ def test_a_recipe_decides_the_defaults_of_the_help(capsys):
 def test_choices_written_out_are_those_that_exist():
     assert set(get_args(FormatName)) == vitkit.formats()
     assert set(get_args(Method)) == set(METHODS)
+
+
+def test_help_of_help_is_the_list_of_verbs(capsys):
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert cli.run(["help", "help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize("command", ["help train", "check digits", "check photos", "models vit_*"])
+def test_a_very_narrow_terminal_gets_forty_columns(command, place, monkeypatch, capsys):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    code = 2 if "photos" in command else 0
+    printed = []
+    for columns in ("7", "40"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert cli.run(shlex.split(command)) == code
+        out = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out)
+        printed.append(out[out.index("usage" if "help" in command else "\n") :])
+    if not command.startswith("check"):  # there rich draws a table
+        assert printed[0] == printed[1]
 
 
 def test_help_of_an_unknown_verb_names_the_nearest(capsys):
@@ -236,6 +260,35 @@ def test_commands_to_continue_with(place, monkeypatch, capsys):
     for command, following in commands.items():
         assert cli.run(shlex.split(command)) == 0
         assert f"next: {following}" in "".join(capsys.readouterr()), command
+
+
+def test_a_pickle_is_converted_after_it_was_inspected(place, monkeypatch, capsys):
+    torch.save(vitkit.load("weights.safetensors").model.state_dict(), "net.pth")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    stated = "--trust-pickle --spec.num-heads 2"
+    assert cli.run(shlex.split(f"inspect net.pth {stated}")) == 0
+    follow = f"next: vitkit convert net.pth model.safetensors --to vitkit {stated}\n"
+    assert capsys.readouterr().err == follow
+    assert cli.run(shlex.split(follow)[2:]) == 0
+    assert vitkit.load("model.safetensors").model.spec.num_heads == 2
+
+
+@pytest.mark.parametrize("model", ["vit_tiny_patch14_224", "vit_small_patch16_224"])
+def test_published_weights_are_named_where_there_are_some(model, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    there_are = bool(vitkit.list_models(model, pretrained=True))
+    assert there_are == (model == "vit_small_patch16_224")
+    for verb in ("summary", "models"):
+        assert cli.run([verb, model]) == 0
+        assert (f"vitkit models {model} --pretrained\n" in capsys.readouterr().err) == there_are
+
+
+def test_a_published_pickle_is_inspected_with_trust(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    names = [name for name, entry in catalogue().items() if entry.pickle]
+    assert cli.run(["models", names[0], "--pretrained"]) == 0
+    address = catalogue()[names[0]].address
+    assert capsys.readouterr().err == f"next: vitkit inspect {address} --trust-pickle\n"
 
 
 def test_place_of_results_and_next_command_of_a_run(tmp_path, monkeypatch, capsys):

@@ -31,14 +31,14 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("command", "code", "pattern"), rows(), ids=lambda cell: cell[:60])
 def test_a_mistake_ends_with_one_line(command, code, pattern, material, monkeypatch, capsys):
     monkeypatch.chdir(material)
-    before = sorted(path.name for path in material.iterdir())
+    before = sorted(map(str, material.rglob("*")))
     assert cli.run(shlex.split(command.replace("FAST", FAST))) == int(code)
     message = capsys.readouterr().err
     assert message.startswith("vitkit: ")
     assert message.count("\n") == 1
     assert "Traceback" not in message
     assert re.search(pattern, message)
-    assert sorted(path.name for path in material.iterdir()) == before, "it leaves nothing behind"
+    assert sorted(map(str, material.rglob("*"))) == before, "it leaves nothing behind"
 
 
 def test_there_are_200_of_them():

@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from processes import forked
 from tiny_checkpoint import save_tiny
 
 from vitkit import cli
+from vitkit.plots import MAX_CLASSES
 
 
 @pytest.fixture(scope="module")
@@ -309,3 +313,40 @@ def test_numbers_of_images_are_integers(root, checkpoint, capsys):
     assert cli.run([*map(str, words), "--data", "pets", "--json"]) == 0
     scores = json.loads(capsys.readouterr().out)["scores"]
     assert [repr(score["images"]) for score in scores.values()] == ["6", "6"]
+
+
+def test_predictions_are_kept_where_the_matrix_has_too_many_classes(root, tmp_path, capsys):
+    path = save_tiny(tmp_path / "many.safetensors", ["cat", "dog", *map(str, range(MAX_CLASSES))])
+    words = ["eval", path, "pets", "--confusion", "c.png", "--predictions", "p.csv"]
+    assert cli.run(words) == 2
+    assert f"has room for {MAX_CLASSES} classes" in capsys.readouterr().err
+    assert len(Path("p.csv").read_text().splitlines()) == 7
+    assert not Path("c.png").exists()
+
+
+def fill() -> None:
+    """Let the standard output be a full disk."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["help", "predict"], ["models"]])
+def test_a_full_disk_behind_the_standard_output(words, tmp_path):
+    with forked(words, tmp_path, before=fill) as child:
+        assert child.wait() == 2
+    assert "cannot write to the standard output" in child.stderr
+    assert child.stderr.count("\n") == 1
+
+
+def test_an_error_counts_more_than_a_full_disk(root, checkpoint, tmp_path):
+    Path("photos/d.png").write_bytes(b"words")
+
+    def explain() -> int:
+        code = cli.run(["explain", checkpoint, "photos"])
+        sys.stdout.flush()  # as the interpreter does at its end
+        return code
+
+    with forked(explain, tmp_path, before=fill) as child:
+        assert child.wait() == 2
+    first, second = child.stderr.splitlines()
+    assert "d.png: not an image" in first
+    assert "1 of 4 images could not be used" in second

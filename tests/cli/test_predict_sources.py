@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from local_server import listening
-from PIL import Image
+from PIL import Image, ImageColor
+from processes import forked
 from tiny_checkpoint import save_tiny
 
 import vitkit
 from vitkit import cli
+from vitkit.prediction.drawing import BAR, TRACK
 
 CLASSES = ("cat", "dog")
 
@@ -236,6 +239,18 @@ def test_long_names_are_wrapped_in_drawings(root, tmp_path):
     assert heights[0] < min(heights[1:])
 
 
+def test_a_probability_that_is_not_a_number_is_drawn_without_a_bar(root, tmp_path):
+    path = save_tiny(tmp_path / "nan.safetensors", CLASSES)
+    loaded = vitkit.load(path)
+    torch.nn.init.constant_(loaded.model.head.weight, 3e38)  # the logits are infinite
+    vitkit.save(path, loaded.model, preprocess=loaded.preprocess, classes=CLASSES)
+    assert cli.run(["predict", path, "photos/0.png", "--save-images", "drawn"]) == 0
+    with Image.open("drawn/0.png") as drawn:
+        colours = {colour for _, colour in drawn.getcolors(drawn.width * drawn.height)}
+    assert ImageColor.getrgb(TRACK) in colours
+    assert ImageColor.getrgb(BAR) not in colours
+
+
 def test_drawings_replace_nothing(root, checkpoint, capsys, monkeypatch):
     words = ["predict", checkpoint, "photos", "--save-images"]
 
@@ -275,6 +290,37 @@ def test_a_table_is_no_image_of_a_stream(root, checkpoint, capsys, monkeypatch):
     assert Path("rows.csv").read_bytes() == Path("photos/0.png").read_bytes()
 
 
+def test_long_names_and_many_equal_ones(root, checkpoint, capsys, monkeypatch):
+    long = f"{'n' * 248}.png"
+    Path("photos/0.png").rename(long)
+    names = []
+    for number in range(3):
+        folder = Path(f"class-{number}")
+        folder.mkdir()
+        os.link("photos/1.png", folder / "x.png")
+        names.append(f"class-{number}/x.png")
+    words = ["predict", checkpoint, "-", "--save-images", "drawn"]
+    with stdin_of("\n".join([long, *names]).encode(), monkeypatch):
+        assert cli.run(words) == 0
+    drawn = sorted(path.name for path in Path("drawn").iterdir())
+    assert drawn == [f"{'n' * 200}.png", "x-2.png", "x-3.png", "x.png"]
+
+
+def test_files_are_complete_though_the_reader_of_the_lines_has_left(root, checkpoint, tmp_path):
+    words = ["predict", checkpoint, "photos", "--batch-size", "1", "--save-images"]
+    for number, more in enumerate(([], ["--json"], ["--csv", "rows.csv", "--json"])):
+
+        def leave() -> None:
+            reading, writing = os.pipe()
+            os.close(reading)
+            os.dup2(writing, 1)
+
+        with forked([*words, f"drawn-{number}", *more], tmp_path, before=leave) as child:
+            assert child.wait() == 0
+        assert "wrote 6 images to drawn" in child.stderr
+        assert len(list(Path(f"drawn-{number}").iterdir())) == 6
+
+
 def test_on_a_terminal_the_next_command_is_named(root, checkpoint, capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setattr("vitkit.cli.images.progress_bar", _no_bar)
@@ -283,6 +329,12 @@ def test_on_a_terminal_the_next_command_is_named(root, checkpoint, capsys, monke
     assert cli.run(["predict", checkpoint, "list.csv", "--split", "test"]) == 0
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == f"next: vitkit eval {checkpoint} list.csv --split test"
+    Path("lists").mkdir()
+    Path("list.csv").rename("lists/list.csv")
+    words = ["predict", checkpoint, "lists/list.csv", "--data-root", "."]
+    assert cli.run(words) == 0
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"next: vitkit eval {checkpoint} lists/list.csv --data-root ."
     assert cli.run(["embed", checkpoint, "photos", "--out", "f.npz"]) == 0
     assert capsys.readouterr().err.startswith("next: ")
 

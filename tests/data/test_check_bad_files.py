@@ -54,10 +54,10 @@ def test_each_kind_takes_little_time(tmp_path: Path) -> None:
     for split in open_dataset(tmp_path).splits.values():
         assert isinstance(split, FileSplit)
         for index in range(len(split)):
-            start = time.perf_counter()
+            start = time.process_time()  # a busy machine only makes it wait
             with pytest.raises(ImageError):
                 split.read(index)
-            assert time.perf_counter() - start <= 5, split.name(index)
+            assert time.process_time() - start <= 5, split.name(index)
 
 
 @pytest.mark.soak

@@ -13,7 +13,8 @@ from image_files import folder, refusal
 from PIL import Image
 
 import vitkit
-from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_folders, open_cifar
+from vitkit.data.sources.benchmarks import known_folders
+from vitkit.data.sources.cifar import CIFAR_CLASSES, open_cifar
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 
@@ -141,7 +142,7 @@ def test_a_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         open_dataset("cifar10")
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
     assert "not unpacked; run tar -xzf" in refusal("cifar10", data_root=tmp_path)
-    assert cifar_folders("cifar10", tmp_path)[-1] == tmp_path / "cache" / "cifar10"
+    assert known_folders("cifar10", tmp_path)[-1] == tmp_path / "cache" / "cifar10"
 
 
 def test_broken_files_say_what_is_wrong(tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ from vitkit.errors import DataError
 
 LONG = b"d" * 110
 GOOD = sample(0) + sample(1)
-LONGEST_WAIT = 5
-"""Seconds that a tar of a few kilobytes may take."""
+LONGEST_WAIT = 30
+"""Seconds after which reading a tar of a few kilobytes hangs, on a busy machine too."""
 
 
 @pytest.fixture(autouse=True)
@@ -239,7 +239,7 @@ def time_limit() -> Iterator[None]:
     """End what hangs in a loop of Python."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError("a small tar takes too long")
+        pytest.fail("a small tar takes too long")  # `TimeoutError` would count as a refusal
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(LONGEST_WAIT)

@@ -102,7 +102,7 @@ THEIRS = ["T - shirt / top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "
 def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "idx_folders", lambda name, root: (cache / name,))
+    monkeypatch.setattr(sources, "known_folders", lambda name, root: (cache / name,))
     splits = {"train": [9, 0, 3], "test": [0, 9]}
     build(cache, splits, THEIRS, address="zalando-datasets/fashion_mnist")
     dataset = open_dataset("fashion-mnist")
@@ -115,7 +115,7 @@ def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
 def test_a_set_of_the_hub_with_other_classes_is_not_taken_for_mnist(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "idx_folders", lambda name, root: (cache / name,))
+    monkeypatch.setattr(sources, "known_folders", lambda name, root: (cache / name,))
     build(cache, {"train": [0, 1], "test": [0, 1]}, ["0", "one"], address="ylecun/mnist")
     assert "hf://ylecun/mnist: expected the classes 0, 1" in refusal("mnist")
 

@@ -138,7 +138,7 @@ def test_its_defaults_are_those_of_training():
             assert parameter.default == usual, name
 
 
-@pytest.mark.parametrize("key", [(0, 1), (0, 1, 2, 3, 4), (0, -1, 2), (0, 2**32, 1)])
+@pytest.mark.parametrize("key", [(0, 1), (0, 1, 2, 3, 4), (0, -1, 2), (0, 2**32, 1), (0, 0, 2**64)])
 def test_a_key_of_another_form_is_refused(key):
     transform = vitkit.training_transform(vitkit.Preprocess(image_size=32))
     with pytest.raises(SettingError, match=r"^key"):

@@ -90,6 +90,24 @@ def test_a_list_of_paths_is_read_from_its_files(pairs):
     assert named.classes == ("a", "b", "c")
 
 
+def test_decoded_images_of_a_list_are_in_memory_and_others_are_not(pairs):
+    opened = {
+        "arrays": [*zip(IMAGES, LABELS, strict=True)],
+        "paths": [{"image": path, "label": label} for path, label in pairs],
+        "bytes": [(path.read_bytes(), label) for path, label in pairs],
+        "made": Items(lambda i: (IMAGES[i], LABELS[i])),
+    }
+    splits = {
+        kind: vitkit.open_dataset({"train": data}).splits["train"] for kind, data in opened.items()
+    }
+    assert {kind for kind, split in splits.items() if split.in_memory} == {"arrays"}
+
+
+def test_a_path_that_no_file_can_have_is_missing(pairs):
+    problems = vitkit.check({"train": [*pairs, ("a\0b.png", 1)]}).problems["train"]
+    assert [(problem.index, problem.reason) for problem in problems] == [(40, "missing")]
+
+
 def test_images_without_a_split_are_divided_like_those_of_a_folder():
     dataset = vitkit.open_dataset((IMAGES, LABELS))
     assert {name: len(part) for name, part in dataset.splits.items()} == {
@@ -252,6 +270,22 @@ BAD = {
     ),
     "empty arrays": ((IMAGES[:0], LABELS[:0]), "arrays is empty"),
     "one-hot labels": ((IMAGES, np.eye(40)), r"arrays: labels of the shape \(40, 40\)"),
+    "a tensor that numpy cannot hold": (
+        (as_tensor(0)[None].bfloat16().expand(40, -1, -1, -1), LABELS),
+        "arrays: a Tensor that cannot be read as an array: ",
+    ),
+    "a table of pixels": (
+        (pandas.DataFrame(np.zeros((40, 64), np.uint8)), LABELS),
+        "arrays: a DataFrame that cannot be read as an array: ",
+    ),
+    "several labels an image": (
+        (IMAGES, [[0]] * 39 + [[0, 1]]),
+        r"arrays: the labels are no list of one value for each image: ",
+    ),
+    "a class name twice": (
+        Items(lambda i: (IMAGES[i], int(LABELS[i])), classes=["ant", "bee", "ant"]),
+        r"Items: the class name 'ant' occurs twice",
+    ),
     "float labels": ((IMAGES, LABELS + 0.5), r"arrays\[0\] has the label 0.5"),
     "floats above 1": ((IMAGES * 1.0, LABELS), "arrays: float values from 0 to 255"),
     "no pair": ([("a.png", 0), ("b.png",)], r"pairs\[1\] is \('b.png',\); expected \(path, label"),
@@ -289,8 +323,11 @@ def test_what_cannot_be_used_is_named(name):
 
 
 def test_classes_are_for_objects_alone():
-    with pytest.raises(DataError, match="classes are for data passed as an object"):
-        vitkit.open_dataset("digits", classes=["a"])
+    for data in ("digits", vitkit.open_dataset((IMAGES, LABELS))):
+        with pytest.raises(DataError, match="classes are for data passed as an object"):
+            vitkit.open_dataset(data, classes=["a"])
+    with pytest.raises(DataError, match="arrays: the class name 'a' occurs twice"):
+        vitkit.open_dataset((IMAGES, LABELS), classes=["a", "b", "a"])
 
 
 def test_a_dataset_that_changes_its_images_is_refused():

@@ -29,7 +29,7 @@ from vitkit.errors import DataError, ImageError, SettingError, UserError
 from vitkit.io.web import connections, download
 from vitkit.spec import Preprocess
 from vitkit.training.result import TrainResult
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 TRAIN = [f"train-{number:04}.tar" for number in range(4)]

@@ -11,7 +11,7 @@ from image_files import (
 )
 
 from vitkit.data.datasets.dataset import ArraySplit
-from vitkit.data.sources.benchmarks import idx_folders, open_idx
+from vitkit.data.sources.benchmarks import known_folders, open_idx
 from vitkit.data.sources.idx import write_idx
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
@@ -101,7 +101,7 @@ def test_a_set_that_is_nowhere_says_where_it_was_looked_for(
     assert "dataset-fashion-mnist" in str(caught.value)
     assert "--data-root" in str(caught.value)
     assert "hf://zalando-datasets/fashion_mnist: not in the cache" in str(caught.value)
-    looked = idx_folders("mnist", tmp_path)
+    looked = known_folders("mnist", tmp_path)
     assert looked[:3] == (tmp_path / "mnist", tmp_path, Path("/usr/share/datasets/mnist"))
     assert looked[3] == tmp_path / "cache" / "mnist"
 

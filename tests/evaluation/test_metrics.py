@@ -111,13 +111,16 @@ def test_two_processes_count_as_one_does(images):
     assert first[1] == alone.confusion().tolist()
 
 
-def test_predictions_of_several_processes_are_in_the_order_of_the_split():
-    alone = count_predictions()
-    expected = F.cross_entropy(LOGITS, torch.from_numpy(LABELS), reduction="none")
+@pytest.mark.parametrize("images", [N, 1])
+def test_predictions_of_several_processes_are_in_the_order_of_the_split(images):
+    alone = count_predictions(range(images))
+    labels = torch.from_numpy(LABELS)[:images]
+    expected = F.cross_entropy(LOGITS[:images], labels, reduction="none")
     assert alone.losses == pytest.approx(expected.numpy())
 
     def gathered(world):
-        whole = count_predictions(range(world.rank, N, world.size), batch=5).gathered(world)
+        own = range(world.rank, images, world.size)
+        whole = count_predictions(own, batch=5).gathered(world)
         columns = (whole.labels, whole.predicted, whole.confidence, whole.losses)
         return [column.tolist() for column in columns]
 

@@ -85,6 +85,16 @@ def test_their_figure_shows_the_images_with_their_names(images, checkpoint):
     assert min(drawn_part(figure)) > 0.85
 
 
+def test_a_list_that_was_changed_is_drawn_with_its_own_images(images, checkpoint):
+    found = vitkit.evaluate(checkpoint, images).top_losses(6)
+    found.sort(key=lambda one: one.path)
+    del found[0]
+    drawn = [axes.images[0].get_array() for axes in found.plot().axes]
+    assert len(drawn) == 5
+    for one, pixels in zip(found, drawn, strict=True):
+        assert (pixels == np.asarray(Image.open(images / one.path).convert("RGB"))).all()
+
+
 def test_a_loss_that_is_not_a_number_is_the_highest(images, checkpoint):
     evaluation = vitkit.evaluate(checkpoint, images)
     evaluation.losses = evaluation.losses.copy()

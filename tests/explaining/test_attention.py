@@ -139,6 +139,9 @@ def test_the_overlay_is_hotter_where_the_map_is():
     mixed = np.asarray(Explanation(grey, heat).overlay()).astype(int)
     assert mixed[150, 150].sum() > 1.5 * mixed[20, 20].sum()
     assert (mixed[20, 20] > 60).all()  # cold parts stay readable
+    for wrong in (-0.1, 1.5, float("nan")):
+        with pytest.raises(SettingError, match=r"strength = .*: must be from 0 to 1"):
+            Explanation(grey, heat).overlay(wrong)
 
 
 def test_a_part_that_was_in_eval_mode_stays_so():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
@@ -149,6 +150,8 @@ def test_layers_are_dinov2_s(call):
         ({"indices": [4]}, "layer 4 does not exist; layers are 0 to 3"),
         ({"indices": []}, "no layers are named"),
         ({"indices": "2"}, "layers '2': pass a number n for the last n, or several"),
+        ({"indices": 1.5}, "layers 1.5: pass a number n for the last n, or several"),
+        ({"indices": [0.0]}, r"layers \[0.0\]: pass a number n for the last n, or several"),
         ({"output_fmt": "NHWC"}, "output_fmt 'NHWC' is none of NCHW, NLC"),
     ],
 )
@@ -157,6 +160,16 @@ def test_layers_that_do_not_exist_are_named(call, message):
     model, _ = pair("plain")
     with pytest.raises(SettingError, match=message):
         model.forward_intermediates(torch.randn(1, 3, 32, 32), **call)
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+@torch.inference_mode()
+def test_numpy_s_numbers_name_layers_too():
+    model, _ = pair("plain")
+    images = torch.randn(1, 3, 32, 32)
+    for indices in (np.int64(2), np.array([2, 3]), [np.int64(-2), 3]):
+        found = model.forward_intermediates(images, indices, intermediates_only=True)
+        assert_same(found, model.forward_intermediates(images, 2, intermediates_only=True))
 
 
 def test_a_class_token_that_is_not_there():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
@@ -118,6 +119,8 @@ def test_initial_weights_by_timm_s_names():
         ({"proj_bias": False}, "proj_bias=False: only proj_bias=True exists in vitkit"),
         ({"embed_dim": "96"}, "embed_dim='96': must be a whole number"),
         ({"mlp_ratio": "4"}, "mlp_ratio='4': must be a number above 0"),
+        ({"mlp_ratio": math.inf}, "mlp_ratio=inf: must be a number above 0"),
+        ({"mlp_ratio": math.nan}, "mlp_ratio=nan: must be a number above 0"),
         ({"checkpoint_path": "x.pth"}, "checkpoint_path does not exist in vitkit; pass pretrained"),
         ({"embed_dimm": 96}, "no field 'embed_dimm'"),
         ({"class_token": False}, "pooling 'cls' needs class_token=True"),
@@ -126,6 +129,11 @@ def test_initial_weights_by_timm_s_names():
 def test_clashes_and_unknown_values_are_refused(keywords, message):
     with pytest.raises(SpecError, match=message):
         vitkit.create_model(TINY, **keywords)
+
+
+def test_numpy_s_numbers_are_sizes_too():
+    found = vitkit.create_model(TINY, **SMALL, embed_dim=np.int64(96), mlp_ratio=np.float32(2))
+    assert (found.spec.width, found.spec.mlp_width) == (96, 192)
 
 
 def test_none_is_as_not_given():

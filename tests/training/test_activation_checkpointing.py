@@ -146,7 +146,7 @@ def parts_that_fit(output: Path) -> int:
     assert code == 2, printed
     line = printed.splitlines()[-1]
     found = re.fullmatch(
-        r"vitkit: cpu is out of memory with 1024 images at once; (\d+) fit; pass "
+        r"vitkit: cpu is out of memory with 1,024 images at once; (\d+) fit; pass "
         r"--grad-accum-steps (\d+), or lower --batch-size or --img-size, or use a smaller model",
         line,
     )  # fmt: skip

@@ -183,7 +183,13 @@ def test_digits_from_noise(tmp_path):
     assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
     log = (done.run / "train.log").read_text()
     assert "no flips" in log
-    assert f"{report['test']['top1']:.4f}" in log
+    assert f"with scratch: top-1 {report['test']['top1']:.4f} (" in log
+    table = log[log.index("candidate  ") :].splitlines()
+    assert max(map(len, table)) <= 80
+    for row in report["candidates"]:
+        first = next(number for number, line in enumerate(table) if line.startswith(row["name"]))
+        described = " ".join("".join(line[57:] + " " for line in table[first:]).split())
+        assert described.startswith(row["description"])
 
 
 def test_two_hundred_images_with_weights(images, tmp_path):
@@ -244,6 +250,16 @@ def test_the_command_says_what_is_wrong_in_one_line(tmp_path, capsys):
     assert "has no effect without --auto" in second
 
 
+def test_a_recipe_is_refused_by_its_own_name_alone(tmp_path, capsys):
+    words = ["train", "digits", "--auto", "--recipe", "digits", "--output", str(tmp_path / "run")]
+    assert command(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "vitkit: --auto chooses the settings that a recipe has; leave out --recipe digits, or "
+        "train without --auto"
+    )
+
+
 def timed(output, ends: float, **settings):
     """Run five steps an epoch; each takes a second by the clock."""
     asked = SHORT | {"epochs": 20, "warmup_epochs": 1.0, "spec": SPEC} | settings
@@ -268,6 +284,16 @@ def test_the_schedule_ends_with_the_budget(ends, epochs, tmp_path):
     assert read_yaml(done.run / "config.yaml")["epochs"] == epochs
     assert f"{epochs}/{epochs}  loss" in (done.run / "train.log").read_text()
     assert vitkit.load(done.last).metadata["recipe"]["epochs"] == epochs
+
+
+def test_a_schedule_cut_short_keeps_a_warm_up_below_its_length(tmp_path):
+    done = timed(tmp_path / "run", 6.5, warmup_epochs=10.0)
+    stored = read_yaml(done.run / "config.yaml")
+    assert stored["warmup_epochs"] < stored["epochs"] == 6
+    rates = [json.loads(line) for line in (done.run / "metrics.jsonl").read_text().splitlines()]
+    rates = [line["lr"] for line in rates if line["kind"] == "epoch"]
+    assert rates[-1] < max(rates)
+    assert vitkit.train(resume=done.run, epochs=7, quiet=True).stopped == "all 7 epochs"
 
 
 def a_context(tick: float, **settings: object) -> SearchContext:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -83,3 +84,20 @@ def test_a_run_that_hardly_waits_says_so(tmp_path):
     (share,) = re.findall(r"(\d+)\s?%", line.partition("after 30 steps")[2])[:1]
     assert int(share) < 50
     assert "--cache" not in line
+
+
+def slow(image):
+    """A transform that takes two milliseconds of the processor."""
+    end = time.thread_time() + 2e-3
+    while time.thread_time() < end:
+        pass
+    return image
+
+
+def test_a_slow_transform_of_the_users_is_part_of_the_augmentation(tmp_path):
+    few = {"batch_size": 8, "max_steps": 31, "workers": 0, "log_examples": False}
+    transform = f"{__name__}:slow"
+    line = diagnosed(train(tmp_path / "run", transform=transform, **few).run)
+    (augmentation,) = re.findall(r"augmentation ([\d.]+) ms", line)
+    assert float(augmentation) >= 2
+    assert "disk or network" not in line

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +14,10 @@ from training.faulty import on
 from training.tiny_runs import STEPS, TINY, end_of, run
 
 import vitkit
-from vitkit.errors import UserCodeError
+from vitkit.errors import Interrupted, UserCodeError
 from vitkit.training import callbacks
 from vitkit.training.state.manifest import step_of
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Trainer
 
 TIMES = {"images_per_s", "data_wait", "seconds"}
@@ -119,3 +122,41 @@ def test_the_first_of_several_errors_is_raised(tmp_path):
 
     with pytest.raises(HaltError, match="the first"):
         run(tmp_path / "run", on(after_step=halt))
+
+
+def test_a_run_that_stopped_in_validation_is_resumed_with_on_start(tmp_path):
+    """A callback may open in `on_start` what it writes to in `after_epoch`."""
+    stop = on(after_evaluation_batch=lambda split: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="stopped at step 10 of 30; everything is saved"):
+        run(tmp_path / "run", stop)
+    seen: list[tuple[str, int]] = []
+
+    def note(event: str) -> Callable[..., None]:
+        return lambda trainer, *_: seen.append((event, trainer.progress.step))
+
+    events = {name: note(name) for name in ("on_start", "before_epoch", "after_epoch", "on_end")}
+    run(tmp_path / "run", on(**events), resume=str(tmp_path / "run"), max_steps=20)
+    assert seen == [
+        ("on_start", 10), ("after_epoch", 10), ("before_epoch", 10), ("after_epoch", 20),
+        ("on_end", 20),
+    ]  # fmt: skip
+
+
+def test_patience_waits_for_the_validation_that_was_missing(tmp_path):
+    """The epoch that is still to be validated may be the better one."""
+
+    def stop_in_third_epoch(split: str) -> None:
+        if progress[0].step == STEPS:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def one_epoch_was_worse(trainer: Trainer, *_: Any) -> None:
+        progress[:] = [trainer.progress]
+        if trainer.progress.step == 20:
+            trainer.progress.stale = 1
+
+    progress: list[Any] = []
+    disturbed = on(before_step=one_epoch_was_worse, after_evaluation_batch=stop_in_third_epoch)
+    with pytest.raises(Interrupted, match="stopped at step 30 of 30"):
+        run(tmp_path / "run", disturbed)
+    resumed = run(tmp_path / "run", resume=str(tmp_path / "run"), epochs=4, patience=1)
+    assert resumed.stopped == "all 4 epochs"

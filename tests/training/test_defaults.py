@@ -11,11 +11,12 @@ from PIL import Image
 
 import vitkit
 from vitkit.cli import run as command
-from vitkit.errors import DataError
+from vitkit.errors import DataError, SettingError
 from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.yaml_files import read_yaml
 
-QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False}
+QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False,
+         "plots": False}  # fmt: skip
 SMALL = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 1,
          "mlp_width": 16}  # fmt: skip
 
@@ -108,7 +109,7 @@ def test_the_command_and_python_choose_the_same(images, tmp_path):
     first = read_yaml(tmp_path / "a" / "config.yaml")
     second = settings_of(images, tmp_path / "b")
     differing = {name for name in first if first[name] != second[name]}
-    assert differing == {"output", "workers"}
+    assert differing == {"output", "workers", "plots"}
 
 
 def test_a_resumed_run_decides_nothing_anew(images, tmp_path):
@@ -181,3 +182,32 @@ def test_images_larger_than_the_model_are_shrunk(tmp_path):
 )  # fmt: skip
 def test_the_batch_fits_the_other_settings(given, batch_size, images, tmp_path):
     assert settings_of(images, tmp_path / "run", **given)["batch_size"] == batch_size
+
+
+def test_two_images_of_each_class_train_without_validation(tmp_path):
+    for label in "ab":
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(2):
+            pixels = np.random.default_rng([ord(label), number]).integers(0, 255, (12, 12, 3))
+            file = tmp_path / "data" / label / f"{number}.png"
+            Image.fromarray(pixels.astype(np.uint8)).save(file)
+    with pytest.raises(DataError, match="or pass --val-fraction 0 to train without validation"):
+        vitkit.train(tmp_path / "data", output=tmp_path / "run", epochs=1, **QUICK)
+    done = vitkit.train(
+        tmp_path / "data", output=tmp_path / "run", epochs=1, val_fraction=0, **QUICK
+    )
+    assert done.best.exists()
+
+
+@pytest.mark.parametrize("side", [1, 3, 5, 9, 11])
+def test_a_model_for_images_of_any_small_size(side, tmp_path):
+    found = settings_of("digits", tmp_path / "run", img_size=side)
+    assert found["spec"]["patch_size"] <= side
+
+
+@pytest.mark.parametrize(("side", "better"), [(97, 96), (13, 12), (62, 64), (502, 504)])
+def test_a_side_that_only_large_patches_divide_is_refused_with_a_better_one(side, better, tmp_path):
+    with pytest.raises(SettingError, match=f"--img-size {side}: .* such as {better}"):
+        settings_of("digits", tmp_path / "run", img_size=side)
+    found = settings_of("digits", tmp_path / "run", img_size=better)
+    assert better // found["spec"]["patch_size"] >= 3

@@ -15,7 +15,7 @@ import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError, SpecError
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
 from training.faulty import at, on
 from training.tiny_runs import end_of, run
 
@@ -17,7 +19,7 @@ from vitkit.errors import (
     exit_code,
 )
 from vitkit.training import run_evaluation
-from vitkit.training.interrupts import stop_on_signal
+from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.trainer import Trainer
 
 
@@ -36,7 +38,7 @@ def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeyp
         if split == target and read.count(split) == 2:
             sigterm(split)
 
-    for target, batches in (("val", 2), ("test", 9 + 9 + 2)):
+    for target, batches in (("val", 2), ("test", 9 + 2)):
         read.clear()
         with pytest.raises(
             Interrupted, match="stopped at step 10 of 10; everything is saved"
@@ -50,6 +52,25 @@ def test_a_signal_ends_validation_and_the_test_after_the_batch(tmp_path, monkeyp
     assert set(ended.metrics) == {"val", "test"}
     run(tmp_path / "straight", **short)
     assert end_of(tmp_path / "run") == end_of(tmp_path / "straight")
+
+
+def killing(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """A metric during which a signal comes, once it has the 359 images of test."""
+    if len(labels) == 359:
+        sigterm(labels)
+    return 0.0
+
+
+def test_a_probe_that_a_signal_stops_promises_nothing(tmp_path):
+    short = {"epochs": 1, "warmup_epochs": 0.5, "max_steps": 1}
+    weights = run(tmp_path / "run", **short).last
+    with pytest.raises(Interrupted) as stop:
+        vitkit.train(
+            "digits", output=tmp_path / "probe", probe="linear", pretrained=weights,
+            metrics=[killing], quiet=True, device="cpu",
+        )  # fmt: skip
+    assert exit_code(stop.value) == 143
+    assert str(stop.value) == f"stopped by SIGTERM; no state is saved in {tmp_path}/probe"
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1])
@@ -74,6 +95,23 @@ def test_what_nohup_ignores_stays_ignored():
         assert flag.signum is None
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("caught", [stop_on_signal, raise_on_signal])
+def test_a_signal_to_a_fork_is_left_to_its_parent(caught):
+    """A loader process has these handlers until it installs its own."""
+    with caught():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # fork beside threads
+            child = os.fork()
+        if not child:
+            code = 1
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
 
 
 def interrupted_twice(output: Path, complaints: Path) -> None:

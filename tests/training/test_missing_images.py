@@ -18,7 +18,7 @@ from vitkit.errors import CheckpointError, DataError, ImageError, Interrupted, S
 from vitkit.training import train as session
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.state.manifest import step_of
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback
 
 
@@ -29,7 +29,7 @@ def train(
     config: dict[str, Any] = {
         "spec": spec, "img_size": 8, "epochs": 2, "warmup_epochs": 0.0, "batch_size": 6,
         "device": "cpu", "amp": "off", "attention_kernel": "fused", "workers": 0, "quiet": True,
-        "log_examples": False, "log_histograms": False, "flip": 0.5, "threads": 1,
+        "log_examples": False, "log_histograms": False, "plots": False, "flip": 0.5, "threads": 1,
     }  # fmt: skip
     config |= {"data": str(data), "output": str(output)} | settings
     return session.train(TrainConfig(**config), [callback] if callback else [])

@@ -12,12 +12,12 @@ from torch.utils.data import Dataset as TorchDataset
 import vitkit
 from vitkit.cli import run as command
 from vitkit.errors import DataError, SettingError, UserCodeError
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
 SMALL = {
     "spec": SPEC, "epochs": 2, "batch_size": 32, "quiet": True, "amp": "off", "threads": 1,
-    "workers": 0, "log_examples": False, "log_histograms": False, "device": "cpu",
+    "workers": 0, "log_examples": False, "log_histograms": False, "plots": False, "device": "cpu",
 }  # fmt: skip
 DIGITS = vitkit.open_dataset("digits").splits["train"]
 IMAGES, LABELS = DIGITS.images[:200, :, :, 0], DIGITS.labels[:200]
@@ -120,6 +120,13 @@ def test_a_stopped_run_goes_on_with_the_same_object_and_bits(tmp_path, workers):
     ends = [run_hash(newest_state(r.run / "state")[0]) for r in (straight, resumed)]
     assert ends[0] == ends[1]
     assert resumed.metrics == straight.metrics
+
+
+def test_the_name_of_an_object_of_a_script_asks_for_the_object(tmp_path):
+    message = r"loss __main__:own: .* pass the object itself: vitkit.train\(data, loss=...\)"
+    with pytest.raises(SettingError, match=message):
+        vitkit.train("digits", loss="__main__:own", output=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_resumed_with_its_own_object_alone(tmp_path, capsys):

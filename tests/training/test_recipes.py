@@ -15,7 +15,7 @@ from vitkit.training.config.merging import layered
 from vitkit.training.config.run_config import USUAL, RunConfig
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import RECIPES, recipe_settings
-from vitkit.training.recipes.reference import (
+from vitkit.training.recipes.reference_comparison import (
     EARLY,
     SLACK,
     ReferenceMonitor,
@@ -30,7 +30,7 @@ LATE = ("finetune-sgd",)
 STARTS = ("finetune", "finetune-sgd", "linear-probe")
 QUICK = {
     "batch_size": 16, "epochs": 1, "amp": "off", "device": "cpu", "workers": 0,
-    "quiet": True, "log_examples": False, "log_histograms": False,
+    "quiet": True, "log_examples": False, "log_histograms": False, "plots": False,
 }  # fmt: skip
 
 

@@ -27,16 +27,16 @@ from vitkit.errors import (
     CheckpointError,
     Interrupted,
     OutputError,
-    VitkitError,
+    SettingError,
 )
 from vitkit.io.digests import file_sha256
 from vitkit.randomness import permutation
 from vitkit.training import callbacks
 from vitkit.training.setup import make_plan
-from vitkit.training.state import save
+from vitkit.training.state import state_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
 from vitkit.training.state.registry import Progress
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback, Trainer
 
 
@@ -194,7 +194,8 @@ def test_a_stateful_thing_that_is_not_registered_is_refused(tmp_path):
         def __init__(self):
             self.teacher = torch.nn.Linear(2, 2)
 
-    with pytest.raises(VitkitError, match=r"Careless.teacher has a state that would not be saved"):
+    words = r"Careless\.teacher has a state that would not be saved, .*; make it anew in on_start"
+    with pytest.raises(SettingError, match=words):
         run(tmp_path / "run", Careless)
 
 
@@ -277,7 +278,7 @@ def test_a_run_that_is_about_to_end_there_is_not_overtaken(tmp_path, monkeypatch
 
 def test_the_last_weights_are_those_of_the_last_state_wherever_it_is_killed(tmp_path, monkeypatch):
     """A power failure between the last weights and the last state."""
-    output, saved = tmp_path / "run", save.save_state
+    output, saved = tmp_path / "run", state_folder.save_state
 
     def fail(folder, registry, step, *rest):
         assert step != 12, "power failure"

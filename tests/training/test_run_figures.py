@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from plots.figures import drawn_part, svg_text
-from training.logged_runs import train
+from training import logged_runs
 
 import vitkit
 from vitkit import cli
 from vitkit.errors import DataError, OutputError
 from vitkit.training.result import TrainResult
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback, Trainer
 
+train = partial(logged_runs.train, plots=True)
 HEADER = "epoch,step,lr,train_loss,val_top1,val_loss\n"
 
 
@@ -86,6 +90,20 @@ def test_a_resumed_run_has_the_same_files_bit_for_bit(result, tmp_path):
         assert (stopped / name).read_bytes() == (result.run / name).read_bytes(), name
 
 
+def test_without_plots_a_run_is_the_same_but_for_the_figures(result, tmp_path):
+    run = train(tmp_path / "run", plots=False)
+    files = {file.name for file in result.run.iterdir()}
+    drawn = {f"{name}.{kind}" for name in ("curves", "confusion_matrix") for kind in ("png", "svg")}
+    assert {file.name for file in run.run.iterdir()} == files - drawn
+    assert run.metrics == result.metrics
+    assert run_hash(newest_state(run.run / "state")[0]) == run_hash(
+        newest_state(result.run / "state")[0]
+    )
+    assert [axes.get_ylabel() for axes in run.plot().axes] == [
+        axes.get_ylabel() for axes in result.plot().axes
+    ]
+
+
 def test_a_run_leaves_the_predictions_that_eval_writes(result, tmp_path):
     table = tmp_path / "predictions.csv"
     words = ["eval", str(result.run), "digits", "--device", "cpu", "--predictions", str(table)]
@@ -114,6 +132,10 @@ def test_a_run_of_a_few_steps_has_no_curves_and_says_so_when_asked(tmp_path):
     assert "warning" not in (run.run / "train.log").read_text()
     with pytest.raises(DataError, match=r"no epoch is complete in metrics\.csv, so there is no"):
         run.plot()
+    assert not run.best.exists()
+    shown = run._repr_html_()
+    assert str(run.last) in shown
+    assert str(run.best) not in shown
 
 
 def test_a_probe_has_a_confusion_matrix_and_no_curves(result, tmp_path):
@@ -213,3 +235,32 @@ def test_curves_of_any_length_fill_their_figure(tmp_path, epochs):
 def test_a_folder_that_is_no_run_is_named(tmp_path):
     with pytest.raises(OutputError, match="no such run folder"):
         vitkit.LearningCurves.read(tmp_path / "runs" / "none")
+
+
+def test_a_table_of_another_program_is_refused_with_its_path(tmp_path):
+    (tmp_path / "metrics.csv").write_text("epoch,train/loss\n1,0.5\n")
+    with pytest.raises(DataError, match=r"metrics\.csv: no column 'lr' or 'train_loss'; expected"):
+        vitkit.LearningCurves.read(tmp_path)
+
+
+def test_a_table_that_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(DataError, match=r"metrics\.csv: cannot be read"):
+        vitkit.LearningCurves.read(tmp_path)
+
+
+def test_a_range_of_one_point_is_not_in_the_legend(tmp_path):
+    figure = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).plot()
+    assert "reference" not in svg_text(figure)
+    assert not figure.axes[1].collections
+
+
+def test_a_recipe_that_is_gone_leaves_the_curves(result, tmp_path):
+    shutil.copytree(result.run, tmp_path / "run")
+    config = tmp_path / "run" / "config.yaml"
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("recipe: digits\n")
+    config.write_text(config.read_text().replace("recipe: digits", f"recipe: {recipe}"))
+    assert "reference" in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())
+    recipe.write_text("recipe: [\n")
+    assert "reference" not in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())

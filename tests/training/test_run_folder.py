@@ -30,11 +30,11 @@ from vitkit.training.config.yaml_files import read_yaml, to_yaml
 from vitkit.training.monitoring import terminal as display
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
-from vitkit.training.state.save import list_states
+from vitkit.training.state.state_folder import list_states
 
 SMALL = {
     "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,
-    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False,
+    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False, "plots": False,
     "val_fraction": 0.0, "workers": 0,
     "spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
              "mlp_width": 16},
@@ -104,6 +104,17 @@ def test_overwrite_puts_a_run_aside_and_says_so(images, tmp_path, monkeypatch):
 
 def log_of(run: Path) -> str:
     return (run / "train.log").read_text()
+
+
+def test_a_run_that_failed_before_its_first_state_is_not_to_be_resumed(images, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(to_yaml(TrainConfig(data=str(images)).to_json()))
+    with pytest.raises(OutputError, match="run exists; choose another --output, or pass --overwr"):
+        vitkit.train(images, output=run, **SMALL)
+    vitkit.train(images, output=run, overwrite=True, **SMALL)
+    with pytest.raises(OutputError, match=r"run exists; resume with --resume .*, choose another"):
+        vitkit.train(images, output=run, **SMALL)
 
 
 def test_resume_auto_puts_aside_only_a_run_that_has_nothing_yet(images, tmp_path):

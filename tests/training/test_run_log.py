@@ -29,8 +29,8 @@ from vitkit.training import callbacks
 from vitkit.training import train as session
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.setup import folder
-from vitkit.training.state import save
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state import state_folder
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.weights.formats.vitkit import DESCRIBED
 
 TIMES = {"images_per_s", "data_wait", "seconds", "memory"}
@@ -153,7 +153,7 @@ def killed_behind_a_state(output: Path) -> None:
         written(writer, data)
 
     def killed(*asked) -> None:
-        save.save_state(*asked)
+        state_folder.save_state(*asked)
         if (output / "state" / "step-00000025").exists():
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -186,7 +186,7 @@ def killed_at_an_epoch_s_end(output: Path, where: str) -> None:
     def kill_after_the_row(folder, registry, step, world) -> bool:
         if step == 20:
             os.kill(os.getpid(), signal.SIGKILL)
-        return save.save_values(folder, registry, step, world)
+        return state_folder.save_values(folder, registry, step, world)
 
     if where == "validation":
         train(output, callback=on(after_evaluation_batch=kill))
@@ -222,18 +222,19 @@ def test_an_epoch_whose_validation_is_killed_is_not_lost_and_has_one_row(result,
 
 def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
     """Test a kill between the test score and the end, and a longer run that follows."""
-    run = train(tmp_path / "run", epochs=1, warmup_epochs=0.5).run
+    short = {"warmup_epochs": 0.5, "plots": True}
+    run = train(tmp_path / "run", epochs=1, **short).run
     best = vitkit.load(run / "weights" / "best.safetensors")
     without = {name: v for name, v in best.metadata["metrics"].items() if name != "test"}
     rest = {name: v for name, v in best.metadata.items() if name not in DESCRIBED}
-    train(run, resume=str(run), epochs=1, warmup_epochs=0.5)
+    train(run, resume=str(run), epochs=1, **short)
     vitkit.save(run / "weights" / "best.safetensors", best.model, preprocess=best.preprocess,
                 classes=best.classes, **rest | {"metrics": without})  # fmt: skip
-    train(run, resume=str(run), epochs=1, warmup_epochs=0.5)
+    train(run, resume=str(run), epochs=1, **short)
     assert [p.step for p in curves(run).Scalars("test/top1")] == [10]
     assert len(curves(run).Images("val/confusion_matrix")) == 1
     assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [10]
-    train(run, resume=str(run), epochs=2, warmup_epochs=0.5)
+    train(run, resume=str(run), epochs=2, **short)
     assert [p.step for p in curves(run).Scalars("test/top1")] == [20]
     assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [10, 20]
     log = (run / "train.log").read_text()

@@ -18,7 +18,7 @@ from vitkit.errors import OutputError
 from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import make_optimizer
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
-from vitkit.training.state.save import (
+from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
     read_state,

@@ -16,7 +16,7 @@ from vitkit.errors import (
     NonFiniteError,
 )
 from vitkit.training.state.manifest import read_manifest
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.state_folder import newest_state
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path):
@@ -83,12 +83,13 @@ def test_numbers_that_are_not_finite_stop_or_are_skipped_and_counted(tmp_path):
 
 def test_out_of_memory_says_what_fitted(tmp_path):
     tried = []
+    most = 32
 
     def refuse(module, inputs):
         # the tensors of a failed try must not take the memory of the next one
         assert all(images() is None for images in tried)
         tried.append(weakref.ref(inputs[0]))
-        if len(inputs[0]) > 32:
+        if len(inputs[0]) > most:
             raise torch.OutOfMemoryError("out of memory")
 
     def on_start(trainer):
@@ -101,4 +102,12 @@ def test_out_of_memory_says_what_fitted(tmp_path):
         run(tmp_path / "run", small)
     assert len(tried) == 2
     tried.clear()
+    most = 0
+    with pytest.raises(
+        vitkit.VitkitError, match=r"with 64 images at once; not even one fits; lower --img-size"
+    ):
+        run(tmp_path / "none", small)
+    assert len(tried) == 7  # 64, 32 ... 1
+    tried.clear()
+    most = 32
     run(tmp_path / "four", small, grad_accum_steps=4, max_steps=1)

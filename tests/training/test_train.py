@@ -33,7 +33,7 @@ from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.state.save import newest_state
+from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback
 
 TINY = {
@@ -42,6 +42,7 @@ TINY = {
     "save_every": 10,
     "warmup_epochs": 1.0,
     "amp": "off",
+    "plots": False,
     "batch_size": 128,
     "quiet": True,
     "device": "cpu",
@@ -73,7 +74,7 @@ def fingerprint(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory) -> session.TrainResult:
-    return train(tmp_path_factory.mktemp("runs") / "one", log_interval=5)
+    return train(tmp_path_factory.mktemp("runs") / "one", log_interval=5, plots=True)
 
 
 def rows(run: Path) -> list[dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import subprocess
@@ -127,9 +128,29 @@ def test_the_batch_leaves_an_epoch_some_steps_and_says_so(plan):
     assert "128: 128); with a larger one an epoch would have fewer than 8 steps; lr" in line
 
 
+def test_the_batch_has_more_images_than_one_has_views(plan):
+    steps = copy.copy(plan.steps)
+    steps.repeats = 9
+    views = dataclasses.replace(
+        plan, steps=steps, config=dataclasses.replace(plan.config, repeated_aug=9)
+    )
+    assert found_on(views, lambda images: 1e-3 * images**2)[0] == 16
+
+
+def test_a_loss_that_is_never_finite_has_no_rate(tmp_path):
+    def undefined(logits, targets):
+        return torch.nn.functional.cross_entropy(logits, targets) * math.nan
+
+    with pytest.raises(NonFiniteError, match=r"--find-lr: .* even at the rate 1e-06; check --loss"):
+        vitkit.train(
+            "digits", output=tmp_path / "run", loss=undefined, find_lr=True, spec=SPEC, amp="off",
+            quiet=True, device="cpu",
+        )  # fmt: skip
+
+
 def test_what_was_found_is_a_setting_of_the_run_and_of_its_resumption(tmp_path):
     asked = SHORT | {"find_lr": True, "find_batch_size": True, "grad_accum_steps": 1,
-                     "val_fraction": 0.9, "spec": SPEC}  # fmt: skip
+                     "val_fraction": 0.9, "spec": SPEC, "plots": True}  # fmt: skip
     run(tmp_path / "run", **asked | {"max_steps": 2})
     first = read_yaml(tmp_path / "run" / "config.yaml")
     assert (first["find_lr"], first["find_batch_size"]) == (False, False)

@@ -74,6 +74,7 @@ def test_settings_beyond_the_end_or_for_other_data_are_noted():
         {"sched": "constant", "lr": 1e-6},
         {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "mixup": 0.8},
         {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "cutmix": 1.0},
+        {"repeated_aug": 3, "flip": 0.0, "crop_scale": 1.0, "transform": "PIL.ImageOps:mirror"},
     ],
 )
 def test_a_setting_that_has_an_effect_or_is_as_usual_is_not_refused(settings):

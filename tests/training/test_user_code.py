@@ -12,12 +12,12 @@ import torch
 import vitkit
 from vitkit.cli import run as command
 from vitkit.errors import SettingError, UserCodeError
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
 SMALL = {
     "spec": SPEC, "epochs": 1, "batch_size": 128, "quiet": True, "amp": "off", "threads": 1,
-    "workers": 0, "log_examples": False, "log_histograms": False, "device": "cpu",
+    "workers": 0, "log_examples": False, "log_histograms": False, "plots": False, "device": "cpu",
 }  # fmt: skip
 
 MODULE = """
@@ -215,9 +215,60 @@ def test_wrong_objects_are_refused_before_the_first_step(tmp_path):
             "two objects have the name .*<lambda>; define them",
         ),
     ]
-    for number, (wrong, words) in enumerate(cases):
+    for wrong, words in cases:
         with pytest.raises(vitkit.VitkitError, match=words):
-            vitkit.train("digits", output=tmp_path / f"{number}", **SMALL | wrong)
+            vitkit.train("digits", output=tmp_path / "run", **SMALL | wrong)
+        assert not (tmp_path / "run").exists()  # so that the mended call may use it
+
+
+def test_a_loss_that_fails_is_named_and_saves_the_run(tmp_path):
+    calls = []
+
+    def fails(logits, targets):
+        calls.append(len(targets))
+        if len(calls) == 5:
+            raise KeyError("no such class")
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+    words = (
+        r"the loss .*fails raised KeyError in a step: 'no such class'; the run stopped at step 3, "
+        "everything is saved: mend it and resume with the same objects: "
+    )
+    with pytest.raises(UserCodeError, match=words) as error:
+        vitkit.train("digits", output=tmp_path / "run", loss=fails, **SMALL)
+    assert isinstance(error.value.__cause__, KeyError)
+    resumed = vitkit.train("digits", resume=tmp_path / "run", loss=fails, quiet=True)
+    assert resumed.stopped == "1 epoch"
+
+
+def test_a_loss_that_runs_out_of_memory_gets_the_advice_of_any_step(tmp_path):
+    def greedy(logits, targets):
+        if len(targets) > 32:
+            raise torch.OutOfMemoryError("out of memory")
+        return torch.nn.functional.cross_entropy(logits, targets)
+
+    with pytest.raises(SettingError, match=r"32 fit; pass --grad-accum-steps 4, or lower"):
+        vitkit.train("digits", output=tmp_path / "run", loss=greedy, **SMALL)
+
+
+def test_instances_of_one_class_are_callbacks_of_their_own(tmp_path):
+    class Counts(vitkit.Callback):
+        steps = 0
+
+        def after_step(self, trainer, result):
+            self.steps += 1
+
+    counters = [Counts(), Counts(), Counts()]
+    run = vitkit.train("digits", output=tmp_path / "run", callbacks=counters, **SMALL).run
+    assert [counter.steps for counter in counters] == [10, 10, 10]
+    vitkit.train("digits", resume=run, callbacks=counters, epochs=2, quiet=True)
+    assert [counter.steps for counter in counters] == [20, 20, 20]
+
+
+def test_a_new_run_needs_data_where_there_is_none_to_resume(tmp_path):
+    for settings in ({}, {"resume": "auto"}):
+        with pytest.raises(SettingError, match=r"data is missing; it comes first: vitkit\.train\("):
+            vitkit.train(output=tmp_path / "run", **settings)
 
 
 def test_a_transform_that_fails_names_the_image_and_saves_the_run(tmp_path):
@@ -269,3 +320,18 @@ def test_a_teacher_may_be_a_module(tmp_path):
     assert ":Teacher()" in settings_of(run.run)
     with pytest.raises(SettingError, match=r"teacher=\.\.\."):
         vitkit.train(resume=run.run, epochs=2)
+
+
+@pytest.mark.parametrize("flag", ["loss", "metrics", "transform", "callbacks"])
+@pytest.mark.parametrize("fault", ["1 +", "open('nowhere')", "{}['x']", "int.x"])
+def test_a_module_that_fails_while_it_is_imported_is_one_line(
+    tmp_path, monkeypatch, capsys, flag, fault
+):
+    (tmp_path / "faulty_code.py").write_text(fault)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["train", "digits", "--output", "run", "--epochs", "1", f"--{flag}"]
+    assert command([*words, "faulty_code:thing"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"--{flag} faulty_code:thing cannot be imported: " in line
+    assert not (tmp_path / "run").exists()

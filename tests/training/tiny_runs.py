@@ -9,13 +9,13 @@ from vitkit.training import train
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.recipes import recipe_settings
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.trainer import Callback
 
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "grad_accum_steps": 2, "model_ema": True, "save_every": 5, "quiet": True, "device": "cpu",
-    "threads": 1,
+    "threads": 1, "plots": False,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
 }  # fmt: skip
 STEPS = 30

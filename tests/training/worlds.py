@@ -29,7 +29,7 @@ from vitkit.training.trainer import Callback, Trainer
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
-    "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0,
+    "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0, "plots": False,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
 """10 steps an epoch, and nothing random in the model: the loss depends on the images alone."""
@@ -57,11 +57,13 @@ def _be(rank: int, size: int, port: int, place: Path, work: Callable[[int], Any]
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",
     }  # fmt: skip
     try:
-        result = {"value": work(rank)}
-    except BaseException:  # noqa: BLE001 - the other process shows it
-        result = {"fault": traceback.format_exc()}
-    (place / str(rank)).write_text(json.dumps(result))
-    os._exit(0)
+        try:
+            text = json.dumps({"value": work(rank)})
+        except BaseException:  # noqa: BLE001 - the other process shows it
+            text = json.dumps({"fault": traceback.format_exc()})
+        (place / str(rank)).write_text(text)
+    finally:  # whatever happens, a fork must not go on with the tests
+        os._exit(0)
 
 
 class Recorder(Callback):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
+from noise import fill_with_noise
 from peers import TOLERANCE, peer, relative
 from weights.hub_cache import empty, published
 from weights.round_trips import noisy, same_bits
@@ -129,6 +131,41 @@ def test_a_model_is_adapted_on_its_way_in(tmp_path):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", depth=3)
     with pytest.raises(SpecError, match="no field 'num_clases'"):
         vitkit.ViT.from_pretrained(tmp_path / "own.safetensors", num_clases=3)
+
+
+def test_timm_s_keywords_decide_what_a_file_leaves_open(tmp_path):
+    """A file of tensors alone: its activation and its oblong images are the caller's to name."""
+    model = noisy(SPEC.replace(image_size=(16, 64), activation="quick_gelu"))
+    path = tmp_path / "bare.safetensors"
+    safetensors.torch.save_file(model.state_dict(), path)
+    again = vitkit.ViT.from_pretrained(path, num_heads=2, img_size=(16, 64), act_layer="quick_gelu")
+    images = torch.randn(2, 3, 16, 64)
+    assert again.spec.image_size == (16, 64)
+    assert torch.equal(again(images), model(images))
+
+
+def test_parts_of_another_precision_keep_their_bits(tmp_path):
+    model = noisy(SPEC).bfloat16()
+    model.head.float()
+    fill_with_noise(model.head)
+    model.save_pretrained(tmp_path / "made", to="vitkit")
+    same_bits(
+        {name: tensor.float() for name, tensor in model.state_dict().items()},
+        vitkit.load(tmp_path / "made").model.state_dict(),
+    )
+
+
+def test_metadata_of_another_form_hinder_no_change(tmp_path):
+    """A file may hold anything: `adapted` and `notes` need not be lists."""
+    path = vitkit.save(
+        tmp_path / "own.safetensors", noisy(SPEC), preprocess=PIXELS, adapted=3, notes={"a": 1}
+    )
+    adapted = vitkit.adapt(vitkit.load(path), fit="crop")
+    assert adapted.metadata["adapted"] == ["approximated: preprocess: fit squash -> crop"]
+    report = vitkit.convert(path, tmp_path / "made", to="huggingface", adapt={"image_size": 64})
+    assert len(report.approximated) == 1
+    assert vitkit.ViT.from_pretrained(path, num_classes=2).num_classes == 2
+    vitkit.load(path).model.save_pretrained(tmp_path / "card")
 
 
 def test_a_checkpoint_is_shown_in_one_line(tmp_path):

@@ -105,6 +105,21 @@ def test_no_weights_and_an_empty_name():
         vitkit.create_model(NAME, pretrained="", **small)
 
 
+def test_names_of_other_publishers_name_a_model_too(tmp_path):
+    own = vitkit.save(
+        tmp_path / "own.safetensors",
+        noisy(vitkit.create_model(NAME).spec),
+        preprocess=vitkit.Preprocess(),
+    )
+    for name in ("google/imagenet21k/ViT-B_16", "torchvision/vit_b_16.imagenet1k_v1"):
+        assert name in vitkit.list_models(pretrained=True)
+        with torch.device("meta"):
+            fresh = vitkit.create_model(name, depth=1)
+        assert (fresh.spec.width, fresh.spec.patch_size) == (768, (16, 16))
+        with pytest.raises(CheckpointError, match="width: 768 requested, 192 in the file"):
+            vitkit.create_model(name, pretrained=own)
+
+
 def test_models_without_published_weights_are_named(hub):
     with pytest.raises(SettingError, match="no weights are published for vit_base_patch16_gap_224"):
         vitkit.create_model("vit_base_patch16_gap_224", pretrained=True)

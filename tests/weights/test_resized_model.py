@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
+from torch import nn
 from torch.nn import functional as F
 
 import vitkit
@@ -59,6 +60,18 @@ def test_a_model_for_other_patches_and_images():
 def test_another_image_size_alone_computes_what_the_run_time_does():
     model, images = small(), torch.randn(2, 3, 48, 40)
     torch.testing.assert_close(vitkit.resized(model, image_size=(48, 40))(images), model(images))
+
+
+@pytest.mark.parametrize(
+    "head", [nn.Linear(16, 3), nn.Linear(16, 7, bias=False), nn.Identity()], ids=str
+)
+def test_a_head_that_was_replaced_is_kept(head):
+    model, images = small(), torch.randn(2, 3, 48, 40)
+    model.head = head
+    model.eval()
+    other = vitkit.resized(model, image_size=(48, 40))
+    torch.testing.assert_close(other(images), model(images))
+    assert other.spec.num_classes == model.num_classes
 
 
 def test_stems_without_a_pixel_kernel_are_refused():

@@ -158,6 +158,25 @@ def other_class(model: vitkit.ViT) -> nn.Module:
     return own
 
 
+class Pair(vitkit.ViT):
+    def forward(self, images: Tensor, record: vitkit.Record | None = None) -> object:
+        features = self.forward_features(images, record)
+        return self.forward_head(features), features
+
+
+class WithLabels(vitkit.ViT):
+    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(super().forward(images), labels)
+
+
+def other_result(model: vitkit.ViT) -> nn.Module:
+    return Pair(SPEC)
+
+
+def other_arguments(model: vitkit.ViT) -> nn.Module:
+    return WithLabels(SPEC)
+
+
 class CosineHead(nn.Linear):
     """A linear layer's tensors, and another product."""
 
@@ -203,6 +222,8 @@ REFUSED = {
     another_epsilon: r"other settings of norm \(\(16,\), eps=0\.1.*, not \(16,\), eps=1e-06",
     patched_method: r"its own forward\(\) of blocks\.0",
     other_class: r"a Doubled in place of the model \(ViT\)",
+    other_result: r"a Pair in place of the model \(ViT\): loaded again, .* now it returns a tuple;",
+    other_arguments: r"a WithLabels in place of the model .*now it raises TypeError: .* 'labels'",
     cosine_head: r"a CosineHead in place of head \(Linear\)",
     layers_as_head: r"model\.head is a Sequential, and a file can hold only a .*Linear\(16",
     no_layer_as_head: r"model\.head is a Softmax, and a file can hold only",

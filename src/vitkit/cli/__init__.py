@@ -17,7 +17,8 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 
-from vitkit.errors import Interrupted, VitkitError, exit_code
+import vitkit
+from vitkit.errors import Interrupted, SettingError, VitkitError, exit_code
 from vitkit.io.progress import discard_stdout
 from vitkit.messages import did_you_mean
 from vitkit.process import (
@@ -55,6 +56,10 @@ EXAMPLES = """examples:
 def main() -> None:
     """Run the command line and exit with its code."""
     remember_interrupts()
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the shell has closed it (`>&-`)
+            null = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the process ends
+            setattr(sys, name, null)
     shorten_spinning(os.environ)  # read when torch loads OpenMP
     if sys.argv[1:2] == ["train"]:
         keep_freed_memory()
@@ -63,10 +68,10 @@ def main() -> None:
     except KeyboardInterrupt:  # a second one, while the first was reported
         code = 128 + signal.SIGINT
     if code > 128:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further one must not print a traceback
         from vitkit.training.interrupts import end_process
 
-        sys.stdout.flush()
-        end_process(code)  # at once: a further signal must not print a traceback
+        end_process(code)
     sys.exit(code)
 
 
@@ -77,26 +82,9 @@ def run(arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
         arguments = [*arguments[1:2], "--help"]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        _print(_help())
-        return 0
-    if arguments[0] == "--version":
-        from importlib.metadata import version
-
-        _print(f"vitkit {version('vitkit')}")
-        return 0
-    verb, *rest = arguments
-    if verb not in VERBS:
-        near = did_you_mean(verb, [*VERBS, "help"])
-        _print_error(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
-        return 2
-    return _run_verb(verb, rest, debug=debug)
-
-
-def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
-    """Run one verb; print its error in one line, unless a traceback is wanted."""
+    verb, *rest = arguments or ["--help"]
     try:
-        _call(verb, arguments)
+        _call(verb, rest)
         sys.stdout.flush()  # here, so that a full disk or a closed pipe is handled below
     except VitkitError as error:
         _print_error(str(error), debug=debug)
@@ -129,7 +117,20 @@ def _run_verb(verb: str, arguments: list[str], *, debug: bool) -> int:
 
 
 def _call(verb: str, arguments: list[str]) -> None:
-    """Print the help of a verb, or run it."""
+    """Print the version, the help or that of a verb, or run the verb.
+
+    Raises:
+        VitkitError: what the verb raises; `SettingError` where there is no such verb.
+    """
+    if verb in ("-h", "--help", "help"):
+        _print(_help())
+        return
+    if verb == "--version":
+        _print(f"vitkit {vitkit.__version__}")
+        return
+    if verb not in VERBS:
+        near = did_you_mean(verb, [*VERBS, "help"])
+        raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
     from vitkit.cli.parsing.command import command_of
     from vitkit.cli.parsing.words import read_words, wants_help
 
@@ -178,6 +179,10 @@ def _print(text: str) -> None:
 
 def _print_error(text: str, *, debug: bool = False) -> None:
     """Print an error in one line; `debug`: first the traceback of the one that is handled."""
+    try:
+        sys.stdout.flush()  # what was printed comes first
+    except OSError:  # the error is more important
+        discard_stdout()
     with suppress(OSError):  # the terminal may be closed; the exit code remains
         if debug:
             traceback.print_exc()

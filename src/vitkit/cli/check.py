@@ -92,7 +92,7 @@ def check_command(
         report = check_dataset(dataset, workers=workers, advance=advance)
     _deliver(report, output, as_json=json)
     _refuse(report, strict=strict)
-    if not json:
+    if not json:  # a program reads the report alone
         choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
         print_results(then=[("train", data, *flags(data_root=data_root, **choice))])
 

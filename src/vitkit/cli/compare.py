@@ -80,11 +80,12 @@ def compare_command(
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and compare."""
-    with as_flags("batch_size", "workers"):
+    with as_flags("batch_size", "workers", "split"):
         tyro.cli(compare_command, args=arguments, prog="vitkit compare")
 
 
 def _json(comparison: Comparison) -> str:
+    # `asdict` leaves properties out
     pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in comparison.pairs]
     repeats = [asdict(group) for group in comparison.repeats]
     document = {"scores": comparison.scores, "pairs": pairs, "repeats": repeats}

@@ -35,11 +35,10 @@ def completion_command(shell: Positional[Shell]) -> None:
     with redirect_stdout(script), suppress(SystemExit):  # it ends so when it has printed
         tyro.cli(_all_verbs(), prog="vitkit", args=["--tyro-print-completion", shell])
     # a line break in a description would end it in the list of completions
-    lines = []
     for line in script.getvalue().splitlines():
-        is_data = line.startswith("COMPLETION_SPEC")
-        lines.append(line.replace("\\n", " ") if is_data else line)
-    sys.stdout.writelines(f"{line}\n" for line in lines)
+        if line.startswith("COMPLETION_SPEC"):
+            line = line.replace("\\n", " ")
+        sys.stdout.write(f"{line}\n")
 
 
 def run(arguments: list[str]) -> None:
@@ -52,14 +51,13 @@ def _all_verbs() -> Any:
     from vitkit.cli import VERBS
     from vitkit.training.config.train_config import TrainConfig
 
-    verbs = [_subcommand("train", default=TrainConfig(data=""))]
+    # the settings of a run are fields of a class; the other verbs are functions
+    settings = TrainConfig(data="")
+    train = tyro.conf.subcommand("train", prefix_name=False, default=settings)
+    verbs: list[Any] = [Annotated[TrainConfig, train]]
     for verb in VERBS:
         if verb != "train":
-            module = import_module(f"vitkit.cli.{verb}")
-            verbs.append(_subcommand(verb, constructor=getattr(module, f"{verb}_command")))
+            function = getattr(import_module(f"vitkit.cli.{verb}"), f"{verb}_command")
+            subcommand = tyro.conf.subcommand(verb, prefix_name=False, constructor=function)
+            verbs.append(Annotated[Any, subcommand])
     return Union[tuple(verbs)]  # noqa: UP007 - made at run time
-
-
-def _subcommand(verb: str, **what: Any) -> Any:
-    subcommand = tyro.conf.subcommand(verb, prefix_name=False, **what)
-    return Annotated[type(what["default"]) if "default" in what else Any, subcommand]

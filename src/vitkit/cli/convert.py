@@ -95,8 +95,7 @@ def convert_command(
         sys.stdout.write(json_text.dumps(report.to_json(), indent=2) + "\n")
         return
     sys.stdout.write(fold(f"{report}\n", terminal_width()))
-    pickle = ["--trust-pickle"] if out.endswith((".pth", ".pt", ".bin")) else []
-    print_results(then=[("inspect", out, *pickle)])
+    print_results(then=[("inspect", out)])
 
 
 def describe(_: Sequence[str] = ()) -> Command:

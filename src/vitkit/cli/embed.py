@@ -98,7 +98,7 @@ def embed_command(
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and embed."""
-    with as_flags("batch_size"):
+    with as_flags("batch_size", "split"):
         tyro.cli(embed_command, args=arguments, prog="vitkit embed")
 
 
@@ -113,6 +113,7 @@ def _write(
     names: list[str] = []
     labels: list[str] = []
     width = 0
+    # an array begins with its shape, which is known at the end: the features wait in a file
     with replacing(path) as temporary, tempfile.TemporaryFile(dir=path.parent) as features:
         for image, row in rows:
             names.append(image.name)
@@ -146,6 +147,7 @@ def _write_array(
 ) -> None:
     """Write an array of an .npz file; it begins with its shape."""
     header = {"descr": kind, "fortran_order": False, "shape": shape}
+    # its size is not known yet, and may be above the 4 GB of a plain entry
     with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
         np.lib.format.write_array_header_1_0(entry, header)
         for chunk in chunks:

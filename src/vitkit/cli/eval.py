@@ -152,13 +152,14 @@ def _write_files(
 ) -> list[str]:
     """Write the files that were asked for; return a line on each."""
     written = []
-    if confusion is not None:
-        write_bytes(confusion, _confusion(evaluation, confusion, data))
-        written.append(f"confusion matrix: {confusion}")
+    # first the table: a figure of very many classes is refused
     if predictions is not None:
         write_bytes(predictions, predictions_csv(evaluation))
         count = int(evaluation["images"])
         written.append(f"predictions: {predictions}, {plural(count, 'row')}")
+    if confusion is not None:
+        write_bytes(confusion, _confusion(evaluation, confusion, data))
+        written.append(f"confusion matrix: {confusion}")
     return written
 
 
@@ -208,8 +209,9 @@ def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
     from vitkit.plots.figure import encode_png, encode_svg
 
     figure = draw_confusion(evaluation.confusion, classes, data)
-    encode = encode_svg if path.suffix.lower() == ".svg" else encode_png
-    return encode(figure, software=WRITER)
+    if path.suffix.lower() == ".svg":
+        return encode_svg(figure, software=WRITER)
+    return encode_png(figure, software=WRITER)
 
 
 def _table(evaluation: Evaluation) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Literal
 
 import tyro
@@ -16,7 +16,7 @@ from vitkit.cli.images import UsableImages, files_of_checkpoint, find_files, ref
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import ImageError
-from vitkit.io.results import check_outputs
+from vitkit.io.results import ResultPlaces, check_outputs
 from vitkit.messages import escape, plural
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def explain_command(
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        images: files, or folders of them.
+        images: files, folders, quoted patterns ('photos/**/*.png'), or - (reads paths from the
+            standard input).
         method: the method that computes the heat map.
         layer: encoder block, from 0; negative numbers count from the end.
         head: attention head, from 0; default the mean of all heads.
@@ -70,7 +71,8 @@ def explain_command(
     from vitkit.explaining.overlay import EXPLANATION_FILE
     from vitkit.weights.load import load
 
-    outputs = _output_paths(usable.paths, Path(output))
+    places = ResultPlaces(Path(output), ".png")
+    outputs = [places.path(PurePath(image.name)) for image in usable.paths]
     inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
     check_outputs(outputs, EXPLANATION_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
     loaded = load(checkpoint)
@@ -81,8 +83,10 @@ def explain_command(
     for image, (explanation, path) in usable.with_outputs(_saved(explain, usable.paths, outputs)):
         _print_line(image, explanation, path)
     written = plural(len(outputs) - usable.broken, "explanation")
-    another = flags(layer="0", output=f"{output}-layer-0")
-    then = [("explain", checkpoint, str(usable.paths[0]), *another)] if layer else []
+    then = []
+    if layer != 0:  # the first layer, to compare with
+        another = flags(layer="0", output=f"{output}-layer-0")
+        then = [("explain", checkpoint, str(usable.paths[0]), *another)]
     print_results(f"{written} in {output}", then=then)
     usable.refuse_broken()
 
@@ -111,16 +115,3 @@ def run(arguments: list[str]) -> None:
     """Parse the arguments and explain."""
     with as_flags("layer", "head"):
         tyro.cli(explain_command, args=arguments, prog="vitkit explain")
-
-
-def _output_paths(images: Sequence[Path], folder: Path) -> list[Path]:
-    """Return a path for each explanation; images of two folders may share a name."""
-    names: dict[str, None] = {}  # in their order
-    for image in images:
-        name = image.stem
-        count = 1
-        while name in names:
-            count += 1
-            name = f"{image.stem}-{count}"
-        names[name] = None
-    return [folder / f"{name}.png" for name in names]

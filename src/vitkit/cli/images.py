@@ -66,11 +66,10 @@ def _open_stdin() -> int:
         DataError: it is closed, or a terminal.
     """
     try:
-        # Python sets it to None if the shell has closed it
-        descriptor = -1 if sys.stdin is None else sys.stdin.fileno()
+        descriptor = sys.stdin.fileno()
         is_terminal = os.isatty(descriptor)
         os.fstat(descriptor)
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # it is None where the shell has closed it
         raise DataError(
             "-: the standard input is closed; send paths to it, one a line, or name the images"
         ) from None
@@ -102,7 +101,7 @@ def files_of_data(
     """
     source = Path(os.path.expanduser(data))  # as `open_dataset` reads it
     yield source
-    if kind.is_result(output) or not source.exists():
+    if kind.is_result(output) or not os.path.exists(source):
         return
     folder = output.parent.resolve()
     if source.resolve() in (folder, *folder.parents):

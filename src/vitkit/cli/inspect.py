@@ -49,7 +49,12 @@ def inspect_command(
         sys.stdout.write(json_text.dumps(inspection.to_json(), indent=2) + "\n")
         return
     sys.stdout.write(fold(f"{inspection}\n", terminal_width()))
-    suggest(("summary", file, *flags(trust_pickle=trust_pickle)))
+    stated = flags(model=model, trust_pickle=trust_pickle)
+    for name, value in (spec or {}).items():
+        stated += [f"--spec.{name.replace('_', '-')}", str(value)]
+    # the other verbs take a file alone
+    then = ("convert", file, "model.safetensors", "--to", "vitkit") if stated else ("summary", file)
+    suggest((*then, *stated))
 
 
 def describe(_: Sequence[str] = ()) -> Command:

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitkit.cli.printing.columns import align, terminal_width
-from vitkit.cli.printing.next_steps import suggest
+from vitkit.cli.printing.next_steps import Words, flags, suggest
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset, table
 from vitkit.weights.catalogue import catalogue, list_models
@@ -35,22 +35,35 @@ def models_command(
     if licence is not None:
         _check_licence(licence, pretrained=pretrained)
     rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
-    if licence is not None and not rows:
-        raise SettingError(f"no checkpoint matches {pattern!r} under the licence {licence!r}")
     if not rows:
-        kind = "checkpoint" if pretrained else "model"
-        verb = "models --pretrained" if pretrained else "models"
-        raise SettingError(f"no {kind}'s name matches {pattern!r}; `vitkit {verb}` lists all")
+        raise _nothing_found(pattern, licence, pretrained=pretrained)
     sys.stdout.write(align(rows, terminal_width()))
+    first = rows[0][0]
     if pretrained:
-        suggest(("inspect", rows[0][-1]))
+        entry = catalogue()[first]
+        suggest(("inspect", entry.address, *flags(trust_pickle=entry.pickle)))
     else:
-        suggest(("summary", rows[0][0]), ("models", rows[0][0], "--pretrained"))
+        suggest(("summary", first), *listing_weights(first))
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and list."""
     tyro.cli(models_command, args=arguments, prog="vitkit models")
+
+
+def listing_weights(model: str) -> list[Words]:
+    """Return the command that lists the published weights of a model; none if there are none."""
+    return [("models", model, "--pretrained")] if list_models(model, pretrained=True) else []
+
+
+def _nothing_found(pattern: str, licence: str | None, *, pretrained: bool) -> SettingError:
+    if licence is not None:
+        return SettingError(f"no checkpoint matches {pattern!r} under the licence {licence!r}")
+    if pretrained:
+        return SettingError(
+            f"no checkpoint's name matches {pattern!r}; `vitkit models --pretrained` lists all"
+        )
+    return SettingError(f"no model's name matches {pattern!r}; `vitkit models` lists all")
 
 
 def _presets(pattern: str) -> list[list[str]]:

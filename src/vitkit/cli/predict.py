@@ -24,6 +24,7 @@ from vitkit.cli.images import (
     refuse_images_first,
 )
 from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.next_steps import flags
 from vitkit.io.atomic import replacing
 from vitkit.io.progress import discard_stdout
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
@@ -106,43 +107,46 @@ def predict_command(
     predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})
     outputs.write(usable.with_outputs(predictor.stream(usable, top_k)), loaded, found)
-    outputs.print_next([checkpoint, *images], split)
+    outputs.print_next([checkpoint, *images], flags(split=split, data_root=data_root))
     usable.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and predict."""
-    with as_flags("batch_size", "top_k"):
+    with as_flags("batch_size", "top_k", "split"):
         tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 
-def _plain(image: FoundImage, prediction: Prediction) -> None:
+def _print(text: str, *, goes_on: bool) -> None:
+    """Print at once.
+
+    Args:
+        text: to print.
+        goes_on: print no more when the reader has left (`| head`), instead of raising
+            `BrokenPipeError`.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not goes_on:
+            raise
+        discard_stdout()
+
+
+def _print_line(image: FoundImage, prediction: Prediction, *, goes_on: bool) -> None:
     classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
-    sys.stdout.write(f"{escape(image.name)}: {classes}\n")
-    sys.stdout.flush()
+    _print(f"{escape(image.name)}: {classes}\n", goes_on=goes_on)
 
 
 @contextmanager
-def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
-    """Print a JSON list, an entry at a time.
+def _json(*, goes_on: bool) -> Iterator[Write]:
+    """Print a JSON list, an entry at a time; `goes_on` as for `_print`.
 
     Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
-
-    Args:
-        ignore_closed_pipe: print no more when the reader has left (`| head`), instead of raising
-            `BrokenPipeError`.
     """
     # a list is open until the last image, as entries are printed one by one
     separator = "[\n  "
-
-    def print_text(text: str) -> None:
-        try:
-            sys.stdout.write(text)
-            sys.stdout.flush()
-        except BrokenPipeError:
-            if not ignore_closed_pipe:
-                raise
-            discard_stdout()
 
     def write(image: FoundImage, prediction: Prediction) -> None:
         nonlocal separator
@@ -154,11 +158,12 @@ def _json(*, ignore_closed_pipe: bool) -> Iterator[Write]:
         }
         if image.label:
             row["true_label"] = image.label
-        print_text(separator + json_format.dumps(row, indent=2).replace("\n", "\n  "))
+        entry = json_format.dumps(row, indent=2).replace("\n", "\n  ")
+        _print(separator + entry, goes_on=goes_on)
         separator = ",\n  "
 
     yield write
-    print_text("\n]\n")
+    _print("\n]\n", goes_on=goes_on)
 
 
 @contextmanager
@@ -214,6 +219,7 @@ class _Drawings:
 
         path = self._places.path(image.place)
         may_replace = self._overwrite and (not self._is_stream or DRAWING_FILE.is_result(path))
+        # again: of a stream no path was known, and a file may have come meanwhile
         if not may_replace:
             check_new_files([path], inputs=(), overwrite=False, flag="--save-images")
         drawing = draw_prediction(
@@ -298,29 +304,30 @@ class _Outputs:
 
     @contextmanager
     def _writers(self, answers: RightAnswers, *, has_labels: bool) -> Iterator[list[Write]]:
+        # files are written to their end, whether or not what is printed is read
+        goes_on = self.table is not None or self._folder is not None
         with ExitStack() as stack:
             writers: list[Write] = []
             if self.table is not None:
                 writers.append(stack.enter_context(_csv(self.table, has_labels=has_labels)))
             if self._as_json:
-                json = _json(ignore_closed_pipe=self.table is not None)
-                writers.append(stack.enter_context(json))
-            writers = writers or [_plain]
+                writers.append(stack.enter_context(_json(goes_on=goes_on)))
+            writers = writers or [partial(_print_line, goes_on=goes_on)]
             if self._drawings is not None:
                 writers.append(partial(self._drawings.save, answers))
             yield writers
 
-    def print_next(self, arguments: Sequence[str], split: str | None) -> None:
+    def print_next(self, arguments: Sequence[str], choice: Sequence[str]) -> None:
         """Print the command that could come next, on a terminal.
 
         Args:
             arguments: the checkpoint and the images, as they were named.
-            split: of the dataset, if one was named.
+            choice: flags that chose the images of a dataset.
         """
         if not sys.stderr.isatty():
             return
         command = ["explain", arguments[0], self._example]
         if self._counted_right and len(arguments) == 2:
-            command = ["eval", *arguments, *([] if split is None else ["--split", split])]
+            command = ["eval", *arguments, *choice]
         if all(command):
             sys.stderr.write(f"next: vitkit {escape(shlex.join(command))}\n")

@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 from tyro.conf import Positional
 
+from vitkit.cli.models import listing_weights
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.columns import terminal_width
 from vitkit.cli.printing.next_steps import suggest
@@ -65,7 +66,10 @@ def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | N
     with console.capture() as captured:
         console.print(table.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))
     sys.stdout.write(captured.get())
-    suggest(("inspect", model) if is_file else ("models", model, "--pretrained"))
+    if is_file:
+        suggest(("inspect", model))
+    else:
+        suggest(*listing_weights(model))
 
 
 def run(arguments: list[str]) -> None:

@@ -13,14 +13,14 @@ import numpy as np
 from vitkit.errors import DataError, SettingError
 from vitkit.evaluation.evaluate import evaluate
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL, mcnemar
-from vitkit.evaluation.open_data import CLASSES_SHOWN
+from vitkit.evaluation.open_data import CLASSES_SHOWN, stored_object
 from vitkit.evaluation.result import Evaluation
 from vitkit.messages import plural
 from vitkit.plots.html import html_table, html_text
 from vitkit.weights.load import load
 
 TUNED_SETTINGS = frozenset({"amp", "attention_kernel", "compile"})
-"""StoredSettings that a timing before the first step may choose, differently for the next seed."""
+"""Settings that a timing before the first step may choose, differently for the next seed."""
 StoredSettings = Mapping[str, Any]
 """Training settings as a checkpoint stores them."""
 
@@ -139,16 +139,18 @@ def compare_checkpoints(
     if len(paths) != len(names) or len(names) < 2:
         raise SettingError(f"expected two or more different checkpoints, got {' and '.join(names)}")
     loaded = [load(name) for name in names]
-    settings = [checkpoint.metadata.get("recipe") or {} for checkpoint in loaded]
+    settings = [stored_object(checkpoint, "recipe") for checkpoint in loaded]
     if data is None:
         data = _shared_data(dict(zip(names, settings, strict=True)))
         data_root = data_root or settings[0].get("data_root")
     scores = {}
     for name, checkpoint in zip(names, loaded, strict=True):
         scores[name] = evaluate(checkpoint, data, data_root=data_root, **evaluation)
-    return compare_evaluations(
-        scores, list(map(kind_of_run, settings)), [values.get("seed") for values in settings]
-    )
+    seeds = []
+    for values in settings:
+        seed = values.get("seed")
+        seeds.append(seed if isinstance(seed, int) else None)
+    return compare_evaluations(scores, list(map(kind_of_run, settings)), seeds)
 
 
 def _shared_data(settings: Mapping[str, StoredSettings]) -> str:
@@ -193,6 +195,7 @@ def compare_evaluations(
     pairs = []
     for name, evaluation in others:
         pairs.append(_pair(first, reference, name, evaluation))
+    # without settings, none is a repeat of another
     unknown = [None] * len(scores)
     repeats = _repeats(scores, settings or unknown, seeds or unknown)
     return Comparison(dict(scores), tuple(pairs), repeats)

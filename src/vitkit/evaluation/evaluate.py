@@ -63,7 +63,7 @@ def evaluate(
         raise SettingError.about("batch_size", batch_size, "must be 1 or more")
     if workers < 0:
         raise SettingError.about("workers", workers, "must be 0 or more")
-    own = load_metrics(metrics)
+    own = load_metrics(metrics)  # before the data are opened, which may take minutes
     with kept_data(data) as address:
         dataset = open_as_in_training(checkpoint, address or "", data_root, cache)
     images = with_labels_of(checkpoint, dataset, choose_split(dataset, split))

@@ -13,7 +13,15 @@ RESAMPLES = 2000
 
 
 def wilson_interval(hits: int, images: int) -> tuple[float, float]:
-    """Return the 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3)."""
+    """Return the 95 % score interval of a share (Wilson 1927; Newcombe 1998, method 3).
+
+    Args:
+        hits: images that are right, from 0 to `images`.
+        images: their number, at least 1.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
+    """
     return _wilson(hits / images, float(images))
 
 
@@ -38,6 +46,9 @@ def balanced_interval(
     Args:
         right: correctly classified images of each class (K,).
         images: images of each class (K,); classes without any are left out.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
     """
     present = images > 0
     share = float((right[present] / images[present]).mean())
@@ -61,6 +72,9 @@ def bootstrap_balanced(
         right: correctly classified images of each class (K,).
         images: images of each class (K,); classes without any are left out.
         seed: of the random numbers.
+
+    Returns:
+        Lower and upper bound, in [0, 1].
     """
     present = images > 0
     n = images[present].astype(np.int64)

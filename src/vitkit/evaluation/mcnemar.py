@@ -14,6 +14,13 @@ def mcnemar(only_first: int, only_second: int) -> float:
     Of n images that only one model classifies correctly, Binomial(n, 1/2) fall to either if both
     are equally good (McNemar 1947; for classifiers: Dietterich 1998): p = min(1, 2 P(X <= the
     smaller number)).
+
+    Args:
+        only_first: images that only the first model classifies correctly.
+        only_second: images that only the second classifies correctly.
+
+    Returns:
+        p, in (0, 1]; 1 where the models differ on no image.
     """
     n = only_first + only_second
     # logarithms, as binomial coefficients of thousands of images overflow

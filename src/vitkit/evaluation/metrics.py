@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
+from vitkit.evaluation.gather import gather_rows
 from vitkit.evaluation.intervals import balanced_interval, wilson_interval
 
 Metrics = dict[str, float]
@@ -37,7 +38,12 @@ class PredictionCounts:
         self._predictions: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
 
     def add(self, logits: Float[Tensor, "B K"], labels: Int64[Tensor, "B"]) -> None:
-        """Count a batch. Nothing is read back from the device here."""
+        """Count a batch. Nothing is read back from the device here.
+
+        Args:
+            logits: (B, K) float32.
+            labels: class numbers (B,), on any device.
+        """
         labels = labels.to(logits.device)
         predicted = logits.argmax(1)
         probabilities = logits.softmax(1)
@@ -83,19 +89,18 @@ class PredictionCounts:
     def gathered(self, world: ProcessGroup) -> PredictionCounts:
         """Return the predictions of all processes in the order of the split; each must call.
 
-        Process r of n has the images r, r + n, r + 2n ...
+        Args:
+            world: process r of n has the images r, r + n, r + 2n ...
+
+        Returns:
+            The predictions alone: `counts` and the scores need the sums of every process.
         """
         if world.size == 1:
             return self
-        counts = torch.zeros(world.size, dtype=torch.int64)
-        own = [torch.cat(column).cpu() for column in zip(*self._predictions, strict=True)]
-        counts[world.rank] = len(own[0]) if own else 0
-        total = int(world.all_reduce_sum(counts).sum())
-        # adding zeros changes no bit: class numbers and float32 are exact in float64
-        table = torch.zeros(total, 4, dtype=torch.float64)
-        if own:
-            table[world.rank :: world.size] = torch.stack(own, 1).double()
-        labels, predicted, confidence, losses = world.all_reduce_sum(table).unbind(1)
+        # class numbers and float32 are exact in float64
+        own = [torch.stack(batch, 1).double() for batch in self._predictions]
+        table = gather_rows(own, torch.float64, world)
+        labels, predicted, confidence, losses = table.unbind(1)
         whole = PredictionCounts(self.num_classes)
         whole._predictions.append((labels.long(), predicted.long(), confidence, losses))
         return whole
@@ -144,6 +149,10 @@ def true_class_ranks(
 
     Of equal logits the class with the lowest number comes first, as in `argmax`. (`topk` takes any
     of them, so that top-5 could be lower than top-1.)
+
+    Args:
+        logits: (B, K).
+        labels: class numbers (B,), on the same device.
     """
     true_logits = logits.gather(1, labels[:, None])
     numbers = torch.arange(logits.shape[1], device=logits.device)
@@ -210,6 +219,10 @@ class Counts:
 
 
 def headline(scores: Metrics) -> list[str]:
-    """Format the scores that fit in a line: top-1, top-5 where there is one, and the loss."""
+    """Format the scores that fit in a line: top-1, top-5 where there is one, and the loss.
+
+    >>> headline({"top1": 0.5, "loss": 1.25, "ece": 0.1})
+    ['top1 0.5000', 'loss 1.2500']
+    """
     shown = [name for name in ("top1", "top5", "loss") if name in scores]
     return [f"{name} {scores[name]:.4f}" for name in shown]

@@ -28,7 +28,15 @@ CLASSES_SHOWN = 5
 
 
 def choose_split(dataset: Dataset, split: str | None) -> str:
-    """Return the split to evaluate: the one asked for, or test, or val. Raises `DataError`."""
+    """Return the name of the split to evaluate.
+
+    Args:
+        dataset: the data.
+        split: the one asked for; default `test`, else `val`.
+
+    Raises:
+        DataError: the dataset does not have it.
+    """
     if split is None:
         split = next((name for name in ("test", "val") if name in dataset.splits), None)
     if split is None:
@@ -52,9 +60,20 @@ def open_as_in_training(
     data_root: str | Path | None,
     cache: str | Path | None,
 ) -> Dataset:
-    """Open a dataset; clean and split it as the checkpoint's stored settings say."""
-    settings = _stored(checkpoint, "recipe")
-    trained_on = _stored(checkpoint, "data").get("fingerprint")
+    """Open a dataset; clean and split it as the checkpoint's stored settings say.
+
+    Args:
+        checkpoint: with the settings and the fingerprint of its training data, if it has them.
+        data: as for `open_dataset`, or the address of an object.
+        data_root: as for `open_dataset`.
+        cache: folder of decoded images; `auto` is the user's own.
+
+    Raises:
+        DataError: data that cannot be opened, of other classes, or, where vitkit made the test
+            split itself, of other images than those of the training.
+    """
+    settings = stored_object(checkpoint, "recipe")
+    trained_on = stored_object(checkpoint, "data").get("fingerprint")
     ignore_extra_classes = settings.get("ignore_extra_classes") is True
     dataset = _open_object(checkpoint, data, trained_on, ignore_extra_classes) or open_dataset(
         data,
@@ -101,10 +120,17 @@ def _open_object(
     return given.as_split("test").open(ignore_extra_classes=ignore_extra_classes)
 
 
-def _stored(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
-    """Return an object of a checkpoint's metadata; an empty one if there is none."""
+def stored_object(checkpoint: Checkpoint, name: str) -> dict[str, Any]:
+    """Return an object of a checkpoint's metadata; an empty one if there is none.
+
+    Args:
+        checkpoint: of any origin, so that its metadata may be any JSON.
+        name: of the object, such as `recipe`.
+    """
     value = checkpoint.metadata.get(name)
-    return value if isinstance(value, dict) else {}
+    if not isinstance(value, dict):
+        return {}
+    return value
 
 
 def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
@@ -118,7 +144,16 @@ def _refuse_changed_split(trained_on: str | None, dataset: Dataset) -> None:
 
 
 def with_labels_of(checkpoint: Checkpoint, dataset: Dataset, split: str) -> Split:
-    """Return a split with its labels numbered as the checkpoint's classes, matched by name."""
+    """Return a split with its labels numbered as the checkpoint's classes, matched by name.
+
+    Args:
+        checkpoint: with class names; else the numbers stay as they are, with a warning.
+        dataset: the data.
+        split: name of one of its splits.
+
+    Raises:
+        DataError: a class that the checkpoint lacks, or another number of classes.
+    """
     images = dataset.splits[split]
     match = _match_or_refuse(checkpoint, dataset)
     if match is None:
@@ -140,14 +175,14 @@ def _match_or_refuse(checkpoint: Checkpoint, dataset: Dataset) -> ClassMatch | N
             raise DataError(
                 f"{dataset.name} has {len(dataset.classes)} classes, the checkpoint "
                 f"{checkpoint.model.spec.num_classes} logits without class names; "
-                f"evaluate on data of the same classes"
+                "evaluate on data of the same classes"
             )
         return None
     match = match_classes(dataset.classes, classes)
     if match.ambiguous:
         raise DataError(
             f"{dataset.name} has a class {match.ambiguous[0]!r}, and the checkpoint several of "
-            f"that name; rename it to the name of another class, or leave it out"
+            "that name; rename it to the name of another class, or leave it out"
         )
     if match.unknown:
         raise DataError(
@@ -159,5 +194,7 @@ def _match_or_refuse(checkpoint: Checkpoint, dataset: Dataset) -> ClassMatch | N
 
 def _listed(names: Sequence[str]) -> str:
     """List the first class names and count the others."""
-    more = len(names) - CLASSES_SHOWN
-    return ", ".join(names[:CLASSES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    shown = ", ".join(names[:CLASSES_SHOWN])
+    if len(names) > CLASSES_SHOWN:
+        shown += f" and {len(names) - CLASSES_SHOWN:,} more"
+    return shown

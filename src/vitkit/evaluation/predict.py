@@ -117,7 +117,12 @@ def evaluate_model(
 
 
 def count_predictions(predictions: Iterable[LabelledLogits], num_classes: int) -> PredictionCounts:
-    """Count this process's batches."""
+    """Count this process's batches.
+
+    Args:
+        predictions: logits (B, K) and class numbers (B,), as `predict_batches` yields them.
+        num_classes: K.
+    """
     counts = PredictionCounts(num_classes)
     for logits, labels in predictions:
         counts.add(logits, labels)

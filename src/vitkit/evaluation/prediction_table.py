@@ -24,12 +24,13 @@ probability of its own class, the loss -ln of that in nats, and the place by los
 
 
 def predictions_csv(evaluation: Evaluation) -> bytes:
-    """Return the table as a CSV file, a row for each image in the order of the split."""
+    """Return the content of a CSV file in UTF-8, a row for each image in the order of the split."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(PREDICTIONS_HEADER)
     losses = evaluation.losses.tolist()
     ranks = evaluation.loss_ranks.tolist()
+    # every image's row has its place by loss, so that a spreadsheet can sort by it
     for row, loss, rank in zip(evaluation.rows(), losses, ranks, strict=True):
         *names, probability = row
         numbers = [f"{probability:.6f}", f"{math.exp(-loss):.6g}", f"{loss:.6g}"]

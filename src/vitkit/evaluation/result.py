@@ -20,6 +20,8 @@ from vitkit.plots.html import html_table
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
 
+BOUNDS = ("top1_low", "top1_high", "balanced_accuracy_low", "balanced_accuracy_high")
+"""Scores that are the interval of another one; a notebook shows them beside it."""
 WORST_SHOWN = 5
 """Classes that a notebook lists."""
 
@@ -50,6 +52,12 @@ class ClassScore:
 
 class Evaluation(Metrics):
     """The scores of a checkpoint on a split, a dict by name, and its predictions.
+
+    Args:
+        scores: by name.
+        counts: the predictions of all images, in the order of the split.
+        split: the images.
+        classes: the K names; empty means numbers.
 
     Attributes:
         classes: the K names; numbers where the checkpoint and the data have none.
@@ -151,6 +159,7 @@ class Evaluation(Metrics):
                     loss=loss,
                 )
             )
+        # the pixels are read when they are drawn
         return TopLosses(found, self.split.subset(highest))
 
     def plot(self, title: str = "") -> NotebookFigure:
@@ -176,11 +185,13 @@ class Evaluation(Metrics):
         """Return the scores and the worst classes as tables, for a notebook."""
         scores = []
         for name, value in self.items():
-            if not name.endswith(("_low", "_high")):
-                low, high = self.get(f"{name}_low"), self.get(f"{name}_high")
-                interval = "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
-                shown = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
-                scores.append([name, shown, interval])
+            if name in BOUNDS:
+                continue
+            interval = ""
+            if f"{name}_low" in BOUNDS:
+                interval = f"{self[f'{name}_low']:.4f} to {self[f'{name}_high']:.4f}"
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:.4f}"
+            scores.append([name, shown, interval])
         worst = sorted(self.per_class, key=lambda score: score.accuracy)[:WORST_SHOWN]
         classes = [
             [score.name, f"{score.accuracy:.4f}", f"{score.right:,} of {score.images:,}"]

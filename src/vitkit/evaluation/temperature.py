@@ -39,8 +39,6 @@ the model, fitted always, it did by up to 0.13."""
 PRIOR = 1.0
 """Images of unknown class that are added to the fit, as Platt (1999) does for two classes: without
 them, the best temperature of images that are all right would be 0."""
-
-
 FOLDS = 5
 """Folds of the validation images; four choose the model that the fifth is evaluated with."""
 MOST_LOGITS = 2**22
@@ -222,6 +220,7 @@ class HeldOutLogits:
         self._best: list[tuple[float, float]] = [(-1.0, 0.0)] * FOLDS
         self._sums: Float64[Tensor, "5 3"] = torch.zeros(FOLDS, 3, dtype=torch.float64)
         self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        # an epoch that improves no fold is not written again
         self._is_saved = False
         self.is_complete = True
 
@@ -280,7 +279,14 @@ class HeldOutLogits:
         return self._logits, self._labels
 
     def save(self, path: Path) -> None:
-        """Write what is kept, unless it is written already. Raises `OutputError`."""
+        """Write what is kept, unless it is written already.
+
+        Args:
+            path: a .safetensors file; its folder is created.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         if self._is_saved or not self.is_complete:
             return
         tensors = {"logits": self._logits, "labels": self._labels}
@@ -289,7 +295,11 @@ class HeldOutLogits:
         self._is_saved = True
 
     def load(self, path: Path) -> None:
-        """Restore what `save` wrote; without it, the logits are not complete."""
+        """Restore what `save` wrote.
+
+        Args:
+            path: the file; without it, or with that of another run, the logits are not complete.
+        """
         try:
             with safe_open(path, "pt") as file:
                 logits, labels = file.get_tensor("logits"), file.get_tensor("labels")

@@ -45,6 +45,8 @@ class TopLosses(list[ImageLoss]):
     def __init__(self, losses: Iterable[ImageLoss], split: Split) -> None:
         super().__init__(losses)
         self._split = split
+        # the list may be sorted or shortened before it is drawn
+        self._indices = {one: index for index, one in enumerate(self)}
 
     def plot(self) -> NotebookFigure:
         """Draw the images with label, prediction and loss, as a matplotlib Figure.
@@ -57,15 +59,10 @@ class TopLosses(list[ImageLoss]):
 
         captions = []
         for one in self:
-            label, predicted = f"{100 * one.label_probability:.1f}", f"{100 * one.probability:.1f}"
-            captions.append(
-                [
-                    f"label {one.label}: {label} %",
-                    f"predicted {one.predicted}: {predicted} %",
-                    f"loss {one.loss:.2f}",
-                ]
-            )
-        images = [self._split.read(index) for index in range(len(self))]
+            label = f"label {one.label}: {100 * one.label_probability:.1f} %"
+            predicted = f"predicted {one.predicted}: {100 * one.probability:.1f} %"
+            captions.append([label, predicted, f"loss {one.loss:.2f}"])
+        images = (self._split.read(self._indices[one]) for one in self)
         return draw_images(images, captions, "highest losses")
 
     def _repr_html_(self) -> str:

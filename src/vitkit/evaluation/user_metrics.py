@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -11,15 +12,18 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.distributed import ProcessGroup
-from vitkit.errors import SettingError, UserCodeError
+from vitkit.errors import Interrupted, SettingError, UserCodeError
+from vitkit.evaluation.gather import gather_rows
 from vitkit.evaluation.metrics import Metrics
-from vitkit.io.import_path import import_by_name, import_name
+from vitkit.io.import_path import import_name, import_setting
 
 Metric: TypeAlias = Callable[[Float[Tensor, "N K"], Int64[Tensor, " N"]], Any]
 """A function of logits (N, K) float32 and class numbers (N,), on the CPU, that returns a number."""
 NamedMetrics: TypeAlias = Mapping[str, Metric]
 """Name of a score -> the function that computes it."""
-OWN_SCORES = ("top1", "loss", "balanced_accuracy", "brier", "ece", "images", "temperature")
+OWN_SCORES = re.compile(
+    r"(top[0-9]+|balanced_accuracy)(_low|_high)?|(calibrated_)?(loss|brier|ece)|images|temperature"
+)
 """Names of vitkit's scores, which no metric of a user may have."""
 
 
@@ -35,17 +39,16 @@ def load_metrics(metrics: Sequence[str | Metric]) -> NamedMetrics:
     """
     found: dict[str, Metric] = {}
     for metric in metrics:
-        shown = metric if isinstance(metric, str) else import_name(metric)
-        try:
-            function = import_by_name(metric) if isinstance(metric, str) else metric
-        except (ImportError, AttributeError, ValueError) as error:
-            raise SettingError(f"--metrics {shown} cannot be imported: {error}") from None
+        if isinstance(metric, str):
+            shown, function = metric, import_setting("metrics", metric)
+        else:
+            shown, function = import_name(metric), metric
         if not callable(function) or isinstance(function, type):
             raise SettingError(f"--metrics {shown} must be a function of (logits, labels)")
         name = getattr(function, "__name__", type(function).__name__)
         if not name.isidentifier():
             raise SettingError(f"--metrics {shown} has no name for its column; define it with def")
-        if name in OWN_SCORES or name in found or name.startswith(("top", "calibrated_")):
+        if OWN_SCORES.fullmatch(name) or name in found:
             raise SettingError(f"--metrics {shown}: there is a score {name} already; rename it")
         found[name] = function
     return found
@@ -53,6 +56,10 @@ def load_metrics(metrics: Sequence[str | Metric]) -> NamedMetrics:
 
 def check_metrics(metrics: NamedMetrics, num_classes: int) -> None:
     """Call each metric once, on the logits and labels of as many images as there are classes.
+
+    Args:
+        metrics: the functions by name.
+        num_classes: K.
 
     Raises:
         UserCodeError: it raises, or does not return one number.
@@ -86,7 +93,11 @@ class KeptOutputs:
             yield logits, labels
 
     def scores(self, metrics: NamedMetrics, world: ProcessGroup | None = None) -> Metrics:
-        """Return the value of every metric on the images of all processes, each of which must call.
+        """Return the value of every metric on the images of all processes.
+
+        Args:
+            metrics: the functions by name.
+            world: the processes that share the images; each must call, and each gets the same.
 
         Raises:
             UserCodeError: a metric raises, or does not return one number.
@@ -103,19 +114,11 @@ class KeptOutputs:
 
     def _of_all(self, world: ProcessGroup) -> tuple[Tensor, Tensor]:
         """Return logits (N, K) and labels (N,) in the order of the split."""
-        logits, labels = torch.cat(self._logits), torch.cat(self._labels)
         if world.size == 1:
-            return logits, labels
-        counts = torch.zeros(world.size, dtype=torch.int64)
-        counts[world.rank] = len(labels)
-        total = int(world.all_reduce_sum(counts).sum())
-        # process r has the images r, r + n, r + 2n ...; adding zeros changes no bit
-        mine = slice(world.rank, None, world.size)
-        all_logits = logits.new_zeros(total, logits.shape[1])
-        all_labels = labels.new_zeros(total)
-        all_logits[mine] = logits
-        all_labels[mine] = labels
-        return world.all_reduce_sum(all_logits), world.all_reduce_sum(all_labels)
+            return torch.cat(self._logits), torch.cat(self._labels)
+        logits = gather_rows(self._logits, torch.float32, world)
+        labels = gather_rows([batch[:, None] for batch in self._labels], torch.int64, world)
+        return logits, labels[:, 0]
 
 
 def finite_scores(scores: Metrics) -> Metrics:
@@ -126,7 +129,9 @@ def finite_scores(scores: Metrics) -> Metrics:
 def _value(name: str, metric: Metric, logits: Tensor, labels: Tensor) -> float:
     try:
         value = metric(logits, labels)
-    except Exception as error:
+    except Interrupted:  # a signal, which is no fault of the metric
+        raise
+    except Exception as error:  # a user's code may raise anything
         raise UserCodeError(f"the metric {name} raised {type(error).__name__}: {error}") from error
     shape = tuple(getattr(value, "shape", ()))
     try:

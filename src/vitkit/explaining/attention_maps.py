@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitkit.errors import SettingError
+from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
@@ -48,17 +49,10 @@ def attention_grid(
         heads=heads,
         queries=[0] if by_class_token else None,  # the class token alone, or all
     )
-    # module by module: a frozen part of a model may be in another mode
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.inference_mode():
-            features = model.forward_features(images, record)
-            if by_map_head:
-                model.forward_head(features, record)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with eval_mode(model), torch.inference_mode():
+        features = model.forward_features(images, record)
+        if by_map_head:
+            model.forward_head(features, record)
     if by_map_head:
         return record.pooling[0].mean(dim=(1, 2)).unflatten(1, features.grid)  # B k 1 N
     (maps,) = record.attention.values()  # B k Q T

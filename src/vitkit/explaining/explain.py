@@ -14,7 +14,11 @@ from vitkit.weights.checkpoint import Checkpoint
 
 
 def find_method(name: str) -> ExplainMethod:
-    """Return the method of this name. Raises `SettingError`, which names the methods there are."""
+    """Return a method of `METHODS` by its name.
+
+    Raises:
+        SettingError: another name; the message lists the methods.
+    """
     if name not in METHODS:
         raise SettingError(
             f"method {name!r} does not exist{did_you_mean(name, METHODS)}; "

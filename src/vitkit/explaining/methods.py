@@ -16,5 +16,6 @@ from vitkit.explaining.attention_maps import attention_grid
 ExplainMethod = Callable[..., Float[Tensor, "B gh gw"]]
 """(model, images (B, C, H, W), *, layer, head) -> a value for each patch (B, gh, gw)."""
 
+# read-only, as every caller shares it
 METHODS: Mapping[str, ExplainMethod] = MappingProxyType({"attention": attention_grid})
 """Methods of explanation by name; `vitkit.explain` and the command line offer these."""

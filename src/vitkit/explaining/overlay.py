@@ -12,7 +12,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch.nn import functional as F
 
-from vitkit.errors import OutputError
+from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
 
@@ -47,10 +47,16 @@ class Explanation:
         """Draw the heat map over the image, as an RGB PIL image of a size fit for a screen.
 
         Args:
-            strength: opacity of the map where it is 1; it fades with the map.
+            strength: opacity of the map where it is 1, in [0, 1]; it fades with the map.
+
+        Raises:
+            SettingError: a strength that is not in [0, 1].
         """
+        # imported here: a map needs no colours before it is drawn
         from matplotlib import colormaps
 
+        if not 0 <= strength <= 1:
+            raise SettingError.about("strength", strength, "must be from 0 to 1")
         image = _scale_for_screen(Image.fromarray(self.image))
         # 8 bits per pixel are enough for a colour map of 256 steps
         smooth = Image.fromarray(np.rint(self.heatmap * 255).astype(np.uint8))
@@ -71,6 +77,9 @@ class Explanation:
 
     def save(self, path: str | Path) -> Path:
         """Write the image beside its overlay as a PNG, whose text `Software` names vitkit.
+
+        Args:
+            path: ends in .png; a file that exists is replaced.
 
         Raises:
             OutputError: another ending than .png, or a path that cannot be written.

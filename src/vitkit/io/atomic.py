@@ -151,7 +151,7 @@ def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(descriptor, "wb") as file:  # closed before the rename
             yield file
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # also Ctrl-C must leave nothing behind
         os.unlink(temporary)
         raise
 
@@ -165,6 +165,9 @@ def replacing_folder(path: Path, temporary: Path) -> Iterator[Path]:
     Args:
         path: the folder to write.
         temporary: its name until then; a folder that a killed process left there is deleted.
+
+    Raises:
+        OSError: it cannot be written.
     """
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
@@ -172,7 +175,7 @@ def replacing_folder(path: Path, temporary: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # as above
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
@@ -219,7 +222,7 @@ def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, .
             with replacing(file, needed=content.size) as temporary:
                 content.write(temporary)
             written.append(file)
-    except BaseException:  # also Ctrl-C must leave nothing behind
+    except BaseException:  # as above
         for file in written:
             file.unlink(missing_ok=True)
         raise

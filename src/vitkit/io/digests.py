@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def file_sha256(file: Path | BufferedReader | FileIO) -> str:
-    """Return the SHA-256 of a file, or of what is left of an open one, in 64 hex digits."""
+    """Return the SHA-256 of a file, or of what is left of an open one, in 64 hex digits.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     if not isinstance(file, Path):
         return hashlib.file_digest(file, "sha256").hexdigest()
     with file.open("rb") as stream:

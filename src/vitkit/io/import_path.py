@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pkgutil import resolve_name
 from typing import Any
 
+from vitkit.errors import SettingError, VitkitError
+
 NOT_IMPORTABLE = ("__main__:", "<", "()")
 """Parts of the names of objects that no other process can import."""
 MEMORY_PREFIX = "memory://"
@@ -59,6 +61,27 @@ def import_by_name(name: str) -> Any:
     if folder not in sys.path:
         sys.path.append(folder)  # last, so that installed modules take precedence
     return resolve_name(name)
+
+
+def import_setting(setting: str, name: str) -> Any:
+    """Return the object that a setting names, such as `package.module:function`.
+
+    Args:
+        setting: name of the setting, for messages.
+        name: its value.
+
+    Raises:
+        SettingError: there is no such object, or its module fails while it is imported.
+    """
+    try:
+        return import_by_name(name)
+    except VitkitError:  # a signal, too
+        raise
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - a user's module may raise anything
+        reason = f"{type(error).__name__}: {error}"
+    raise SettingError(f"--{setting} {name} cannot be imported: {reason}")
 
 
 def names_an_object(name: str) -> bool:

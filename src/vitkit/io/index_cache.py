@@ -53,6 +53,9 @@ def cached_index(path: Path, kind: str, build: Callable[[Path], Index]) -> Index
         path: the file.
         kind: the index's kind; one file may have indexes of several kinds.
         build: makes it; its errors are passed on.
+
+    Raises:
+        OSError: the file does not exist.
     """
     stamp = file_stamp(path)
     # one file by several paths has one index

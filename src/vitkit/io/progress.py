@@ -53,4 +53,6 @@ def progress_bar(
 
 def discard_stdout() -> None:
     """Send further output to the null device, since its reader has left or its disk is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

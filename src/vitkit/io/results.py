@@ -35,6 +35,8 @@ NOT_A_RESULT = (
     zipfile.BadZipFile,
 )
 """Exceptions raised by reading a file of another kind, or a damaged one."""
+LONGEST_STEM = 200
+"""Bytes of a result's name without its ending; systems allow 255, of a temporary name, too."""
 CONFUSION_CORNER = r"true\predicted"
 """First cell of a CSV file with a confusion matrix: what its rows and its columns are."""
 
@@ -142,7 +144,7 @@ def check_new_files(
         if os.path.lexists(path):
             existing.append(path)
             if not overwrite:
-                break
+                break  # one is enough to refuse
         if path.parent not in folders:
             folders.add(path.parent)
             refuse_unwritable(path)
@@ -171,6 +173,8 @@ class ResultPlaces:
         self.folder = folder
         self.ending = ending
         self._taken: set[str] = set()
+        # where the search for a free name goes on, so that many equal names take no longer
+        self._counts: dict[str, int] = {}
 
     def path(self, place: PurePath) -> Path:
         """Return the path for the next result; `a.jpg` and then `a.png` give `a.png`, `a-2.png`.
@@ -180,11 +184,15 @@ class ResultPlaces:
         """
         parts = [part for part in place.parts if part not in (place.anchor, os.pardir)]
         inside = PurePath(*(parts or ["image"])).with_suffix("")
-        name = str(inside)
-        count = 1
+        # in bytes, which file systems limit; the last part of an address may be longer
+        short = os.fsdecode(os.fsencode(inside.name)[:LONGEST_STEM])
+        stem = str(inside.with_name(short))
+        name = stem
+        count = self._counts.get(stem, 1)
         while name in self._taken:
             count += 1
-            name = f"{inside}-{count}"
+            name = f"{stem}-{count}"
+        self._counts[stem] = count
         self._taken.add(name)
         return self.folder / f"{name}{self.ending}"
 

@@ -44,7 +44,7 @@ def scaled_dot_product_attention(
     mask: Mask | None = None,
     return_weights: bool = False,
 ) -> Float[Tensor, "*batch N e"] | tuple[Float[Tensor, "*batch N e"], Float[Tensor, "*batch N M"]]:
-    """Return softmax(q k^T / sqrt(d)) v for N queries, M keys and values of any width e.
+    """Return softmax(q k^T / sqrt(d)) v for N queries, M keys and values of any width e: Eq. 1.
 
     Args:
         q: queries (..., N, d).
@@ -184,7 +184,10 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         norm: `layer` or `rms`, for `qk_norm`.
         norm_eps: that norm's epsilon.
         projection_dropout: rate after the output projection.
-        **heads: further keywords of `MultiHeadAttention`.
+        **heads: `head_width` (default D / k) and `attention_dropout`.
+
+    Raises:
+        SpecError: num_heads does not divide width, or an unknown norm.
     """
 
     def __init__(
@@ -225,6 +228,7 @@ class CrossAttention(MultiHeadAttention):
     """Queries of one sequence attend to another: (B, N, D) and memory (B, M, D) -> (B, N, D).
 
     "Attention Is All You Need", Sec. 3.2.3. Keys as in timm's latent attention: `q`, `kv`, `proj`.
+    Arguments and errors are those of `MultiHeadSelfAttention`.
     """
 
     def __init__(

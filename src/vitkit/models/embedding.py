@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from vitkit.errors import ShapeError, SpecError
 from vitkit.models.attention import Rotation
 from vitkit.models.hybrid import resnet
+from vitkit.models.layers import eval_mode
 from vitkit.shapes import Grid, Images, Tokens
 from vitkit.spec import ViTSpec
 
@@ -155,11 +156,10 @@ STEMS["normed_linear"] = NormedPatchEmbedding
 
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
     """Create the stem of a spec; `SpecError` where it and a backbone do not fit each other."""
-    if (spec.stem == "backbone") != (backbone is not None):
-        problem = (
-            "needs ViT's backbone=" if backbone is None else "takes none; set it to 'backbone'"
-        )
-        raise SpecError(f"a backbone: stem {spec.stem!r} {problem}")
+    if spec.stem == "backbone" and backbone is None:
+        raise SpecError(f"a backbone: stem {spec.stem!r} needs ViT's backbone=")
+    if spec.stem != "backbone" and backbone is not None:
+        raise SpecError(f"a backbone: stem {spec.stem!r} takes none; set it to 'backbone'")
     common = {name: getattr(spec, name) for name in ("in_channels", "patch_size", "width")}
     common["bias"] = spec.patch_bias
     if backbone is not None:
@@ -175,11 +175,8 @@ def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
 def _probe(backbone: nn.Module, spec: ViTSpec) -> tuple[int, tuple[int, int]]:
     """Measure channels and stride of a backbone's map, by one run on a black image."""
     like = next(backbone.parameters(), torch.empty(0))
-    modes = [(module, module.training) for module in backbone.modules()]  # restored below
-    with torch.no_grad():
-        feature_map = backbone.eval()(like.new_zeros(1, spec.in_channels, *spec.image_size))
-    for module, mode in modes:
-        module.training = mode
+    with eval_mode(backbone), torch.no_grad():  # its running statistics stay as they are
+        feature_map = backbone(like.new_zeros(1, spec.in_channels, *spec.image_size))
     if not isinstance(feature_map, Tensor) or feature_map.ndim != 4 or not feature_map.numel():
         raise SpecError("the backbone must return one map (B, c, h, w)")
     height, width = feature_map.shape[2:]

@@ -114,6 +114,9 @@ class Encoder(nn.Module):
         final_norm: whether there is a norm after the last block.
         **blocks: `block`, `drop_path`, `drop_path_schedule` and any keyword of `EncoderBlock`.
 
+    Raises:
+        SpecError: as for `EncoderBlock`, or an unknown kind of block or schedule.
+
     >>> import torch
     >>> Encoder(width=64, depth=2, num_heads=4, mlp_width=128)(torch.zeros(3, 7, 64)).shape
     torch.Size([3, 7, 64])
@@ -132,6 +135,7 @@ class Encoder(nn.Module):
         **blocks: Any,
     ) -> None:
         super().__init__()
+        # One call for all blocks: keywords that are not named here go on to `EncoderBlock`.
         blocks |= {"width": width, "num_heads": num_heads, "mlp_width": mlp_width}
         self.blocks = stack_blocks(depth, norm=norm, norm_eps=norm_eps, **blocks)
         self.norm = make_norm(norm, width, norm_eps, final_norm)
@@ -185,6 +189,7 @@ def block_calls(
         record.begin(len(blocks))
         for layer, block in enumerate(blocks):
             if record.wants(layer):
+                # A compiled graph has no place for tensors that outlive it.
                 calls[layer] = partial(record.outside_graph, _run_recorded, record, layer, block)
     return calls
 

@@ -7,16 +7,15 @@ and R+Ti/16 none: its name counts one stride of 2 only, its 8 x 8 patches are 32
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vitkit.errors import SpecError
-from vitkit.models.layers import by_name
 from vitkit.shapes import Images
+from vitkit.spec import ResNetVariant
 
 Layers: TypeAlias = tuple[int, ...]
 GROUPS, ROOT_WIDTH, STAGE_WIDTHS = 32, 64, (256, 512, 1024, 2048)
@@ -46,6 +45,7 @@ VARIANTS = {
 """published: google-research/vision_transformer, vit_jax/models_{resnet,vit}.py; flax's GroupNorm.
 timm: models/vision_transformer_hybrid.py (`_resnetv2`), layers/norm_act.py (`GroupNormAct`).
 jeonsworld: ViT-pytorch, models/modeling_resnet.py; the 1e-5 of its shortcut is torch's default."""
+assert set(VARIANTS) == set(get_args(ResNetVariant)), "spec.ResNetVariant lists these"
 
 
 def standardise(kernel: Float[Tensor, "F C P Q"], variant: StemVariant) -> Float[Tensor, "F C P Q"]:
@@ -55,12 +55,9 @@ def standardise(kernel: Float[Tensor, "F C P Q"], variant: StemVariant) -> Float
     [-1.0, 1.0]
     """
     std, mean = torch.std_mean(kernel, dim=(1, 2, 3), correction=0, keepdim=True)  # F 1 1 1
-    scale = (
-        (std.square() + variant.weight_eps).sqrt()
-        if variant.inside_root
-        else std + variant.weight_eps
-    )
-    return (kernel - mean) / scale
+    if variant.inside_root:
+        return (kernel - mean) / (std.square() + variant.weight_eps).sqrt()
+    return (kernel - mean) / (std + variant.weight_eps)
 
 
 def pad_same(images: Images, kernel: int, stride: int) -> Float[Tensor, "B C h w"]:
@@ -82,7 +79,8 @@ class StdConv2d(nn.Conv2d):
         self.variant = variant
 
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
-        images = pad_same(images, self.kernel_size[0], self.stride[0]) if self.pads else images
+        if self.pads:
+            images = pad_same(images, self.kernel_size[0], self.stride[0])
         kernel = standardise(self.weight, self.variant)
         return F.conv2d(images, kernel, None, self.stride, self.padding)
 
@@ -101,8 +99,9 @@ class Root(nn.Module):
     def forward(self, images: Images) -> Float[Tensor, "B F h w"]:
         """Return (B, 64, H/4, W/4); without SAME padding the sides are H/4 - 1 and W/4 - 1."""
         features = F.relu(self.norm(self.conv(images)))
-        # After a ReLU no zero wins over a pixel, so zeros pad the pool as well.
-        return F.max_pool2d(pad_same(features, 3, 2) if self.pads else features, 3, 2)
+        if self.pads:  # after a ReLU no zero wins over a pixel, so zeros pad the pool as well
+            features = pad_same(features, 3, 2)
+        return F.max_pool2d(features, 3, 2)
 
 
 class Bottleneck(nn.Module):
@@ -137,15 +136,12 @@ class ResNetV2(nn.Module):
     """Root, then stages of bottlenecks: (B, C, H, W) -> (B, out_channels, H/stride, W/stride).
 
     `stride`, 4, and `out_channels`, 256, double with each later stage; SAME rounds up. Keys are
-    timm's, so that its `patch_embed.backbone.*` load as they are.
-
-    Raises:
-        SpecError: an unknown variant, more than 4 stages or an empty one, too few for jeonsworld.
+    timm's, so that its `patch_embed.backbone.*` load as they are. `ViTSpec` checks the arguments.
     """
 
     def __init__(self, in_channels: int, layers: Layers, variant: str = "published") -> None:
         super().__init__()
-        details = _resolve(layers, variant)
+        details = VARIANTS[variant]
         self.stem, self.stages = Root(in_channels, details), nn.Sequential()
         self.out_channels, self.stride = Root.out_channels, Root.stride
         for index, (depth, width) in enumerate(zip(layers, STAGE_WIDTHS, strict=False)):
@@ -164,11 +160,3 @@ def resnet(in_channels: int, layers: Layers, variant: str = "published") -> Root
     """Create a `ResNetV2`, or without `layers` its root alone, as timm names it (`conv.weight`)."""
     network = ResNetV2(in_channels, layers, variant)
     return network if layers else network.stem
-
-
-def _resolve(layers: Layers, variant: str) -> StemVariant:
-    details: StemVariant = by_name("hybrid variant", variant, VARIANTS)
-    fewest, most = 0 if details.same_padding else 2, len(STAGE_WIDTHS)
-    if not fewest <= len(layers) <= most or min(layers, default=1) < 1:
-        raise SpecError(f"layers {layers}: {variant} has {fewest} to {most} stages of 1 block on")
-    return details

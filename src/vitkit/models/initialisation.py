@@ -71,7 +71,7 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
     for name, module in _own(model, spec):
         role = name.rpartition(".")[2]
         if isinstance(module, nn.Linear):
-            _fill_linear(module, role, scheme)
+            _fill_linear(module, role, scheme, spec.head_bias)
         elif isinstance(module, nn.Conv2d) and scheme.kernel is not None:
             scheme.kernel(module.weight)
             if module.bias is not None:
@@ -85,13 +85,17 @@ def initialise(model: nn.Module, spec: ViTSpec) -> None:
         mimetic_init(model, spec)
 
 
-def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme) -> None:
+def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme, head_bias: float) -> None:
     fill = init.zeros_ if role in HEADS and scheme.zero_head else scheme.matrix
     for matrix in linear.weight.chunk(FUSED.get(role, 1)):
         fill(matrix)
-    if linear.bias is not None and (role in FUSED or role in HEADS):
+    if linear.bias is None:
+        return
+    if role in HEADS:
+        init.constant_(linear.bias, head_bias)
+    elif role in FUSED:
         init.zeros_(linear.bias)
-    elif linear.bias is not None:
+    else:  # drawn also with deviation 0, so that the generator advances as it always did
         init.normal_(linear.bias, std=scheme.bias if role.startswith("fc") else 0.0)
 
 

@@ -1,11 +1,12 @@
-"""Small layers: norms and activations by the names of a spec, drop path, LayerScale.
+"""Small layers: norms and activations by the names of a spec, drop path, LayerScale; eval mode.
 
 The lowest file of `models`: MLP, attention, encoder and readout take these layers from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, get_args
 
@@ -78,3 +79,16 @@ def by_name(kind: str, name: str, known: Mapping[str, Any]) -> Any:
         near = did_you_mean(name, known)
         raise SpecError(f"{kind} {name!r} is none of {', '.join(known)}{near}")
     return known[name]
+
+
+@contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode for a `with` block, then each module back in its own mode."""
+    # Not the model's mode for all of them: parts that are frozen may be in eval mode.
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

@@ -125,9 +125,9 @@ class FixedPositions(nn.Module):
         _, count, width = tokens.shape
         if self.kind in ("none", "rope"):
             return tokens.new_zeros(1, 0, width)
-        one = self.kind == "sincos_1d"
-        table = sincos_1d(count, width) if one else sincos_2d(grid, width, self.kind)
-        return table[None].to(tokens)
+        if self.kind == "sincos_1d":
+            return sincos_1d(count, width)[None].to(tokens)
+        return sincos_2d(grid, width, self.kind)[None].to(tokens)
 
 
 class RotaryPositions(nn.Module):

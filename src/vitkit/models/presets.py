@@ -44,7 +44,7 @@ def table() -> dict[str, PresetEntry]:
             assert name not in entries, f"presets.toml has {name} twice"
             fields = dict(zip(SIZE_FIELDS, data["sizes"][size], strict=True))
             fields |= {"patch_size": patch, "image_size": pixels} | family.get("spec", {})
-            for more in further:
+            for more in further:  # fields of this line alone
                 fields |= more
             entries[name] = PresetEntry(fields, parameters, family["title"], family["source"])
     return entries

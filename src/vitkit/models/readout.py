@@ -51,9 +51,7 @@ class Features:
 
     def all_tokens(self) -> Tokens:
         """Return the tokens (B, T, D) as they were before `split`."""
-        single = [
-            token.unsqueeze(1) for token in (self.cls, self.distillation) if token is not None
-        ]
+        single = [t.unsqueeze(1) for t in (self.cls, self.distillation) if t is not None]
         registers = [] if self.registers is None else [self.registers]
         return torch.cat([*single, *registers, self.patches], dim=1)
 

@@ -39,6 +39,9 @@ class Record:
         cross_attention: layer number -> maps (B, k, Q, M).
         pooling: 0 -> the MAP head's map (B, k, 1, N).
 
+    Raises:
+        SettingError: `gradients` with `heads` or `queries`.
+
     >>> record = Record(attention=[0, -1])
     >>> record.begin(depth=12)
     >>> record.wants(0), record.wants(11), record.wants(5)

@@ -12,6 +12,7 @@ from vitkit.errors import SettingError, ShapeError, SpecError
 from vitkit.models.attention import Context, CrossAttention, MultiHeadSelfAttention
 from vitkit.models.encoder import Encoder
 from vitkit.models.initialisation import FUSED
+from vitkit.models.layers import eval_mode
 from vitkit.models.mlp import MLP
 from vitkit.models.positions import sincos_1d
 from vitkit.models.record import Record
@@ -164,9 +165,7 @@ class Transformer(nn.Module):
             raise SettingError(
                 f"end {end} is not an id; expected 0 to {count - 1}, or -1 to never end"
             )
-        modes = [(module, module.training) for module in self.modules()]
-        self.eval()
-        try:
+        with eval_mode(self):
             memory = self.encode(source, source_mask)
             ids = torch.full((memory.shape[0], 1), start, device=memory.device)
             for _ in range(source.shape[1] + 50 if max_length is None else max_length):
@@ -175,9 +174,6 @@ class Transformer(nn.Module):
                     break
                 logits = self.decode(ids, memory, source_mask=source_mask)[:, -1:]  # of the last
                 ids = torch.cat([ids, logits.argmax(-1).masked_fill(ended, end)], dim=1)
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return ids[:, 1:]
 
     def _read(self, name: str, inputs: Tensor, real: Tensor | None) -> tuple[Tokens, Tensor | None]:

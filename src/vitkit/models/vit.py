@@ -64,9 +64,6 @@ class ViT(Backbone, Pretrained):
         self.blocks = stack_blocks(**{name: getattr(spec, name) for name in BLOCK_FIELDS})
         self._make_head(spec)
         initialise(self, spec)
-        for head in (self.head, self.head_dist):
-            if isinstance(head, nn.Linear):
-                nn.init.constant_(head.bias, spec.head_bias)
 
     def _make_embedding(self, spec: ViTSpec, backbone: nn.Module | None) -> None:
         width = spec.width

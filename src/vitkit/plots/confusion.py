@@ -65,7 +65,10 @@ def draw_confusion(
             shares, cmap=_colours(), norm=PowerNorm(0.5, 0, 100), interpolation="none"
         )
         line = _right_in_words(counts)
-        axes.set_title(f"{escape(title)}: {line}" if title else line, parse_math=False)
+        if title:
+            line = f"{escape(title)}: {line}"
+        # a name may have a dollar sign, which would begin a formula
+        axes.set_title(line, parse_math=False)
         axes.set_ylabel("true class")
         axes.set_xlabel("predicted class")
         if len(names) <= MOST_NAMED:
@@ -79,7 +82,11 @@ def draw_confusion(
 
 
 def row_shares(counts: Int64[np.ndarray, "K K"]) -> Float64[np.ndarray, "K K"]:
-    """Return each cell's share of its row, in [0, 1]; 0 in a row without images."""
+    """Return each cell's share of its row, in [0, 1]; 0 in a row without images.
+
+    Args:
+        counts: (K, K), images of class i predicted as class j at [i, j].
+    """
     return counts / np.maximum(counts.sum(1, keepdims=True), 1)
 
 
@@ -106,8 +113,10 @@ def _side(num_classes: int) -> float:
 
 def _right_in_words(counts: Int64[np.ndarray, "K K"]) -> str:
     right, images = int(np.trace(counts)), int(counts.sum())
-    share = f" ({right / images:.1%})".replace("%", " %") if images else ""
-    return f"{right:,} of {images:,} images right{share}"
+    words = f"{right:,} of {images:,} images right"
+    if images:
+        words += f" ({right / images:.1%})".replace("%", " %")
+    return words
 
 
 def _draw_names(axes: Axes, names: list[str], side: float) -> None:
@@ -136,6 +145,7 @@ def _fits(name: str, lines: list[str]) -> bool:
 def _draw_numbers(axes: Axes, counts: Int64[np.ndarray, "K K"], side: float) -> None:
     """Write the number of images into each cell that has any, and its per cent where it fits."""
     cell = side * POINTS / len(counts)
+    # all cells have one font size, that of the longest number
     longest = max(4, text_width(f"{counts.max():,}"))
     font = min(8.0, 0.85 * cell / (LETTER * longest))
     if font < SMALLEST_FONT:
@@ -160,6 +170,7 @@ def _draw_class_numbers(axes: Axes, counts: Int64[np.ndarray, "K K"], names: Seq
     axes.set_xlabel("predicted class (number)")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
+    # only the diagonal is right
     wrong = counts * ~np.eye(len(counts), dtype=bool)
     images = counts.sum(1)
     lines = []

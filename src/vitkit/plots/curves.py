@@ -84,6 +84,7 @@ def draw_curves(
         axes = figure.add_axes(next(places))
         _line(axes, epochs, learning_rate, "", BLUE, "o")
         axes.set_ylim(bottom=0)
+        # matplotlib would write a common factor above the panel
         axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
         _finish(axes, epochs, "learning rate")
         fit_to_contents(figure)
@@ -106,6 +107,7 @@ def draw_rate_search(
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
         axes = figure.add_axes((0.15, 0.2, 0.8, 0.6))
         axes.plot(rates, losses, color=BLUE, label="smoothed training loss")
+        # no rate was tried to its end where the first loss was not finite
         low = [loss for rate, loss in zip(rates, losses, strict=True) if rate == lowest]
         if low:
             marker: dict[str, Any] = {"marker": "v", "color": "black", "linestyle": "none"}
@@ -159,7 +161,9 @@ def _draw_accuracy(
             zorder=3,
             label=f"best: epoch {best_epoch}, {best:.1f} %",
         )
-    axes.set_ylim(top=min(100, axes.get_ylim()[1]))
+    # the margin must not reach beyond 0 and 100 %
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(0, bottom), min(100, top))
     _finish(axes, epochs, "top-1 accuracy (%)")
 
 
@@ -191,6 +195,7 @@ def _finish(axes: Axes, epochs: Float64[np.ndarray, " E"], title: str) -> None:
     axes.set_xlabel("epoch")
     axes.set_ylabel(title)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    # a single epoch would have ticks at parts of epochs
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
         axes.set_xticks(epochs)

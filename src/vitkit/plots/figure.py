@@ -65,12 +65,21 @@ class NotebookFigure(Figure):
     missing: str = ""
 
     def draw(self, renderer: Any) -> None:
-        """Draw the figure in its own style: matplotlib makes some marks of the axes only now."""
+        """Draw the figure in its own style: matplotlib makes some marks of the axes only now.
+
+        Args:
+            renderer: matplotlib's.
+        """
         with drawing_style():
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, **settings: Any) -> Any:
-        """Return the box around all that is drawn, in inches."""
+        """Return the box around all that is drawn, in inches.
+
+        Args:
+            renderer: matplotlib's; default one for pixels.
+            **settings: as for `Figure.get_tightbbox`.
+        """
         with drawing_style():
             return super().get_tightbbox(renderer, **settings)
 
@@ -98,7 +107,11 @@ def drawing_style(text: str = "") -> Iterator[str]:
 
 
 def fit_to_contents(figure: Figure) -> None:
-    """Resize a figure so that it ends where its texts end; what is drawn keeps its size."""
+    """Resize a figure so that it ends where its texts end; what is drawn keeps its size.
+
+    Args:
+        figure: with axes alone; a text of the figure itself would not be moved.
+    """
     box = figure.get_tightbbox()  # inches
     width, height = figure.get_size_inches()
     new_width, new_height = box.width + 2 * PADDING, box.height + 2 * PADDING

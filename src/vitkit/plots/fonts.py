@@ -38,6 +38,7 @@ def covering_families(text: str) -> tuple[list[str], str]:
                 missing -= found
             if not missing:
                 break
+    # the font of boxes comes last, so that it replaces no letter of another font
     if missing:
         families += boxes
     return families, "".join(sorted(missing))

@@ -30,7 +30,9 @@ def html_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: s
         rows: cells of each row.
         title: a line above the table.
     """
-    parts = [f"<div><b>{html_text(title)}</b></div>"] if title else []
+    parts = []
+    if title:
+        parts.append(f"<div><b>{html_text(title)}</b></div>")
     parts.append('<table style="border-collapse:collapse;background:transparent">')
     if any(header):
         parts.append(_row("th", map(html_text, header)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from unicodedata import east_asian_width
 
 PIECES = re.compile(r"[^\s_\-/.,;:|]*[\s_\-/.,;:|]*")
@@ -18,24 +19,31 @@ def text_width(text: str) -> int:
     return sum(2 if east_asian_width(letter) in "WF" else 1 for letter in text)
 
 
-def wrap_name(name: str, width: int) -> list[str]:
-    """Break a name into lines of at most `width` letters, between its words where it can.
+def wrap_name(
+    name: str, width: int | float, measure: Callable[[str], int | float] = text_width
+) -> list[str]:
+    """Break a name into lines of at most `width`, between its words where it can.
 
     >>> wrap_name("golden_retriever puppy", 10)
     ['golden_', 'retriever', 'puppy']
     >>> wrap_name("Donaudampfschiff", 9)
     ['Donaudamp', 'fschiff']
+
+    Args:
+        name: any text; of spaces alone one empty line remains.
+        width: of a line, in the unit of `measure`; a letter that is wider has a line of its own.
+        measure: returns the width of a text; default in letters.
     """
     lines = [""]
     for piece in PIECES.findall(name):
-        if text_width((lines[-1] + piece).rstrip()) <= width:
+        if measure((lines[-1] + piece).rstrip()) <= width:
             lines[-1] += piece
             continue
         if lines[-1]:
             lines.append("")
         # a word that is longer than a line is broken where the line ends
         for letter in piece:
-            if lines[-1] and text_width((lines[-1] + letter).rstrip()) > width:
+            if lines[-1] and measure((lines[-1] + letter).rstrip()) > width:
                 lines.append("")
             lines[-1] += letter
     return [line.rstrip() for line in lines if line.strip()] or [""]
@@ -54,6 +62,7 @@ def wrap_names(names: list[str], most_lines: int, least_width: int) -> list[str]
     """
     if most_lines == 1:
         return names
+    # all names get the width of the longest, so that their lines look alike
     width = least_width
     while any(len(wrap_name(name, width)) > most_lines for name in names):
         width += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from vitkit.data.images.colour import RGBPixels
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
 from vitkit.messages import escape
+from vitkit.plots.wrapping import wrap_name
 from vitkit.prediction.predictor import Prediction
 
 Font: TypeAlias = ImageFont.FreeTypeFont
@@ -28,7 +30,8 @@ WRITER = "vitkit predict"
 """Text in the PNG of a drawing."""
 DRAWING_FILE = png_result("a drawing of a prediction", WRITER)
 INK, PALE, BAR, TRACK = "#1f2328", "#59636e", "#0969da", "#e6eaef"
-RIGHT, WRONG = "#1a7f37", "#c4281c"
+RIGHT, WRONG = ("\N{CHECK MARK}", "#1a7f37"), ("\N{BALLOT X}", "#c4281c")
+"""Mark and colour of the true class."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ class _Row:
     def height(self) -> int:
         """Pixels, with the space to the next row."""
         size = round(self.font.size)
-        return len(self.lines) * _line(size) + (size if self.probability is not None else size // 3)
+        below = size // 3
+        if self.probability is not None:
+            below = size  # room for the bar
+        return len(self.lines) * _line(size) + below
 
 
 def draw_prediction(
@@ -60,21 +66,26 @@ def draw_prediction(
         prediction: the classes; at most three are drawn.
         true_label: the true class, if it is known; drawn with a mark.
         is_right: True if that is the predicted class.
+
+    Returns:
+        An RGB image, at least 240 pixels wide.
     """
     image = _scale(Image.fromarray(pixels))
     width = max(image.width, NARROWEST)
     size = round(min(max(width / 28, 13), 26))
     inner = width - 2 * size
-    share = _font(size).getlength("100.0 % ")
     rows: list[_Row] = []
     for rank, (label, probability) in enumerate(prediction.top[:CLASSES_SHOWN]):
-        font = _font(size, bold=rank == 0)
-        lines = _wrap(escape(label), font, inner - share)
-        rows.append(_Row(lines, font, PALE if rank else INK, probability))
+        font, colour = (_font(size), PALE) if rank else (_font(size, bold=True), INK)
+        # the number stands on the right of the first line
+        room = inner - font.getlength("100.0 % ")
+        lines = wrap_name(escape(label), room, font.getlength)
+        rows.append(_Row(lines, font, colour, probability))
     if true_label:
-        mark = "\N{CHECK MARK}" if is_right else "\N{BALLOT X}"
-        lines = _wrap(f"{mark} true: {escape(true_label)}", _font(size), inner)
-        rows.append(_Row(lines, _font(size), RIGHT if is_right else WRONG))
+        mark, colour = RIGHT if is_right else WRONG
+        font = _font(size)
+        lines = wrap_name(f"{mark} true: {escape(true_label)}", inner, font.getlength)
+        rows.append(_Row(lines, font, colour))
     height = image.height + size + sum(row.height for row in rows) + size // 3
     sheet = Image.new("RGB", (width, height), "white")
     sheet.paste(image, ((width - image.width) // 2, 0))
@@ -96,14 +107,19 @@ def _draw_rows(
             pen.text((left + width, top), number, row.colour, row.font, anchor="ra")
             bar_height = max(2, size // 4)
             for part, colour in ((1.0, TRACK), (row.probability, BAR)):
-                # at least a pixel, so that the bar begins where the track does
-                end = left + max(1, round(part * width)) - 1
-                pen.rectangle((left, below, end, below + bar_height - 1), fill=colour)
+                if math.isfinite(part):
+                    # at least a pixel, so that the bar begins where the track does
+                    end = left + max(1, round(part * width)) - 1
+                    pen.rectangle((left, below, end, below + bar_height - 1), fill=colour)
         top += row.height
 
 
 def save_drawing(path: Path, drawing: Image.Image) -> None:
     """Write a drawing as a PNG, whose text `Software` names vitkit.
+
+    Args:
+        path: of the file; one that exists is replaced.
+        drawing: as `draw_prediction` returns it.
 
     Raises:
         OutputError: a path that cannot be written.
@@ -123,23 +139,6 @@ def _scale(image: Image.Image) -> Image.Image:
     if longer > LARGEST_SIDE:
         image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.LANCZOS)
     return image
-
-
-def _wrap(text: str, font: Font, width: float) -> list[str]:
-    """Break a text into lines, between words, and inside a word that is longer than a line."""
-    lines = [""]
-    for word in text.split():
-        joined = f"{lines[-1]} {word}".lstrip()
-        if font.getlength(joined) <= width:
-            lines[-1] = joined
-            continue
-        if lines[-1]:
-            lines.append("")
-        for letter in word:
-            if lines[-1] and font.getlength(lines[-1] + letter) > width:
-                lines.append("")
-            lines[-1] += letter
-    return lines
 
 
 def _line(size: int) -> int:

@@ -16,7 +16,17 @@ from vitkit.weights.load import as_checkpoint
 def feature_predictor(
     checkpoint: Checkpoint, *, device: str = "auto", batch_size: int = 64
 ) -> Predictor:
-    """Create a predictor whose outputs are the pooled features, the inputs of the head: (D,)."""
+    """Create a predictor whose outputs are the pooled features, the inputs of the head: (D,).
+
+    Args:
+        checkpoint: a checkpoint; its head is not used.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        batch_size: images per batch.
+
+    Raises:
+        DeviceError: a device that does not exist here.
+        SettingError: a batch size below 1.
+    """
     model_device = resolve_device(device)
     model = on_device(checkpoint.model, model_device)
     return Predictor(
@@ -44,7 +54,8 @@ def embed(
         batch_size: images per batch.
 
     Raises:
-        ImageError, DataError, CheckpointError, DeviceError: the message names the wrong value.
+        ImageError, DataError, CheckpointError, DeviceError, SettingError: the message names the
+            wrong value.
     """
     predictor = feature_predictor(as_checkpoint(checkpoint), device=device, batch_size=batch_size)
     return predictor.logits(images).numpy()

@@ -46,8 +46,8 @@ def find_images(
         An iterable of images with `.name` and `.label`, whose `.total` is their number.
 
     Raises:
-        DataError: no names, a name that nothing is found under, a folder or a pattern without
-            images, a split that does not exist, or a dataset that cannot be opened.
+        DataError: no names, a list of them, a name that nothing is found under, a folder or a
+            pattern without images, a split that does not exist, or a dataset that cannot be opened.
     """
     if not names:
         raise DataError("no images given; name files, folders or a dataset")
@@ -57,6 +57,11 @@ def find_images(
         if isinstance(name, Dataset):
             parts += dataset_parts(name, split)
             continue
+        if not isinstance(name, str | os.PathLike):
+            raise DataError(
+                f"a {type(name).__name__} is not a name; pass each name by itself, as in "
+                "find_images(*names)"
+            )
         text = os.fspath(name)
         if text == STDIN and stdin is not None:
             if any(isinstance(part, Lines) for part in parts):
@@ -64,6 +69,7 @@ def find_images(
             parts.append(_read_lines(stdin))
         elif is_web_address(text):
             parts.append(Address(text))
+        # the usual case, without the imports of the others
         elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
             parts.append(Files(Paths([text])))
         else:
@@ -96,9 +102,11 @@ def _find_many(
     if is_dataset(name) or (split is not None and os.path.isdir(text)):
         yield from open_parts(name, split, data_root)
     elif split is not None:
-        raise DataError(
-            f"--split {split}: {escape(text)} is not a dataset; name a folder, a .csv or .parquet "
-            f"file, or one of {', '.join(NAMES)}"
+        raise DataError.about(
+            "split",
+            split,
+            f"{escape(text)} is not a dataset; name a folder, a .csv or .parquet file, or one of "
+            f"{', '.join(NAMES)}",
         )
     else:
         yield _find_files(text, warnings, NAMES)
@@ -145,9 +153,13 @@ def _contents(folder: Path) -> str:
     """Say what a folder holds that a pattern could have meant."""
     if not os.path.isdir(folder):
         return nearest_parent(folder)
-    entries = [*folder.iterdir()]
+    try:
+        entries = [*folder.iterdir()]
+    except PermissionError:  # then no file in it matched
+        return f"the folder {escape(folder)} cannot be listed"
     files = Counter(entry.suffix.lower() for entry in entries if not entry.is_dir())
     if files:
         return f"the folder {escape(folder)} has {count_by_kind(files)}; {_EXPECTED}"
-    contents = f"has {plural(len(entries), 'folder')} and no files" if entries else "is empty"
-    return f"the folder {escape(folder)} {contents}"
+    if entries:
+        return f"the folder {escape(folder)} has {plural(len(entries), 'folder')} and no files"
+    return f"the folder {escape(folder)} is empty"

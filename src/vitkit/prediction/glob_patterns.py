@@ -41,6 +41,7 @@ def match_files(pattern: str) -> list[str]:
     at = parts.index(ANY_FOLDERS)
     start, rest = Path(*parts[:at]), parts[at:]
     found: set[str] = set()
+    # folders before the stars may have wildcards, too
     for folder in filter(os.path.isdir, glob.glob(str(start)) if at else ["."]):
         # the listing follows links and ends where they lead in circles, which `glob` does not
         for path in list_folder(Path(folder), follow_links=True).paths():

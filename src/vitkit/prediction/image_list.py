@@ -47,7 +47,7 @@ class Files(ImageGroup):
         base: folder that the places of results are relative to; None for the bare names.
         labels: the class of each file; none where absent.
         splits: the split of each file; none where absent.
-        source: the list that names the files, if any.
+        source: the list that names the files, or the folder of their dataset, if any.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Files(ImageGroup):
         source: Path | None = None,
     ) -> None:
         self.total = len(paths)
-        self.classes = natural_order({*labels} - {""})
+        self.classes = natural_order({*labels} - {""})  # a list may lack some labels
         self._paths = paths
         self._base = base
         self._labels = labels
@@ -122,6 +122,7 @@ class Stored(ImageGroup):
     def __iter__(self) -> Iterator[FoundImage]:
         for index, label in enumerate(self._images.labels.tolist()):
             name = self._images.name(index)
+            # a name such as `../a.png` must not lead out of the folder of the results
             inside = [part for part in PurePath(name).parts if part not in (os.sep, os.pardir)]
             yield DatasetImage(
                 name=name,
@@ -185,13 +186,14 @@ class ImageList:
         self._parts = tuple(parts)
         self._current: ImageGroup | None = None
         self.warnings = tuple(warnings)
+        # unknown as soon as one part is a stream
         totals = [part.total for part in parts]
         self.total = None if None in totals else sum(filter(None, totals))
         self.classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
 
     def __iter__(self) -> Iterator[FoundImage]:
         for part in self._parts:
-            self._current = part
+            self._current = part  # `is_waiting` asks it
             yield from part
 
     @property
@@ -219,18 +221,21 @@ def dataset_parts(
         DataError: a split that does not exist.
     """
     if split is not None and split not in dataset.splits:
-        raise DataError(
-            f"--split {split}: {dataset.name} has no split of that name"
-            f"{did_you_mean(split, dataset.splits)}; it has {', '.join(dataset.splits)}"
+        raise DataError.about(
+            "split",
+            split,
+            f"{dataset.name} has no split of that name{did_you_mean(split, dataset.splits)}; "
+            f"it has {', '.join(dataset.splits)}",
         )
     for part, images in dataset.splits.items():
-        if part != (split or part):
+        if split not in (None, part):
             continue
+        shown = part
+        if dataset.cut and split is None:
+            shown = ""  # splits that were cut here do not belong to the data
+        # through caches and replacements to the files themselves
         if (files := images.original().files()) is not None:
             labels = [dataset.classes[label] for label in images.labels]
-            listed = source if source is not None and source.is_file() else None
-            yield Files(Paths(files.paths), files.root, labels, [part] * len(labels), listed)
+            yield Files(Paths(files.paths), files.root, labels, [shown] * len(labels), source)
         else:
-            # splits that were cut here do not belong to the data
-            shown = part if split or not dataset.cut else ""
             yield Stored(images, shown, dataset.classes, source)

@@ -72,11 +72,16 @@ class FileImage(FoundImage):
 class WebImage(FoundImage):
     """An image at a web address, downloaded when it is first read, and kept with this object."""
 
-    _file: WebFile | None = field(default=None, repr=False)
+    # kept, so that a drawing is of the bytes that were predicted
+    _file: WebFile | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def at(cls, address: str) -> WebImage:
-        """Return the image at an http(s) address, not downloaded yet."""
+        """Return the image at an http(s) address, not downloaded yet.
+
+        Args:
+            address: the last part of its path is the name of results.
+        """
         # host and path, without the query
         path = re.split(r"[?#]", address.partition("://")[2])[0]
         last = unquote(path.rstrip("/").rpartition("/")[2])
@@ -140,7 +145,12 @@ def read_any_image(image: AnyImage, name: str = "image", admit: Admit = _admit_a
 
 
 def name_in_messages(image: AnyImage, number: int) -> str:
-    """Return the name of an image for messages: its path or address, or its number."""
+    """Return the name of an image for messages: its path or address, or its number.
+
+    Args:
+        image: an image of any kind.
+        number: its place in the list, from 0.
+    """
     if isinstance(image, FoundImage):
         return image.name
     if isinstance(image, str | PathLike):

@@ -27,8 +27,10 @@ def match_labels(checkpoint: Checkpoint, classes: Sequence[str]) -> dict[str, st
     labels = checkpoint.classes or tuple(map(str, range(checkpoint.model.spec.num_classes)))
     if not names:
         # a head with assumed names has the names of another dataset
-        same = not checkpoint.classes and len(labels) == len(classes)
-        return dict(zip(classes, labels, strict=True)) if same else {}
+        if checkpoint.classes or len(labels) != len(classes):
+            return {}
+        return dict(zip(classes, labels, strict=True))
+    # `indices` has no entry for a class that the checkpoint lacks
     match = match_classes(classes, names)
     matched = [name for name in dict.fromkeys(classes) if name not in match.unknown]
     return {
@@ -52,7 +54,12 @@ class RightAnswers:
         self._other_classes = 0
 
     def add(self, image: FoundImage, label: str) -> None:
-        """Count an image with the label that was predicted; one without a true label is not."""
+        """Count an image; one without a true label is left out.
+
+        Args:
+            image: with its class in the dataset.
+            label: of its `Prediction`.
+        """
         if not image.label:
             return
         if image.label not in self._labels:

@@ -13,7 +13,8 @@ CHUNK_SIZE = 1 << 16
 class LineStream:
     """The lines of a file descriptor, without empty ones and line breaks.
 
-    If the first bytes have a zero byte, as `find -print0` writes, that separates the lines.
+    If a zero byte comes with the first separator, as `find -print0` writes them, it separates the
+    lines.
 
     Args:
         descriptor: open for reading.
@@ -52,8 +53,9 @@ class LineStream:
     def _read(self) -> None:
         chunk = os.read(self._descriptor, CHUNK_SIZE)
         self._ended = not chunk
-        if chunk and not self._separator:
-            self._separator = b"\0" if b"\0" in chunk else b"\n"
+        if not self._separator:
+            # a name may have a line break, but no zero byte
+            self._separator = next((byte for byte in (b"\0", b"\n") if byte in chunk), b"")
         *lines, self._rest = (self._rest + chunk).split(self._separator or b"\n")
         if self._ended:
             lines.append(self._rest)  # the last line may have no end

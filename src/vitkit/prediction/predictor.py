@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int64, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -124,7 +124,7 @@ class Predictor:
         Raises:
             CheckpointError: a file that is not a checkpoint, or a model without a head.
             DeviceError: a device that does not exist here.
-            SettingError: an engine or a precision that does not exist.
+            SettingError: an engine or a precision that does not exist, or a batch size below 1.
         """
         if engine not in ENGINES:
             raise SettingError(
@@ -197,10 +197,10 @@ class Predictor:
         if top_k < 1:
             raise SettingError.about("top_k", top_k, "must be 1 or more")
         for logits, results in self._batches(images):
-            # (B, K); dividing by a temperature leaves the order of the classes unchanged
-            probabilities = (logits / self.temperature).softmax(-1)
-            values, classes = probabilities.topk(min(top_k, probabilities.shape[-1]))
-            top = zip(values.tolist(), classes.tolist(), strict=True)
+            # by the logits, as several probabilities may be rounded to 0
+            classes = _largest(logits, top_k)
+            probabilities = (logits / self.temperature).softmax(1).gather(1, classes)
+            top = zip(probabilities.tolist(), classes.tolist(), strict=True)
             for result in results:
                 if isinstance(result, ImageError):
                     yield result
@@ -210,7 +210,13 @@ class Predictor:
     def outputs(self, images: Images) -> Iterator[Float[Tensor, " K"] | ImageError]:
         """Yield the output of `forward` for each image (K,), float32 on the CPU.
 
-        Order, errors and memory as for `stream`.
+        Order and memory as for `stream`.
+
+        Args:
+            images: as for a call.
+
+        Yields:
+            The output, or the `ImageError` of an image that cannot be used.
         """
         for batch, results in self._batches(images):
             rows = iter(batch)
@@ -220,7 +226,11 @@ class Predictor:
     def logits(self, images: Images) -> Float[Tensor, "N K"]:
         """Return the logits of every image, in order: (N, K) float32 on the CPU.
 
-        Errors as for a call.
+        Args:
+            images: as for a call.
+
+        Raises:
+            ImageError, DataError, SettingError: as for a call.
         """
         batches = []
         for rows, results in self._batches(images):
@@ -229,7 +239,10 @@ class Predictor:
                     raise result
             # without failures, the rows of a batch are its images in order
             batches.append(rows)
-        return torch.cat(batches) if batches else torch.empty(0, len(self.classes))
+        if not batches:  # the engine knows the number of columns
+            blank = torch.zeros(1, len(self.preprocess.mean), *self.preprocess.image_size)
+            return self._outputs(blank)[:0]
+        return torch.cat(batches)
 
     def _prediction(self, image: str, values: list[float], classes: list[int]) -> Prediction:
         names = [self.classes[c] if self.classes else str(c) for c in classes]
@@ -249,7 +262,7 @@ class Predictor:
             for chunk, more_soon in _chunks(images, self.batch_size):
                 waiting.append([self._submit(pool, memory, *numbered) for numbered in chunk])
                 # the next batch is decoded while the model runs, unless it is yet to come
-                while len(waiting) > (1 if more_soon else 0):
+                while len(waiting) > int(more_soon):
                     yield self._run(waiting.popleft())
             while waiting:
                 yield self._run(waiting.popleft())
@@ -294,22 +307,37 @@ class Predictor:
         # every image of the batch failed, so the model has nothing to run
         if not pixels:
             return torch.empty(0, max(len(self.classes), 1)), results
-        images = normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
+        return self._outputs(
+            normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
+        ), results
+
+    def _outputs(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         with torch.inference_mode():
-            return self.forward(images.to(self.device)).float().cpu(), results
+            return self.forward(images.to(self.device)).float().cpu()
 
 
 def _as_list(images: Images) -> Iterable[AnyImage]:
     """Return several images as they are; find those of one path, pattern or address.
 
     Raises:
-        SettingError: one image in memory, which could also be taken for a list of rows or bytes.
+        SettingError: one image, such as an array, which could be taken for a list of rows.
     """
     if isinstance(images, str | PathLike):
         return find_images(fspath(images))
-    if isinstance(images, bytes | Image.Image | np.ndarray):
-        raise SettingError("expected a list of images, got one image; write [image]")
+    if isinstance(images, bytes | Image.Image | np.ndarray) or not isinstance(images, Iterable):
+        raise SettingError(
+            f"expected a list of images, got one {type(images).__name__}; write [image]"
+        )
     return images
+
+
+def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:
+    """Return the numbers of the largest logits, of equal ones the first, as `argmax` does."""
+    values, classes = logits.topk(min(count + 1, logits.shape[1]))
+    # `topk` takes any of equal ones; sorting all of many classes takes far longer
+    if (values[:, 1:] == values[:, :-1]).any():
+        classes = logits.sort(dim=1, descending=True, stable=True).indices
+    return classes[:, :count]
 
 
 def _chunks(

@@ -8,5 +8,5 @@ from vitkit.training.parallel.worker import serve
 from vitkit.training.train import train
 
 if __name__ == "__main__":
-    keep_freed_memory()
+    keep_freed_memory()  # in each process: the launcher's own setting is not inherited
     sys.exit(serve(Path(sys.argv[1]), train))

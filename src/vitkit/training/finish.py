@@ -37,6 +37,7 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     Raises:
         Interrupted: a signal came; the run goes on with this.
         OutputError: the run folder cannot be written.
+        UserCodeError: a metric of the user raised.
     """
     plan, folder, log, world = run.plan, run.folder, run.log, run.world
     if not world.broadcast_from_main(folder.best.exists):  # stopped before the first epoch ended
@@ -62,7 +63,8 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         log.info(
             f"{plural(run.progress.skipped, 'step')} skipped: loss or gradient was NaN or infinite"
         )
-    if plan.config.probe is None:  # a probe trains no epochs
+    # a probe trains no epochs
+    if plan.config.plots and plan.config.probe is None:
         world.broadcast_from_main(lambda: write_curves(folder, log.info))
     log.info(f"ended after {stopped}; best weights: {folder.best}")
     return metrics
@@ -80,11 +82,9 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
         test, counts = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
         test |= finite_scores(outputs.scores(own, run.world))
         _write_predictions(run, test, counts.gathered(run.world))
-        how = (
-            f"evaluated again (with other weights after step {tested[-1]})"
-            if tested
-            else "evaluated once"
-        )
+        how = "evaluated once"
+        if tested:
+            how = f"evaluated again (with other weights after step {tested[-1]})"
     shown = "  ".join(headline(test))
     run.log.info(
         f"test split, {plural(int(test['images']), 'image')}, {how}, best weights: {shown}"
@@ -114,7 +114,7 @@ def _calibrate(run: Run, model: ViT) -> float | None:
             f"{run.folder.held_out}",
         )
     log.info(f"best weights: {calibration.message}")
-    if classes <= MAX_CLASSES:
+    if plan.config.plots and classes <= MAX_CLASSES:
         counts = count_predictions(evaluate_split(run, "val", model), classes)
         table = counts.confusion(world)
         world.broadcast_from_main(lambda: _draw_confusion(run, table))

@@ -1,7 +1,8 @@
 """Signals that stop a run: a flag that the loop checks between two steps, or an exception.
 
-Phases without intermediate state are interrupted immediately by `Interrupted`. A second signal ends
-the process at once, with a line on the newest state.
+`callbacks.stop` reads the flag and ends the loop; `callbacks.save` then saves the run. Phases
+without intermediate state are interrupted immediately by `Interrupted`. A second signal ends the
+process at once, with a line on the newest state.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 from vitkit.errors import Interrupted
 from vitkit.process import note_interrupt
@@ -26,6 +27,8 @@ CAUGHT = tuple(getattr(signal, name) for name in SIGNAL_NAMES if hasattr(signal,
 """Signals that stop a run."""
 
 STDERR = 2
+Handler: TypeAlias = Callable[[int, FrameType | None], Any] | int | None
+"""What `signal.signal` takes and returns."""
 
 
 @dataclass
@@ -49,39 +52,58 @@ def _signals_to_catch() -> list[int]:
 
 
 @contextmanager
+def _signals_handled_by(handle: Callable[[int], None]) -> Iterator[dict[int, Handler]]:
+    """Call a function on a signal to this process while the block runs.
+
+    Outside the main thread nothing is caught, because Python does not allow it there.
+
+    Args:
+        handle: called with the number of the signal.
+
+    Yields:
+        Signal -> the handler that was installed before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+
+    process = os.getpid()
+
+    def of_this_process(signum: int, frame: FrameType | None) -> None:
+        # A new fork has this handler until it installs its own; its parent ends it.
+        if os.getpid() == process:
+            handle(signum)
+
+    before = {signum: signal.signal(signum, of_this_process) for signum in _signals_to_catch()}
+    try:
+        yield before
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
 def stop_on_signal(hint: Callable[[], str] | None = None) -> Iterator[StopFlag]:
     """Catch signals while the block runs; a second one ends the process at once.
 
-    Outside the main thread nothing is caught, because Python does not allow it there. A signal that
-    the block did not handle is passed to the handler that was installed before.
+    Outside the main thread nothing is caught. A signal that the block did not handle is passed to
+    the handler that was installed before.
 
     Args:
         hint: returns a line on what can be resumed, printed when a second signal ends the process.
     """
     flag = StopFlag()
-    if threading.current_thread() is not threading.main_thread():
-        yield flag
-        return
 
-    process = os.getpid()
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        # A new fork has this handler until it installs its own; its parent ends it.
-        if os.getpid() != process:
-            return
+    def handle(signum: int) -> None:
         if flag.signum is not None:
             _end_at_once(signum, hint)
         flag.signum = signum
 
-    before = {signum: signal.signal(signum, handle) for signum in _signals_to_catch()}
-    try:
+    with _signals_handled_by(handle) as before:
         yield flag
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
     # The block ended without an error: the signal came too late for it, or it has no steps.
     if flag.signum is not None:
-        outer = before[signal.Signals(flag.signum)]
+        outer = before.get(flag.signum)
         if callable(outer) and outer not in (signal.default_int_handler, note_interrupt):
             outer(flag.signum, None)
 
@@ -120,17 +142,10 @@ def raise_on_signal(hint: Callable[[], str] | None = None) -> Iterator[None]:
     Args:
         hint: returns a line on what can be resumed, for the error.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
-    def handle(signum: int, frame: FrameType | None) -> None:
+    def handle(signum: int) -> NoReturn:
         end = "" if hint is None else f"; {hint()}"
         raise Interrupted(signum, f"stopped by {signal.Signals(signum).name}{end}")
 
-    before = {signum: signal.signal(signum, handle) for signum in _signals_to_catch()}
-    try:
+    with _signals_handled_by(handle):
         yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

@@ -6,6 +6,7 @@ import torch
 
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError
+from vitkit.messages import plural
 from vitkit.training.parallel.fsdp import has_shards
 from vitkit.training.step import TrainingStep
 
@@ -25,15 +26,17 @@ def out_of_memory(step: TrainingStep, batch: Batch) -> SettingError:
     """Try what fits into memory, and return the error that names the settings to change."""
     fits = _largest_that_fits(step, batch)
     count = len(batch.labels)
-    parts = None
-    if fits:
+    mend = "lower --batch-size or --img-size, or use a smaller model"
+    if fits == 0:  # with a smaller batch it would be no better
+        mend = "not even one fits; lower --img-size, or use a smaller model"
+    elif fits is not None:
+        # every micro-batch has as many images as any other
         divisors = (n for n in range(2, count + 1) if count % n == 0)
-        parts = next((n for n in divisors if count // n <= fits), None)
-    mend = "" if fits is None else f"{fits} fit; "
-    mend += f"pass --grad-accum-steps {parts}, or " if parts else ""
+        parts = next(n for n in divisors if count // n <= fits)
+        mend = f"{fits} fit; pass --grad-accum-steps {parts}, or {mend}"
     return SettingError(
-        f"{step.objective.device} is out of memory with {count // step.accumulate} images at "
-        f"once; {mend}lower --batch-size or --img-size, or use a smaller model"
+        f"{step.objective.device} is out of memory with "
+        f"{plural(count // step.accumulate, 'image')} at once; {mend}"
     )
 
 

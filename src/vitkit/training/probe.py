@@ -30,8 +30,8 @@ def fit_linear_probe(run: Run) -> dict[str, Metrics]:
 
     def keep(logits: Tensor) -> None:
         assert run.held_out is not None, "a probe needs a validation split"
-        for _ in run.held_out.watched([(logits, val_labels)], run.world):
-            pass
+        # `watched` takes note of the outputs as they are read
+        list(run.held_out.watched([(logits, val_labels)], run.world))
         run.held_out.add()
 
     fitted = fit_linear(

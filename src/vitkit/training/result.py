@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitkit.evaluation.metrics import Metrics
 from vitkit.plots.html import html_table
-from vitkit.training.monitoring.curves import LearningCurves
+from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class TrainResult:
 
         Raises:
             DataError: no epoch is complete, or the run is a probe.
+            OutputError: the run folder is gone.
         """
         folder = self.run
         if not RunFolder(folder).metrics.exists():
@@ -61,17 +62,18 @@ class TrainResult:
         names = [name for name in NOTEBOOK_SCORES if any(name in m for m in self.metrics.values())]
         rows = []
         for split, scores in self.metrics.items():
+            # the number of images is an integer, and a k-NN probe has no loss
             cells = []
             for name in names:
                 value = scores.get(name, "")
                 cells.append(f"{value:.4f}" if isinstance(value, float) else str(value))
             rows.append([split, *cells])
         table = html_table(["best weights", *names], rows) if rows else ""
-        facts: list[list[object]] = [
-            ["run", self.run],
-            ["weights", self.best],
-            ["ended after", self.stopped],
-        ]
+        facts: list[list[object]] = [["run", self.run], ["ended after", self.stopped]]
+        # a short run has no best epoch yet, and a k-NN probe no weights at all
+        weights = next((path for path in (self.best, self.last) if path.exists()), None)
+        if weights is not None:
+            facts.insert(1, ["weights", weights])
         return table + html_table(["", ""], facts)
 
     def to_json(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from vitkit.training.recipes import recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, resumed_folder
 from vitkit.training.state.manifest import manifest_of, step_of
-from vitkit.training.state.save import load_state, newest_state
+from vitkit.training.state.state_folder import load_state, newest_state
 
 
 class Change(NamedTuple):
@@ -290,10 +290,12 @@ def settings_of_call(given: Settings) -> TrainConfig:
             precedence over the recipe, and the recipe over the stopped run.
 
     Raises:
-        UserError: wrong settings, no such recipe, or no such run.
+        UserError: wrong settings, no such recipe, no such run, or no data for a new one.
     """
     recipe = recipe_settings(given.get("recipe"))
     stored = resumed_settings(given.get("resume"), given.get("output"), recipe)
+    if "data" not in given and "data" not in stored:
+        raise SettingError("data is missing; it comes first: vitkit.train(data, ...)")
     return TrainConfig(**layered(stored, recipe, given))
 
 

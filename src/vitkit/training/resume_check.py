@@ -24,7 +24,7 @@ from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.resume import resumed_settings
 from vitkit.training.setup.make_plan import make_plan
-from vitkit.training.state.save import newest_state, run_hash
+from vitkit.training.state.state_folder import newest_state, run_hash
 from vitkit.training.train import train
 from vitkit.training.trainer import Callback, Trainer
 

@@ -91,6 +91,7 @@ class Run:
     def __post_init__(self) -> None:
         val = self.plan.dataset.splits.get("val")
         classes = self.plan.spec.num_classes
+        # filled by each validation; a resumed run reads those of its earlier part first
         self.held_out = None if val is None else HeldOutLogits(len(val), classes)
         self.failed_images = FailedImages(self.log.info)
 

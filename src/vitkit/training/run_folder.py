@@ -17,7 +17,7 @@ from vitkit.io.atomic import is_temporary, output_error
 from vitkit.messages import nearest_parent
 from vitkit.training.config.run_name import first_free, next_numbered
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.state.save import list_states
+from vitkit.training.state.state_folder import list_states
 
 LOCK, OWNER = ".lock", ".owner.json"
 
@@ -265,7 +265,7 @@ def check_output(config: TrainConfig) -> None:
             not set.
     """
     if config.output is None:
-        _refuse_among_data(Path("runs"), config)  # the folder of numbered runs
+        _refuse_among_data(Path("runs"), config)
         return
     if not config.output:
         raise OutputError("--output is empty; name a folder, such as --output runs/first")
@@ -283,7 +283,9 @@ def check_output(config: TrainConfig) -> None:
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
     """Raise `OutputError` if the run folder contains the data, or lies inside them."""
-    start = f"--output {root}" if config.output else f"the run would be written to {root}, which"
+    start = f"--output {root}"
+    if not config.output:  # the folder of numbered runs
+        start = f"the run would be written to {root}, which"
     resolved = root.resolve()
     names = [] if config.data_root is None else [config.data_root]
     if config.data not in NAMES and "://" not in config.data:
@@ -319,9 +321,11 @@ def _refuse_to_put_aside(folder: RunFolder, entries: list[str], config: TrainCon
             "--output, or pass --overwrite instead of --resume auto to rename it"
         )
     if config.resume != "auto" and not config.overwrite:
+        # a run that failed before its first state cannot be resumed
+        resume = f"resume with --resume {root}, " if has_state(folder) else ""
         raise OutputError(
-            f"--output {root} exists; resume with --resume {root}, choose another --output, or "
-            "pass --overwrite to rename the old folder"
+            f"--output {root} exists; {resume}choose another --output, or pass --overwrite to "
+            "rename the old folder"
         )
 
 

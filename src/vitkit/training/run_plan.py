@@ -58,6 +58,7 @@ class Plan:
     @property
     def last_step(self) -> int:
         """Where the run ends: the schedule's end, or `max_steps`."""
+        # a run that is resumed with fewer epochs may end before an earlier `max_steps`
         return min(self.total_steps, self.config.max_steps or self.total_steps)
 
     @property

@@ -70,7 +70,11 @@ class Objective(nn.Module):
         self.precision, self.device = precision, device
 
     def forward(self, fed: ModelInputs) -> Tensor:
-        """Return the mean loss of a batch."""
+        """Return the mean loss of a batch, a scalar in float32.
+
+        Args:
+            fed: normalised images (B, C, H, W), and class numbers (B,) or probabilities (B, K).
+        """
         with autocast(self.precision, self.device):
             logits = self.model(fed.images)
         return self.label_loss(logits.float(), fed)
@@ -124,7 +128,12 @@ class TrainingStep:
         self._parallel = data_parallel(self.objective, self.model, self.world)
 
     def __call__(self, batch: Batch, step: int) -> StepResult:
-        """Make the step; where a number is not finite the weights stay as they are."""
+        """Make the step; where a number is not finite the weights stay as they are.
+
+        Args:
+            batch: this process's images of the step.
+            step: counted from 0; mixing and dropout are functions of it.
+        """
         total = torch.zeros((), device=self.objective.device)
         last = self.accumulate - 1
         for number, micro in enumerate(batch.parts(self.accumulate)):
@@ -144,7 +153,7 @@ class TrainingStep:
         return result
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the rate of every parameter group; with layer decay each has its share of it."""
+        """Set the rate, 0 or more, of every parameter group; layer decay gives each its share."""
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("lr_scale", 1.0)
 
@@ -184,4 +193,5 @@ class TrainingStep:
 
     def _seed(self, step: int, part: int) -> None:
         """Seed torch: dropout is a function of (seed, step, part)."""
+        # 63 bits, as torch's seeds are signed
         torch.manual_seed((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)

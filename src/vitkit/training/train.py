@@ -21,7 +21,6 @@ from vitkit.training.callbacks.stop import Deadline, HandleBadNumbers, KeepDeadl
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.finish import finish_run
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
-from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.parallel.launch import launch
 from vitkit.training.probe import evaluate_neighbours, fit_linear_probe
 from vitkit.training.result import TrainResult
@@ -31,7 +30,8 @@ from vitkit.training.setup.build import make_run
 from vitkit.training.setup.folder import claim_folder, find_stopped_run, prepare_folder
 from vitkit.training.setup.initial_weights import make_model
 from vitkit.training.setup.make_plan import make_plan_in_turn
-from vitkit.training.setup.summary import log_model
+from vitkit.training.setup.summary import log_model, open_log
+from vitkit.training.setup.user_callbacks import import_callbacks
 from vitkit.training.trainer import Callback, Trainer
 from vitkit.training.tuning.tune import tune_settings
 
@@ -52,7 +52,7 @@ def train(
 
     Raises:
         UserError: anything wrong with the settings, the data or the place to write, before the
-            first step.
+            first step; later an image, a full disk or the user's own code.
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
@@ -62,10 +62,9 @@ def train(
         join_process_group(resolve_device(config.device), config.timeout) as world,
         ExitStack() as stack,
     ):
-        run, stopped = _begin(config, world, stack)
+        run, stopped = _begin(config, world, stack, callbacks)
         if config.probe:
             return _fit_probe(run)
-        run.further = [*(make() for make in callbacks), *run.further]
         return _make_steps(run, stopped, deadline)
 
 
@@ -88,7 +87,10 @@ def callbacks_of(
 
 
 def _begin(
-    config: TrainConfig, world: ProcessGroup, stack: ExitStack
+    config: TrainConfig,
+    world: ProcessGroup,
+    stack: ExitStack,
+    callbacks: Sequence[Callable[[], Callback]],
 ) -> tuple[Run, StoppedRun | None]:
     """Build the run as one of its processes, and find the stopped run that it goes on with.
 
@@ -96,9 +98,13 @@ def _begin(
         config: the settings, as given.
         world: the processes of the run.
         stack: holds the lock of the folder, the log and the signal handlers.
+        callbacks: as for `train`.
     """
     config, stopped = find_stopped_run(config, world, stack)
-    plan = make_plan_in_turn(config, world, goes_on=stopped is not None)
+    goes_on = stopped is not None
+    plan = make_plan_in_turn(config, world, goes_on=goes_on)
+    # before the folder, which a wrong callback would leave behind
+    further = [*(make() for make in callbacks), *import_callbacks(config.callbacks)]
     folder, folder_notes = claim_folder(config, stopped, world, stack)
     world.announce(folder.root)
     threads = plan.config.threads or torch.get_num_threads()
@@ -108,16 +114,7 @@ def _begin(
     torch.manual_seed(config.seed)
     model = make_model(plan.spec, plan.weights, plan.config, plan.device)
     plan = plan.without_weights()  # the model has them
-    log = stack.enter_context(
-        RunLog(
-            folder,
-            total=plan.last_step,
-            done=0 if stopped is None else stopped.step,
-            quiet=plan.config.quiet,
-            writes=world.is_main,
-            unvalidated=stopped is not None and stopped.unvalidated,
-        )
-    )
+    log = stack.enter_context(open_log(plan, folder, stopped, world))
 
     def hint() -> str:
         log.display.stop()
@@ -128,12 +125,13 @@ def _begin(
     for line in (*folder_notes, *plan.notes, *(stopped.notes if stopped else ())):
         log.info(line)
     log_model(plan, log, model)
-    goes_on = stopped is not None
     tune = partial(tune_settings, plan, model, log.info, goes_on=goes_on, folder=folder)
     with raise_on_signal(folder.resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)
-    return make_run(plan, folder, log, model, stop, world), stopped
+    run = make_run(plan, folder, log, model, stop, world)
+    run.further = further
+    return run, stopped
 
 
 def _fit_probe(run: Run) -> TrainResult:
@@ -148,8 +146,9 @@ def _fit_probe(run: Run) -> TrainResult:
         scores = fit_linear_probe(run)
         for path in (folder.best, folder.last):
             Save(run).save_weights(path, scores)
-    end = "a linear probe"
-    return TrainResult(folder.root, folder.best, folder.last, finish_run(run, end), end)
+        end = "a linear probe"
+        metrics = finish_run(run, end)
+    return TrainResult(folder.root, folder.best, folder.last, metrics, end)
 
 
 def _make_steps(

@@ -27,7 +27,7 @@ class Callback:
     The callbacks of a list are called in its order. In a run of several processes each process has
     its own, and a method that communicates must be reached by all of them. An exception ends the
     run as `Trainer.end(error=...)` does; in a run of several processes it is raised at once, and
-    the run goes on from its last state.
+    the run is resumed from its last state.
     """
 
     def on_start(self, trainer: Trainer) -> None:
@@ -37,19 +37,30 @@ class Callback:
         """Called before the first step of an epoch that this process makes."""
 
     def before_step(self, trainer: Trainer, batch: Batch) -> None:
-        """Called with the batch of the next step; `trainer.progress.step` counts those before."""
+        """Called with the batch of the next step; `trainer.progress.step` counts those before.
+
+        Args:
+            trainer: of the run.
+            batch: this process's images, augmented but not yet mixed, as uint8 (B, H, W, C).
+        """
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Called after a step, which `trainer.progress.step` includes."""
 
     def after_epoch(self, trainer: Trainer) -> None:
-        """Called after the last step of an epoch."""
+        """Called after the last step of an epoch.
+
+        A run that stopped before the epoch was validated calls it first when it is resumed.
+        """
 
     def after_evaluation_batch(self, split: str) -> None:
-        """Called after each batch of an evaluation, of validation or test."""
+        """Called after each batch of an evaluation; `split` is `val` or `test`."""
 
     def on_end(self, trainer: Trainer) -> None:
-        """Called once, after the last step of this process, also where a callback ended the run."""
+        """Called once, after the last step of this process, also where a callback ended the run.
+
+        The test split is evaluated after it.
+        """
 
 
 def call_event(callback: Callback, event: str, *arguments: object) -> None:
@@ -130,11 +141,11 @@ class Trainer:
         self._error = self._error or error
 
     def run(self) -> None:
-        """Make the steps that remain; raises what a callback gives to `end`, or raises itself."""
+        """Make the steps that remain; an error that ends the run is raised after `on_end`."""
         self.is_ending, self._error = False, None
+        self._call("on_start")
         if self.progress.unvalidated:  # a kill or a signal came between the last step and here
             self._call("after_epoch")
-        self._call("on_start")
         remaining = range(self.progress.step, self.last_step)
         if remaining and not self.is_ending:
             batches = self.batches(remaining)
@@ -164,10 +175,9 @@ class Trainer:
         return engine
 
     def _step(self, engine: Engine, batch: Batch) -> StepResult:
-        step = self.progress.step
-        self.training_step.set_learning_rate(self.schedule(step))
+        self.training_step.set_learning_rate(self.schedule(self.progress.step))
         try:
-            result = self.training_step(batch, step)
+            result = self.training_step(batch, self.progress.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise

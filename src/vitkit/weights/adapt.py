@@ -22,7 +22,7 @@ from vitkit.messages import did_you_mean
 from vitkit.models.interface.classifier import fresh_heads
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.converting.resized_model import exact_dtype, rebuilt, resized
 from vitkit.weights.formats.format import Step
 
@@ -133,7 +133,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
 def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
     """Return the metadata with a line for each step, and without measurements that are void."""
     # A checkpoint may have been adapted before: its lines stay.
-    lines = [*checkpoint.metadata.get("adapted", ()), *map(str, adapted.steps)]
+    lines = [*texts(checkpoint.metadata, "adapted"), *map(str, adapted.steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
     exact = all(step.kind == "folded" for step in adapted.steps)
     if not exact or adapted.preprocess.channels != checkpoint.preprocess.channels:

@@ -7,7 +7,7 @@ none of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
@@ -92,37 +92,31 @@ class Checkpoint:
     @property
     def warnings(self) -> tuple[str, ...]:
         """One line for each part of the model that is guessed, random or left out."""
-        # As for the temperature: a file may hold anything here.
-        lines = self.metadata.get("warnings")
-        if not isinstance(lines, list):
-            return ()
-        return tuple(str(line) for line in lines if line != ASSUMED or self.classes_assumed)
+        lines = texts(self.metadata, "warnings")
+        return tuple(line for line in lines if line != ASSUMED or self.classes_assumed)
 
     @property
     def left_out(self) -> tuple[str, ...]:
         """Names of the file's tensors that are not in the model, as `strict=False` allows."""
-        return self._names("left_out")
+        return texts(self.metadata, "left_out")
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Names of the model's tensors that the file lacks; they have random initial values."""
-        return self._names("fresh")
-
-    def _names(self, key: str) -> tuple[str, ...]:
-        # As for the temperature: a file may hold anything here.
-        names = self.metadata.get(key)
-        return tuple(map(str, names)) if isinstance(names, list) else ()
+        return texts(self.metadata, "fresh")
 
     @property
     def origin(self) -> Origin:
         """The facts that its model keeps as `model.origin`."""
         licence = self.metadata.get("licence")
+        if not isinstance(licence, str):  # a file may have anything there
+            licence = ""
         return Origin(
             source=str(self.metadata.get("catalogue") or self.path or ""),
             format=self.format,
             preprocess=self.preprocess,
             classes=self.classes,
-            licence=licence if isinstance(licence, str) else "",
+            licence=licence,
             left_out=self.left_out,
             missing=self.missing,
         )
@@ -180,6 +174,19 @@ class Checkpoint:
         )
 
 
+def texts(metadata: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """Return the texts of a list in a file's metadata; none where a file has another value there.
+
+    Args:
+        metadata: of a checkpoint.
+        key: such as `adapted`, `notes` or `warnings`.
+    """
+    values = metadata.get(key)
+    if not isinstance(values, list):
+        return ()
+    return tuple(map(str, values))
+
+
 def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, ...]:
     """Return a checkpoint's K class names in the spelling of a dataset.
 
@@ -195,4 +202,6 @@ def names_for_data(checkpoint: Checkpoint, names: Sequence[str]) -> tuple[str, .
         return checkpoint.classes
     # Folders of ImageNet are often named by WordNet ids, in the order of the logits.
     ids = tuple(imagenet())
-    return ids if set(names) <= set(ids) else ()
+    if set(names) <= set(ids):
+        return ids
+    return ()

@@ -15,7 +15,7 @@ from vitkit.errors import CheckpointError
 from vitkit.io.results import nonempty_path
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.converting.verify import (
     ModelOutputs,
     ReferenceModel,
@@ -110,7 +110,7 @@ def convert(
     adapt: Mapping[str, Any] | None = None,
     **overrides: Any,
 ) -> ConversionReport:
-    """Write a checkpoint of any known format in another one.
+    """Write a checkpoint of any known format in another one, and compare the result with it.
 
     Args:
         path: the checkpoint, as for `load`.
@@ -132,15 +132,15 @@ def convert(
     refuse_unknown_format(to)
     out = nonempty_path(out, "out")
     checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
-    before, earlier = checkpoint.model.state_dict(), len(checkpoint.metadata.get("adapted", ()))
-    checkpoint = adapt_checkpoint(checkpoint, **adapt) if adapt else checkpoint
+    before, earlier = checkpoint.model.state_dict(), len(texts(checkpoint.metadata, "adapted"))
+    if adapt:
+        checkpoint = adapt_checkpoint(checkpoint, **adapt)
     stored = write_checkpoint(checkpoint, out, to, allow_lossy, before)
     # A format of one file is read by that file, others by their folder.
     written_path = stored.files[0] if len(stored.files) == 1 else out
     not_stored, notes = _not_stored(written_path, stored.spec, checkpoint, to, adapt or {})
-    adapted = map(Step.from_line, checkpoint.metadata.get("adapted", ())[earlier:])
-    steps = [*adapted, *stored.steps]
-    notes = [*checkpoint.metadata.get("notes", ()), *checkpoint.warnings, *notes]
+    steps = [*map(Step.from_line, texts(checkpoint.metadata, "adapted")[earlier:]), *stored.steps]
+    notes = [*texts(checkpoint.metadata, "notes"), *checkpoint.warnings, *notes]
     source, image = checkpoint.format, fixed_image(checkpoint.model.spec)
     expected = run_model(checkpoint.model, image)  # as adapted, before it is fitted to the format
     del checkpoint, before  # their weights are freed before the written ones are loaded

@@ -108,6 +108,7 @@ class Inspection:
 
 def _pairs(value: Any, name: str = "") -> list[str]:
     """Return a JSON value as `name value`, an object as its set entries, `outer.inner value`."""
+    # Deeper objects are shown as JSON: names of three parts and more are hard to read.
     if isinstance(value, Mapping) and name.count(".") <= 1:
         pairs: list[str] = []
         for key, part in value.items():
@@ -154,6 +155,10 @@ def inspect(
         model: as for `load`.
         trust_pickle: as for `load`.
         **overrides: as for `load`.
+
+    Returns:
+        The format, the spec and the preprocessing with how sure each is, the parameters, and the
+        names of tensors for which `load` refuses the file; `print` shows them as a text.
 
     Raises:
         CheckpointError, SettingError, SpecError: as for `load`.

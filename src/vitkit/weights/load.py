@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
 from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.fetch import locate
 from vitkit.weights.files.open import open_source
 from vitkit.weights.files.source import Source
@@ -96,7 +96,7 @@ def as_checkpoint(source: Checkpoint | str | PathLike[str]) -> Checkpoint:
             f"a {type(source).__name__} is not a checkpoint; pass the result of vitkit.load, "
             "which includes preprocessing and class names, or the path of a file"
         )
-    return load(Path(source) if isinstance(source, PathLike) else source)
+    return load(fspath(source))
 
 
 def load_with(
@@ -135,6 +135,7 @@ def load_with(
     if names:
         metadata = with_assumption(checkpoint.metadata)
         checkpoint = replace(checkpoint, classes=names, metadata=metadata)
+    # Last, as the origin has the class names.
     checkpoint.model.origin = checkpoint.origin
     return checkpoint
 
@@ -144,10 +145,7 @@ def _load_own(source: Source, description: Description) -> Checkpoint:
     model, dtype, notes = filled_model(description.spec, read_own(source, description))
     metadata = dict(description.document)
     if notes:
-        earlier = metadata.get("notes")
-        if isinstance(earlier, list):
-            notes = [*earlier, *notes]
-        metadata["notes"] = notes
+        metadata["notes"] = [*texts(metadata, "notes"), *notes]
     return Checkpoint(
         model=model,
         preprocess=description.preprocess,
@@ -171,6 +169,7 @@ def _load_foreign(
     path = source.header.path
     form, source, inferred = recognise(source, overrides, hints, entry)
     spec = inferred.spec
+    # The error names the format, as the file may have been taken for another one than it is.
     try:
         tensors, match = read_tensors(
             form.table(spec), spec, tensor_shapes(spec), source, strict=strict

@@ -12,9 +12,6 @@ from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 
-COMPILED = "_orig_mod"
-"""Name of the inner module in `torch.compile`'s wrapper."""
-
 
 @lru_cache(maxsize=4)
 def blank_model(spec: ViTSpec) -> ViT:

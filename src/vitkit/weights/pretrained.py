@@ -21,8 +21,8 @@ from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.timm_keywords import translate_keywords
 from vitkit.weights.adapt import adapt
-from vitkit.weights.catalogue import find, known
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.catalogue import catalogue, find, known
+from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.converting.resized_model import rebuilt
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
@@ -134,23 +134,24 @@ def create_model(
     if out_indices is not None and not features_only:
         raise SettingError("out_indices needs features_only=True; pass both, or neither")
     # None comes from callers that pass a setting on as it is.
-    fresh = pretrained is None or pretrained is False
-    if fresh:
+    if pretrained is None or pretrained is False:
         model = _fresh_model(name, overrides)
     else:
         model = load_pretrained(
-            name, pretrained or "", overrides, trust_pickle=trust_pickle, strict=strict
+            name, pretrained, overrides, trust_pickle=trust_pickle, strict=strict
         )
     if not features_only:
         return model
-    return FeatureMaps(model, 3 if out_indices is None else out_indices).train(model.training)
+    if out_indices is None:
+        out_indices = 3  # the last three, as timm has it
+    return FeatureMaps(model, out_indices).train(model.training)
 
 
 def _fresh_model(name: str, overrides: Mapping[str, Any]) -> ViT:
     """Return a model with initial weights; arguments as for `create_model`."""
-    # A tag without its weights: the classes and the image size of that checkpoint.
+    # A checkpoint's name without its weights: the classes and the image size of that checkpoint.
     sizes: dict[str, Any] = {}
-    if "." in name:
+    if name in catalogue() or "." in name:
         published = find(name)
         name = published.preset
         sizes = {"num_classes": published.classes, "image_size": published.image_size}
@@ -169,8 +170,10 @@ def from_pretrained(
     path = os.fspath(source)
     if HUB_NAME.fullmatch(path) and not os.path.exists(path) and known(path) is None:
         path = f"hf://{path}"  # owner/name, as transformers takes it
-    # Fields that the file leaves open, such as the heads of bare weights.
-    checkpoint = load_with(path, Hints(overrides), trust_pickle=trust_pickle, strict=strict)
+    # Fields that the file leaves open, such as the heads of bare weights. The model is not known
+    # yet: timm's keywords are read as those of the default one, and again below.
+    hints = Hints(translate_keywords(overrides, vars(ViTSpec())))
+    checkpoint = load_with(path, hints, trust_pickle=trust_pickle, strict=strict)
     _log_warnings(path, checkpoint)
     stored = checkpoint.model.spec
     requested = translate_keywords(overrides, vars(stored))
@@ -179,7 +182,7 @@ def from_pretrained(
 
 def load_pretrained(
     name: str,
-    weights: str | Path | bool,
+    weights: str | Path | Literal[True],
     requested: Mapping[str, Any],
     *,
     trust_pickle: bool = False,
@@ -203,7 +206,7 @@ def load_pretrained(
         entry = find(name)
         path, preset_name = entry.name, entry.preset
     else:
-        path, preset_name = str(weights or ""), name.partition(".")[0]
+        path, preset_name = str(weights), _preset_of(name)
     requested = translate_keywords(requested, vars(preset(preset_name)))
     # The model that is asked for; the weights may be of another size and are adapted to it.
     spec = preset(preset_name, **requested)
@@ -213,6 +216,14 @@ def load_pretrained(
     if weights is True:
         spec = as_published(spec, checkpoint.model.spec, requested)
     return _adapted_model(checkpoint, spec, requested, path)
+
+
+def _preset_of(name: str) -> str:
+    """Return the preset that a name begins with; its tag may be the user's own."""
+    entry = catalogue().get(name)
+    if entry is None:
+        return name.partition(".")[0]
+    return entry.preset
 
 
 def _log_warnings(path: str, checkpoint: Checkpoint) -> None:
@@ -226,7 +237,7 @@ def _adapted_model(
 ) -> ViT:
     """Return a checkpoint's model, adapted to a spec, in eval mode; each step is logged."""
     checkpoint = adapt_to_spec(checkpoint, spec, requested, path)
-    for line in checkpoint.metadata.get("adapted", ()):
+    for line in texts(checkpoint.metadata, "adapted"):
         logging.getLogger("vitkit").info("%s: %s", path, line)
     checkpoint.model.origin = checkpoint.origin
     return checkpoint.model.eval()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from torch import nn
 from vitkit.errors import CheckpointError, MissingExtraError, OutputError
 from vitkit.io.atomic import refuse_existing, write_bytes
 from vitkit.io.results import nonempty_path
-from vitkit.models.interface.pretrained import default
+from vitkit.models.interface.pretrained import Origin, default_preprocess
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.weights.checkpoint import Checkpoint, Hub
+from vitkit.weights.checkpoint import Checkpoint, Hub, texts
 from vitkit.weights.converting.write import (
     FILE_ENDINGS,
     prepare_files,
@@ -137,21 +138,23 @@ def save_pretrained(
         refuse_unknown_format(to)
     spec, _ = as_saved(vit, path)
     origin = vit.origin
-    if classes is None:
-        # A head that was replaced has other classes.
-        kept = origin is not None and len(origin.classes) == spec.num_classes
-        classes = origin.classes if origin is not None and kept else ()
-    if preprocess is None:
-        preprocess = origin.preprocess if origin is not None else default(spec)
-    metadata = {"licence": origin.licence} if origin is not None and origin.licence else {}
-    parameters = next(vit.parameters())
+    if origin is None:
+        origin = Origin(source="", format=OWN_FORMAT, preprocess=default_preprocess(spec))
+    # A head that was replaced has other classes.
+    if classes is None and len(origin.classes) == spec.num_classes:
+        classes = origin.classes
+    metadata: dict[str, Any] = {}
+    if origin.licence:
+        metadata["licence"] = origin.licence
+    # Where parts differ in precision, the one that holds them all.
+    dtype = reduce(torch.promote_types, (weight.dtype for weight in vit.parameters()))
     checkpoint = Checkpoint(
         model=vit,
-        preprocess=preprocess,
-        classes=tuple(classes),
+        preprocess=preprocess or origin.preprocess,
+        classes=tuple(classes or ()),
         metadata=metadata,
         path=path,
-        dtype=str(parameters.dtype).removeprefix("torch."),
+        dtype=str(dtype).removeprefix("torch."),
     )
     if to == "auto":
         to = _lossless_format(checkpoint)
@@ -160,9 +163,10 @@ def save_pretrained(
 
 def _lossless_format(checkpoint: Checkpoint) -> str:
     """Return the format that most libraries read, of those that hold the model as it is."""
-    for to in CARD_LIBRARIES:
+    for to in CARD_LIBRARIES:  # transformers first, then timm
         with suppress(CheckpointError):
             prepare_files(checkpoint, to, allow_lossy=False)
+            # timm finds the class of a folder by the architecture that it names.
             if to != "timm" or timm_architecture(checkpoint.model.spec):
                 return to
     return OWN_FORMAT
@@ -185,7 +189,7 @@ def _write_folder(
         OutputError: a file exists already, or cannot be written.
     """
     card = folder / "README.md"
-    refuse_existing([card])
+    refuse_existing([card])  # before the weights are written; those refuse their own names
     stored = write_checkpoint(checkpoint, folder, to, allow_lossy, {})
     text = model_card(checkpoint, name or str(folder), to, stored.spec, stored.steps, bool(name))
     write_bytes(card, text.encode())
@@ -264,7 +268,9 @@ def _body(
     """Yield the card's paragraphs."""
     preprocess = checkpoint.preprocess
     count = sum(map(torch.numel, checkpoint.model.parameters()))
-    head = f"{spec.num_classes} classes" if spec.num_classes else "no head"
+    head = "no head"
+    if spec.num_classes:
+        head = f"{spec.num_classes} classes"
     yield f"# {name}\n"
     yield (
         f"A Vision Transformer: {count / 1e6:.1f} million parameters, {spec.depth} blocks of width "
@@ -283,12 +289,15 @@ def _body(
     yield from _list("Metrics", _pairs(checkpoint.metadata.get("metrics")))
     yield from _list("Training", _pairs(checkpoint.metadata.get("recipe")))
     yield from _list("Data", _pairs(checkpoint.metadata.get("data")))
-    yield from _list("Changes", [*checkpoint.metadata.get("adapted", ()), *steps])
+    yield from _list("Changes", [*texts(checkpoint.metadata, "adapted"), *steps])
 
 
 def _snippets(name: str, to: str, spec: ViTSpec, on_hub: bool) -> Iterator[str]:
     """Yield code that uses the model: here, and by the library that reads its format."""
-    address = f"hf://{name}" if on_hub else name
+    address = name
+    if on_hub:
+        address = f"hf://{name}"
+    # A predictor gives labels; without a head there are only features.
     if spec.num_classes:
         task = "image-classification"
         yield _python(

@@ -100,17 +100,24 @@ class Argument:
     @property
     def invocation(self) -> str:
         """The flags with their value, as in the help: `-b, --batch-size N`."""
-        value = self.metavar if self.has_many_choices else "|".join(self.choices) or self.metavar
-        value += " ..." if self.many else ""
+        value = self.metavar
+        if self.choices and not self.has_many_choices:
+            value = "|".join(self.choices)
+        if self.many:
+            value += " ..."
+        if self.bare:
+            value = f"[{value}]"
         if not self.flags:
             return value
+        # short flags first, as in other programs
         flags = ", ".join(sorted(self.flags, key=lambda flag: flag.startswith("--")))
+        if self.is_switch and self.default:
+            return f"{flags}, {inverse(self.flags[0])}"  # what is on can only be turned off
         if self.is_switch:
-            # what is on can only be turned off
-            return f"{flags}, {inverse(self.flags[0])}" if self.default else flags
+            return flags
         if flags.endswith("."):
             return f"{flags}FIELD {value}"
-        return f"{flags} [{value}]" if self.bare else f"{flags} {value}"
+        return f"{flags} {value}"
 
     def check(self, value: str, flag: str) -> None:
         """Raise `SettingError` for a value of another type, or one that is no choice.
@@ -151,6 +158,7 @@ def argument(
     many = any(get_origin(_without_annotations(kind)[0]) is tuple for kind in inner)
     kind, choices = _value_type(inner[0])
     metavar = name.upper()
+    # the word of a flag's value says what kind of value it is; a positional argument is its name
     if not positional:
         of_type = TYPE_METAVARS.get(kind, "TEXT")
         metavar = of_type if kind is Path else METAVARS.get(name, of_type)

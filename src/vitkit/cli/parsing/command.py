@@ -8,7 +8,7 @@ import itertools
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields
 from types import ModuleType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
@@ -103,14 +103,15 @@ def describe_function(
         hint = hints[name]
         if _has_marker(hint, Suppress):
             continue
+        required = parameter.default is parameter.empty
         found.append(
             argument(
                 name,
                 hint,
-                None if parameter.default is parameter.empty else parameter.default,
+                None if required else parameter.default,
                 described.get(name, ""),
                 positional=_has_marker(hint, Positional),
-                required=parameter.default is parameter.empty,
+                required=required,
             )
         )
     positionals = tuple(argument for argument in found if not argument.flags)
@@ -155,18 +156,6 @@ def describe_settings(sections: Iterable[type[Any]], defaults: Any) -> tuple[Gro
     return tuple(groups)
 
 
-def with_choices(command: Command, name: str, choices: Iterable[str]) -> Command:
-    """Return a command one of whose arguments has choices that are known only now."""
-    groups = []
-    for group in command.groups:
-        changed = [
-            replace(argument, choices=tuple(choices)) if argument.name == name else argument
-            for argument in group.arguments
-        ]
-        groups.append(replace(group, arguments=tuple(changed)))
-    return replace(command, groups=tuple(groups))
-
-
 def _has_marker(hint: Any, marker: Any) -> bool:
     """Return True if a type has a marker of tyro, written `Positional[str]` or in `Annotated`."""
     # a marker stands for `Annotated[T, MARKER]`
@@ -191,6 +180,7 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
 
 def _field_docstrings(cls: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a class."""
+    # Python keeps no docstrings of fields, so they are read from the source
     module = ast.parse(inspect.getsource(sys.modules[cls.__module__]))
     classes = [part for part in module.body if isinstance(part, ast.ClassDef)]
     body = next(part.body for part in classes if part.name == cls.__name__)

@@ -39,7 +39,7 @@ def take_fields(arguments: list[str], group: str = "spec") -> tuple[list[str], d
             raise SettingError(f"{argument} needs a value, such as --{group}.patch-size 4")
         try:
             fields[name.replace("-", "_")] = YAML(typ="safe", pure=True).load(value)
-        except YAMLError:
+        except (YAMLError, ValueError):  # such as a date that does not exist
             raise SettingError(
                 f"--{group}.{name}: {value!r} cannot be read; expected a value such as 4 or [4, 8]"
             ) from None

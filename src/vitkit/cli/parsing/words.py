@@ -57,11 +57,10 @@ def read_words(command: Command, words: Sequence[str]) -> Words:
     _check_positionals(command, read.positionals)
     for argument in command.arguments:
         if argument.flags and argument.required and argument.name not in read.values:
-            choices = f"; {argument.metavar} is one of {', '.join(argument.choices)}"
-            raise SettingError(
-                f"{argument.label} is missing; expected: {command.usage}"
-                f"{choices if argument.choices else ''}"
-            )
+            message = f"{argument.label} is missing; expected: {command.usage}"
+            if argument.choices:
+                message += f"; {argument.metavar} is one of {', '.join(argument.choices)}"
+            raise SettingError(message)
     return read
 
 
@@ -86,10 +85,12 @@ def read_flags(command: Command, words: Sequence[str]) -> Words:
         if found.bare and not values:
             values = [found.bare]
         _check_values(found, typed, values, given=bool(equals))
+        as_typed = [typed, *values]
         # the parser takes a value that begins with a dash for a flag
-        is_one = len(values) == 1 and values[0].startswith("-")
-        read.flags.append((found.name, [f"{typed}={values[0]}"] if is_one else [typed, *values]))
-        read.values[found.name] = values or [str(not typed.startswith("--no-"))]
+        if len(values) == 1 and values[0].startswith("-"):
+            as_typed = [f"{typed}={values[0]}"]
+        read.flags.append((found.name, as_typed))
+        read.values[found.name] = values or [str(not typed.startswith(("--no-", "--no_")))]
     return read
 
 
@@ -186,5 +187,6 @@ def _no_such_flag(command: Command, typed: str) -> str:
         known.append(argument.name)
         second |= {letters(flag): argument.name for flag in argument.flags}
     hint = hint_on(typed, known, second, as_flags=True)
-    more = "" if hint.startswith(";") else f"; `vitkit {command.verb} --help` lists all"
-    return f"there is no flag {typed}{hint}{more}"
+    if not hint.startswith(";"):  # nothing tells yet what to do
+        hint += f"; `vitkit {command.verb} --help` lists all"
+    return f"there is no flag {typed}{hint}"

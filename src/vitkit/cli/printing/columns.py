@@ -11,6 +11,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+FEWEST_COLUMNS = 40
+"""Columns that text is written for, however narrow the terminal is; it breaks longer lines."""
+
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal that standard output goes to; None if it is none.
@@ -18,7 +21,7 @@ def terminal_width() -> int | None:
     `TTY_COMPATIBLE=1` counts as one, as the library rich has it.
     """
     if sys.stdout.isatty() or os.environ.get("TTY_COMPATIBLE") == "1":
-        return shutil.get_terminal_size().columns
+        return max(shutil.get_terminal_size().columns, FEWEST_COLUMNS)
     return None
 
 
@@ -45,7 +48,8 @@ def _packed(cells: Sequence[str], width: int) -> list[str]:
     for cell in filter(None, map(str.strip, cells)):
         if len(lines[-1]) + 2 + len(cell) > width and lines[-1].strip():
             lines.append(" ")
-        lines[-1] += f" {cell}" if not lines[-1].strip() else f"  {cell}"
+        # the first cell of a line is indented by two, as the others are apart
+        lines[-1] += f"  {cell}" if lines[-1].strip() else f" {cell}"
     return lines
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from vitkit.cli.parsing.argument import Argument
 from vitkit.cli.parsing.command import Command
+from vitkit.cli.printing.columns import FEWEST_COLUMNS
 
 WIDEST = 100
 """Characters of the longest line, however wide the terminal is."""
@@ -36,8 +37,8 @@ def help_text(command: Command) -> str:
 
 
 def line_width() -> int:
-    """Return the characters of a line: as many as the terminal has, 80 if there is none."""
-    return min(shutil.get_terminal_size().columns, WIDEST)
+    """Return the characters of a line, 40 to 100: those of the terminal, 80 if there is none."""
+    return max(min(shutil.get_terminal_size().columns, WIDEST), FEWEST_COLUMNS)
 
 
 def _entry(invocation: str, description: str, width: int) -> Iterator[str]:

@@ -38,6 +38,9 @@ class Augmentation:
         aa: a policy by name, as `policies.policy` reads it.
         color_jitter: largest change of brightness, contrast and saturation, as a factor.
         reprob: chance that a box of the image is erased, [0, 1].
+
+    Raises:
+        SettingError: a value out of range.
     """
 
     flip: float = Field(0.0, ge=0.0, le=1.0)

@@ -42,6 +42,7 @@ class Mixture:
             # The partner of image i is image B - 1 - i; `flip` copies, so nothing is overwritten.
             partners = images.flip(0).mul_(1 - self.weight)
             return images.mul_(self.weight).add_(partners)
+        # A box lies in the same place in an image and its partner, so they exchange it.
         top, bottom, left, right = self.box
         inside = images[:, :, top:bottom, left:right]
         inside.copy_(inside.flip(0))
@@ -65,6 +66,9 @@ class Mixing:
         switch_prob: chance of CutMix where both are on.
         until: the step from which on nothing is mixed; `None` for never.
         seed: of the run.
+
+    Raises:
+        SettingError: a value out of range.
     """
 
     num_classes: int = Field(ge=2)

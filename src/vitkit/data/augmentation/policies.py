@@ -264,7 +264,9 @@ def _normal_levels(mean: float, deviation: float, highest: float, draws: Draws) 
     if deviation > 100:  # timm's convention for uniform levels
         return draws * mean / 10
     # The inverse of the normal distribution makes a uniform draw a normal one.
-    normal = torch.special.ndtri(torch.from_numpy(draws)).numpy() if deviation else 0.0 * draws
+    normal = np.zeros_like(draws)
+    if deviation:
+        normal = torch.special.ndtri(torch.from_numpy(draws)).numpy()
     return np.clip(mean + deviation * normal, 0, highest) / 10
 
 

@@ -13,6 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from vitkit.data.images.pixels import as_pixels
+from vitkit.data.images.preprocess import pil_image
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.randomness import hash64
 
@@ -51,14 +52,13 @@ class UserTransform:
         Raises:
             UserCodeError: the function raises, or returns something that is no image.
         """
-        grey = pixels.shape[2] == 1
-        given = Image.fromarray(pixels[:, :, 0] if grey else pixels)
+        given = pil_image(pixels)
         with _seeded(int(hash64(self.seed, augmentation_key, index, USER))):
             try:
                 return as_pixels(self.function(given), image)
             except VitkitError as error:
                 raise UserCodeError(f"the result of the transform {self.name}: {error}") from error
-            except Exception as error:
+            except Exception as error:  # whatever a user's own function raises
                 raise UserCodeError.raised_by(
                     f"the transform {self.name}", error, f"at {image}"
                 ) from error
@@ -67,6 +67,7 @@ class UserTransform:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Seed the global generators while the block runs, and restore them afterwards."""
+    # The user's function may draw from any of the three.
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)

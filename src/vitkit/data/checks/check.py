@@ -96,6 +96,9 @@ def check_dataset(
         dataset: all its splits are checked.
         workers: threads; 0 means one for each core. Memory hardly grows with the data.
         advance: called with the number of images done since the last call.
+
+    Raises:
+        SettingError: a negative number of workers.
     """
     scans = _scan(dataset, dataset.splits, workers, advance)
     return _report(dataset, dataset.splits, scans)
@@ -112,7 +115,7 @@ def check(
     """Check every image of a dataset; unchanged files are read only the first time.
 
     Args:
-        data: as for `train`.
+        data: as for `open_dataset`.
         data_root: the folder of named datasets.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
@@ -124,6 +127,8 @@ def check(
 
     Raises:
         DataError: data that cannot be opened.
+        MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
+        SettingError: a negative number of workers.
     """
     dataset = open_dataset(
         data,
@@ -150,6 +155,7 @@ def drop_or_refuse_unreadable(
 
     Raises:
         DataError: bad images with "refuse"; a split without any good image with "skip".
+        SettingError: a negative number of workers.
     """
     checked = {name: split for name, split in dataset.splits.items() if not split.in_memory}
     report = _report(dataset, checked, _scan(dataset, checked, workers))
@@ -184,6 +190,7 @@ def _scan(
         return {}
     cache = FileCache("looks", _cache_name(dataset, splits), SCAN_ROW)
     scans = {}
+    # An interrupted scan is kept, too: the next one continues after its last image.
     try:
         for name, split in splits.items():
             scans[name] = scan_split(split, cache, workers=workers, advance=advance)
@@ -194,6 +201,7 @@ def _scan(
 
 def _cache_name(dataset: Dataset, splits: Mapping[str, Split]) -> str:
     """Return the folder of the image files, or the name of a dataset of another kind."""
+    # Rows are found by the keys of the images; the name only says which file to look into.
     for split in splits.values():
         folder = split.folder()
         if folder is not None:

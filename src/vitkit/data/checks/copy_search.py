@@ -17,6 +17,7 @@ from jaxtyping import Float32, Int64, Shaped, UInt8, UInt64
 
 from vitkit.data.datasets.scan import ScanResult
 from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.splitting import edges_of_runs
 
 LEAST_CORRELATION = 0.997
 """Pearson's, of the thumbnails of nearly equal images."""
@@ -40,11 +41,9 @@ NONE = -1
 
 def same_pixels(pixels: UInt64[np.ndarray, "N 2"]) -> list[Int64[np.ndarray, " M"]]:
     """Return groups of two and more indices whose hashes are the same; each group ascending."""
-    # Equal hashes are neighbours when sorted; a group ends where the next hash differs.
+    # Equal hashes are neighbours when sorted.
     order = np.lexsort((pixels[:, 1], pixels[:, 0]))
-    ordered = pixels[order]
-    differs = (ordered[1:] != ordered[:-1]).any(axis=1)
-    edges = np.flatnonzero(np.concatenate([[True], differs, [True]]))
+    edges = edges_of_runs(pixels[order, 0], pixels[order, 1])
     several = np.flatnonzero(np.diff(edges) > 1)
     groups = [np.sort(order[edges[group] : edges[group + 1]]) for group in several]
     return sorted(groups, key=lambda group: int(group[0]))

@@ -67,6 +67,7 @@ def new_finding(
 ) -> Finding:
     """Return a finding with the severity of its kind; a note names the first images only."""
     severity = FINDING_KINDS[kind]
+    # `images` may be a generator over millions of names, each of which takes time.
     most = MOST_NAMED if severity == "note" else None
     return Finding(kind, severity, message, count, tuple(itertools.islice(images, most)), split)
 

@@ -84,6 +84,7 @@ def _unreadable(scans: Mapping[str, ScanResult]) -> Iterator[Finding]:
 
 
 def _traits(images: ScannedImages) -> Iterator[Finding]:
+    # Every trait is one bit of an image's row, see `scan.TRAITS`.
     traits = images.column("traits")
     for bit, trait in enumerate(TRAITS):
         marked = (traits >> bit & 1).astype(bool)

@@ -103,7 +103,9 @@ class FileSplit(Split):
     def name(self, index: int) -> str:
         # Names in messages are the same on every operating system: "/" separates.
         name = escape(self.paths[index].relative_to(self.root).as_posix())
-        return name if self.lines is None else f"{name} (line {self.lines[index]})"
+        if self.lines is None:
+            return name
+        return f"{name} (line {self.lines[index]})"
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return patiently(lambda: self._read(index))
@@ -135,8 +137,11 @@ class FileSplit(Split):
 
     def subset(self, indices: Int[np.ndarray, " M"]) -> FileSplit:
         # The stamps go along, so that a change between opening and cutting is noticed, too.
-        lines = None if self.lines is None else self.lines[indices]
-        stamps = None if self.stamps is None else self.stamps[indices]
+        lines, stamps = self.lines, self.stamps
+        if lines is not None:
+            lines = lines[indices]
+        if stamps is not None:
+            stamps = stamps[indices]
         return FileSplit(self.paths.take(indices), self.labels[indices], self.root, lines, stamps)
 
     def relabelled(self, labels: Int64[np.ndarray, " N"]) -> FileSplit:

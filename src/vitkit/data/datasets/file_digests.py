@@ -69,6 +69,8 @@ class _Hasher:
         except OSError as error:
             self._disk_is_gone |= may_pass(error)
             return NO_CONTENT
+        except ValueError:  # a path with a zero byte
+            return NO_CONTENT
 
 
 def _digest(path: str) -> bytes:

@@ -72,7 +72,9 @@ def cached(
     stored = {name: split for name, split in dataset.splits.items() if not split.in_memory}
     if not stored:
         return _with_note(dataset, "cache: not needed, the images are in memory")
-    base = cache_folder() / "pixels" if folder is None else Path(os.path.expanduser(folder))
+    base = cache_folder() / "pixels"
+    if folder is not None:
+        base = Path(os.path.expanduser(folder))
     path = base / _key(dataset)
     try:
         pixels = _open_or_build(path, stored, workers or os.cpu_count() or 1, progress)

@@ -40,6 +40,7 @@ class ReplacingSplit(WrappedSplit):
         same_class = np.flatnonzero(self.labels == self.labels[index])
         # The class in the order of the split, beginning after the image and without it.
         following = np.roll(same_class, -1 - int(np.searchsorted(same_class, index)))[:-1]
+        # Where the disk is gone every attempt fails slowly, and the run must not seem to hang.
         start = time.monotonic()
         for candidate in following[:MOST_TRIED].tolist():
             try:

@@ -166,10 +166,12 @@ def _thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "h w"]:
     # The box filter has no fractional weights: an image and its half would fill other cells.
     step = max(1, min(pixels.shape[:2]) // SAMPLED_SIDE)
     sampled = pixels[step // 2 :: step, step // 2 :: step]
-    image = Image.fromarray(sampled[:, :, 0] if sampled.shape[2] == 1 else sampled)
-    return np.asarray(
-        image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.HAMMING).convert("L")
-    )
+    # Not by `pil_image`, whose module imports torch: a check of a dataset does without.
+    if sampled.shape[2] == 1:
+        sampled = sampled[:, :, 0]
+    image = Image.fromarray(sampled)
+    small = image.resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.HAMMING)
+    return np.asarray(small.convert("L"))
 
 
 def _scan_group(

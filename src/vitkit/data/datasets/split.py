@@ -19,7 +19,7 @@ AdmitPixels = Callable[[int], object]
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The files of a split's images, one for each image."""
+    """The files of a split's images, one for each image, in the split's order."""
 
     paths: Iterable[str]
     """Their N paths, which can be gone through once."""
@@ -163,6 +163,7 @@ class WrappedSplit(Split):
         self.split.prefetch(indices)
 
     def original(self) -> Split:
+        # What it wraps may be a wrapper, too.
         return self.split.original()
 
     def folder(self) -> Path | None:

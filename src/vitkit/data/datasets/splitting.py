@@ -13,11 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int64, Shaped, UInt64
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.errors import DataError, SettingError
+from vitkit.messages import plural
 from vitkit.randomness import hash64
 
 POOL_FRACTIONS: dict[str, float] = {"train": 0.7, "val": 0.1, "test": 0.2}
@@ -57,7 +58,8 @@ def stratified_split(
     """
     if min(fractions, default=0) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise SettingError(f"fractions must be positive and sum to 1, got {list(fractions)}")
-    keys = np.arange(len(labels), dtype=np.uint64) if keys is None else keys
+    if keys is None:
+        keys = np.arange(len(labels), dtype=np.uint64)
     # Sorted by class and by draw, the images that a part takes are the first ones of each class.
     draws = hash64(seed, keys)
     order = np.lexsort((draws, labels))
@@ -137,8 +139,9 @@ def with_validation(dataset: Dataset, fraction: float, seed: int = 0) -> Dataset
     cut = stratified_split(train.labels, shares, seed)
     if not len(cut[1]):
         raise DataError(
-            f"{dataset.name}: train has {len(train)} images, too few to use {fraction:.0%} for "
-            "validation; add images or a val folder"
+            f"{dataset.name}: train has {plural(len(train), 'image')}, too few to use "
+            f"{fraction:.0%} for validation; add images or a val folder, or pass --val-fraction 0 "
+            "to train without validation"
         )
     separated = _with_validation(dataset, cut, seed)
     if dataset.first_copies is None:
@@ -223,15 +226,26 @@ def _moved_to_edges(
     take: Int64[np.ndarray, " K"],
 ) -> Int64[np.ndarray, " K"]:
     """Round the number taken of each class (K,) to the nearest edge of a group of one draw."""
-    changes = (labels[1:] != labels[:-1]) | (draws[1:] != draws[:-1])
     # A group is a run of images of one class with one draw; it may not be torn apart.
-    edges = np.flatnonzero(np.concatenate([[True], changes, [True]]))
+    edges = edges_of_runs(labels, draws)
     edge = np.searchsorted(edges, starts + take, "right") - 1
     before = edges[edge] - starts
     after = edges[np.minimum(edge + 1, len(edges) - 1)] - starts
     # A class keeps its last group in the first part.
     up = (after - take <= take - before) & (after < counts)
     return np.where(before == take, take, np.where(up, after, before))
+
+
+def edges_of_runs(
+    one: Shaped[np.ndarray, " N"], other: Shaped[np.ndarray, " N"]
+) -> Int64[np.ndarray, " E"]:
+    """Return where each run of equal pairs (one[i], other[i]) begins, and N, where the last ends.
+
+    >>> edges_of_runs(np.array([5, 5, 5, 7]), np.array([0, 0, 1, 1])).tolist()
+    [0, 2, 3, 4]
+    """
+    changes = (one[1:] != one[:-1]) | (other[1:] != other[:-1])
+    return np.flatnonzero(np.concatenate([[True], changes, [True]]))
 
 
 def _with_earlier_cut(now: Dataset, before: Dataset) -> Dataset:
@@ -248,4 +262,6 @@ def first_copies(digests: Iterable[bytes]) -> Int64[np.ndarray, " N"] | None:
     """Return for each image the first index of its digest (N,); None where all differ."""
     seen: dict[bytes, int] = {}
     firsts = [seen.setdefault(digest[:8], index) for index, digest in enumerate(digests)]
-    return None if len(seen) == len(firsts) else np.array(firsts, np.int64)
+    if len(seen) == len(firsts):
+        return None
+    return np.array(firsts, np.int64)

@@ -6,6 +6,7 @@ pixels and refuse the same files. An image is decoded whole or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -253,11 +254,10 @@ def _file_properties(
         yield "alpha"
     if turned or exif_orientation(image) in UPRIGHT:
         yield "turned"
-    try:
+    # Where only frames after the first are damaged, counting them fails; none of them is read.
+    with contextlib.suppress(*PILLOW_ERRORS):
         if getattr(image, "is_animated", False):
             yield "frames"
-    except PILLOW_ERRORS:
-        pass  # only frames after the first are damaged, and those are not read
 
 
 def _is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:

@@ -16,6 +16,7 @@ import os
 import re
 import struct
 import zlib
+from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
@@ -251,8 +252,7 @@ def _has_jpeg_end(handle: Stream) -> bool:
 def _has_png_end(handle: Stream) -> bool:
     try:
         for _, blocks in _chunks(handle, ""):
-            for _ in blocks:
-                pass
+            deque(blocks, maxlen=0)  # read and dropped
             handle.seek(PNG_CHECKSUM_SIZE, os.SEEK_CUR)
     except ImageError as error:
         return error.reason != "truncated"
@@ -267,9 +267,8 @@ def _tiff_ends_early(handle: Stream, head: bytes, size: int) -> bool:
     """
     order = "<" if head.startswith(b"II") else ">"
     is_wide = head[2:4] in (b"+\0", b"\0+")
-    offset = struct.Struct(order + ("Q" if is_wide else "I"))
-    counter = struct.Struct(order + ("Q" if is_wide else "H"))
-    entry = struct.Struct(order + ("HHQ8s" if is_wide else "HHI4s"))
+    codes = ("Q", "Q", "HHQ8s") if is_wide else ("I", "H", "HHI4s")
+    offset, counter, entry = (struct.Struct(order + code) for code in codes)
 
     def read(start: int, length: int) -> bytes:
         if start + length > size:

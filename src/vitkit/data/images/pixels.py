@@ -12,15 +12,18 @@ from PIL import Image
 from vitkit.data.images.read import read_image
 from vitkit.errors import DataError, ImageError
 
+PATH, FILE_BYTES = "a path", "bytes of a file"
+"""Kinds of images that are encoded, and decoded whenever they are read."""
+
 
 def kind_of(image: Any) -> str:
     """Describe the kind of an image in a few words: images of one dataset must have one kind."""
     if isinstance(image, Image.Image):
         return "a PIL image"
     if isinstance(image, str | PathLike):
-        return "a path"
+        return PATH
     if isinstance(image, bytes):
-        return "bytes of a file"
+        return FILE_BYTES
     if not hasattr(image, "shape") or not hasattr(image, "dtype"):
         return f"a {type(image).__name__}"
     noun = "an array" if isinstance(image, np.ndarray) else "a tensor"
@@ -28,6 +31,7 @@ def kind_of(image: Any) -> str:
 
 
 def _layout(image: Any) -> str:
+    # Sizes may differ from image to image; the number of axes and channels may not.
     if len(image.shape) != 3:
         return f"{len(image.shape)} axes"
     channels = image.shape[-1 if isinstance(image, np.ndarray) else 0]
@@ -48,6 +52,7 @@ def as_pixels(image: Any, name: str) -> UInt8[np.ndarray, "H W C"]:
         ImageError: a file or a PIL image that cannot be used.
     """
     if isinstance(image, str | PathLike | bytes | Image.Image):
+        # A path names itself in messages; here its place in the dataset comes first.
         try:
             return read_image(image, name)
         except ImageError as error:
@@ -57,26 +62,38 @@ def as_pixels(image: Any, name: str) -> UInt8[np.ndarray, "H W C"]:
             f"{name}: the image is a {type(image).__name__}; expected a PIL image, a path, a uint8 "
             "array or a float tensor"
         )
-    is_array = isinstance(image, np.ndarray)
-    pixels = image if is_array else _channels_last(image, name)
+    pixels, noun, expected = image, "array", "(H, W), (H, W, 1) or (H, W, 3)"
+    if not isinstance(image, np.ndarray):
+        pixels, noun, expected = as_array(image, name), "tensor", "(H, W), (1, H, W), (3, H, W)"
+        if pixels.ndim == 3:  # torch's order is channels first
+            pixels = np.moveaxis(pixels, 0, -1)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     if pixels.ndim != 3 or pixels.shape[2] not in (1, 3) or 0 in pixels.shape:
-        expected = "(H, W), (H, W, 1) or (H, W, 3)" if is_array else "(H, W), (1, H, W), (3, H, W)"
         raise DataError(
-            f"{name}: the {'array' if is_array else 'tensor'} has the shape {tuple(image.shape)}; "
-            f"expected {expected}"
+            f"{name}: the {noun} has the shape {tuple(image.shape)}; expected {expected}"
         )
     return np.ascontiguousarray(as_bytes(pixels, name))
 
 
-def _channels_last(tensor: Any, name: str) -> np.ndarray:
-    """Return a tensor (H, W) or (C, H, W) as an array, channels last."""
+def as_array(tensor: Any, name: str) -> np.ndarray:
+    """Return a tensor of torch as an array of the same shape and values.
+
+    Args:
+        tensor: on any device, with or without gradients.
+        name: its name in messages.
+
+    Raises:
+        DataError: an object of another library, or numbers that numpy lacks, such as bfloat16.
+    """
     try:
-        array = tensor.detach().cpu().numpy()
+        array: np.ndarray = tensor.detach().cpu().numpy()
     except (AttributeError, TypeError, RuntimeError) as error:
-        raise DataError(f"{name}: a {type(tensor).__name__} that is no image: {error}") from None
-    return np.moveaxis(array, 0, -1) if array.ndim == 3 else array
+        raise DataError(
+            f"{name}: a {type(tensor).__name__} that cannot be read as an array: {error}; expected "
+            "a numpy array or a torch tensor"
+        ) from None
+    return array
 
 
 def as_bytes(pixels: np.ndarray, name: str) -> UInt8[np.ndarray, "..."]:

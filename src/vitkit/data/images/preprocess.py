@@ -16,7 +16,6 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.errors import ShapeError
-from vitkit.shapes import Images
 from vitkit.spec import Preprocess
 
 RESAMPLING = {
@@ -103,7 +102,9 @@ def to_unit(pixels: UInt8[Tensor, "B H W C"], preprocess: Preprocess) -> Float[T
     return images.div_(_per_channel((255.0,), images))
 
 
-def standardise_in_place(images: Float[Tensor, "B C H W"], preprocess: Preprocess) -> Images:
+def standardise_in_place(
+    images: Float[Tensor, "B C H W"], preprocess: Preprocess
+) -> Float[Tensor, "B C H W"]:
     """Compute (images - mean) / std per channel, in place: the second half of `normalise`."""
     mean = _per_channel(preprocess.mean, images)
     std = _per_channel(preprocess.std, images)
@@ -121,7 +122,7 @@ def _per_channel(values: tuple[float, ...], like: Tensor) -> Float[Tensor, "_ 1 
 
 def preprocess_images(
     images: Sequence[UInt8[np.ndarray, "_ _ _"]], preprocess: Preprocess
-) -> Images:
+) -> Float[Tensor, "B C h w"]:
     """Fit and normalise decoded images of any sizes.
 
     Args:
@@ -183,16 +184,21 @@ def _centre(scaled: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
     return round((scaled[0] - size[0]) / 2), round((scaled[1] - size[1]) / 2)
 
 
+def pil_image(pixels: UInt8[np.ndarray, "H W channels"]) -> Image.Image:
+    """Return decoded pixels, (H, W, 3) RGB or (H, W, 1) grey, as a PIL image, "RGB" or "L"."""
+    if pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return Image.fromarray(pixels)
+
+
 def _resize(
     image: UInt8[np.ndarray, "H W C"], size: tuple[int, int], preprocess: Preprocess
 ) -> UInt8[np.ndarray, "h w C"]:
     if image.shape[:2] == size:
         return image
-    grey = image.shape[2] == 1
-    pillow_image = Image.fromarray(image[:, :, 0] if grey else image)
-    # Pillow takes (W, H).
-    pixels = np.array(pillow_image.resize(size[::-1], RESAMPLING[preprocess.interpolation]))
-    return pixels[:, :, None] if grey else pixels
+    # Pillow takes (W, H), and gives grey pixels without an axis of channels.
+    resized = pil_image(image).resize(size[::-1], RESAMPLING[preprocess.interpolation])
+    return np.array(resized).reshape(*size, -1)
 
 
 def _in_channels(

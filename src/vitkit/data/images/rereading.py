@@ -76,6 +76,6 @@ def _facts(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Return 1, size in bytes and time of change in nanoseconds; zeros if it cannot be seen."""
     try:
         status = os.stat(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError):  # `ValueError`: a path with a zero byte
         return 0, 0, 0
     return 1, status.st_size, status.st_mtime_ns

@@ -35,7 +35,18 @@ class Batch:
     failed: tuple[str, ...] = ()
 
     def images(self, preprocess: Preprocess, device: torch.device) -> Float[Tensor, "B C H W"]:
-        """Return the normalised images on `device`: bytes travel, floats are made there."""
+        """Return the normalised images on `device`: bytes travel, floats are made there.
+
+        Args:
+            preprocess: channels C, mean and std.
+            device: where the images are wanted.
+
+        Returns:
+            (B, C, H, W) float32.
+
+        Raises:
+            ShapeError: pixels of another number of channels.
+        """
         return normalise(self.pixels.to(device, non_blocking=True), preprocess)
 
     def first(self, count: int) -> Batch:
@@ -45,8 +56,8 @@ class Batch:
     def parts(self, count: int) -> Iterator[Batch]:
         """Split the batch into `count` parts of one size; part n takes the rows n, n + count ...
 
-        So the views of one image, which are neighbours, go to different parts, and an image is
-        mixed with another one.
+        `count` must divide the number of images. The views of one image, which are neighbours, go
+        to different parts, and an image is mixed with another one.
         """
         return (self._select(slice(number, None, count)) for number in range(count))
 

@@ -73,7 +73,14 @@ class BatchTransform:
         return ModelInputs(mixture.images(images), mixture.targets(targets), mixture)
 
     def images(self, batch: Batch) -> Images:
-        """Return the images of a batch, augmented and normalised, before any are mixed."""
+        """Return the images of a batch, augmented and normalised, before any are mixed.
+
+        Returns:
+            (B, C, H, W) float32, on the model's device.
+
+        Raises:
+            ShapeError: pixels of another number of channels than `preprocess` has.
+        """
         indices = batch.indices.numpy()
         key = augmentation_key(batch.epoch, batch.views.numpy())
         # Bytes travel to the device, a quarter of the size of floats.

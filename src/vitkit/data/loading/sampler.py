@@ -33,6 +33,10 @@ def steps_of_epoch(images: int, batch_size: int, *, fill: bool = False) -> int:
 def sizes_of_epochs(sizes: Sequence[int], epochs: int) -> tuple[int, ...]:
     """Return one image size for every epoch: each of `sizes` for an equal part of them, in order.
 
+    Args:
+        sizes: sides in pixels; none where all epochs have the usual size.
+        epochs: their number.
+
     >>> sizes_of_epochs((128, 160, 192), 7)
     (128, 128, 128, 160, 160, 192, 192)
     """
@@ -118,7 +122,12 @@ def balanced_order(
 
 
 def class_counts(labels: Int64[np.ndarray, " N"], classes: Sequence[str]) -> str:
-    """Return a line on how uneven the classes are, and how often a balanced epoch draws each."""
+    """Return a line on how uneven the classes are, and how often a balanced epoch draws each.
+
+    Args:
+        labels: class numbers (N,).
+        classes: the class names.
+    """
     counts = np.bincount(labels, minlength=len(classes))
     present = np.flatnonzero(counts)
     fewest = present[counts[present].argmin()]

@@ -20,6 +20,8 @@ from vitkit.spec import Preprocess
 
 LARGEST_KEY = 2**32
 """Numbers of epochs and views are below this."""
+LARGEST_INDEX = 2**63
+"""Indices are below this: they become 64-bit integers."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,10 @@ def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
             f"key {key!r}: expected (seed, epoch, index) or (seed, epoch, index, view), whole "
             "numbers from 0"
         )
+    # Without a view it is the first one, as in a run without repeated augmentation.
     seed, epoch, index, view = [*numbers, 0][:4]
     if max(epoch, view) >= LARGEST_KEY:
         raise SettingError(f"key {key!r}: epoch and view must be below {LARGEST_KEY:,}")
+    if index >= LARGEST_INDEX:
+        raise SettingError(f"key {key!r}: the index must be below {LARGEST_INDEX:,}")
     return seed, epoch, index, view

@@ -140,7 +140,10 @@ class _Watch(threading.Thread):
     ) -> None:
         switches, in_disk = _activity(process.pid)
         switches_before, silent = last.get(process, ([], 0))
-        silent = silent + 1 if switches and switches == switches_before else 0
+        silent += 1
+        # Without any lines it is not known whether the process has run; that counts as running.
+        if not switches or switches != switches_before:
+            silent = 0
         last[process] = (switches, silent)
         if silent >= (LOOKS_LONG if in_disk else self._most):
             self.reason = (

@@ -9,17 +9,12 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int64, UInt8
 
-from vitkit.data.datasets.dataset import (
-    ArraySplit,
-    Dataset,
-    array_digests,
-    dataset_fingerprint,
-)
+from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split
-from vitkit.data.sources.huggingface import open_hub
+from vitkit.data.sources.huggingface import open_from_hub
 from vitkit.data.sources.idx import read_idx
-from vitkit.errors import DataError, MissingExtraError
+from vitkit.errors import DataError
 from vitkit.io.cache_folder import cache_folder
 
 DIGITS_FOLDER = Path(__file__).parent / "digits"
@@ -71,10 +66,18 @@ def open_digits() -> Dataset:
     return Dataset("digits", classes, splits, mark)
 
 
-def idx_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
-    """Return the folders where the IDX files of `name` are looked for, in order."""
-    given = () if data_root is None else (data_root / name, data_root)
-    return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
+def known_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
+    """Return the folders where the files of a dataset are looked for, in order.
+
+    Args:
+        name: of the dataset, such as "mnist".
+        data_root: the user's folder, which comes first.
+    """
+    # Debian's packages of datasets put them below /usr/share.
+    folders = (Path("/usr/share/datasets") / name, cache_folder() / name)
+    if data_root is None:
+        return folders
+    return (data_root / name, data_root, *folders)
 
 
 def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
@@ -94,6 +97,7 @@ def open_idx(name: str, folders: Sequence[Path]) -> Dataset:
     splits: dict[str, Split] = {}
     parts = {}
     for split, prefix in _IDX_PARTS.items():
+        # A split is two files that know nothing of each other: both are needed, and must fit.
         images = read_idx(_require(folder, f"{prefix}-images", 3, name))
         labels = read_idx(_require(folder, f"{prefix}-labels", 1, name)).astype(np.int64)
         _check(images, labels, len(classes), folder / prefix)
@@ -110,15 +114,7 @@ def _first_with_images(folders: Sequence[Path]) -> Path | None:
 
 
 def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
-    """Open the dataset from the Hub; if that fails, name the folders and how to get the files."""
-    try:
-        dataset = open_hub(IDX_ON_THE_HUB[name])
-    except (MissingExtraError, DataError) as error:
-        looked = ", ".join(map(str, folders))
-        raise DataError(
-            f"{name} not found, searched {looked}; {HOW_TO_GET[name]}; or, online, pip install "
-            f"'vitkit[hub]' ({error})"
-        ) from None
+    dataset = open_from_hub(IDX_ON_THE_HUB[name], name, folders, HOW_TO_GET[name])
     # The Hub spells some names in another way; ours are taken, so that checkpoints fit both.
     ours = IDX_CLASSES[name]
     if list(map(_letters, dataset.classes)) != list(map(_letters, ours)):

@@ -19,10 +19,9 @@ from jaxtyping import Int64, UInt8
 
 from vitkit.data.datasets.dataset import ArraySplit, Dataset, array_digests, dataset_fingerprint
 from vitkit.data.datasets.split import Split
-from vitkit.data.sources.huggingface import open_hub
+from vitkit.data.sources.huggingface import open_from_hub
 from vitkit.data.sources.image_folder import open_folder
-from vitkit.errors import DataError, MissingExtraError
-from vitkit.io.cache_folder import cache_folder
+from vitkit.errors import DataError
 
 CIFAR_SIDE = 32
 CIFAR_VALUES = 3 * CIFAR_SIDE * CIFAR_SIDE
@@ -57,12 +56,6 @@ CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs
 LabelledImages = tuple[UInt8[np.ndarray, "N H W C"], Int64[np.ndarray, " N"]]
 
 
-def cifar_folders(name: str, data_root: Path | None) -> tuple[Path, ...]:
-    """Return the folders where CIFAR is looked for, in order."""
-    given = () if data_root is None else (data_root / name, data_root)
-    return (*given, Path("/usr/share/datasets") / name, cache_folder() / name)
-
-
 def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     """Open CIFAR from the first folder that holds it, else from the Hub.
 
@@ -73,13 +66,18 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
     Raises:
         DataError: nowhere, only as a pickle, or files with other contents than CIFAR's.
     """
+    # Either the folder that the archive makes, or its files themselves.
     for parent in folders:
         for below in (".", BINARY_FOLDER[name]):
             dataset = _open_here(name, parent / below)
             if dataset is not None:
                 return dataset
     _refuse_unread_layouts(name, folders)
-    return _on_the_hub(name, folders)
+    how = (
+        f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there, or pass the "
+        "folder that contains it as --data-root"
+    )
+    return open_from_hub(CIFAR_ON_THE_HUB[name], name, folders, how)
 
 
 def _open_here(name: str, folder: Path) -> Dataset | None:
@@ -162,16 +160,3 @@ def _refuse_unread_layouts(name: str, folders: Sequence[Path]) -> None:
                 f"{parent / ARCHIVE[name]}: not unpacked; run tar -xzf {ARCHIVE[name]} in its "
                 "folder"
             )
-
-
-def _on_the_hub(name: str, folders: Sequence[Path]) -> Dataset:
-    """Open the dataset from the Hub; if that fails, name the folders and how to get the files."""
-    try:
-        return open_hub(CIFAR_ON_THE_HUB[name])
-    except (MissingExtraError, DataError) as error:
-        looked = ", ".join(map(str, folders))
-        how = (
-            f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there, or pass the "
-            "folder that contains it as --data-root; or, online, pip install 'vitkit[hub]'"
-        )
-        raise DataError(f"{name} not found, searched {looked}; {how} ({error})") from None

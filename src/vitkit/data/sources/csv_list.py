@@ -106,7 +106,7 @@ def read_rows(
         path: as for `open_csv`.
         root: the folder that paths begin at.
         follow_links: as for `open_csv`.
-        needs_labels: refuse a list without labels.
+        needs_labels: refuse a list or a row without labels.
 
     Raises:
         DataError: one error for the first problems of all rows; or no path that exists.
@@ -124,11 +124,13 @@ def read_rows(
 
 def _parse_rows(path: Path, root: Path, follow_links: bool, needs_labels: bool) -> list[ListRow]:
     where = escape(path)
+    # its links are followed once, not again for every row
+    real_root = None if follow_links else os.path.realpath(root)
     rows: list[ListRow] = []
     # rows often share one problem, such as a mistyped split
     lines_by_problem: dict[str, list[int]] = {}
     for line, cells in _cells(path, where, needs_labels):
-        row = _parse_row(line, cells, root, follow_links)
+        row = _parse_row(line, cells, root, real_root, needs_labels)
         if isinstance(row, ListRow):
             rows.append(row)
         else:
@@ -220,20 +222,32 @@ def _columns(header: list[str], where: str, needs_labels: bool) -> dict[str, int
 
 
 def _parse_row(
-    line: int, cells: Mapping[str, str | None], root: Path, follow_links: bool
+    line: int,
+    cells: Mapping[str, str | None],
+    root: Path,
+    real_root: str | None,
+    needs_labels: bool,
 ) -> ListRow | str:
-    """Return the row, or the problem with it."""
+    """Return the row, or the problem with it.
+
+    Args:
+        line: its number in the file.
+        cells: by column; None where the row is too short.
+        root: the folder that paths begin at.
+        real_root: the same without links, which no link may lead out of; None if it may.
+        needs_labels: a row without a label is a problem.
+    """
     path, label, split = cells["path"], cells.get("label", ""), cells.get("split", POOL)
     if not path:
         return "no path"
-    if "label" in cells and not label:
+    if needs_labels and not label:
         return "no label"
     if "split" in cells and (split or "").casefold() not in SPLIT_WORDS:
         return f"split {split or ''!r}; expected train, val or test"
     inside = _inside(path, os.path.abspath(root))
     if inside is None or "\0" in path:
         return f"path {escape(path)!r} leads out of the folder {escape(root)}"
-    if not follow_links and not _stays_inside(inside, os.path.realpath(root)):
+    if real_root is not None and not _stays_inside(inside, real_root):
         return (
             f"path {escape(path)!r} leads out of the folder by a symbolic link; "
             f"pass --follow-links to follow it"

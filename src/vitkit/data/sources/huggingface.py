@@ -11,7 +11,7 @@ import dataclasses
 import queue
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +85,28 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
         ignore_extra_classes=ignore_extra_classes,
         notes=notes,
     )
+
+
+def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: str) -> Dataset:
+    """Open a dataset from the Hub whose files are in none of the folders.
+
+    Args:
+        address: `hf://owner/name`.
+        name: of the dataset, for messages.
+        folders: those that were searched.
+        how_to_get: where the files come from, for messages.
+
+    Raises:
+        DataError: it cannot be opened; the message has the folders and how to get the files.
+    """
+    try:
+        return open_hub(address)
+    except (MissingExtraError, DataError) as error:
+        searched = ", ".join(map(str, folders))
+        raise DataError(
+            f"{name} not found, searched {searched}; {how_to_get}; or, online, pip install "
+            f"'vitkit[hub]' ({error})"
+        ) from None
 
 
 def _files_by_split(splits: datasets.DatasetDict) -> tuple[dict[str, list[Path]], list[str]]:

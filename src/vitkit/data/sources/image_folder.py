@@ -241,7 +241,7 @@ def _contents_instead(listing: Listing) -> str:
     contents = "the folder is empty"
     if listing.others:
         contents = f"but {count_by_kind(listing.others)}"
-    if any(name.endswith(".tar") for name in listing.others):
+    if ".tar" in listing.others:
         contents += " (tar shards are named as 'wds:FOLDER/*.tar')"
     return f"{contents}; expected files ending in {' '.join(IMAGE_ENDINGS)}"
 

@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from vitkit.data.datasets.dataset import Dataset
-from vitkit.data.sources.benchmarks import IDX_CLASSES, idx_folders, open_digits, open_idx
-from vitkit.data.sources.cifar import CIFAR_CLASSES, cifar_folders, open_cifar
+from vitkit.data.sources.benchmarks import IDX_CLASSES, known_folders, open_digits, open_idx
+from vitkit.data.sources.cifar import CIFAR_CLASSES, open_cifar
 from vitkit.data.sources.csv_list import open_csv
 from vitkit.data.sources.huggingface import HUB_PREFIX, open_hub
 from vitkit.data.sources.image_folder import open_folder
 from vitkit.data.sources.objects.items import MapStyle
-from vitkit.data.sources.objects.open_objects import (
-    kept,
-    open_kept,
-    read_object,
-)
+from vitkit.data.sources.objects.open_objects import kept, open_kept, read_object
 from vitkit.data.sources.remote_webdataset import is_remote, open_remote_webdataset
 from vitkit.data.sources.tables.parquet import PARQUET_ENDING, open_parquet, parquet_files
 from vitkit.data.sources.tables.saved_datasets import is_saved, open_saved
@@ -43,12 +39,18 @@ def kept_data(data: DataSource | None) -> Iterator[str | None]:
     """Keep a dataset that is an object while the block runs; yields what stands for it in settings.
 
     A path or a name stands for itself; None without data.
+
+    Raises:
+        DataError: an object that is no dataset, or items that cannot be used, by index.
     """
-    if data is None or isinstance(data, str | os.PathLike):
-        yield None if data is None else os.fspath(data)
-        return
-    with kept(data if isinstance(data, Dataset) else read_object(data)) as address:
-        yield address
+    if data is None:
+        yield None
+    elif isinstance(data, str | os.PathLike):
+        yield os.fspath(data)
+    else:
+        read = data if isinstance(data, Dataset) else read_object(data)
+        with kept(read) as address:
+            yield address
 
 
 def open_dataset(
@@ -88,8 +90,7 @@ def open_dataset(
             - a `datasets.Dataset` with a column of images and one of labels;
             - a dict of these, {"train": ..., "val": ..., "test": ...}; or an opened dataset.
 
-            Images that are in no split are divided 70/10/20. A known name wins over a folder of
-            that name, which is `./digits` then.
+            Images in no split are divided 70/10/20. A folder with a known name is `./digits`.
         classes: names of the class numbers of a dataset object, such as ["cat", "dog"]; those of
             the object itself (its `classes`, or its features) where absent.
         data_root: the folder where the files of named datasets are looked for first; for a CSV the
@@ -98,18 +99,17 @@ def open_dataset(
         follow_links: follow symbolic links that lead out of the folder.
 
     Raises:
-        DataError: nothing of that name, or a dataset that cannot be trained on; an item that
-            cannot be used is named by its index.
+        DataError: nothing of that name, or unusable data; an unusable item is named by its index.
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
     """
+    if not isinstance(data, str | os.PathLike | Dataset):
+        return read_object(data, classes).open(ignore_extra_classes=ignore_extra_classes)
+    if classes:
+        raise DataError("classes are for data passed as an object; all others have their own")
     if isinstance(data, Dataset):
         return data
     if isinstance(data, str) and data.startswith(MEMORY_PREFIX):
         return open_kept(data, ignore_extra_classes=ignore_extra_classes)
-    if not isinstance(data, str | os.PathLike):
-        return read_object(data, classes).open(ignore_extra_classes=ignore_extra_classes)
-    if classes:
-        raise DataError("classes are for data passed as an object; files and names have their own")
     return _open_place(data, data_root, ignore_extra_classes, follow_links)
 
 
@@ -172,6 +172,7 @@ def _open_path(
         return open_folder(
             path, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
         )
+    # A pipe may be called photos.csv, too; reading it would wait for a writer.
     if os.path.isfile(path) and ending in LISTS:
         return open_csv(
             path, root=root, ignore_extra_classes=ignore_extra_classes, follow_links=follow_links
@@ -186,6 +187,7 @@ def _open_path(
 def _open_named(name: str, root: Path | None) -> Dataset:
     if name == "digits":
         return open_digits()
+    folders = known_folders(name, root)
     if name in CIFAR_CLASSES:
-        return open_cifar(name, cifar_folders(name, root))
-    return open_idx(name, idx_folders(name, root))
+        return open_cifar(name, folders)
+    return open_idx(name, folders)

@@ -91,17 +91,15 @@ class RemoteShard:
             DataError: not there, not reachable after several attempts, or changed.
             OutputError: the cache cannot be written.
         """
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.path.open("rb", buffering=0)
-        except FileNotFoundError:
-            pass
         # The lock keeps several workers from fetching the same gigabytes.
         lock = FileLock(self.path.with_suffix(".lock"))
         with writing_to_cache(self.path, HOW_TO_MAKE_SPACE), lock:
-            try:  # another process may have fetched it meanwhile
+            # another process may have fetched it meanwhile
+            with contextlib.suppress(FileNotFoundError):
                 return self.path.open("rb", buffering=0)
-            except FileNotFoundError:
-                return self._fetch()
+            return self._fetch()
 
     def _fetch(self) -> FileIO:
         if offline():
@@ -127,10 +125,10 @@ class RemoteShard:
             # On the disk before it has its name: a machine that stops leaves no damaged shard.
             os.fsync(file.fileno())
             part.finish(self.path)
-        except BaseException:
+            _delete_oldest(self.path.parent)
+        except BaseException:  # also Ctrl-C: only a shard that is whole is handed on open
             file.close()
             raise
-        _delete_oldest(self.path.parent)
         return file
 
     def forget(self) -> None:

@@ -195,6 +195,7 @@ def _is_part_of_sample(member: Member) -> bool:
 
 def _key(member: Member) -> str:
     """Return the sample's name: all before the first dot of the file's own name."""
+    # Dots in the names of folders belong to the sample's name, those of the file do not.
     folder, slash, name = member.name.rpartition("/")
     return folder + slash + name.partition(".")[0]
 

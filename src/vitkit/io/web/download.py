@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -123,11 +123,9 @@ def _request(
         if not start:  # another version, a shorter file, or a server without ranges
             part.discard()
         part.begin(_version(response), length)
-        bar = (
-            progress_bar(length, part.path.stem, done=start, in_bytes=True)
-            if show_progress
-            else nullcontext(lambda count: None)
-        )
+        bar: AbstractContextManager[Callable[[int], object]] = nullcontext(lambda count: None)
+        if show_progress:
+            bar = progress_bar(length, part.path.stem, done=start, in_bytes=True)
         with part.path.open("ab") as file, bar as advance:
             for chunk in _chunks(response):
                 file.write(chunk)
@@ -222,10 +220,11 @@ def _not_whole(address: str, part: PartFile, error: WebError) -> str:
         return str(error)
     if not part.size:
         return f"{address}: {error}; run it again"
-    total = part.state.get("length")
-    of_total = f" of {total}" if total else ""
-    more = " to continue" if part.can_continue else ""
-    return f"{address}: interrupted after {part.size}{of_total} bytes: {error}; run it again{more}"
+    received = f"{part.size}"
+    if total := part.state.get("length"):
+        received += f" of {total}"
+    message = f"{address}: interrupted after {received} bytes: {error}; run it again"
+    return f"{message} to continue" if part.can_continue else message
 
 
 def _check_digest(address: str, part: PartFile, sha256: str) -> None:

@@ -10,13 +10,15 @@ import torch
 from torch import nn
 
 from vitkit.errors import SpecError
-from vitkit.models.initialisation import initialise
+from vitkit.models.initialisation import HEADS, initialise
 from vitkit.models.interface.intermediates import Intermediates
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.readout import Readout
 from vitkit.spec import ViTSpec
 from vitkit.timm_keywords import POOLINGS
 
+COMPILED = "_orig_mod"
+"""Name of the inner module in `torch.compile`'s wrapper."""
 CHECKPOINTING = "vitkit.training.optimization.activation_checkpointing:checkpoint_gradients"
 """The function behind `set_grad_checkpointing`, imported when it is called."""
 
@@ -39,7 +41,12 @@ class Backbone(Intermediates):
     @property
     def num_classes(self) -> int:
         """The number of logits; 0 without a head. A linear layer put in place of `head` counts."""
-        return _classes_of(self.head, self.spec.num_classes)
+        head = getattr(self.head, COMPILED, self.head)
+        if isinstance(head, nn.Identity):
+            return 0
+        if isinstance(head, nn.Linear):
+            return head.out_features
+        return self.spec.num_classes  # a layer of the user's own
 
     @property
     def embed_dim(self) -> int:
@@ -75,6 +82,7 @@ class Backbone(Intermediates):
         """
         old = self.spec
         spec = old.replace(num_classes=num_classes, pooling=_pooling(global_pool, old))
+        # Those layers have as many weights as the pooled vector has numbers.
         normed_width = old.final_norm and not old.norm_before_pool
         if spec.pooled_width != old.pooled_width and (normed_width or old.representation_width):
             raise SpecError(
@@ -83,6 +91,7 @@ class Backbone(Intermediates):
             )
         if spec.pooling != old.pooling:
             self.attn_pool = Readout(spec.pooling)
+        # Made on the CPU, then put where the model is, in its dtype and mode.
         like = next(self.parameters())
         for name, head in fresh_heads(spec).items():
             setattr(self, name, head.to(like.device, like.dtype).train(self.training))
@@ -110,7 +119,7 @@ def fresh_heads(spec: ViTSpec) -> dict[str, nn.Module]:
     They have the scheme of `spec.initialisation`, from torch's global generator, and the bias
     `spec.head_bias`; without classes they are `Identity`.
     """
-    names = ["head", "head_dist"] if spec.distillation_token else ["head"]
+    names = HEADS if spec.distillation_token else HEADS[:1]
     if spec.num_classes == 0:
         return {name: nn.Identity() for name in names}
     linear: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}
@@ -118,16 +127,7 @@ def fresh_heads(spec: ViTSpec) -> dict[str, nn.Module]:
         {name: nn.Linear(spec.head_inputs, spec.num_classes, **linear) for name in names}
     )
     initialise(heads, spec)
-    for name in names:
-        nn.init.constant_(heads.get_parameter(f"{name}.bias"), spec.head_bias)
     return dict(heads)
-
-
-def _classes_of(head: nn.Module, otherwise: int) -> int:
-    """Return the number of logits of a head, as far as its kind shows it."""
-    if isinstance(head, nn.Identity):
-        return 0
-    return head.out_features if isinstance(head, nn.Linear) else otherwise
 
 
 def _pooling(global_pool: str | None, spec: ViTSpec) -> str:

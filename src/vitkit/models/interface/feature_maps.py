@@ -127,14 +127,15 @@ def _remove_unused(model: Backbone, depth: int, norm: bool) -> None:
     if old.drop_path_schedule == "linear" and old.depth > 1:
         # The rates of the blocks that are left: they rise to that of the new last one.
         drop_path *= (depth - 1) / (old.depth - 1)
+    # A norm of the pooled vector alone is no norm of tokens.
     keeps_norm = norm and old.norm_before_pool and old.final_norm
-    pooling = "cls" if old.class_token else "mean"
+    # Some pooling must be named in the spec; these have no weights.
+    pooling = "mean"
+    if old.class_token:
+        pooling = "cls"
+    model.attn_pool = Readout(pooling)
+    model.fc_norm, model.pre_logits = nn.Identity(), nn.Identity()
     del model.blocks[depth:]
-    model.attn_pool, model.fc_norm, model.pre_logits = (
-        Readout(pooling),
-        nn.Identity(),
-        nn.Identity(),
-    )
     if not keeps_norm:
         model.norm = nn.Identity()
     model.spec = model.spec.replace(

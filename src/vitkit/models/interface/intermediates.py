@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from jaxtyping import Float
@@ -113,20 +114,28 @@ class Intermediates(nn.Module):
         layers = take_layers(indices, len(self.blocks))
         tokens, context, grid = self.embed(x)
         calls = block_calls(self.blocks, run=self.run_block)
-        kept: list[Tensor] = []
-        for layer, block in enumerate(calls[: layers[-1] + 1] if stop_early else calls):
+        if stop_early:
+            calls = calls[: layers[-1] + 1]
+        intermediates: list[Any] = []
+        for layer, block in enumerate(calls):
             tokens = block(tokens, context)
             if layer in layers:
-                kept.append(self.norm(tokens) if norm else tokens)
+                kept = self.norm(tokens) if norm else tokens
+                intermediates.append(self._arranged(kept, grid, output_fmt, return_prefix_tokens))
+        if intermediates_only:
+            return intermediates
+        return self.norm(tokens), intermediates
+
+    def _arranged(
+        self, tokens: Tokens, grid: Grid, output_fmt: OutputFormat, with_prefix: bool
+    ) -> Intermediate:
         count = self.spec.num_prefix_tokens
-        patches = [tokens[:, count:] for tokens in kept]
+        patches = tokens[:, count:]
         if output_fmt == "NCHW":
-            patches = [as_map(tokens, grid) for tokens in patches]
-        intermediates: list[Any] = patches
-        if return_prefix_tokens and count:
-            prefixes = [tokens[:, :count] for tokens in kept]
-            intermediates = list(zip(patches, prefixes, strict=True))
-        return intermediates if intermediates_only else (self.norm(tokens), intermediates)
+            patches = as_map(patches, grid)
+        if with_prefix and count:  # without such tokens timm gives no pair either
+            return patches, tokens[:, :count]
+        return patches
 
     def get_intermediate_layers(
         self,
@@ -170,7 +179,7 @@ class Intermediates(nn.Module):
         )
         if not return_class_token:
             return tuple(pairs)
-        return tuple((patches, prefix[:, 0]) for patches, prefix in pairs)
+        return tuple((patches, prefix[:, 0]) for patches, prefix in pairs)  # class token first
 
     @property
     def feature_info(self) -> list[dict[str, Any]]:
@@ -202,18 +211,25 @@ def take_layers(indices: int | Sequence[int] | None, depth: int) -> list[int]:
     ([10, 11], [3, 11])
     """
     if indices is None:
-        indices = depth
-    if isinstance(indices, int):
-        if not 1 <= indices <= depth:
-            raise SettingError(f"the last {indices} layers: must be from 1 to {depth}")
-        return list(range(depth - indices, depth))
-    if isinstance(indices, str) or not all(isinstance(layer, int) for layer in indices):
+        return list(range(depth))
+    # By `index`, as numbers may be numpy's.
+    try:
+        if not isinstance(indices, Iterable):
+            return _last_layers(operator.index(indices), depth)
+        layers = [operator.index(layer) for layer in indices]
+    except TypeError:
         raise SettingError(
             f"layers {indices!r}: pass a number n for the last n, or several numbers"
-        )
-    if not indices:
+        ) from None
+    if not layers:
         raise SettingError("no layers are named; name some, or pass None for all")
-    return sorted(resolve_layers(indices, depth))
+    return sorted(resolve_layers(layers, depth))
+
+
+def _last_layers(count: int, depth: int) -> list[int]:
+    if not 1 <= count <= depth:
+        raise SettingError(f"the last {count} layers: must be from 1 to {depth}")
+    return list(range(depth - count, depth))
 
 
 def as_map(patches: Float[Tensor, "B N D"], grid: Grid) -> Float[Tensor, "B D gh gw"]:

@@ -59,11 +59,12 @@ class Pretrained(nn.Module):
         (0.5, 0.5, 0.5)
         """
         origin = self.origin
-        config = pretrained_config(self.spec, origin.preprocess if origin else default(self.spec))
-        if origin is not None:
-            config |= {"source": origin.source, "license": origin.licence}
-            if origin.classes:
-                config["label_names"] = list(origin.classes)
+        if origin is None:
+            return pretrained_config(self.spec, default_preprocess(self.spec))
+        config = pretrained_config(self.spec, origin.preprocess)
+        config |= {"source": origin.source, "license": origin.licence}
+        if origin.classes:  # timm has no such key where they are not known
+            config["label_names"] = list(origin.classes)
         return config
 
     @classmethod
@@ -139,10 +140,12 @@ class Pretrained(nn.Module):
         return files
 
 
-def default(spec: ViTSpec) -> Preprocess:
+def default_preprocess(spec: ViTSpec) -> Preprocess:
     """Return the usual preprocessing of a model's images: a centre crop, mean and deviation 0.5."""
-    half = (0.5,) if spec.in_channels == 1 else (0.5, 0.5, 0.5)
-    return Preprocess(image_size=spec.image_size, mean=half, std=half)
+    preprocess = Preprocess(image_size=spec.image_size)
+    if spec.in_channels == 1:
+        return preprocess.replace(mean=(0.5,), std=(0.5,))
+    return preprocess
 
 
 def pretrained_config(spec: ViTSpec, preprocess: Preprocess) -> dict[str, Any]:

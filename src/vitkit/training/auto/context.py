@@ -34,7 +34,12 @@ class Train(Protocol):
     """The function `train`: makes a run from its settings, which ends by a deadline."""
 
     def __call__(self, config: TrainConfig, *, deadline: Deadline | None = None) -> TrainResult:
-        """Train."""
+        """Make the run of these settings.
+
+        Args:
+            config: every setting.
+            deadline: the end of its training; without one, all epochs are made.
+        """
 
 
 @dataclass
@@ -79,6 +84,9 @@ class SearchContext:
         Args:
             *layers: settings of the candidate, such as a recipe; the user's settings replace them.
             **required: settings of the candidate that replace the user's.
+
+        Raises:
+            SettingError: a value out of range.
         """
         # Only the winner is evaluated on test, after the search.
         fixed = {"test": False, "log_examples": False, "log_histograms": False}
@@ -101,6 +109,7 @@ class SearchContext:
             trained = sum(parameter.numel() for parameter in stored.model.parameters())
         plan = self.plan
         model = on_device(stored.model, plan.device)
+        # preprocessed as the file says, so that `vitkit eval` gives the same score
         batches = predict_batches(
             model, self.val, stored.preprocess, device=plan.device, workers=plan.workers
         )
@@ -119,6 +128,10 @@ def make_context(
         log: called with a line for every measurement.
         clock: the current time, in seconds.
         train: makes a run.
+
+    Raises:
+        SettingError, DataError, DeviceError: as for `make_plan`; or data without validation images.
+        CheckpointError: weights to start from that cannot be read.
     """
     started = clock()
     pretrained = settings.pop("pretrained", None)
@@ -135,7 +148,7 @@ def make_context(
             )
             pretrained = None
             settings.pop("model", None)
-    if plan is None:
+    if plan is None:  # from random weights: nearest neighbours compare small images
         plan = _make_plan(settings, {"spec": PIXEL_SPEC, "fit": "squash"})
     for line in plan.notes:
         log(line)

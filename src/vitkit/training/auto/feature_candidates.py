@@ -43,7 +43,7 @@ class NeighbourCandidate:
         return make_model(plan.spec, plan.weights, plan.config, plan.device).eval()
 
     def _forward(self, images: Tensor) -> Tensor:
-        if self.context.pretrained is not None:
+        if self.context.pretrained is not None:  # features, not logits
             return self._model.pooled(self._model.forward_features(images))
         return images.flatten(1)
 

@@ -36,6 +36,8 @@ from vitkit.training.run_folder import RunFolder
 UNITS = {"s": 1, "m": 60, "h": 3600}
 MARGIN = 1.2
 """Factor between the measured time and the budget that an error message suggests."""
+WIDTH = 80
+"""Characters of a line of the table, in a terminal and in the log."""
 NO_MORE_CANDIDATES = "nothing further to try"
 
 
@@ -55,7 +57,12 @@ class Candidate(Protocol):
         """Measure how long its smallest variant takes on this machine, in seconds."""
 
     def run(self, folder: Path, seconds: float) -> CandidateResult:
-        """Run the candidate in a new folder, in about so many seconds."""
+        """Run the candidate in a new folder, in about so many seconds.
+
+        Raises:
+            NonFiniteError: its training diverged.
+            Interrupted: a signal came.
+        """
 
 
 def parse_budget(budget: str) -> float:
@@ -109,6 +116,9 @@ class CandidateSearch:
         log: called with a line for every result.
         clock: the current time.
         started: start of the budget, by the clock; the preparation counts, too.
+        results: results of the candidates that ended, in their order.
+        stopped: why the search ended; empty while it lasts.
+        test: metrics of the winner on the test split, once they are known.
     """
 
     folder: RunFolder
@@ -174,7 +184,7 @@ class CandidateSearch:
             return (
                 f"{candidate.name} cannot be significantly better: {best.name} is wrong on only "
                 f"{best.errors} of {len(best.correct)} validation images, too few to show a gain; "
-                f"use more validation images"
+                "use more validation images"
             )
         # Measuring takes time, so the clock is read afterwards.
         needed = candidate.minimum_seconds()
@@ -198,7 +208,7 @@ class CandidateSearch:
 
     def _describe(self, result: CandidateResult, best: CandidateResult | None) -> str:
         """Return one line on a result, and its comparison with the best one before it."""
-        line = f"{result.name}: validation top-1 {_interval(result.scores())}"
+        line = f"{result.name}: validation top-1 {top1_with_interval(result.scores())}"
         if best is None and len(self.results) > 1:
             best = self.results[-2]  # a baseline without weights
         if best is None:
@@ -214,6 +224,9 @@ class CandidateSearch:
         """Write the results as JSON, and the winner's weights.
 
         The weights are not written again after the test: they have its metrics.
+
+        Raises:
+            OutputError: a file cannot be written.
         """
         winner = best_result(self.results)
         write_bytes(self.folder.search, json.dumps(self.to_json(), indent=1).encode())
@@ -241,7 +254,7 @@ class CandidateSearch:
         """Return a result as JSON values, compared with the best one before it."""
         result = self.results[number]
         best = best_result(self.results[:number])
-        if best is None and number > 0:
+        if best is None and number > 0:  # a baseline without weights came first
             best = self.results[0]
         row = {
             "name": result.name,
@@ -263,25 +276,21 @@ class CandidateSearch:
     def table(self) -> list[str]:
         """Return the results as lines of a table."""
         table = Table(box=None, pad_edge=False)
-        for column in ("candidate", "description"):
+        for column in ("candidate", "validation top-1, 95 %"):
             table.add_column(column, no_wrap=True)
         for column in ("trained", "seconds"):
             table.add_column(column, justify="right", no_wrap=True)
-        for column in ("validation top-1, 95 %", "test top-1, 95 %"):
-            table.add_column(column, no_wrap=True)
-        winner = best_result(self.results)
+        table.add_column("description")  # folded, the others are not
         for result in self.results:
             table.add_row(
                 result.name,
-                result.description,
+                top1_with_interval(result.scores()),
                 f"{result.trained:,}",
                 f"{result.seconds:.0f}",
-                _interval(result.scores()),
-                _interval(self.test) if result is winner and self.test else "",
+                result.description,
             )
         text = StringIO()
-        # Wide enough for every row: lines of a log are not wrapped.
-        Console(file=text, width=200).print(table)
+        Console(file=text, width=WIDTH).print(table)
         return [line.rstrip() for line in text.getvalue().splitlines()]
 
 
@@ -298,5 +307,6 @@ def _narrow_win(winner: CandidateResult, baseline: CandidateResult) -> str:
     )
 
 
-def _interval(scores: Metrics) -> str:
+def top1_with_interval(scores: Metrics) -> str:
+    """Return a top-1 with its 95 % interval, in words."""
     return f"{scores['top1']:.4f} ({scores['top1_low']:.4f} to {scores['top1_high']:.4f})"

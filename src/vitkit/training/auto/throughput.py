@@ -67,7 +67,12 @@ class Throughput:
 
 
 def measure_throughput(plan: Plan, context: SearchContext) -> Throughput:
-    """Time a few steps of a copy of the model, their loading, validation, and writing weights."""
+    """Time a few steps of a copy of the model, their loading, validation, and writing weights.
+
+    Args:
+        plan: plan of the run, whose settings may still have `auto`.
+        context: has the clock, and the seconds that the plan took.
+    """
     clock = context.clock
     with torch.random.fork_rng():
         torch.manual_seed(plan.config.seed)  # the weights that the run will start from
@@ -100,7 +105,16 @@ def measure_throughput(plan: Plan, context: SearchContext) -> Throughput:
 
 
 def seconds_per_image(forward: Callable[[Tensor], Tensor], plan: Plan, clock: Clock) -> float:
-    """Time a forward function on training images, with their loading; the mean in seconds."""
+    """Time a forward function on training images, with their loading.
+
+    Args:
+        forward: images (B, C, H, W) on the plan's device -> any outputs.
+        plan: has the images and the device.
+        clock: the current time, in seconds.
+
+    Returns:
+        The mean of an image, in seconds.
+    """
     train = plan.dataset.splits["train"]
     sample = train.subset(np.arange(min(len(train), TIMED_IMAGES)))
     batches = predict_batches(forward, sample, plan.preprocess, batch_size=64, device=plan.device)

@@ -19,6 +19,7 @@ from vitkit.training.defaults.schedule import (
     MOST_EPOCHS,
     STEPS,
     limit_batch_size,
+    limit_warmup,
 )
 from vitkit.training.recipes.transfer import finetune
 from vitkit.training.run_plan import Plan
@@ -123,7 +124,7 @@ class TrainingCandidate:
 
 def with_epochs(settings: Settings, epochs: int) -> Settings:
     """Return the epochs and a warm-up of at most a tenth of them."""
-    return {"epochs": epochs, "warmup_epochs": min(settings["warmup_epochs"], epochs / 10)}
+    return {"epochs": epochs, "warmup_epochs": limit_warmup(settings["warmup_epochs"], epochs)}
 
 
 def finetuning_candidate(context: SearchContext) -> TrainingCandidate:
@@ -157,4 +158,6 @@ def scratch_candidate(context: SearchContext) -> TrainingCandidate:
         settings["batch_size"] = limit_batch_size(images, settings["batch_size"])
         settings["last_batch"] = "fill"
         options.append(TrainingOption(settings, size.epochs))
-    return TrainingCandidate(context, "scratch", "from noise", options, lambda steps: MOST_EPOCHS)
+    return TrainingCandidate(
+        context, "scratch", "from random weights", options, lambda steps: MOST_EPOCHS
+    )

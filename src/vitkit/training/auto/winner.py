@@ -6,7 +6,7 @@ from vitkit.devices import on_device
 from vitkit.evaluation.metrics import Metrics
 from vitkit.evaluation.predict import evaluate_outputs, predict_batches
 from vitkit.training.auto.results import CandidateResult
-from vitkit.training.auto.search import CandidateSearch
+from vitkit.training.auto.search import CandidateSearch, top1_with_interval
 from vitkit.training.run_plan import Plan
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
@@ -17,8 +17,17 @@ def evaluate_winner(
 ) -> dict[str, Metrics]:
     """Evaluate the winner on the test split, and store the metrics with its weights.
 
+    Args:
+        search: the search, which is over; it gets the test metrics.
+        winner: the winner, for the log.
+        plan: has the data and the device.
+        test: False leaves the test split unread.
+
     Returns:
         Split -> metrics, of validation and test.
+
+    Raises:
+        OutputError: the weights cannot be written.
     """
     # The only evaluation on test, after all choices are made.
     best = load(search.folder.best)
@@ -35,7 +44,8 @@ def evaluate_winner(
     metrics["test"], _ = evaluate_outputs(batches, len(plan.dataset.classes), best.temperature)
     search.test = metrics["test"]
     search.log(
-        f"test split, {search.test['images']:.0f} images, evaluated once, with {winner.name}:"
+        f"test split, {search.test['images']:.0f} images, evaluated once, with {winner.name}: "
+        f"top-1 {top1_with_interval(search.test)}"
     )
     # `save` writes the metadata that it describes itself.
     metadata = {key: value for key, value in best.metadata.items() if key not in DESCRIBED}

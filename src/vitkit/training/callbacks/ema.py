@@ -22,6 +22,7 @@ class AverageWeights(Callback):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Update the average."""
+        # a step that changed nothing would count the same weights twice
         if result.bad is None and not result.overflow:
             self.ema.update(self._model)
 

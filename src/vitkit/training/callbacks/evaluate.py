@@ -12,7 +12,7 @@ from vitkit.training.callbacks.save import Save
 from vitkit.training.parallel.fsdp import unsharded_model
 from vitkit.training.run import EpochResult, Run
 from vitkit.training.run_evaluation import evaluate_split
-from vitkit.training.state.save import withdraw_state
+from vitkit.training.state.state_folder import withdraw_state
 from vitkit.training.trainer import Callback, Trainer
 
 

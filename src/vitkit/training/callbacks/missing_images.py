@@ -15,29 +15,31 @@ def saved_when_images_fail(run: Run, save: Save) -> Iterator[None]:
     """Save before an error of images or of a user's code leaves the block; add how to go on.
 
     Raises:
+        ImageError, DataError, UserCodeError, LoaderError: the error, with the command to resume.
         Interrupted: instead of a `LoaderError`, where a signal ended the wait for the images.
     """
     try:
         yield
     except ImageError as error:
-        saved = ", everything is saved" if save.save_between_steps() else ""
-        go_on = run.how_to_resume()
-        skip = "; or, to continue without it, add --bad-images skip" if run.can_skip_images else ""
-        raise ImageError(
-            error.name,
-            error.reason,
-            f"{error.detail}; the run stopped at step {run.progress.step}{saved}: restore the "
-            f"file and {go_on}{skip}",
-        ) from error
+        mend = f"restore the file and {run.how_to_resume()}"
+        if run.can_skip_images:
+            mend += "; or, to continue without it, add --bad-images skip"
+        detail = f"{error.detail}; {_save_and_describe(run, save)}: {mend}"
+        raise ImageError(error.name, error.reason, detail) from error
     except (DataError, UserCodeError) as error:
-        is_saved = save.save_between_steps()
-        how = "everything is saved" if is_saved else run.folder.last_state_hint()
-        raise type(error)(
-            f"{error}; the run stopped at step {run.progress.step}, {how}: mend it and "
-            f"{run.how_to_resume()}"
-        ) from error.__cause__
+        mend = f"mend it and {run.how_to_resume()}"
+        # the cause has the traceback of the user's own code
+        raise type(error)(f"{error}; {_save_and_describe(run, save)}: {mend}") from error.__cause__
     except LoaderError as error:
         save.save_between_steps()
         if run.stops_alone():
             raise run.interrupted(run.stop.signum or 0) from None
         raise LoaderError(f"{error}; {run.how_to_resume()}") from None
+
+
+def _save_and_describe(run: Run, save: Save) -> str:
+    """Save what is not saved yet; return at which step the run stopped, and what is saved."""
+    saved = "everything is saved"
+    if not save.save_between_steps():  # one of several processes
+        saved = run.folder.last_state_hint()
+    return f"the run stopped at step {run.progress.step}, {saved}"

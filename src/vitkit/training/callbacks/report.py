@@ -18,7 +18,7 @@ from vitkit.training.monitoring.bottleneck import (
 )
 from vitkit.training.monitoring.image_grids import example_predictions
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
-from vitkit.training.recipes.reference import ReferenceMonitor, comparable_result
+from vitkit.training.recipes.reference_comparison import ReferenceMonitor, comparable_result
 from vitkit.training.run import EpochResult, Run
 from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult
@@ -117,7 +117,7 @@ class ReportProgress(Callback):
             self.log.info(f"epoch {epoch}: {times} an image could not be read; see the lines above")
         mark = "  best" if result.is_best else ""
         epochs = self.run.plan.config.epochs
-        every = -(-epochs // MOST_LINES)
+        every = -(-epochs // MOST_LINES)  # rounded up
         self.log.info(
             f"epoch {epoch:>3}/{epochs}  loss {result.train_loss:.4f}  {shown}"
             f"{self._pace.images_per_s:,.0f} images/s{mark}",

@@ -11,7 +11,7 @@ from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import unsharded_model
 from vitkit.training.run import Run
 from vitkit.training.setup.initial_weights import started_from
-from vitkit.training.state.save import save_state, save_values
+from vitkit.training.state.state_folder import save_state, save_values
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 from vitkit.weights.formats.vitkit import save

@@ -11,6 +11,7 @@ from vitkit.errors import NonFiniteError
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
 from vitkit.training.config.yaml_files import to_yaml
+from vitkit.training.defaults.schedule import limit_warmup
 from vitkit.training.run import Run
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
@@ -35,7 +36,8 @@ class Stop(Callback):
 
     def on_start(self, trainer: Trainer) -> None:
         """End a resumed run whose patience was over already."""
-        if why := self.out_of_patience():
+        # an epoch that is still to be validated may be the better one
+        if not trainer.progress.unvalidated and (why := self.out_of_patience()):
             trainer.end(why)
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
@@ -95,16 +97,17 @@ class KeepDeadline(Callback):
     def __init__(self, run: Run, deadline: Deadline) -> None:
         self.run, self.deadline = run, deadline
         self._most = run.plan.config.epochs
+        self._warmup = run.plan.config.warmup_epochs
         self._first_end: float | None = None
         self._first_epoch = 0
         self._written = time.monotonic()
 
     def after_epoch(self, trainer: Trainer) -> None:
         """End the run if its time is over; else plan for the epochs that fit."""
-        now, epoch = self.deadline.clock(), trainer.epoch
-        left = self.deadline.ends - now
         if trainer.progress.step >= trainer.last_step:
             return
+        now, epoch = self.deadline.clock(), trainer.epoch
+        left = self.deadline.ends - now
         if left <= 0:
             trainer.end(f"epoch {epoch}, when the budget was used up")
             return
@@ -113,6 +116,7 @@ class KeepDeadline(Callback):
             return
         each = (now - self._first_end) / (epoch - self._first_epoch)
         more = math.floor(left / each) if each > 0 else self._most
+        # there is time left, so one more epoch is begun even if it takes longer
         self._plan(trainer, min(self._most, epoch + max(1, more)))
 
     def on_end(self, trainer: Trainer) -> None:
@@ -123,7 +127,10 @@ class KeepDeadline(Callback):
         plan = self.run.plan
         if epochs == plan.config.epochs:
             return
-        plan = self.run.plan = plan.with_settings({"epochs": epochs})
+        # far fewer epochs than planned must not be warm-up alone
+        warmup = limit_warmup(self._warmup, epochs)
+        plan = plan.with_settings({"epochs": epochs, "warmup_epochs": warmup})
+        self.run.plan = plan
         trainer.epochs, trainer.last_step = epochs, plan.last_step
         trainer.schedule = plan.learning_rate
         self.run.log.set_total(plan.last_step)
@@ -162,10 +169,10 @@ class HandleBadNumbers(Callback):
         # the step changed nothing, so it is not counted: a resumed run makes it again
         if stops or progress.skipped_in_a_row >= MOST_SKIPPED:
             progress.step -= 1
-            raise NonFiniteError(
-                f"{text}; {self.run.folder.last_state_hint()}; try a lower --lr (--find-lr "
-                "searches for one)" + ("" if self.run.plan.precision == "off" else " or --amp off")
-            )
+            mend = "try a lower --lr (--find-lr searches for one)"
+            if self.run.plan.precision != "off":
+                mend += " or --amp off"
+            raise NonFiniteError(f"{text}; {self.run.folder.last_state_hint()}; {mend}")
         log.info(f"{text}; step skipped ({progress.skipped} so far)")
 
     def after_epoch(self, trainer: Trainer) -> None:
@@ -187,6 +194,7 @@ def describe_bad_step(run: Run, result: StepResult, rate: float) -> str:
     step, plan = run.progress.step - 1, run.plan
     indices, where = plan.steps.indices(step), ""
     if run.world.size > 1 and result.rank is not None:
+        # every process has each n-th image of the batch
         indices = indices[result.rank :: run.world.size]
         where = f" on rank {result.rank}"
     split = plan.dataset.splits["train"]

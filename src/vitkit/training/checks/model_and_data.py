@@ -29,7 +29,15 @@ IMAGES_LOOKED_AT = 4
 
 
 def check_model(config: TrainConfig, spec: ViTSpec) -> None:
-    """Refuse frozen parts that do not exist, nothing left to train, and impossible image sizes."""
+    """Refuse frozen parts that do not exist, nothing left to train, and impossible image sizes.
+
+    Args:
+        config: the settings.
+        spec: the model; its number of classes does not matter.
+
+    Raises:
+        SettingError: names the flag.
+    """
     if config.freeze or config.freeze_blocks:
         with torch.device("meta"):  # names and shapes alone, without memory for the weights
             model = ViT(spec)
@@ -43,11 +51,11 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
                 f"--freeze {' '.join(config.freeze)} would train a head on features of random "
                 "weights; pass --pretrained, or leave out --freeze"
             )
-    for size in config.progressive:
+    for size in config.progressive:  # the patches must divide each of them
         try:
             spec.replace(image_size=size)
         except SpecError as error:
-            raise SettingError(f"progressive: {error}") from None
+            raise SettingError(f"--progressive {size}: {error}") from None
     if config.epochs is not None and len(config.progressive) > config.epochs:
         raise SettingError(
             f"--progressive has {len(config.progressive)} sizes, more than "
@@ -65,6 +73,9 @@ def check_head(
         opt: the optimizer.
         spec: the model.
         weights: its initial weights; `None` for random ones, which have no such head.
+
+    Raises:
+        SettingError: the head is frozen.
     """
     if weights is None or not (settings.freeze or settings.freeze_blocks):
         return
@@ -80,7 +91,11 @@ def check_head(
 
 
 def check_warmup(settings: RunConfig, steps_per_epoch: int) -> None:
-    """Refuse a warm-up, counted in steps, that is the whole run or, for `rsqrt`, nothing."""
+    """Refuse a warm-up, counted in steps, that is the whole run or, for `rsqrt`, nothing.
+
+    Raises:
+        SettingError: names the flag.
+    """
     warmup = round(settings.warmup_epochs * steps_per_epoch)
     total = settings.epochs * steps_per_epoch
     if settings.warmup_epochs and warmup >= total:
@@ -97,7 +112,12 @@ def check_warmup(settings: RunConfig, steps_per_epoch: int) -> None:
 
 
 def check_data(config: TrainConfig, dataset: Dataset) -> None:
-    """Refuse settings that contradict the data."""
+    """Refuse settings that contradict the data, and call the user's own metrics and loss once.
+
+    Raises:
+        SettingError: settings that contradict the data, or a loss that cannot be used.
+        UserCodeError: a metric that raises, or does not return one number.
+    """
     num_classes = len(dataset.classes)
     named = config.spec.get("num_classes", num_classes)
     if named != num_classes:
@@ -115,13 +135,13 @@ def check_data(config: TrainConfig, dataset: Dataset) -> None:
             f"--patience {config.patience} needs a validation split, and the data have none; "
             "raise --val-fraction above 0, or leave out --patience"
         )
+    check_metrics(load_metrics(config.metrics), num_classes)
     # a loss of the user may not take the probabilities that mixing makes
     mixed = [
         f"--{name} {getattr(config, name):g}"
         for name in ("mixup", "cutmix")
         if getattr(config, name)
     ]
-    check_metrics(load_metrics(config.metrics), num_classes)
     check_loss(config.loss, num_classes, mixed=" and ".join(mixed) or None)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vitkit.data.augmentation.policies import policy
 from vitkit.errors import SettingError
-from vitkit.messages import plural
+from vitkit.messages import flag_name, plural
 from vitkit.training.checks.unused_settings import refuse_unused
 from vitkit.training.checks.user_code import check_user_code
 from vitkit.training.config.run_config import USUAL
@@ -69,8 +69,10 @@ def _check_normalisation(settings: DataSettings) -> None:
         values = getattr(settings, name)
         if values is None:
             continue
-        lowest = "0" if name == "mean" else "above 0"
-        if min(values) >= 0 and max(values) <= 1 and (name == "mean" or min(values) > 0):
+        lowest, in_range = "0", min(values) >= 0
+        if name == "std":  # pixels are divided by it
+            lowest, in_range = "above 0", min(values) > 0
+        if in_range and max(values) <= 1:
             continue
         hint = ""
         if min(values) >= 0 and max(values) <= 255:
@@ -105,9 +107,10 @@ def _check_distillation(settings: DistillationSettings, progressive: tuple[int, 
         )
     # stored logits are of images of one size
     if settings.distill_views and progressive:
+        sizes = " ".join(map(str, progressive))
         raise SettingError(
             f"--distill-views {settings.distill_views} stores the teacher's logits once, and "
-            f"--progressive {progressive} changes the image size; pass --distill-views 0"
+            f"--progressive {sizes} changes the image size; pass --distill-views 0"
         )
 
 
@@ -164,11 +167,11 @@ def _check_batch(settings: OptimizerSettings, processes: int) -> None:
     shares = parts * processes
     if batch % shares:
         below = batch // shares * shares
-        sizes = [below, below + shares] if below else [shares]
+        sizes = f"{below} or {below + shares}" if below else f"{shares}"
         allowed = _divisors(batch // parts)
         raise SettingError(
             f"--batch-size {batch} is not divisible by {processes} processes x {parts} "
-            f"accumulation steps; pass --batch-size {' or '.join(map(str, sizes))}, or start "
+            f"accumulation steps; pass --batch-size {sizes}, or start "
             f"one of these numbers of processes: {', '.join(map(str, allowed))}"
         )
 
@@ -188,19 +191,20 @@ def _check_sharding(config: TrainConfig, processes: int) -> None:
 
 def _check_search(config: TrainConfig, processes: int) -> None:
     """Check that the search for a rate or a batch size has one process, and the batch whole."""
-    searches = [name for name in ("find_lr", "find_batch_size") if getattr(config, name)]
+    searches = [flag_name(name) for name in ("find_lr", "find_batch_size") if getattr(config, name)]
     if not searches:
         return
     if processes > 1:
         raise SettingError(
-            f"--{searches[0].replace('_', '-')} runs in one process; run it with --devices "
+            f"{searches[0]} runs in one process; run it with --devices "
             "1, then pass the value it finds"
         )
     if config.teacher is not None:
         raise SettingError(
-            f"--{searches[0].replace('_', '-')} measures the model without its teacher, which "
+            f"{searches[0]} measures the model without its teacher, which "
             "needs time and memory too; run it without --teacher, then pass the value it finds"
         )
+    # a part of a batch would fit where the whole one does not
     if config.find_batch_size and config.grad_accum_steps > 1:
         raise SettingError("--find-batch-size measures whole batches; leave out --grad-accum-steps")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from vitkit.errors import SettingError
-from vitkit.messages import plural
+from vitkit.messages import flag_name, plural
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where, meanings
 from vitkit.training.config.run_config import USUAL, RunConfig
@@ -173,11 +173,11 @@ def _of_features_that_are_off(config: TrainConfig) -> Iterator[Unused]:
     for features, detail_names in details.items():
         names = _set(config, detail_names)
         if names and not any(getattr(config, feature) for feature in features):
-            flags = " or ".join(f"--{feature.replace('_', '-')}" for feature in features)
+            flags = " or ".join(map(flag_name, features))
             value = getattr(config, names[0])
             yield Unused(
                 names,
-                f"--{names[0].replace('_', '-')} {value} has no effect without {flags}; add "
+                f"{flag_name(names[0])} {value} has no effect without {flags}; add "
                 f"{flags}, or leave it out",
             )
     if _set(config, ["mixup_switch_prob"]) and not (config.mixup and config.cutmix):
@@ -196,7 +196,7 @@ def _of_another_optimizer(config: TrainConfig) -> Iterator[Unused]:
             optimizers = ", ".join(meaning.optimizers)
             yield Unused(
                 [name],
-                f"--{name.replace('_', '-')} {getattr(config, name):g} has no effect on --opt "
+                f"{flag_name(name)} {getattr(config, name):g} has no effect on --opt "
                 f"{opt} (it is for {optimizers}); leave it out",
             )
 
@@ -242,16 +242,18 @@ def _changes_images(settings: AugmentationSettings) -> bool:
     names = ("flip", "shift", "crop_scale")
     given = {name: getattr(settings, name) for name in names}
     decided = USUAL | {name: value for name, value in given.items() if value is not None}
-    return bool(
-        decided["flip"]
-        or decided["shift"]
-        or decided["crop_scale"] < 1
-        or settings.aa
-        or settings.color_jitter
-        or settings.reprob
-        or settings.mixup
-        or settings.cutmix
+    changes = (
+        decided["flip"],
+        decided["shift"],
+        decided["crop_scale"] < 1,
+        settings.transform,
+        settings.aa,
+        settings.color_jitter,
+        settings.reprob,
+        settings.mixup,
+        settings.cutmix,
     )
+    return any(changes)
 
 
 def _set(settings: object, names: Iterable[str]) -> list[str]:

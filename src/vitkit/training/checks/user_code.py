@@ -6,7 +6,7 @@ from typing import Any
 
 from vitkit.errors import SettingError
 from vitkit.evaluation.user_metrics import load_metrics
-from vitkit.io.import_path import import_by_name
+from vitkit.io.import_path import import_setting
 from vitkit.training.config.train_config import TrainConfig
 
 
@@ -15,6 +15,7 @@ def check_user_code(config: TrainConfig) -> None:
     if config.transform is not None:
         import_transform(config.transform)
     load_metrics(config.metrics)
+    # only imported: to make one here could have effects before the run is accepted
     for name in config.callbacks:
         import_setting("callbacks", name)
 
@@ -25,11 +26,3 @@ def import_transform(name: str) -> Any:
     if not callable(transform) or isinstance(transform, type):
         raise SettingError(f"--transform {name} must be a function from an image to an image")
     return transform
-
-
-def import_setting(setting: str, name: str) -> Any:
-    """Return the object that a setting names. Raises `SettingError`."""
-    try:
-        return import_by_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(f"--{setting} {name} cannot be imported: {error}") from None

@@ -143,7 +143,6 @@ ULTRALYTICS = {
     "name": "output",
     "nbs": "grad_accum_steps",
     "optimizer": "opt",
-    "plots": "leave it out: plots are always in the run folder.",
     "project": "output",
     "rect": "leave it out: all images of a batch have one size.",
     "save_dir": "output",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,9 @@ def with_names(settings: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
             raise SettingError(f"{setting} {value!r}: expected a function, an object or its name")
         if isinstance(value, Path):
             return str(value)
-        name = import_name(value)
-        if objects.setdefault(name, value) is not value:
-            raise SettingError(
-                f"two objects have the name {name}; define them with def or class under names of "
-                "their own"
-            )
-        return name
+        return _register(value, objects)
 
+    # other settings are numbers, text and paths, which config.yaml can hold
     texts: Settings = {}
     for name, value in settings.items():
         if name in SINGLE:
@@ -63,6 +59,21 @@ def with_names(settings: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
         else:
             texts[name] = str(value) if isinstance(value, Path) else value
     return texts, {name: thing for name, thing in objects.items() if not is_importable(thing)}
+
+
+def _register(thing: Any, objects: dict[str, Any]) -> str:
+    """Add an object under its name, which is numbered for further instances of one class."""
+    name = first = import_name(thing)
+    for number in count(2):
+        if objects.setdefault(name, thing) is thing:
+            break
+        if not first.endswith("()"):
+            raise SettingError(
+                f"two objects have the name {name}; define them with def or class under names of "
+                "their own"
+            )
+        name = f"{first}-{number}"
+    return name
 
 
 def passed_settings(config: TrainConfig) -> dict[str, str]:
@@ -83,7 +94,7 @@ def _settings_where(config: TrainConfig, accept: Callable[[str], bool]) -> dict[
 
 
 def refuse_missing(config: TrainConfig) -> None:
-    """Refuse to go on with a run whose objects were not passed again.
+    """Refuse names of objects that the call did not pass, or that a resumed run needs again.
 
     Raises:
         SettingError: names all of them, and the call to make.
@@ -92,13 +103,19 @@ def refuse_missing(config: TrainConfig) -> None:
     def is_missing(text: str) -> bool:
         return not is_given(text) and (text.startswith(MEMORY_PREFIX) or names_an_object(text))
 
+    # of data the address, of functions and objects the name: both were given by an earlier call
     missing = _settings_where(config, is_missing)
     if not missing:
         return
-    run = config.resume or config.output
     keywords = [f"{name}=..." for name in missing if name != "data"]
-    call = ", ".join(["data", f"resume={str(run)!r}", *keywords])
     objects = ", ".join(f"{name} {text}" for name, text in missing.items())
+    if config.resume is None:
+        call = ", ".join(["data", *keywords])
+        raise SettingError(
+            f"{objects}: no import finds an object of a script or a notebook; pass the object "
+            f"itself: vitkit.train({call})"
+        )
+    call = ", ".join(["data", f"resume={str(config.resume)!r}", *keywords])
     raise SettingError(
         f"the run was started in Python with objects that are not stored: {objects}; pass the same "
         f"ones again: vitkit.train({call})"

@@ -12,17 +12,21 @@ from vitkit.training.config.train_config import TrainConfig, leaves_model_open
 
 def next_numbered(config: TrainConfig) -> Path:
     """Create runs/DATA-MODEL-N with the first free N."""
-    other = "pretrained" if config.pretrained else DEFAULT_MODEL
-    # one that the data choose has no name
-    model = config.model or ("vit" if leaves_model_open(config) else other)
-    for number in count(1):
+    model = config.model
+    if model is None and config.pretrained:
+        model = "pretrained"
+    elif model is None:
+        # one that the data choose has no name
+        model = "vit" if leaves_model_open(config) else DEFAULT_MODEL
+    number = 1
+    while True:
         root = Path("runs") / f"{_file_name(config.data)}-{_file_name(model)}-{number}"
         try:
             root.mkdir(parents=True)
         except FileExistsError:  # perhaps of a process that started at the same moment
-            continue
-        return root
-    raise AssertionError("count() does not end")
+            number += 1
+        else:
+            return root
 
 
 def _file_name(name: str) -> str:
@@ -32,8 +36,5 @@ def _file_name(name: str) -> str:
 
 def first_free(resolved: Path) -> Path:
     """Return FOLDER.old-N with the first free N."""
-    for number in count(1):
-        path = resolved.with_name(f"{resolved.name}.old-{number}")
-        if not path.exists():
-            return path
-    raise AssertionError("count() does not end")
+    paths = (resolved.with_name(f"{resolved.name}.old-{number}") for number in count(1))
+    return next(path for path in paths if not path.exists())

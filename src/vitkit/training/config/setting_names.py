@@ -26,6 +26,7 @@ def hint_on(
         as_flags: write names as flags.
     """
     known = list(known)
+    # compared by letters: `--batchSize` is `batch_size`
     by_letters = {letters(name): name for name in known} | dict(second)
     meaning = by_letters.get(letters(word)) or meaning_of(word)
     if meaning is not None and meaning.endswith("."):
@@ -36,6 +37,7 @@ def hint_on(
         return f"; vitkit calls it {' and '.join(ours)}"
     if not as_flags:
         return did_you_mean(word, known)
+    # the quotes of `did_you_mean` enclose names without dashes
     near = did_you_mean(word.lstrip("-"), [name.replace("_", "-") for name in known])
     return near.replace("mean '", "mean '--")
 

@@ -48,14 +48,17 @@ def decide_settings(
 
     Returns:
         All settings, and at most one line: what was chosen, and what may be better.
+
+    Raises:
+        SettingError: an image size that no model for these images has.
     """
     train = dataset.splits["train"]
-    model = _model_settings(config, train) if chooses_model(config) else {}
+    model = _model_settings(config, train)
     settings = USUAL | model
     # config.yaml names the model even where the default one is taken
     if config.pretrained is None:
         settings.setdefault("model", DEFAULT_MODEL)
-    if config.pretrained is not None:
+    else:
         settings["lr"] = finetune()["lr"]
         settings["batch_size"] = finetune()["batch_size"]
     if config.probe is None:
@@ -65,8 +68,7 @@ def decide_settings(
     if config.opt is not None and config.opt != settings["opt"]:
         settings |= {name: USUAL[name] for name in OF_OPTIMIZER}
     decided = RunConfig(**settings | _given(config, settings))
-    line = None if config.probe is not None else _describe(config, decided, len(train))
-    return decided, [] if line is None else [line]
+    return decided, _describe(config, decided, len(train))
 
 
 def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
@@ -88,7 +90,9 @@ def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
 
 
 def _model_settings(config: TrainConfig, train: Split) -> Settings:
-    """Return the model for the training images, with its rate and its augmentation."""
+    """Return the model for the training images, with its rate and augmentation, if it is open."""
+    if not chooses_model(config):
+        return {}
     statistics = ImageStatistics.of(train)
     size = default_size(len(train), statistics)
     if size is None:
@@ -124,8 +128,10 @@ def _steps(
     }
 
 
-def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str | None:
-    """Return a line on what was chosen and what may be better; `None` if all was given."""
+def _describe(config: TrainConfig, decided: RunConfig, images: int) -> list[str]:
+    """Return at most one line, on what was chosen and what may be better."""
+    if config.probe is not None:
+        return []
     parts = []
     advice = ""
     if chooses_model(config) and decided.spec:
@@ -141,8 +147,8 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str | Non
         parts.append(f"batch {decided.batch_size}")
     if config.epochs is None:
         parts.append(plural(decided.epochs, "epoch"))
-    if not parts:
-        return None
+    if not parts:  # all was given
+        return []
     if config.lr is None:
         parts.append(f"lr {decided.lr:g}")
-    return f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"
+    return [f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"]

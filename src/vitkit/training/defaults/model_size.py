@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitkit.data.datasets.split import Split
+from vitkit.errors import SettingError
 from vitkit.training.config.field_types import Settings
 from vitkit.training.recipes.small import cifar10, cifar10_small, digits, fashion_mnist
 
@@ -17,6 +18,8 @@ LARGEST = 64
 """Side to which larger images are resized, in pixels: from scratch, more epochs gain more."""
 SMALLEST_PATCH = 4
 """On images of 8 pixels, patches of 4 are far better than patches of 2 (the recipe `digits`)."""
+FEWEST_PATCHES, SIDE_OF_MANY = 3, 12
+"""Patches in a row of a larger image, at least, and the side from which an image is larger."""
 MANY = 100_000
 """Images larger than `LARGEST` from which a model at their own resolution learns more."""
 FINE = 28
@@ -40,7 +43,11 @@ class ImageStatistics:
 
     @classmethod
     def of(cls, split: Split) -> ImageStatistics:
-        """Compute the statistics of a split, of the first images where it is on a server."""
+        """Compute the statistics of a split, of the first images where it is on a server.
+
+        Raises:
+            ImageError: one of them cannot be read.
+        """
         last = len(split) - 1
         if split.is_remote:  # from the first shards, as each one is a download
             last = min(last, SAMPLE - 1)
@@ -66,18 +73,24 @@ class ImageStatistics:
         Uniform images that are not larger than a model from scratch gets them are shifted, as in
         the recipes for them; photographs are cropped.
         """
-        flip = 0.5 if self.colour else 0.0
+        flip, part_shifted = 0.0, 14
+        if self.colour:
+            flip, part_shifted = 0.5, 8
         if self._shifted:
-            shift = max(1, side // (8 if self.colour else 14))
+            shift = max(1, side // part_shifted)
             return {"flip": flip, "shift": shift, "crop_scale": 1.0}
         return {"flip": flip, "shift": 0, "crop_scale": 0.35}
 
     def describe(self) -> str:
         """Return the statistics and the augmentation in one line."""
-        kind = "colour" if self.colour else "grey"
-        sizes = "all of the same size" if self.uniform else "of several sizes or shapes"
-        change = "shifts" if self._shifted else "random crops"
-        flips = "flips" if self.colour else "no flips, as grey images are often signs"
+        kind, flips = "grey", "no flips, as grey images are often signs"
+        if self.colour:
+            kind, flips = "colour", "flips"
+        sizes, change = "of several sizes or shapes", "random crops"
+        if self.uniform:
+            sizes = "all of the same size"
+        if self._shifted:
+            change = "shifts"
         return f"images: {kind}, {self.side} px, {sizes}; augmentation: {change}, {flips}"
 
 
@@ -106,11 +119,14 @@ SIZES = (
 
 
 def default_size(images: int, statistics: ImageStatistics) -> ModelSize | None:
-    """Return the size of a model for so many images, which two cores can train; `None` for many.
+    """Return the size of a model for so many images, which two cores can train.
 
     Args:
         images: training images.
         statistics: of these images.
+
+    Returns:
+        The size; `None` where a preset at its own resolution learns more.
     """
     if images >= MANY and statistics.side > LARGEST:
         return None
@@ -127,9 +143,18 @@ def scratch_settings(
         size: of the model.
         statistics: of the training images.
         side: of the model's images, in pixels; default that of the images, up to `LARGEST`.
+
+    Raises:
+        SettingError: a side that only patches of more than a third of it divide.
     """
     # A multiple of 4, so that patches of 4 fit.
     side = side or max(8, min(statistics.side, LARGEST) // 4 * 4)
+    patch_size = _patch_size(side)
+    if side >= SIDE_OF_MANY and side // patch_size < FEWEST_PATCHES:
+        raise SettingError(
+            f"--img-size {side}: only patches of {patch_size} pixels divide it, too few for a "
+            f"model; pass a size that smaller ones divide, such as {_divisible_side(side)}"
+        )
     recipe = size.settings()
     # The recipe's normalisation is that of its own dataset.
     settings = {name: v for name, v in recipe.items() if name not in ("mean", "std", "fit")}
@@ -138,7 +163,7 @@ def scratch_settings(
         settings["fit"] = "squash"
     settings["spec"] = recipe["spec"] | {
         "image_size": side,
-        "patch_size": _patch_size(side),
+        "patch_size": patch_size,
         "in_channels": 3 if statistics.colour else 1,
     }
     return settings
@@ -146,8 +171,18 @@ def scratch_settings(
 
 def _patch_size(side: int) -> int:
     """Return the smallest patch that divides the side and gives a grid of 4 or 8 at most."""
-    most = 4 if side <= FINE else 8
-    for patch in range(SMALLEST_PATCH, side + 1):
-        if side % patch == 0 and side // patch <= most:
+    for patch in range(min(SMALLEST_PATCH, side), side):
+        if side % patch == 0 and side // patch <= _most_patches(side):
             return patch
-    raise AssertionError("a patch of the whole image always fits")
+    return side
+
+
+def _divisible_side(side: int) -> int:
+    """Return the nearest side with 3 patches in a row or more."""
+    step = _most_patches(side)
+    return round(side / step) * step
+
+
+def _most_patches(side: int) -> int:
+    """Return the most patches in a row of an image."""
+    return 4 if side <= FINE else 8

@@ -45,8 +45,9 @@ def default_batch_size(config: TrainConfig, images: int, most: int, processes: i
     """
     # every process has as many images in each micro-batch as any other
     shares = config.grad_accum_steps * processes
-    mixed = config.mixup > 0 or config.cutmix > 0
-    fewest = 2 * shares if mixed else shares
+    fewest = shares
+    if config.mixup > 0 or config.cutmix > 0:  # an image is mixed with another one of its part
+        fewest = 2 * shares
     batch_size = max(limit_batch_size(images, most) // shares * shares, fewest)
     if 1 < batch_size <= config.repeated_aug:  # the views of one image must not fill a batch
         batch_size = (config.repeated_aug // shares + 1) * shares
@@ -73,6 +74,11 @@ def default_epochs(
     epochs = min(max(enough, fewest), MOST_EPOCHS)
     # neither --max-steps nor the last size of --progressive may come after the end
     return max(epochs, math.ceil((config.max_steps or 0) / steps), len(config.progressive))
+
+
+def limit_warmup(warmup: float, epochs: int) -> float:
+    """Lower a warm-up, in epochs, to at most a tenth of a run of so many epochs."""
+    return min(warmup, epochs / 10)
 
 
 def default_warmup(epochs: int, *, given: bool) -> float:

@@ -32,7 +32,7 @@ class Histogram:
 def histograms(model: nn.Module) -> Iterator[tuple[str, Histogram]]:
     """Yield name and histogram of every matrix of a model, from a sample of its weights."""
     for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
+        if parameter.ndim < 2:  # biases and norms are too small for a histogram
             continue
         weights = parameter.detach().flatten()
         sample = weights[:: max(1, weights.numel() // SAMPLED)].float().cpu()

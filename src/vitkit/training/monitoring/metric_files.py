@@ -26,7 +26,13 @@ Numbers = Mapping[str, float | int]
 
 
 def add_line(run: RunFolder, kind: str, values: Numbers) -> None:
-    """Append one object to metrics.jsonl. Raises `OutputError`."""
+    """Append one object to metrics.jsonl. Raises `OutputError`.
+
+    Args:
+        run: folder of the run.
+        kind: `step`, `epoch`, `val` or `test`.
+        values: `step` among them; loss in nats, shares in [0, 1].
+    """
     document: dict[str, Any] = {"kind": kind}
     for name, value in values.items():
         document[name] = value if math.isfinite(value) else None  # JSON has no NaN
@@ -92,7 +98,10 @@ def drop_rows_after(
 
 
 def step_line(run: RunFolder, step: int) -> Numbers:
-    """Read the values that `add_line` wrote for a step; empty if there is no such line."""
+    """Read the values that `add_line` wrote for a step; empty if there is no such line.
+
+    `epoch` and `step` themselves are left out.
+    """
     for line in _lines(run):
         kind, line_step, document = _parse_line(line)
         if kind != "step" or line_step != step:
@@ -142,7 +151,9 @@ def _columns(path: Path) -> list[str]:
             header = file.readline()
     except FileNotFoundError:
         return []
-    return header[:-1].split(",") if header.endswith("\n") else []
+    if not header.endswith("\n"):
+        return []
+    return header[:-1].split(",")
 
 
 def _row_step(columns: list[str], row: str) -> float:
@@ -161,7 +172,7 @@ def _parse_line(line: str) -> tuple[str, float, dict[str, Any]]:
         step, kind = values["step"], values["kind"]
     except (ValueError, LookupError, TypeError):
         return "", math.inf, {}
-    if not isinstance(step, int):
+    if not isinstance(step, int):  # valid JSON, but another program's
         return "", math.inf, {}
     return str(kind), float(step), values
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from vitkit.errors import Interrupted
 from vitkit.io.atomic import write_bytes
-from vitkit.training.monitoring.curves import LearningCurves
+from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def write_figure(
         files = {path: content, path.with_suffix(".svg"): encode_svg(figure)}
         for file, written in files.items():
             write_bytes(file, written)
-    except Interrupted:
+    except Interrupted:  # a signal is not a figure that failed
         raise
     except Exception as error:  # noqa: BLE001 - a figure must never fail a run
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

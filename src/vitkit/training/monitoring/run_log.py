@@ -51,7 +51,7 @@ def _first_process_only(
 
 
 class RunLog:
-    """The log of a run, which is open while the run lasts.
+    """The log of a run, which is open while the run lasts. Its methods raise `OutputError`.
 
     Args:
         run: folder of the files.
@@ -76,20 +76,18 @@ class RunLog:
         self.display = Display(total=total, done=done, quiet=quiet or not writes)
         self._run = run
         self._trackers: list[Tracker] = []
-        if not writes:
+        if not writes:  # its methods do nothing, and no file is opened
             return
-        # On resume, TensorBoard ignores what an earlier session drew from this step on.
-        purge_step = None
-        if done:
-            purge_step = done if unvalidated else done + 1
+        self._done = done
+        self._unvalidated = unvalidated
+        self._curves: SummaryWriter
+        self._end: SummaryWriter | None = None
+        self._writers: list[SummaryWriter] = []
+        """TensorBoard's open files: `_curves` and `_end`."""
         try:
             self._log = run.log.open("a", encoding="utf-8")
-            self._curves = SummaryWriter(str(run.tensorboard), purge_step=purge_step)
-            self._end: SummaryWriter | None = None
         except OSError as error:
             raise output_error(run.root, error) from error
-        if unvalidated:  # the values of the step itself were dropped with those of its validation
-            self._curve(step_line(run, done), done, self._curves)
 
     def __enter__(self) -> RunLog:
         if self.writes:
@@ -112,13 +110,33 @@ class RunLog:
             except tracker.failures() as failure:
                 self._drop_tracker(tracker, failure)
         try:
-            self._curves.close()
-            if self._end is not None:
-                self._end.close()
+            for writer in self._writers:
+                writer.close()
             self._log.close()
         except OSError as failure:
             if error is None:  # an error of the run itself is more important
                 raise output_error(self._run.root, failure) from failure
+
+    @_first_process_only
+    def open_curves(self) -> None:
+        """Open TensorBoard's file, once it is certain that the run goes on in its folder.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        run, done = self._run, self._done
+        # on resume, TensorBoard ignores what an earlier session drew from this step on
+        purge_step = None
+        if done:
+            purge_step = done if self._unvalidated else done + 1
+        try:
+            self._curves = SummaryWriter(str(run.tensorboard), purge_step=purge_step)
+        except OSError as error:
+            raise output_error(run.tensorboard, error) from error
+        self._writers.append(self._curves)
+        # the values of the step itself were dropped with those of its validation
+        if self._unvalidated:
+            self._curve(step_line(run, done), done, self._curves)
 
     @_first_process_only
     def set_total(self, total: int) -> None:
@@ -211,6 +229,7 @@ class RunLog:
                 for earlier in self._run.tensorboard.glob(f"*{END}"):
                     earlier.unlink()
                 self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
+                self._writers.append(self._end)
             except OSError as error:
                 raise output_error(self._run.tensorboard, error) from error
         return self._end
@@ -233,5 +252,6 @@ class RunLog:
                 self._drop_tracker(tracker, failure)
 
     def _drop_tracker(self, tracker: Tracker, failure: Exception) -> None:
+        # a service that has failed once may hold up every step
         self._trackers.remove(tracker)
         self.info(f"{tracker.name} failed: {failure}; the run continues without it")

@@ -15,6 +15,8 @@ from rich.table import Column
 
 REFRESH = 0.5
 """Seconds between two updates of the bar. No thread draws it, because that would slow the steps."""
+USUAL_WIDTH = 80
+"""Columns of a terminal that does not tell its width."""
 MIN_BAR = 8
 """Characters of the shortest bar and of the column separators."""
 PLAIN = 30.0
@@ -49,6 +51,8 @@ class Display:
 
     def __init__(self, *, total: int, done: int, quiet: bool) -> None:
         self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
+        if self._console.width < 1:  # COLUMNS=0, as some terminals of editors have it
+            self._console.width = USUAL_WIDTH
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -95,6 +95,7 @@ class StepTimer:
 
     def read(self) -> TimingSnapshot:
         """Return the totals at this moment."""
+        # a copy: the totals change with the next step
         return dataclasses.replace(self._totals, moment=time.perf_counter())
 
 
@@ -113,6 +114,7 @@ def _resident() -> float:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
     except OSError:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        # macOS counts bytes, other systems count kilobytes.
-        return float(peak if sys.platform == "darwin" else peak * 1024)
+        if sys.platform == "darwin":  # it counts bytes, other systems count kilobytes
+            return float(peak)
+        return float(peak * 1024)
     return float(pages * os.sysconf("SC_PAGE_SIZE"))

@@ -161,6 +161,7 @@ def open_trackers(
 
 def _known_identities(run: RunFolder) -> dict[str, str]:
     """Read the identity of the run in each service; empty before the first start."""
+    # so a service that joins on resume begins a new run there
     if not run.trackers.exists():
         return {}
     known: dict[str, str] = json.loads(run.trackers.read_bytes())

@@ -45,6 +45,7 @@ class EMA(Generic[Model]):
             own.copy_(current)
         self.updates += 1
 
+    # these three make the average a part of the run's state
     def tensors(self) -> Tensors:
         """Return the averages."""
         return ModelPart(self.model).tensors()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.errors import SettingError
-from vitkit.io.import_path import import_by_name
+from vitkit.io.import_path import import_setting
 from vitkit.messages import did_you_mean
 from vitkit.shapes import Logits, Loss, Targets
 
@@ -65,6 +65,11 @@ class BinaryCrossEntropy:
 def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = None) -> Loss:
     """Return the loss of a name: `cross-entropy`, `bce`, or a user's own as `module:function`.
 
+    Args:
+        name: of the loss.
+        smoothing: label smoothing in [0, 1); a user's own loss gets none.
+        threshold: of `BinaryCrossEntropy`.
+
     Raises:
         SettingError: there is no loss of this name, or the module or function cannot be imported.
     """
@@ -80,10 +85,7 @@ def make_loss(name: str, *, smoothing: float = 0.0, threshold: float | None = No
             f"--loss {name!r} does not exist{near}; pass one of {', '.join(losses)}, or your "
             "own function as MODULE:NAME"
         )
-    try:
-        loss: Loss = import_by_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SettingError(f"--loss {name} cannot be imported: {error}") from None
+    loss: Loss = import_setting("loss", name)
     # A class would be called with logits and targets, and return an object.
     if not callable(loss) or isinstance(loss, type):
         raise SettingError(f"--loss {name} must be a function of (logits, targets)")

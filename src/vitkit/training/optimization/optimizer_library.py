@@ -52,7 +52,8 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory
             f"--opt {name} {UNSUPPORTED[name]}, which this training step does not support; pass "
             "adamw, lamb or lion"
         )
-    try:  # an optional dependency, slow to import
+    # imported here: an optional dependency, and a slow one
+    try:
         import pytorch_optimizer as library
     except ImportError:
         near = did_you_mean(name, others)
@@ -112,6 +113,7 @@ def _train(
 
 
 def _make(optimizer_class: OptimizerFactory, parameters: list[nn.Parameter]) -> optim.Optimizer:
+    # two groups, as the parameters of a model have
     decayed = {"params": parameters[:2], "weight_decay": 0.1}
     not_decayed = {"params": parameters[2:], "weight_decay": 0.0}
     return optimizer_class([decayed, not_decayed], lr=1e-2)

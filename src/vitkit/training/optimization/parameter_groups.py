@@ -32,8 +32,8 @@ def parameter_groups(
 
     Args:
         model: a `ViT`, or any module with `blocks`; frozen parameters are left out.
-        lr: the learning rate of the head.
-        weight_decay: weight decay of the parameters that decay.
+        lr: the learning rate of the head, above 0.
+        weight_decay: weight decay of the parameters that decay, 0 or more.
         layer_decay: d in (0, 1]; 1 for the same learning rate everywhere.
         only: names of the parameters to include; all by default.
 

@@ -25,7 +25,12 @@ MAX_PLAIN_TOKENS = 1024
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context manager for a forward pass in this precision."""
+    """Return the context manager for a forward pass in this precision.
+
+    Args:
+        precision: `off` is float32, without autocast.
+        device: device of the inputs.
+    """
     if precision == "off":
         return nullcontext()
     return torch.autocast(device.type, dtype=getattr(torch, precision))
@@ -54,12 +59,14 @@ def choose_precision(model: ViT, batch_size: int, device: torch.device) -> tuple
         The precision, and the reason in a few words.
     """
     half = half_precision(device)
-    kind = "processor" if device.type == "cpu" else "device"
+    kind, fewest = "device", MIN_FLOPS_GPU
+    if device.type == "cpu":
+        kind, fewest = "processor", MIN_FLOPS_CPU
     if not has_fast_half(device):
         return "off", f"this {kind} is not known to be faster in {half}"
     # Two operations per weight and token in the forward pass, four in the backward pass.
     flops = 6 * _num_tokens(model) * sum(p.numel() for p in model.parameters()) * batch_size
-    if flops < (MIN_FLOPS_CPU if device.type == "cpu" else MIN_FLOPS_GPU):
+    if flops < fewest:
         return "off", f"a step of {_in_words(flops)} operations is too small to gain from {half}"
     return half, f"this {kind} multiplies faster in {half}"
 
@@ -78,6 +85,7 @@ def choose_kernel(model: ViT, precision: Precision, device: torch.device) -> Att
 def _in_words(number: int) -> str:
     """Return a number to one digit: 3e8 is `300 million`."""
     rounded = float(f"{number:.1g}")
+    # rounded first: 9.6e8 is a billion
     for unit, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if rounded >= unit:
             return f"{rounded / unit:,.0f} {name}"

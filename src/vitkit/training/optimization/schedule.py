@@ -23,6 +23,14 @@ def learning_rate(
 
     `rsqrt` does not depend on `total`, so that a run can be extended; it never goes below `low`.
 
+    Args:
+        step: from 0.
+        schedule: one of the four.
+        peak: the highest rate, above 0.
+        low: the rate at the end, from 0 to `peak`.
+        warmup: steps of warm-up, 0 or more.
+        total: steps of the run, with the warm-up.
+
     >>> rates = [learning_rate(s, peak=1.0, low=0.0, warmup=2, total=7) for s in range(7)]
     >>> [round(rate, 3) for rate in rates]
     [0.5, 1.0, 0.905, 0.655, 0.345, 0.095, 0.0]

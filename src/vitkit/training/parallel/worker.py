@@ -19,7 +19,7 @@ from vitkit.errors import VitkitError, exit_code
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.training.config.train_config import TrainConfig
 
-REQUEST = "asked.json"
+REQUEST = "request.json"
 """File of the launcher's folder with the task of the processes."""
 ORPHAN_GRACE = 30.0
 """Seconds in which a process whose launcher has ended must save its state."""

@@ -1,8 +1,8 @@
 """Recipes: functions that return settings for one purpose, with the score to expect.
 
 A recipe sets what differs from the defaults; YAML and flags override it. A recipe that was measured
-here with several seeds has a reference result (`training/recipes/reference.py`); the others quote
-their paper, or a single run.
+here with several seeds has a reference result (`training/recipes/reference_comparison.py`); the
+others quote their paper, or a single run.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ def recipe_settings(name: str | None) -> Settings:
 
     A YAML file may name the recipe that it changes: `recipe: digits`.
 
+    Args:
+        name: one of `RECIPES`, or the path of a file that ends in .yaml or .yml.
+
     Raises:
         SettingError: neither a recipe nor a YAML file, or a YAML file that cannot be used.
     """
@@ -76,6 +79,9 @@ def base_recipe(name: str | None) -> str | None:
     """Return the recipe's name, or for a YAML file that of the recipe it changes.
 
     It is `None` where there is no such file, or it names no recipe.
+
+    Raises:
+        SettingError: a file that is not valid YAML.
     """
     if name is None or not _is_yaml(name):
         return name

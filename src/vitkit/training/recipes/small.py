@@ -95,6 +95,7 @@ def mnist() -> Settings:
     """
     return fashion_mnist() | {
         "epochs": 12,
+        # a mirrored digit is another sign
         "flip": 0.0,
         "shift": 2,
         "mean": (0.1307,),

@@ -18,6 +18,7 @@ def finetune() -> Settings:
         "batch_size": 64,
         "lr": 5e-4,
         "min_lr": 1e-6,
+        # the first layers have the most general features, and change least
         "layer_decay": 0.75,
         "weight_decay": 0.05,
         "warmup_epochs": 2.0,

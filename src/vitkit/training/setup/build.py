@@ -22,7 +22,6 @@ from vitkit.training.setup.build_step import (
     make_teacher_targets,
     make_transform,
 )
-from vitkit.training.setup.user_callbacks import import_callbacks
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 
 
@@ -83,6 +82,5 @@ def make_run(
         registry,
         training_step,
         ema,
-        further=import_callbacks(config.callbacks),
         prepare=None if targets is None else partial(targets.prepare, log=log.info),
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from vitkit.data.augmentation.mixup import Mixing
 from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.distributed import ProcessGroup
+from vitkit.errors import UserCodeError, VitkitError
+from vitkit.shapes import Logits, Loss, Targets
 from vitkit.training.config.sections.distillation import DistillationSettings
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.objective import DistillingObjective
@@ -16,6 +18,7 @@ from vitkit.training.distillation.teacher_targets import TeacherInputs, TeacherT
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.precision import Precision
+from vitkit.training.out_of_memory import is_out_of_memory
 from vitkit.training.run_plan import Plan
 from vitkit.training.step import Objective, TrainingStep, Transform
 
@@ -85,9 +88,26 @@ def make_objective(plan: Plan, model: nn.Module, precision: Precision) -> Object
     """Build the loss of a run, with a teacher's part where there is one."""
     config = plan.config
     loss = make_loss(config.loss, smoothing=config.label_smoothing, threshold=config.bce_threshold)
+    if ":" in config.loss:
+        loss = _named_in_errors(loss, config.loss)
     if plan.teacher is None:
         return Objective(model, loss, precision, plan.device)
     return DistillingObjective(model, loss, precision, plan.device, _distillation(config))
+
+
+def _named_in_errors(loss: Loss, name: str) -> Loss:
+    """Return a user's own loss, whose errors name it and are those of the user's code."""
+
+    def call(logits: Logits, targets: Targets) -> Tensor:
+        try:
+            return loss(logits, targets)
+        except Exception as error:
+            # an error of vitkit's has its message, and one of memory is answered elsewhere
+            if isinstance(error, VitkitError) or is_out_of_memory(error):
+                raise
+            raise UserCodeError.raised_by(f"the loss {name}", error, "in a step") from error
+
+    return call
 
 
 def make_step(

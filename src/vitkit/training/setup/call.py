@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.errors import SettingError
 from vitkit.io.import_path import given
 from vitkit.training.config.passed_objects import refuse_missing, with_names
 from vitkit.training.config.train_config import TrainConfig
@@ -28,11 +27,10 @@ def settings_of_python_call(
         UserError: wrong settings or data; or the resumed run needs objects that were not passed.
     """
     texts, objects = with_names(settings)
+    # names of objects have a meaning in this call alone
     with given(objects), kept_data(data) as address:
         if address is not None:
             texts["data"] = address
-        elif texts.get("resume") is None:
-            raise SettingError("data is missing; it comes first: vitkit.train(data, ...)")
         config = settings_of_call(texts)
         refuse_missing(config)
         yield config

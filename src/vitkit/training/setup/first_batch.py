@@ -51,8 +51,11 @@ def _draw(config: TrainConfig, max_images: int) -> NotebookFigure:
     fed = make_transform(plan)(batch, step=0)
     pixels = fed_pixels(fed, plan.preprocess, max_images)
     captions = []
-    for lines in fed_labels(fed, batch, plan.dataset.classes)[:max_images]:
-        captions.append(
-            [f"{line.name} ({line.share})" if line.share else line.name for line in lines]
-        )
+    for labels in fed_labels(fed, batch, plan.dataset.classes)[:max_images]:
+        caption = []
+        for label in labels:
+            # only a mixed image has several labels, each with its share
+            share = f" ({label.share})" if label.share else ""
+            caption.append(f"{label.name}{share}")
+        captions.append(caption)
     return draw_images([*pixels], captions, f"{plan.dataset.name}: first training batch")

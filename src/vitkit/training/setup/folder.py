@@ -31,7 +31,7 @@ from vitkit.training.run_folder import (
 from vitkit.training.setup.build_step import make_transform
 from vitkit.training.setup.summary import log_settings
 from vitkit.training.state.image_list import write_image_list
-from vitkit.training.state.save import remove_unfinished, set_aside_damaged
+from vitkit.training.state.state_folder import remove_unfinished, set_aside_damaged
 
 
 def find_stopped_run(
@@ -44,7 +44,6 @@ def find_stopped_run(
     Raises:
         UserError: the run cannot go on so, or a new one cannot be there.
     """
-
     refuse_missing(config)
 
     def find() -> dict[str, Any] | None:
@@ -111,9 +110,9 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
 
 
 def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None) -> None:
-    """Remove what a killed process left; list the images of a new run; write the settings.
+    """Begin the record of a run: TensorBoard's file, the images of a new run, the settings.
 
-    The metrics of a stopped run go back to its last state.
+    What a killed process left is removed. The metrics of a stopped run go back to its last state.
 
     Args:
         run: the run.
@@ -121,6 +120,7 @@ def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None
         stored: the settings to write; `None` for a finished run, whose record stays as it is.
     """
     folder = run.folder
+    run.log.open_curves()
     _remove_unfinished_files(folder)
     if stopped is None:
         write_image_list(folder.images, run.plan.dataset)

@@ -20,15 +20,15 @@ def head_for_classes(stored: Checkpoint, classes: tuple[str, ...]) -> tuple[Chec
         return stored, f"the head is kept: its {count} classes are the data's"
     match = match_classes(classes, stored.classes)
     if len(stored.classes) == count and not match.unknown:
+        # the note says it, so the file has no line on an adapted head
         reordered = replace(adapt(stored, classes=classes), metadata=stored.metadata)
         return reordered, f"the head is kept: its {count} classes are reordered to the data's order"
-    change = (
-        f"the head of {old} classes is replaced by one of {count}"
-        if old
-        else (f"the checkpoint has no head; the new one has {count} classes")
-    )
-    tanh = ", without the tanh layer" if stored.model.spec.representation_width else ""
-    return with_fresh_head(stored, count), f"{change}{tanh}; its initial weights are zero"
+    change = f"the checkpoint has no head; the new one has {count} classes"
+    if old:
+        change = f"the head of {old} classes is replaced by one of {count}"
+    if stored.model.spec.representation_width:
+        change += ", without the tanh layer"
+    return with_fresh_head(stored, count), f"{change}; its initial weights are zero"
 
 
 def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:

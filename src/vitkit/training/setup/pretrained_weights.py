@@ -23,7 +23,7 @@ from vitkit.training.setup.head import head_for_classes
 from vitkit.training.setup.initial_weights import InitialWeights, given_preprocess
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.hints import Hints
 from vitkit.weights.load import load_with
 from vitkit.weights.pretrained import adapt_to_spec, as_published
@@ -77,20 +77,20 @@ def load_initial(config: TrainConfig, fields: Mapping[str, Any]) -> LoadedWeight
             f"{place}: its weights have the sha256 {sha256[:16]}, but `start` in the settings "
             f"expects {str(config.start.get('sha256'))[:16]}; remove `start` to use this file"
         )
-    spec, earlier = stored.model.spec, len(stored.metadata.get("adapted", ()))
+    spec, earlier = stored.model.spec, len(texts(stored.metadata, "adapted"))
     wanted = wanted or spec.replace(**fields)
     if entry and named:
         wanted = as_published(wanted, spec, fields)
     try:
         stored = adapt_to_spec(stored, wanted, fields, place)
     except CheckpointError as error:
-        mend = (
-            "leave --model out to take the file's" if config.model else "leave these settings out"
-        )
+        mend = "leave these settings out"
+        if config.model:
+            mend = "leave --model out to take the file's"
         raise CheckpointError(f"{error}; {mend}") from None
     stored = _with_preprocess(stored, given_preprocess(config))
     # the file may have been adapted before, which is no news of this run
-    adapted = tuple(stored.metadata.get("adapted", ()))[earlier:]
+    adapted = texts(stored.metadata, "adapted")[earlier:]
     return LoadedWeights(stored, _absolute(place), sha256, adapted)
 
 

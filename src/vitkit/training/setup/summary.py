@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitkit.distributed import ProcessGroup
 from vitkit.messages import plural
 from vitkit.models.vit import ViT
 from vitkit.training.checks.unused_settings import note_on_probe
@@ -9,9 +10,25 @@ from vitkit.training.config.merging import with_flat_spec
 from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
-from vitkit.training.recipes.reference import comparable_result
+from vitkit.training.recipes.reference_comparison import comparable_result
+from vitkit.training.resume import StoppedRun
 from vitkit.training.run import Run
+from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
+
+
+def open_log(
+    plan: Plan, folder: RunFolder, stopped: StoppedRun | None, world: ProcessGroup
+) -> RunLog:
+    """Return the log of a new run, or of one that goes on; only the first process writes it."""
+    return RunLog(
+        folder,
+        total=plan.last_step,
+        done=0 if stopped is None else stopped.step,
+        quiet=plan.config.quiet,
+        writes=world.is_main,
+        unvalidated=stopped is not None and stopped.unvalidated,
+    )
 
 
 def log_model(plan: Plan, log: RunLog, model: ViT) -> None:
@@ -62,6 +79,7 @@ def log_settings(run: Run) -> None:
 
 def _settings_shown(config: TrainConfig) -> str:
     """Return the settings that differ from the defaults; config.yaml has all."""
+    # a setting that was left open is shown where it got another value than usual
     usual = TrainConfig(data=config.data).to_json() | USUAL
     # both are logged in lines of their own
     hidden = ("output", "start")

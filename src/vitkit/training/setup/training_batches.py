@@ -72,6 +72,7 @@ def loader_processes(
     """
     cores = max(1, (os.cpu_count() or 1) // world.local_size)
     if workers is None:
+        # images in memory take longer to send to another process than to read
         return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
     if workers > cores:
         return workers, [f"--workers {workers} on {cores} cores: fewer would be as fast"]

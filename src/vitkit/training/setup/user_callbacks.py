@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitkit.errors import SettingError
-from vitkit.training.checks.user_code import import_setting
+from vitkit.io.import_path import import_setting
 from vitkit.training.trainer import Callback
 
 
@@ -26,10 +26,11 @@ def as_callback(thing: Any, name: str) -> Callback:
         SettingError: it cannot be made, or is no `vitkit.Callback`.
     """
     made = thing
+    # an object may be a callback and callable as well
     if callable(thing) and not isinstance(thing, Callback):
         try:
             made = thing()
-        except Exception as error:
+        except Exception as error:  # whatever the user's class or function raises
             raise SettingError(
                 f"--callbacks {name} cannot be made: {type(error).__name__}: {error}; pass an "
                 "object, or a class or function without arguments"

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn, optim
 
 from vitkit.distributed import distribute_like
-from vitkit.errors import CheckpointError, VitkitError
+from vitkit.errors import CheckpointError, SettingError, VitkitError
 
 Tensors = dict[str, Tensor]
 Metadata = dict[str, Any]
@@ -134,7 +134,7 @@ class ModelPart:
         return {}
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Fill the model in place."""
+        """Fill the model in place. Raises `CheckpointError` for other names or shapes."""
         own = self.model.state_dict()
         _check_same_names("model", own, tensors)
         try:
@@ -186,7 +186,7 @@ class OptimizerPart:
         return metadata
 
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Fill the optimizer in place."""
+        """Fill the optimizer in place. Raises `CheckpointError` for another optimizer."""
         metadata = dict(metadata)
         metadata.setdefault("numbers", {})
         _check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
@@ -239,15 +239,15 @@ class Registry(Mapping[str, Stateful]):
         The state of that attribute would be lost on resume.
 
         Raises:
-            VitkitError: an attribute is not registered; the message names it.
+            SettingError: an attribute is not registered; the message names it.
         """
         for name, value in vars(owner).items():
             stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Progress)
             # Compared by identity: equal modules would be different states.
             if stateful and not any(value is known for known in self._objects):
-                raise VitkitError(
-                    f"{type(owner).__name__}.{name} has a state that would not be saved; call "
-                    f"registry.register({name!r}, ...)"
+                raise SettingError(
+                    f"{type(owner).__name__}.{name} has a state that would not be saved, so that "
+                    "a resumed run would end with other bits; make it anew in on_start"
                 )
 
     def check_names(self, stored: Mapping[str, object]) -> None:

@@ -46,15 +46,20 @@ def find_batch_size(
         SettingError: the smallest batch does not fit into memory.
     """
     limit = limit_batch_size(len(plan.steps.split), LARGEST)
-    size = min(SMALLEST, limit)
+    # the views of one image must not fill a batch; a power of two, as all sizes are
+    more_than_views = 1 << plan.config.repeated_aug.bit_length()
+    size = min(max(SMALLEST, more_than_views), limit)
     chosen, best = size, 0.0
     speeds = []
     with preserve_generators(plan.device):
         while size <= limit:
             speed = _images_per_second(plan, model, size, clock)
-            speeds.append(f"{size}: {speed:.4g}" if speed else f"{size}: out of memory")
+            if not speed:
+                speeds.append(f"{size}: out of memory")
+                break
+            speeds.append(f"{size}: {speed:.4g}")
             # The first size that gains nothing ends the search: larger ones gain less.
-            if not speed or speed < SPEEDUP * best:
+            if speed < SPEEDUP * best:
                 break
             chosen, best = size, speed
             size *= 2
@@ -76,8 +81,9 @@ def _images_per_second(plan: Plan, model: ViT, size: int, clock: Callable[[], fl
     try:
         step = trial(plan, model)
         sizes = plan.steps.sizes
-        # With images that grow, in the epoch of the largest ones.
-        epoch = sizes.index(max(sizes)) if sizes else 0
+        epoch = 0
+        if sizes:  # with images that grow, the epoch of the largest ones
+            epoch = sizes.index(max(sizes))
         batch: Batch = plan.steps.variants(np.arange(size), epoch)
         times = []
         for number in range(TIMED + 1):

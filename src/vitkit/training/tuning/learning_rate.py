@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from vitkit.errors import NonFiniteError
 from vitkit.models.vit import ViT
 from vitkit.training.run_plan import Plan
 from vitkit.training.tuning.trial import preserve_generators, trial
@@ -68,10 +69,22 @@ def find_lr(plan: Plan, model: ViT) -> FoundRate:
     The range test of Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv
     1506.01186), Sec. 3.3, with learning rates that grow by a constant factor. The tenth is fastai's
     rule, because the loss is lowest just before it diverges. The loss is a moving average.
+
+    Args:
+        plan: plan of the run.
+        model: freshly initialised, on the plan's device; it is not changed.
+
+    Raises:
+        NonFiniteError: the loss or its gradient is not a finite number, whatever the rate.
     """
     start = time.monotonic()
     with preserve_generators(plan.device):
         test = _run_range_test(plan, model)
+    if not test.rates:
+        raise NonFiniteError(
+            "--find-lr: the loss or its gradient is not a finite number, even at the rate "
+            f"{LOWEST:g}; check --loss and the weights, or pass --amp off"
+        )
     lr = float(f"{test.best_rate / SAFETY:.1e}")
     seconds = time.monotonic() - start
     line = (

@@ -18,7 +18,12 @@ from vitkit.training.step import TrainingStep
 
 
 def trial(plan: Plan, model: ViT) -> TrainingStep:
-    """Make a training step of a copy of the model, as the run will have it but not compiled."""
+    """Make a training step of a copy of the model, as the run will have it but not compiled.
+
+    Args:
+        plan: plan of the run, whose precision is decided.
+        model: on the plan's device; it is not changed.
+    """
     config = plan.config
     # The run starts from the weights that the model has now.
     copied = copy.deepcopy(model)
@@ -33,4 +38,5 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
 
 def preserve_generators(device: torch.device) -> AbstractContextManager[None]:
     """Restore torch's random generators after a block, so that a trial does not change the run."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+    gpus = [device] if device.type == "cuda" else []  # the processor's is always restored
+    return torch.random.fork_rng(gpus)

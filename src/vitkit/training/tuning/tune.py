@@ -46,8 +46,9 @@ def tune_settings(
         The settings that were decided.
 
     Raises:
-        SettingError: there is no compiler here for a run that began with one; or a search for the
-            batch size or the learning rate fails.
+        SettingError: there is no compiler here for a run that began with one; or the smallest
+            batch does not fit into memory.
+        NonFiniteError: the search for a learning rate finds no finite loss.
     """
     config = plan.config
     decided: Settings = {"find_lr": False, "find_batch_size": False}
@@ -75,7 +76,7 @@ def tune_settings(
         # a final rate above the peak would be refused
         decided["min_lr"] = min(config.min_lr, found.lr)
         log(found.line)
-        if folder is not None:
+        if folder is not None and config.plots:
             write_figure(folder.root / LR_FINDER, lambda: _rate_search(found), log)
     return decided
 

@@ -15,6 +15,7 @@ from vitkit.errors import SpecError
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
+from vitkit.weights.formats.saved_model import present_state
 
 
 def resize_kernel(
@@ -72,15 +73,10 @@ def resized(
         SpecError: sizes that do not divide, or another patch for a stem that is no projection of
             pixels.
     """
-    old = model.spec
-    spec = old
-    if image_size is not None or patch_size is not None:
-        # Changed at once: each alone might not divide the other.
-        spec = old.replace(
-            image_size=old.image_size if image_size is None else image_size,
-            patch_size=old.patch_size if patch_size is None else patch_size,
-        )
-    state = dict(model.state_dict())
+    old, state = present_state(model)
+    sizes = {"image_size": image_size, "patch_size": patch_size}
+    # Changed at once: each alone might not divide the other.
+    spec = old.replace(**{name: size for name, size in sizes.items() if size is not None})
     if spec.patch_size != old.patch_size:
         if old.stem not in ("convolution", "linear"):
             raise SpecError(

@@ -144,6 +144,7 @@ class Source(Mapping[str, Tensor]):
             instead_of: names of tensors that are left out.
         """
         others = self.renamed({name: name for name in self if name not in instead_of}, *notes)
+        # `renamed` made these for the new source, so they may be filled in place.
         shapes, dtypes = others.header.shapes, others.header.dtypes
         readers = dict(others._readers)
         for name, tensor in computed.items():
@@ -174,7 +175,9 @@ class Source(Mapping[str, Tensor]):
         if clash is not None and len(set(names.values())) < len(names):
             raise CheckpointError(clash)
         unchanged = all(old == new for old, new in names.items())
-        return self if unchanged and not notes else self.renamed(names, *notes)
+        if unchanged and not notes:
+            return self
+        return self.renamed(names, *notes)
 
 
 def refuse_unusable_numbers(name: str, tensor: Tensor) -> None:

@@ -63,7 +63,7 @@ def read_description(header: Header, entry: str = METADATA_KEY) -> Description |
         CheckpointError: a description that cannot be read, or that contradicts itself.
     """
     if entry not in header.metadata:
-        return None
+        return None  # a file of another program
     try:
         document = parse_json(header.metadata[entry])
         spec = ViTSpec.from_json(document["spec"])

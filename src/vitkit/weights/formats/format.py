@@ -93,6 +93,7 @@ class Fitted(NamedTuple):
         return worst, len(self.steps)
 
 
+# In most libraries a block returns its tokens, and a model its logits.
 def _block_output(inputs: Any, output: Any) -> Any:
     return output
 
@@ -244,4 +245,6 @@ def with_prefix(tensors: Mapping[str, Tensor], prefix: str, *, but: str) -> dict
 
 def weights_file(path: Path) -> Path:
     """Return the file of weights in a folder written by vitkit, or `path` if it is a file."""
-    return path / WEIGHTS_FILE if path.is_dir() else path
+    if path.is_dir():
+        return path / WEIGHTS_FILE
+    return path

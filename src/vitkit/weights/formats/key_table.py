@@ -202,6 +202,7 @@ def match_keys(table: Table, header: Header, ours: Set[str], depth: int) -> KeyM
     needed: dict[str, None] = {}  # an ordered set
     fresh: list[str] = []
     for line in table.applied(ours, depth):
+        # A row is read as a whole: a part of it makes none of our tensors.
         if names >= set(line.theirs):
             complete.append(line)
             claimed.update(line.theirs)
@@ -329,4 +330,6 @@ def write_tensors(table: Table, spec: ViTSpec, ours: Mapping[str, Tensor]) -> di
 def few(names: Sequence[str], most: int = 5) -> str:
     """Return the first names of a list as text, with the number of the others."""
     text = ", ".join(names[:most])
-    return f"{text} and {len(names) - most} more" if len(names) > most else text
+    if len(names) > most:
+        text += f" and {len(names) - most} more"
+    return text

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
+from vitkit.models.interface.classifier import COMPILED
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.weights.files.source import WEIGHT_DTYPES, count_not_finite
 from vitkit.weights.formats.unsaved_changes import refuse_unsaved_changes
-from vitkit.weights.model_tensors import COMPILED, tensor_shapes
+from vitkit.weights.model_tensors import tensor_shapes
 
 REMEDIES = {
     "lora_": "merge the adapters first: model = peft_model.merge_and_unload()",
@@ -51,13 +52,19 @@ def as_saved(model: object, path: Path) -> tuple[ViTSpec, dict[str, Tensor]]:
             f"{path}: the file cannot describe the model's own backbone; save its state_dict() "
             "beside the code that builds the backbone, or use stem 'resnet'"
         )
-    spec = _spec_with_its_head(vit)
+    spec, state = present_state(vit)
+    _refuse_misfits(vit, spec, state, path)
+    refuse_unsaved_changes(vit, spec, state, path)
+    return spec, state
+
+
+def present_state(vit: ViT) -> tuple[ViTSpec, dict[str, Tensor]]:
+    """Return the spec of a model with the head that it has now, and its tensors by its names."""
+    spec = vit.spec.replace(num_classes=vit.num_classes)
     # Single blocks may be compiled, too.
     state = {name.replace(f"{COMPILED}.", ""): t for name, t in vit.state_dict().items()}
     if "head.weight" in state and spec.num_classes:  # a linear layer may have no bias
         state.setdefault("head.bias", state["head.weight"].new_zeros(spec.num_classes))
-    _refuse_misfits(vit, spec, state, path)
-    refuse_unsaved_changes(vit, spec, state, path)
     return spec, state
 
 
@@ -108,18 +115,6 @@ def unwrapped(model: object, path: Path) -> ViT:
     elif isinstance(getattr(model, "model", None), ViT):  # `FeatureMaps`
         remedy = "pass the ViT in it, its .model"
     raise CheckpointError(f"{path}: {type(model).__name__} is not a ViT; {remedy}")
-
-
-def _spec_with_its_head(vit: ViT) -> ViTSpec:
-    """Return the spec with the number of classes that the head has now."""
-    # The head alone may be compiled, or replaced by another layer for fine-tuning.
-    head = getattr(vit.head, COMPILED, vit.head)
-    count = vit.spec.num_classes
-    if isinstance(head, nn.Identity):
-        count = 0
-    elif isinstance(head, nn.Linear) and head.in_features == vit.spec.head_inputs:
-        count = head.out_features
-    return vit.spec.replace(num_classes=count)
 
 
 def _refuse_misfits(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor], path: Path) -> None:

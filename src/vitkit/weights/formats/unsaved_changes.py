@@ -15,9 +15,11 @@ from torch import Tensor, nn
 from vitkit.distributed import is_sharded
 from vitkit.errors import CheckpointError
 from vitkit.messages import plural
+from vitkit.models.interface.classifier import COMPILED
+from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
-from vitkit.weights.model_tensors import COMPILED, blank_model
+from vitkit.weights.model_tensors import blank_model
 
 SHOWN = 3
 """Changes that a message names."""
@@ -43,15 +45,16 @@ def refuse_unsaved_changes(
     # A part of a model cannot be run, and tensors on the meta device have no values.
     if not changes or any(t.is_meta or is_sharded(t) for t in state.values()):
         return
-    difference = _difference(vit, spec, state)
-    if difference <= TOLERANCE:
+    effect = _effect(vit, spec, state)
+    if not effect:
         return
-    more = f" and {plural(len(changes) - SHOWN, 'more change')}" if len(changes) > SHOWN else ""
+    shown = ", ".join(changes[:SHOWN])
+    if len(changes) > SHOWN:
+        shown += f" and {plural(len(changes) - SHOWN, 'more change')}"
     raise CheckpointError(
-        f"{path}: a file holds tensors alone, and this model has {', '.join(changes[:SHOWN])}{more}"
-        f": loaded again, its logits would differ by {difference:.1g} of the largest; remove hooks "
-        "(handle.remove()) and put the layers of its spec back, or save its state_dict() beside "
-        "the code that builds it"
+        f"{path}: a file holds tensors alone, and this model has {shown}: loaded again, {effect}; "
+        "remove hooks (handle.remove()) and put the layers of its spec back, or save its "
+        "state_dict() beside the code that builds it"
     )
 
 
@@ -82,8 +85,8 @@ def _changes_of_layer(module: nn.Module, plain: nn.Module | None, where: str) ->
 
 
 @torch.no_grad()
-def _difference(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> float:
-    """Return the largest difference of logits to a new model, as a part of the largest logit."""
+def _effect(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> str:
+    """Describe how a model differs from a new one with its tensors, or return an empty string."""
     with torch.device("meta"):
         plain = ViT(spec)
     plain.load_state_dict(dict(state), assign=True)  # no copies
@@ -91,17 +94,20 @@ def _difference(vit: ViT, spec: ViTSpec, state: Mapping[str, Tensor]) -> float:
     like = next(plain.parameters())
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(1, spec.in_channels, *spec.image_size, generator=generator).to(like)
-    # Parts may be frozen in eval mode: each gets its own mode back.
-    modes = [(module, module.training) for module in vit.modules()]
-    vit.eval()
     try:
-        found, expected = vit(images).double(), plain(images).double()
-    finally:
-        for module, training in modes:
-            module.training = training
+        with eval_mode(vit):
+            found = vit(images)
+    except Exception as error:  # noqa: BLE001 - layers and hooks of the user's own raise anything
+        return f"it would return logits, and now it raises {type(error).__name__}: {error}"
+    expected = plain(images).double()
     if not expected.isfinite().all():
-        return 0.0  # tensors that are not finite have a message of their own
+        return ""  # tensors that are not finite have a message of their own
+    if not isinstance(found, Tensor):
+        return f"it would return logits, and now it returns a {type(found).__name__}"
     if found.shape != expected.shape:
-        return 1.0
+        return f"its logits would be {tuple(expected.shape)}, and now are {tuple(found.shape)}"
     scale = float(expected.abs().max().clamp(min=1e-12))
-    return float((found - expected).abs().max().nan_to_num(nan=1.0)) / scale
+    difference = float((found.double() - expected).abs().max().nan_to_num(nan=1.0)) / scale
+    if difference <= TOLERANCE:
+        return ""
+    return f"its logits would differ by {difference:.1g} of the largest"

@@ -121,7 +121,9 @@ def unknown_format(source: Source, known: Iterable[str]) -> CheckpointError:
     names = ", ".join(list(source)[:3])
     if len(source) > 3:
         names += ", ..."
-    stated = f"; config.json has model_type {kind!r}" if isinstance(kind, str) else ""
+    stated = ""
+    if isinstance(kind, str):  # a document may hold anything
+        stated = f"; config.json has model_type {kind!r}"
     return CheckpointError(
         f"{header.path}: {plural(len(source), 'tensor')} ({names}) in no known format{stated}; "
         f"known formats are vitkit, {', '.join(known)}"

@@ -12,7 +12,7 @@ import numpy as np
 from vitkit.data.datasets.dataset import ArraySplit, FileSplit, array_digests
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
-from vitkit.data.images.pixels import as_bytes
+from vitkit.data.images.pixels import as_array, as_bytes
 from vitkit.data.sources.objects.items import Label, as_label
 from vitkit.data.sources.objects.object_part import ObjectPart
 from vitkit.errors import DataError
@@ -37,7 +37,7 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
     """
     pixels, expected = images, "(N, H, W), (N, H, W, 1) or (N, H, W, 3)"
     if not isinstance(images, np.ndarray):
-        pixels, expected = images.detach().cpu().numpy(), "(N, H, W), (N, 1, H, W) or (N, 3, H, W)"
+        pixels, expected = as_array(images, origin), "(N, H, W), (N, 1, H, W) or (N, 3, H, W)"
         if pixels.ndim == 4:
             pixels = np.moveaxis(pixels, 1, -1)
     if pixels.dtype == object:
@@ -67,14 +67,23 @@ def read_arrays(images: Any, labels: Any, origin: str) -> ObjectPart:
 
 
 def as_labels(labels: Any, origin: str) -> list[Label]:
-    """Return a column of labels as class numbers or names.
+    """Return the labels of N images as class numbers or names.
+
+    Args:
+        labels: an array, a tensor or a list (N,).
+        origin: the name of the images in messages.
 
     Raises:
         DataError: something else than one label for each image; the message has its index.
     """
     if hasattr(labels, "detach"):
-        labels = labels.detach().cpu().numpy()
-    shape = np.shape(labels)
+        labels = as_array(labels, origin)
+    try:
+        shape = np.shape(labels)
+    except ValueError as error:  # a list of lists of several lengths
+        raise DataError(
+            f"{origin}: the labels are no list of one value for each image: {error}"
+        ) from None
     if len(shape) != 1:
         raise DataError(
             f"{origin}: labels of the shape {shape}; expected (N,), one class number an image; of "

@@ -46,6 +46,7 @@ def is_hub_dataset(data: object) -> bool:
     features: Any = getattr(data, "features", None)
     if not hasattr(features, "arrow_schema") or not hasattr(data, "cast_column"):
         return False
+    # A transform of the user's own may change the images: those are read item by item.
     chosen = getattr(data, "format", {})
     if chosen.get("type") not in (None, "torch", "numpy", "python"):
         return False
@@ -77,6 +78,7 @@ def read_hub_dataset(data: Any, origin: str) -> ObjectPart:
             content = image_bytes(row[columns.image], ANYWHERE) or b""
             digests[number] = np.frombuffer(hashlib.sha256(content).digest(), np.uint8)
             advance(1)
+    # The labels are numbered by `assemble`, when all class names are known.
     count = len(labels)
     split = StoredSplit(store, np.zeros(count, np.int64), np.arange(count))
     return ObjectPart("datasets", split, labels, digests, columns.classes)
@@ -86,6 +88,7 @@ def _labels(data: Any, column: str, origin: str) -> list[Label]:
     rows = data.with_format(None).select_columns([column])
     labels: list[Label] = []
     for number, label in enumerate(rows[:][column]):
+        # The Hub's mark for a test image whose label is not published.
         if label == -1:
             label = None
         labels.append(as_label(label, f"{origin}[{number}]"))

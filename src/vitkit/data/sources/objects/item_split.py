@@ -11,13 +11,8 @@ import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
 from vitkit.data.datasets.split import Split
-from vitkit.data.images.pixels import as_pixels, kind_of
-from vitkit.data.sources.objects.items import (
-    Label,
-    MapStyle,
-    as_label,
-    image_and_label,
-)
+from vitkit.data.images.pixels import FILE_BYTES, PATH, as_pixels, kind_of
+from vitkit.data.sources.objects.items import Label, MapStyle, as_label, image_and_label
 from vitkit.errors import DataError
 from vitkit.io.progress import progress_bar
 
@@ -44,7 +39,11 @@ class ItemSplit(Split):
 
     @property
     def in_memory(self) -> bool:
-        return isinstance(self.items, list | tuple)
+        if not isinstance(self.items, list | tuple):
+            return False
+        # A list of paths or of files' bytes is decoded at every reading.
+        image, _ = image_and_label(self.items, 0, self.origin)
+        return kind_of(image) not in (PATH, FILE_BYTES)
 
     def name(self, index: int) -> str:
         return f"{self.origin}[{self.numbers[index]}]"
@@ -103,6 +102,7 @@ def read_items(items: MapStyle, origin: str) -> tuple[ItemSplit, list[Label], li
         for index in range(count):
             name = f"{origin}[{index}]"
             image, label = image_and_label(items, index, name)
+            # Images of mixed kinds are a mistake: of two conventions one would be misread.
             kind = kind_of(image)
             first_kind = first_kind or kind
             if kind != first_kind:

@@ -66,6 +66,7 @@ def as_label(label: Any, name: str) -> Label:
         DataError: none, a float, a negative number, empty text, or several values.
     """
     value = label
+    # A number of numpy or torch has a shape, too: ().
     shape = getattr(label, "shape", ())
     if len(shape):
         raise DataError(
@@ -74,6 +75,7 @@ def as_label(label: Any, name: str) -> Label:
         )
     if hasattr(label, "item"):
         value = label.item()
+    # True is an int, too; as in tables it is the class 'True', not class 1.
     if isinstance(value, bool):
         return str(value)
     if isinstance(value, int) and value >= 0:
@@ -100,16 +102,18 @@ def named(
     known = set(classes)
     result = []
     for index, label in enumerate(labels):
-        if isinstance(label, int) and known and label >= len(classes):
+        name = str(label)
+        if known and isinstance(label, int):
+            if label >= len(classes):
+                raise DataError(
+                    f"{name_of(index)} has the label {label}; expected 0 to {len(classes) - 1}, as "
+                    f"there are {len(classes)} classes"
+                )
+            name = classes[label]
+        elif known and name not in known:
             raise DataError(
-                f"{name_of(index)} has the label {label}; expected 0 to {len(classes) - 1}, as "
-                f"there are {len(classes)} classes"
+                f"{name_of(index)} has the label {name!r}, which is none of the classes"
+                f"{did_you_mean(name, classes)}"
             )
-        if isinstance(label, str) and known and label not in known:
-            raise DataError(
-                f"{name_of(index)} has the label {label!r}, which is none of the classes"
-                f"{did_you_mean(label, classes)}"
-            )
-        name = classes[label] if known and isinstance(label, int) else str(label)
         result.append(name)
     return result

@@ -39,5 +39,6 @@ class ObjectPart:
         Raises:
             DataError: a label outside of the classes.
         """
+        # `assemble` matches the classes of the splits by name, so numbers become names here.
         names = named(self.labels, classes, self.images.name)
         return NamedImages(self.images, names, [row.tobytes() for row in self.digests])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -63,6 +64,7 @@ class ObjectData:
 
     def as_split(self, split: str) -> ObjectData:
         """Return images that belong to no split as one; an object with splits as it is."""
+        # Data to evaluate are one split: they must not be divided into three.
         if set(self.parts) != {POOL}:
             return self
         return replace(self, parts={split: self.parts[POOL]})
@@ -101,7 +103,14 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         one, other = [*found][:2]
         raise DataError(f"the splits have other classes: {one} and {other}; expected the same")
     known = tuple(classes) or next(iter(found), ())
-    return ObjectData("-".join(names), parts, known)
+    name = "-".join(names)
+    # images are matched by the name of their class, so two numbers would become one class
+    repeated = [known_name for known_name, count in Counter(known).items() if count > 1]
+    if repeated:
+        raise DataError(
+            f"{name}: the class name {repeated[0]!r} occurs twice; give each class its own name"
+        )
+    return ObjectData(name, parts, known)
 
 
 def _splits(data: Mapping[Any, Any]) -> dict[str, ObjectPart]:
@@ -128,8 +137,12 @@ def _name(data: object) -> str:
         return "arrays"
     if is_pairs(data):
         return "pairs"
-    kind = "items" if isinstance(data, list | tuple) else type(data).__name__
-    return re.sub(r"\W+", "-", "datasets" if is_hub_dataset(data) else kind)
+    if is_hub_dataset(data):
+        return "datasets"
+    if isinstance(data, list | tuple):
+        return "items"
+    # a class of a notebook may have any name, and the name becomes part of a folder's
+    return re.sub(r"\W+", "-", type(data).__name__)
 
 
 def _part(data: Any, origin: str) -> ObjectPart:
@@ -158,6 +171,7 @@ def _classes_of(data: object) -> tuple[str, ...]:
 
 def _refuse_other_kinds(data: object) -> None:
     """Raise `DataError` for what has no items in an order: streams, loaders, bare arrays."""
+    # By their attributes: neither torch nor pandas is imported for this.
     kind = type(data).__name__
     if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
         raise DataError(f"data is a {kind}; pass its dataset: {kind.lower()}.dataset")

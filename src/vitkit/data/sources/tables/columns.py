@@ -130,6 +130,7 @@ def _choose(candidates: Sequence[str], usual: Sequence[str], expected: str, show
     """
     if len(candidates) == 1:
         return candidates[0]
+    # Of several the usual name decides, in the order of the list, not of the table.
     for name in usual:
         if name in candidates:
             return name

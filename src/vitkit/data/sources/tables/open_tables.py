@@ -67,6 +67,7 @@ def open_tables(
     size = 0
     for split, group in files.items():
         indexes = [cached_index(file, f"{kind} {columns} {roots}", indexer) for file in group]
+        # Bytes of all images, uncompressed: above the cache, reading in random order is slow.
         for index in indexes:
             size += int(index.arrays["groups"][:, 1].sum())
         # Competitions publish their test images without labels, as None or -1.
@@ -103,6 +104,7 @@ class _Indexer:
         digests: list[bytes] = []
         sizes: list[tuple[int, int]] = []
         for number in range(len(groups)):
+            # One group at a time: a whole file may not fit into memory.
             table = groups.read(number, [self.columns.image, self.columns.label])
             labels += self._labels(path, table.column(self.columns.label), len(labels))
             images = table.column(self.columns.image)

@@ -31,8 +31,8 @@ def parquet_files(folder: Path) -> list[Path]:
             ]
             if tables:
                 return sorted(filter(Path.is_file, tables))
-    except OSError:
-        pass
+    except OSError:  # the folder cannot be listed: whoever opens it names the reason
+        return []
     return []
 
 

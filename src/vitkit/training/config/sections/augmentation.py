@@ -83,6 +83,7 @@ class AugmentationSettings:
     batch gets one of them."""
     mixup_prob: Annotated[Probability, MIXING_DETAIL] = 1.0
     """Probability that a batch is mixed, 0 to 1."""
+    # needs both, and `only_with` means any of them
     mixup_switch_prob: Annotated[
         Probability, Meaning(resume="fixed", changes_result=True, with_probe="refused")
     ] = 0.5

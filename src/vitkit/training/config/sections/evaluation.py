@@ -14,11 +14,13 @@ from vitkit.training.config.meaning import Meaning
 class EvaluationSettings:
     """The test split and early stopping."""
 
+    # not compared: a finished run may be resumed to read the test split
     test: Annotated[
         bool,
         Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
     ] = True
     """Evaluate the best weights on the test split, once, at the end."""
+    # may change: the state counts the epochs, and the setting only limits them
     patience: Annotated[
         PositiveInt | None,
         Meaning(resume="may change", changes_result=True, with_probe="refused"),

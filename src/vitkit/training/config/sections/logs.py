@@ -27,6 +27,14 @@ class LoggingSettings:
         bool, Meaning(resume="may change", changes_result=False, with_probe="used")
     ] = True
     """Write some validation images with their predictions to TensorBoard."""
+    plots: Annotated[
+        bool,
+        Meaning(
+            resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
+        ),
+    ] = True
+    """Draw the learning curves and the confusion matrix at the end, about a second's work; off is
+    for many short runs."""
     save_augmented_grid: Annotated[
         bool, Meaning(resume="may change", changes_result=False, with_probe="refused")
     ] = False

@@ -314,7 +314,10 @@ def _mlp_ratio(spec: ViTSpec) -> int:
 
 
 def _one_or_two(sides: tuple[int, int]) -> int | list[int]:
-    return sides[0] if sides[0] == sides[1] else list(sides)
+    # As in published files: one number is a square.
+    if sides[0] == sides[1]:
+        return sides[0]
+    return list(sides)
 
 
 def json_bytes(document: Mapping[str, Any]) -> bytes:

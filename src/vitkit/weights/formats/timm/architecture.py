@@ -68,6 +68,7 @@ def timm_architecture(spec: ViTSpec) -> tuple[str, dict[str, Any]] | None:
         Its name and `model_args`; of several models, the one with the fewest arguments.
     """
     best: tuple[str, dict[str, Any]] | None = None
+    # Any model of a class becomes another one by keywords, so all are compared.
     for name, base in _timm_presets().items():
         arguments = _model_args(base, spec)
         if arguments is not None and (best is None or len(arguments) < len(best[1])):
@@ -169,6 +170,7 @@ def _encoder_args(base: ViTSpec, spec: ViTSpec, differing: set[str]) -> dict[str
         arguments["no_embed_class"] = not spec.positions_cover_prefix
     if "qkv_bias" in differing:
         arguments["qkv_bias"] = bool(spec.qkv_bias)
+    # Its initial value does not matter to weights that are there, only that it exists.
     if (base.layer_scale is None) != (spec.layer_scale is None):
         arguments["init_values"] = spec.layer_scale
     if "embedding_norm" in differing:
@@ -200,7 +202,9 @@ def _readout_args(base: ViTSpec, spec: ViTSpec) -> dict[str, Any]:
 
 def _global_pool(spec: ViTSpec) -> str | None:
     """Return timm's name of a pooling; `mean_all` is "avg" with another keyword."""
-    pooling = "mean" if spec.pooling == "mean_all" else spec.pooling
+    pooling: str = spec.pooling
+    if pooling == "mean_all":
+        pooling = "mean"
     return next((name for name, ours in POOLINGS.items() if ours == pooling), None)
 
 

@@ -28,7 +28,9 @@ _OLD_SCALE_NAMES = {"gamma_1": "ls1.gamma", "gamma_2": "ls2.gamma"}
 
 def _prepare(source: Source) -> Source:
     """Rename LayerScale and split biases to the names of the class in question."""
-    changes = EVA_NAMES if is_eva_file(source.header) else _OLD_SCALE_NAMES
+    changes = _OLD_SCALE_NAMES
+    if is_eva_file(source.header):
+        changes = EVA_NAMES
 
     def rename(name: str) -> str:
         match = re.match(r"(blocks\.\d+\.)(.*)", name)

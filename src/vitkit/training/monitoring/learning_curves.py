@@ -16,13 +16,15 @@ from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.messages import nearest_parent
 from vitkit.plots.html import html_image, html_table
 from vitkit.training.config.yaml_files import read_yaml
-from vitkit.training.recipes.reference import comparable_result
+from vitkit.training.recipes.reference_comparison import comparable_result
 from vitkit.training.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from vitkit.plots.curves import Band
     from vitkit.plots.figure import NotebookFigure
 
+COLUMNS = ("epoch", "lr", "train_loss")
+"""Columns that every metrics.csv has."""
 NOTEBOOK_WIDTH = 7.4
 """Inches of the curves in a notebook."""
 
@@ -56,7 +58,8 @@ class LearningCurves:
 
         Raises:
             OutputError: no such folder.
-            DataError: the run has no complete epoch, or is a probe.
+            DataError: the run has no complete epoch, or is a probe; or its metrics.csv cannot be
+                read, or is that of another program.
         """
         folder = RunFolder(Path(run))
         if not folder.root.is_dir():
@@ -67,8 +70,7 @@ class LearningCurves:
                 f"{run}: no epoch is complete in metrics.csv, so there is no curve; a probe and a "
                 "run of less than an epoch have none"
             )
-        names = rows[0].keys()
-        columns = {name: np.array([_number(row[name]) for row in rows]) for name in names}
+        columns = {name: np.array([_number(row[name]) for row in rows]) for name in rows[0]}
         return cls(folder.root, columns)
 
     @property
@@ -89,6 +91,10 @@ class LearningCurves:
 
         The best epoch is marked; where the recipe has reference runs on the same data, their range
         is shaded.
+
+        Returns:
+            A figure with a panel each for the losses (nats), top-1 (%) and the learning rate; none
+            for top-1 without validation.
         """
         # imported here: matplotlib takes half a second
         from vitkit.plots.curves import draw_curves
@@ -110,9 +116,9 @@ class LearningCurves:
 
         try:
             settings = read_yaml(RunFolder(self.run).config)
+            reference = comparable_result(settings.get("recipe"), str(settings.get("data")))
         except SettingError:  # the curves can be drawn without them
             return None
-        reference = comparable_result(settings.get("recipe"), str(settings.get("data")))
         length = settings.get("epochs")
         if reference is None or "val_top1" not in self.columns or not isinstance(length, int):
             return None
@@ -120,6 +126,8 @@ class LearningCurves:
         # runs of another length are compared at the same share of their epochs
         epochs = np.arange(1, len(low) + 1) / len(low) * length
         shown = (epochs >= 1) & (epochs <= self.columns["epoch"].max())
+        if shown.sum() < 2:  # a single point has no area
+            return None
         return Band(reference.recipe, epochs[shown], low[shown], high[shown])
 
     def _repr_html_(self) -> str:
@@ -144,15 +152,29 @@ class LearningCurves:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """Return the complete rows of metrics.csv, one of each epoch, in their order."""
+    """Return the complete rows of metrics.csv, one of each epoch, in their order.
+
+    Raises:
+        DataError: it cannot be read, or lacks a column.
+    """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
     # the last line may be incomplete while a run writes it
     complete = text[: text.rfind("\n") + 1]
+    reader = csv.DictReader(complete.splitlines())
+    header = reader.fieldnames or COLUMNS
+    missing = [repr(name) for name in COLUMNS if name not in header]
+    if missing:
+        raise DataError(
+            f"{path}: no column {' or '.join(missing)}; expected the metrics.csv of a run of "
+            "vitkit train"
+        )
     by_epoch = {}
-    for row in csv.DictReader(complete.splitlines()):
+    for row in reader:
         # a row with other columns than the header has None
         if None not in row and None not in row.values() and math.isfinite(_number(row["epoch"])):
             by_epoch[_number(row["epoch"])] = row  # a later row replaces that of a killed run

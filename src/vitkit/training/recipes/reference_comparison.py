@@ -85,7 +85,15 @@ class ReferenceResult:
 
 
 def comparable_result(recipe: str | None, data: str) -> ReferenceResult | None:
-    """Return the result of a recipe if it was measured on these data, else `None`."""
+    """Return the result of a recipe if it was measured on these data, else `None`.
+
+    Args:
+        recipe: its name, or the path of a YAML file that names it.
+        data: the setting `data` of the run.
+
+    Raises:
+        SettingError: a file that is not valid YAML.
+    """
     result = reference_result(recipe)
     # scores on other data are higher or lower whatever the settings
     return result if result is not None and result.data == data else None
