@@ -17,7 +17,8 @@ from vitkit.errors import SettingError
 
 FAST = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "32",
         "--spec.depth", "1", "--spec.num-heads", "2", "--spec.mlp-width", "32", "--epochs", "1",
-        "--warmup-epochs", "0", "--batch-size", "4", "--amp", "off", "--workers", "0"]  # fmt: skip
+        "--warmup-epochs", "0", "--batch-size", "4", "--amp", "off", "--workers", "0",
+        "--no-report"]  # fmt: skip
 
 
 def folder(root: Path, *places: str, per_place: int = 6) -> Path:
@@ -133,7 +134,10 @@ def test_an_unknown_flag_is_answered_with_the_nearest(complaint):
             ["--model", "vit_tiny_patch16_224", "--img-size", "250"],
             "250 (H) is not divisible by patch_size 16; the nearest sizes",
         ),
-        (["--spec.width", "500"], "width 500 is not divisible by num_heads 3"),
+        (
+            ["--model", "vit_tiny_patch16_224", "--spec.width", "500"],
+            "width 500 is not divisible by num_heads 3",
+        ),
         (["--lr", "-1"], "vitkit: --lr -1.0: must be above 0\n"),
         (["--epochs", "0"], "vitkit: --epochs 0: must be 1 or more\n"),
         (["--smoothing", "2"], "--label-smoothing 2.0: must be from 0 to below 1"),

@@ -89,9 +89,10 @@ def test_the_training_transform_gives_the_inputs_of_a_run(tmp_path, settings):
 
     Inputs.kept = []
     config = TrainConfig(
-        data="digits", spec={"image_size": 16, "patch_size": 8, "width": 8, "num_heads": 1,
-        "mlp_width": 8, "depth": 1}, seed=3, batch_size=400, epochs=2, amp="off",
-        output=str(tmp_path / "run"), quiet=True, threads=1, log_examples=False, **settings,
+        data="digits", model="vit_tiny_patch16_224", spec={"image_size": 16, "patch_size": 8,
+        "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}, seed=3,
+        batch_size=400, epochs=2, amp="off", output=str(tmp_path / "run"), quiet=True,
+        threads=1, log_examples=False, **settings,
     )  # fmt: skip
     run = train(config, [Inputs])
     checkpoint = vitkit.load(run.best)

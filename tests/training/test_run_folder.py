@@ -34,7 +34,8 @@ from vitkit.training.state.state_folder import list_states
 
 SMALL = {
     "epochs": 1, "max_steps": 1, "warmup_epochs": 0.0, "amp": "off", "batch_size": 4, "quiet": True,
-    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False, "plots": False,
+    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False,
+    "plots": False, "report": False,
     "val_fraction": 0.0, "workers": 0,
     "spec": {"image_size": 8, "patch_size": 4, "width": 16, "depth": 1, "num_heads": 2,
              "mlp_width": 16},
@@ -199,7 +200,7 @@ def test_the_settings_of_a_run_are_in_its_state_too(saved):
             vitkit.train(**settings)
     (run / "config.yaml").write_text(to_yaml(stored | {"lr": 0.1}))
     vitkit.train(**settings)
-    assert "changed since the run started: lr 0.001 -> 0.1" in log_of(run)
+    assert f"changed since the run started: lr {stored['lr']:g} -> 0.1" in log_of(run)
 
 
 def test_other_versions_and_states_of_the_format_before_are_noted_and_read(saved):

@@ -128,11 +128,12 @@ def test_a_recipe_of_one_channel_warns_of_lost_colours_and_of_no_grey_ones(tmp_p
 def test_a_width_that_leaves_the_mlp_behind_is_noted():
     narrow = "--spec.width 48 leaves the MLP width at 768, 16 times the width instead of the model"
     spec = {"depth": 1, "num_heads": 3, "image_size": 8, "patch_size": 4, "in_channels": 1}
+    named = {"data": "digits", "model": "vit_tiny_patch16_224"}
     for more, count in (({"width": 48}, 1), ({"width": 48, "mlp_width": 96}, 0), ({}, 0)):
-        notes = make_plan(TrainConfig(data="digits", spec=spec | more)).notes
+        notes = make_plan(TrainConfig(spec=spec | more, **named)).notes
         assert sum(note.startswith(narrow) for note in notes) == count
     # the model of a run that goes on cannot be changed
-    notes = make_plan(TrainConfig(data="digits", spec=spec | {"width": 48}), goes_on=True).notes
+    notes = make_plan(TrainConfig(spec=spec | {"width": 48}, **named), goes_on=True).notes
     assert not any(note.startswith(narrow) for note in notes)
 
 

@@ -15,7 +15,7 @@ from vitkit.training.trainer import Callback
 TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "grad_accum_steps": 2, "model_ema": True, "save_every": 5, "quiet": True, "device": "cpu",
-    "threads": 1, "plots": False,
+    "threads": 1, "plots": False, "report": False,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
 }  # fmt: skip
 STEPS = 30
@@ -44,6 +44,8 @@ def command(output: Path, **settings: object) -> list[str]:
             words += [f"--spec.{field}={number}" for field, number in TINY["spec"].items()]
         elif value is True:
             words.append(flag)
+        elif value is False:
+            words.append(flag.replace("--", "--no-", 1))
         else:
             words += [flag, str(value)]
     return words

@@ -237,6 +237,9 @@ def _changes(root: Path, earlier: TrainConfig, config: TrainConfig) -> list[Chan
         )
     before = with_flat_spec(earlier.to_json())
     now = with_flat_spec(config.to_json())
+    for settings in (before, now):  # --img-size names the same field
+        if settings["img_size"] is not None:
+            settings.setdefault("spec.image_size", settings["img_size"])
     different = []
     # either may name fields of the spec that the other leaves to the preset
     fields = [name for name in dict.fromkeys((*before, *now)) if name.startswith("spec.")]

@@ -44,5 +44,8 @@ SECTIONS: tuple[type[Any], ...] = TrainConfig.__bases__[::-1]
 
 
 def leaves_model_open(settings: TrainConfig) -> bool:
-    """Return whether no setting names the model, a field of it, or weights to start from."""
-    return not (settings.model or settings.spec or settings.progressive or settings.pretrained)
+    """Return whether no setting names the model or weights to start from.
+
+    Fields of its spec may be named: they replace those of the model that the data choose.
+    """
+    return not (settings.model or settings.progressive or settings.pretrained)

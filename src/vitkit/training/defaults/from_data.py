@@ -82,9 +82,9 @@ def _given(config: TrainConfig, decided: Settings) -> dict[str, Any]:
     for name in field_names(TrainConfig):
         value = getattr(config, name)
         is_open = value is None and name in USUAL
-        # None or empty, whatever the model
-        follows = name in OF_MODEL and name in decided
-        if not is_open and (value or not follows):
+        # a spec that is chosen has the fields that are given already
+        follows = name in decided and (name == "spec" or (name in OF_MODEL and not value))
+        if not is_open and not follows:
             given[name] = value
     return given
 
@@ -97,7 +97,9 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
     size = default_size(len(train), statistics)
     if size is None:
         return {}
-    recipe = scratch_settings(size, statistics, side=config.img_size)
+    named = config.spec.get("image_size")
+    side = config.img_size or (named if isinstance(named, int) else None)
+    recipe = scratch_settings(size, statistics, side=side)
     names = [*USUAL, "model", "spec"]
     # other crops than the whole image are the user's choice
     if config.fit is None and config.crop_ratio is None:
@@ -105,6 +107,7 @@ def _model_settings(config: TrainConfig, train: Split) -> Settings:
     settings = {name: recipe[name] for name in names if name in recipe}
     if config.mean is not None:
         settings["spec"] |= {"in_channels": len(config.mean)}
+    settings["spec"] |= config.spec
     # shards of a matrix cannot be made orthogonal
     if config.parallel == "fsdp" and settings.get("opt") not in (None, USUAL["opt"]):
         settings |= {name: USUAL[name] for name in ("opt", *OF_OPTIMIZER)}

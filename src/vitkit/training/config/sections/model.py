@@ -30,8 +30,7 @@ class ModelSettings:
     ] = None
     """Name of a model (`vitkit models` lists them); `--spec.FIELD VALUE` changes single fields.
     Default: that of the pretrained weights; else a small ViT that suits the number and the size of
-    the training images, or vit_tiny_patch16_224 where fields of it are set, or for 100,000 larger
-    images."""
+    the training images, or vit_tiny_patch16_224 for 100,000 larger images."""
     spec: Annotated[
         Settings,
         tyro.conf.Suppress,
