@@ -115,6 +115,6 @@ def train_briefly(data: str | Path, output: Path, **settings: Any) -> TrainResul
         **{
             "spec": spec, "img_size": 8, "epochs": 1, "warmup_epochs": 0.0, "batch_size": 6,
             "device": "cpu", "amp": "off", "workers": 0, "quiet": True, "log_examples": False,
-            "log_histograms": False, "plots": False, **settings,
+            "log_histograms": False, "plots": False, "report": False, **settings,
         },
     )  # fmt: skip

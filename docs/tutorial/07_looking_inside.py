@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.explaining.overlay import Explanation, heatmap_over
+from vitkit.explaining.explanation import Explanation, heatmap_over
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80

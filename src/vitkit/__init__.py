@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vitkit.api import compare as compare
     from vitkit.api import explain as explain
+    from vitkit.api import plot_attention_sheet as plot_attention_sheet
     from vitkit.api import show_batch as show_batch
     from vitkit.api import train as train
     from vitkit.data.checks.check import check as check
@@ -35,7 +36,15 @@ if TYPE_CHECKING:
     from vitkit.evaluation.comparison import Comparison as Comparison
     from vitkit.evaluation.evaluate import evaluate as evaluate
     from vitkit.evaluation.result import Evaluation as Evaluation
-    from vitkit.explaining.overlay import Explanation as Explanation
+    from vitkit.explaining.explanation import Explanation as Explanation
+    from vitkit.explaining.figures import plot_explanations as plot_explanations
+    from vitkit.explaining.model.artefacts import Artefacts as Artefacts
+    from vitkit.explaining.model.artefacts import find_artefacts as find_artefacts
+    from vitkit.explaining.model.explanation import ModelExplanation as ModelExplanation
+    from vitkit.explaining.registers import find_register_neurons as find_register_neurons
+    from vitkit.explaining.registers import measure_registers as measure_registers
+    from vitkit.explaining.registers import test_time_registers as test_time_registers
+    from vitkit.explaining.truth.score import TruthScore as TruthScore
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
     from vitkit.models.attention import MultiHeadSelfAttention as MultiHeadSelfAttention
@@ -49,10 +58,13 @@ if TYPE_CHECKING:
     from vitkit.models.record import Record as Record
     from vitkit.models.transformer import Transformer as Transformer
     from vitkit.models.vit import ViT as ViT
+    from vitkit.plots.attention import plot_attention as plot_attention
     from vitkit.prediction.embedding import embed as embed
     from vitkit.prediction.find import find_images as find_images
+    from vitkit.prediction.model_measurement import explain_model as explain_model
     from vitkit.prediction.predictor import Prediction as Prediction
     from vitkit.prediction.predictor import Predictor as Predictor
+    from vitkit.reporting.write import report as report
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
     from vitkit.train_settings import TrainSettings as TrainSettings
@@ -83,7 +95,7 @@ if TYPE_CHECKING:
     from vitkit.weights.pretrained import create_model as create_model
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "vitkit.api": ("compare", "explain", "show_batch", "train"),
+    "vitkit.api": ("compare", "explain", "plot_attention_sheet", "show_batch", "train"),
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
     "vitkit.data.loading.training_transform": ("training_transform",),
@@ -108,7 +120,19 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.evaluation.comparison": ("Comparison",),
     "vitkit.evaluation.evaluate": ("evaluate",),
     "vitkit.evaluation.result": ("Evaluation",),
-    "vitkit.explaining.overlay": ("Explanation",),
+    "vitkit.explaining.explanation": ("Explanation",),
+    "vitkit.explaining.truth.score": ("TruthScore",),
+    "vitkit.explaining.figures": ("plot_explanations",),
+    "vitkit.explaining.model.artefacts": (
+        "Artefacts",
+        "find_artefacts",
+    ),
+    "vitkit.explaining.model.explanation": ("ModelExplanation",),
+    "vitkit.explaining.registers": (
+        "find_register_neurons",
+        "measure_registers",
+        "test_time_registers",
+    ),
     "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -126,12 +150,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.models.record": ("Record",),
     "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
+    "vitkit.plots.attention": ("plot_attention",),
     "vitkit.prediction.embedding": ("embed",),
     "vitkit.prediction.find": ("find_images",),
+    "vitkit.prediction.model_measurement": ("explain_model",),
     "vitkit.prediction.predictor": (
         "Prediction",
         "Predictor",
     ),
+    "vitkit.reporting.write": ("report",),
     "vitkit.spec": (
         "Preprocess",
         "ViTSpec",
@@ -175,6 +202,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __version__: str
 __all__ = [
     "MLP",
+    "Artefacts",
     "Callback",
     "Checkpoint",
     "CheckpointError",
@@ -197,6 +225,7 @@ __all__ = [
     "LearningCurves",
     "LoaderError",
     "MissingExtraError",
+    "ModelExplanation",
     "MultiHeadSelfAttention",
     "NonFiniteError",
     "Objective",
@@ -215,6 +244,7 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "Transformer",
+    "TruthScore",
     "UserCodeError",
     "UserError",
     "ViT",
@@ -229,19 +259,28 @@ __all__ = [
     "embed",
     "evaluate",
     "explain",
+    "explain_model",
+    "find_artefacts",
     "find_images",
+    "find_register_neurons",
     "formats",
     "freeze",
     "inspect",
     "list_models",
     "load",
+    "measure_registers",
     "open_dataset",
     "parameter_groups",
+    "plot_attention",
+    "plot_attention_sheet",
+    "plot_explanations",
+    "report",
     "resized",
     "save",
     "scaled_dot_product_attention",
     "show_batch",
     "summary",
+    "test_time_registers",
     "train",
     "training_transform",
 ]

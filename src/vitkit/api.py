@@ -1,4 +1,4 @@
-"""Functions that join several packages: train, show_batch, compare and explain.
+"""Functions that join several packages: train, show_batch, compare, explain and its sheet.
 
 The other public functions live in the package that does their work; `vitkit.__getattr__` imports
 them from there.
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device, resolve_device
 from vitkit.evaluation.comparison import Comparison, compare_checkpoints
-from vitkit.explaining.explain import explain_pixels, find_method
-from vitkit.explaining.overlay import Explanation
+from vitkit.explaining.explain import ImageExplainer, options_for
+from vitkit.explaining.explanation import Explanation
 from vitkit.prediction.images import AnyImage, read_any_image
-from vitkit.prediction.predictor import Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
 
@@ -60,14 +59,13 @@ def train(
         NonFiniteError: the loss or the gradient is not a finite number.
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
-    from vitkit.training.auto.auto import run_search
+    from vitkit.reporting.after_training import train_and_report
     from vitkit.training.setup.call import settings_of_python_call
-    from vitkit.training.train import train as train_config
 
     with settings_of_python_call(data, _with_recipe(settings, recipe)) as config:
-        if config.auto:
-            return run_search(config)
-        return train_config(config)
+        # the report needs the objects among the settings, too
+        result, _ = train_and_report(config)
+    return result
 
 
 def show_batch(
@@ -167,9 +165,12 @@ def explain(
     image: AnyImage,
     *,
     method: str = "attention",
-    layer: int = -1,
+    class_name: str | int | None = None,
+    layer: int | None = None,
     head: int | None = None,
+    truth: bool | None = None,
     device: str = "auto",
+    **options: Any,
 ) -> Explanation:
     """Compute a heat map of what the model looks at in one image.
 
@@ -178,28 +179,57 @@ def explain(
         image: a path, an http(s) address, an encoded file's bytes, a PIL image, (H, W, 3) or (H, W)
             uint8 [0, 255], or an image of `find_images`.
         method: `attention`, the attention of the class token (or of the mean query, where the
-            model reads the mean) over the patches.
-        layer: encoder block; negative ones count from the end.
+            model reads the mean) over the patches; the guide to `vitkit explain` lists all.
+        class_name: the class to explain, by its name or its number from 0; default the predicted
+            class. The map depends on it only where the method explains a class.
+        layer: encoder block, from 0; negative ones count from the end. Default the method's own.
         head: one head; default their mean.
+        truth: measure the truth score of the map, hundreds of passes with some of the patches;
+            default: only of models for which that takes about a second.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        **options: further options of the method; None leaves one to the method.
+
+    Returns:
+        `.heatmap` (H, W) in [0, 1], `.grid` the method's own values, `.overlay()` a PIL image,
+        `.plot()` a figure, `.save(path)`, `.truth` the score of the map or None, and the class with
+        its probability; no class where the model has no head.
+
+    Raises:
+        SettingError: a method, an option, a layer, a head or a class that does not exist.
+        ImageError, CheckpointError, DeviceError: the message names the wrong value.
+    """
+    # before the weights are loaded
+    options = options_for(method, {"layer": layer, "head": head, **options})
+    checkpoint = as_checkpoint(checkpoint)
+    pixels = read_any_image(image)
+    model = on_device(checkpoint.model, resolve_device(device))
+    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)
+    return explainer.explain(method, **options)
+
+
+def plot_attention_sheet(
+    checkpoint: Checkpoint | str | Path, image: AnyImage, *, device: str = "auto"
+) -> Figure:
+    """Draw the attention map of every layer and head for one image, as rows and columns.
+
+    Each map is that of `explain(method="attention", layer=..., head=...)`, over what the model sees
+    of the image; it has its own colours, and its largest value stands below it.
+
+    Args:
+        checkpoint: as for `explain`.
+        image: as for `explain`.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
 
     Returns:
-        `.heatmap` (H, W) in [0, 1], `.overlay()` a PIL image, `.save(path)`, and the prediction, an
-        empty one where the model has no head.
+        A matplotlib figure; `.savefig("heads.pdf")` writes it.
 
     Raises:
-        SettingError: a method, layer or head that does not exist.
         ImageError, CheckpointError, DeviceError: the message names the wrong value.
     """
-    find_method(method)  # before the weights are loaded
+    # imported here: matplotlib takes half a second
+    from vitkit.explaining.figures import draw_attention_sheet
+
     checkpoint = as_checkpoint(checkpoint)
     pixels = read_any_image(image)
-    # one copy on the device, for the map and for the prediction
     model = on_device(checkpoint.model, resolve_device(device))
-    checkpoint = replace(checkpoint, model=model)
-    explanation = explain_pixels(checkpoint, pixels, method=method, layer=layer, head=head)
-    if model.spec.num_classes == 0:
-        return explanation  # there is nothing to predict
-    predictor = Predictor.from_checkpoint(checkpoint, device=device)
-    (prediction,) = predictor([pixels], top_k=1)
-    return replace(explanation, label=prediction.label, probability=prediction.probability)
+    return draw_attention_sheet(replace(checkpoint, model=model), pixels)

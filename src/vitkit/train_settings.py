@@ -57,8 +57,7 @@ class TrainSettings(TypedDict, total=False):
     model: str | None
     """Name of a model (`vitkit models` lists them); `--spec.FIELD VALUE` changes single fields.
     Default: that of the pretrained weights; else a small ViT that suits the number and the size of
-    the training images, or vit_tiny_patch16_224 where fields of it are set, or for 100,000 larger
-    images."""
+    the training images, or vit_tiny_patch16_224 for 100,000 larger images."""
     spec: Mapping[str, Any]
     """`ViTSpec` fields that differ from the model's preset."""
     img_size: int | None
@@ -268,6 +267,9 @@ class TrainSettings(TypedDict, total=False):
     plots: bool
     """Draw the learning curves and the confusion matrix at the end, about a second's work; off is
     for many short runs."""
+    report: bool
+    """Write report.html at the end, a page with the results of the run for any browser; it takes
+    about two seconds, and more where many mistakes are large images."""
     save_augmented_grid: bool
     """Before the first step, write the first training batch as the model sees it, with its labels,
     to augmented.png."""

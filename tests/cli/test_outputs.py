@@ -155,7 +155,7 @@ def test_explanations_replace_explanations_and_nothing_else(root, refused, check
     assert cli.run([*words, "--overwrite"]) == 0
     assert cli.run(words) == 0
     with Image.open("results/b.png") as image:
-        assert (image.size, image.info["Software"]) == ((225 * 2 + 8, 225), "vitkit explain")
+        assert image.info["Software"] == "vitkit explain"
 
 
 @pytest.mark.parametrize(
@@ -276,14 +276,15 @@ def test_explain_leaves_out_broken_images_as_predict_does(root, checkpoint, caps
     words = ["explain", checkpoint, "photos"]
     assert cli.run([*words, "--strict", "--output", "strict"]) == 2
     out, err = capsys.readouterr()
-    assert (len(out.splitlines()), err.count("aa.png: not an image"), err.count("\n")) == (1, 1, 1)
+    lines = [line for line in out.splitlines() if not line.startswith("  ")]  # without the score
+    assert (len(lines), err.count("aa.png: not an image"), err.count("\n")) == (1, 1, 1)
     assert cli.run(words) == 2
     out, err = capsys.readouterr()
-    lines = out.splitlines()
+    lines = [line for line in out.splitlines() if not line.startswith("  ")]
     assert [line.split(": ")[0] for line in lines[:3]] == [f"photos/{n}.png" for n in "abc"]
     assert lines[3:] == [
         "3 explanations in explanations",
-        f"next: vitkit explain {checkpoint} photos/a.png --layer 0 --output explanations-layer-0",
+        f"next: vitkit explain {checkpoint} photos/a.png --method all --output explanations-all",
     ]
     assert "photos/aa.png: not an image" in err
     assert "1 of 4 images could not be used" in err

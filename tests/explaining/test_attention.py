@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 import torch
 from noise import fill_with_noise
-from PIL import Image
 
 import vitkit
 from vitkit import cli
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import OutputError, SettingError
-from vitkit.explaining.attention_maps import attention_grid
+from vitkit.explaining.explanation import heatmap_over
 from vitkit.explaining.methods import METHODS
-from vitkit.explaining.overlay import heatmap_over
+from vitkit.explaining.methods.attention import attention
 
 
 def model(**fields) -> vitkit.ViT:
@@ -52,26 +51,26 @@ def test_the_class_token_s_row_over_the_patches(layer, head):
     maps = restated(vit, images, layer)
     row = maps[:, :, 0, 1:].mean(1) if head is None else maps[:, head, 0, 1:]
     expected = (row / row.sum(-1, keepdim=True)).reshape(2, 2, 3)
-    torch.testing.assert_close(attention_grid(vit, images, layer=layer, head=head), expected)
+    torch.testing.assert_close(attention(vit, images, layer=layer, head=head), expected)
 
 
 def test_the_mean_query_where_the_mean_is_read():
     vit, images = model(class_token=False, pooling="mean").eval(), torch.randn(2, 3, 16, 24)
     expected = restated(vit, images, 1).mean(dim=(1, 2)).reshape(2, 2, 3)
-    found = attention_grid(vit, images)
+    found = attention(vit, images)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(found.sum(dim=(1, 2)), torch.ones(2))
 
 
 def test_the_mode_of_the_model_stays_and_what_is_not_there_is_named():
     vit, images = model(mlp_dropout=0.5).train(), torch.randn(1, 3, 16, 24)
-    first, second = attention_grid(vit, images), attention_grid(vit, images)
+    first, second = attention(vit, images), attention(vit, images)
     assert torch.equal(first, second)  # run in eval mode: no dropout
     assert vit.training
     with pytest.raises(SettingError, match=r"layer 2 does not exist; layers are 0 to 1"):
-        attention_grid(vit, images, layer=2)
+        attention(vit, images, layer=2)
     with pytest.raises(SettingError, match=r"head 4 does not exist; heads are 0 to 3"):
-        attention_grid(vit, images, head=4)
+        attention(vit, images, head=4)
 
 
 def test_a_heat_map_lies_where_its_patch_is():
@@ -117,13 +116,13 @@ def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, t
     (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image])
     assert (made.label, made.probability) == (prediction.label, prediction.probability)
     images = preprocess_images([image], checkpoint.preprocess)
-    grid = attention_grid(checkpoint.model, images)[0]
+    grid = attention(checkpoint.model, images)[0]
     expected = heatmap_over(grid, (50, 60), (0.0, 0.0, 50.0, 60.0))
     np.testing.assert_array_equal(made.heatmap, expected)
     overlay = np.asarray(made.overlay())
     assert min(overlay.shape[:2]) >= 224  # small images are enlarged for people
-    with Image.open(made.save(tmp_path / "a" / "out.png")) as sheet:
-        assert sheet.width == 2 * overlay.shape[1] + 8
+    assert made.side_by_side().width == 2 * overlay.shape[1] + 8
+    made.save(tmp_path / "a" / "out.png")
     with pytest.raises(OutputError, match=r"ends in \.png"):
         made.save(tmp_path / "out.jpg")
     with pytest.raises(SettingError, match=r"'atention' does not exist .did you mean 'attention'"):
@@ -131,7 +130,7 @@ def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, t
 
 
 def test_the_overlay_is_hotter_where_the_map_is():
-    from vitkit.explaining.overlay import Explanation
+    from vitkit.explaining.explanation import Explanation
 
     heat = np.zeros((300, 300), np.float32)
     heat[100:200, 100:200] = 1.0
@@ -148,7 +147,7 @@ def test_a_part_that_was_in_eval_mode_stays_so():
     vit = model().train()
     vit.blocks[0].eval()
     before = [module.training for module in vit.modules()]
-    attention_grid(vit, torch.zeros(1, 3, 16, 16))
+    attention(vit, torch.zeros(1, 3, 16, 16))
     assert [module.training for module in vit.modules()] == before
 
 

@@ -10,7 +10,7 @@ from noise import fill_with_noise
 
 import vitkit
 from vitkit.errors import SettingError
-from vitkit.explaining.attention_maps import attention_grid
+from vitkit.explaining.methods.attention import attention
 from vitkit.models.attention import Context, attention_weights
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 32, "depth": 3, "num_heads": 4,
@@ -158,10 +158,10 @@ def test_the_query_of_a_map_head_can_be_recorded():
     k = (patches @ pool.kv.weight[:32].T + pool.kv.bias[:32]).reshape(2, 16, 4, 8).transpose(1, 2)
     expected = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)[:, [0, 2]]
     torch.testing.assert_close(record.pooling[0], expected, rtol=0, atol=1e-6)
-    heat = attention_grid(model, IMAGES)
+    heat = attention(model, IMAGES)
     whole = (q @ k.transpose(2, 3) / math.sqrt(8)).softmax(-1)
     torch.testing.assert_close(heat.flatten(1), whole.mean(dim=(1, 2)), rtol=0, atol=1e-6)
-    assert (attention_grid(model, IMAGES, layer=0) - heat).abs().max() > 1e-3
+    assert (attention(model, IMAGES, layer=0) - heat).abs().max() > 1e-3
 
 
 def test_the_map_of_a_map_head_is_not_asked_of_a_model_without_one():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from peers import assert_parity, noisy_vit, peer, random_images, renamed, without_weights
 from torch import nn
+from torchvision_vit import LAYER, TABLE, shallow
 
 import vitkit
 from vitkit.models.presets import preset
@@ -15,43 +16,10 @@ NAMES = {  # theirs -> ours
     "vit_l_16": "vit_large_patch16_224",
     "vit_h_14": "vit_huge_patch14_224",
 }
-LAYER = "encoder.layers.encoder_layer_*"
-TABLE = {  # ours -> theirs
-    "cls_token": "class_token",
-    "pos_embed": "encoder.pos_embedding",
-    "patch_embed.proj": "conv_proj",
-    "blocks.*.norm1": f"{LAYER}.ln_1",
-    "blocks.*.attn.qkv.weight": f"{LAYER}.self_attention.in_proj_weight",
-    "blocks.*.attn.qkv.bias": f"{LAYER}.self_attention.in_proj_bias",
-    "blocks.*.attn.proj": f"{LAYER}.self_attention.out_proj",
-    "blocks.*.norm2": f"{LAYER}.ln_2",
-    "blocks.*.mlp.fc1": f"{LAYER}.mlp.0",
-    "blocks.*.mlp.fc2": f"{LAYER}.mlp.3",
-    "norm": "encoder.ln",
-    "pre_logits.fc": "heads.pre_logits",
-    "head": "heads.head",
-}
 SWAPS = [
     (f"{LAYER}.ln_1.weight".replace("*", "0"), f"{LAYER}.ln_2.weight".replace("*", "1")),
     (f"{LAYER}.ln_1.bias".replace("*", "0"), f"{LAYER}.ln_2.bias".replace("*", "0")),
 ]
-
-
-def shallow(spec: vitkit.ViTSpec) -> nn.Module:
-    """Theirs of two layers; the named builders fix the depth."""
-    model = peer("torchvision.models.vision_transformer", "VisionTransformer")
-    return without_weights(
-        lambda: model(
-            image_size=spec.image_size[0],
-            patch_size=spec.patch_size[0],
-            num_layers=spec.depth,
-            num_heads=spec.num_heads,
-            hidden_dim=spec.width,
-            mlp_dim=spec.mlp_width,
-            num_classes=spec.num_classes,
-            representation_size=spec.representation_width,
-        )
-    )
 
 
 def check(spec: vitkit.ViTSpec, theirs: nn.Module, count: int = 2) -> None:

@@ -21,7 +21,8 @@ SPEC = {"image_size": 8, "patch_size": 4, "in_channels": 1, "num_classes": 10, "
         "initialisation": "xavier_uniform"}  # fmt: skip
 SHORT = {
     "epochs": 2, "batch_size": 256, "warmup_epochs": 0.5, "amp": "off", "quiet": True, "shift": 1,
-    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False, "plots": False,
+    "device": "cpu", "threads": 1, "log_examples": False, "log_histograms": False,
+    "plots": False, "report": False,
 }  # fmt: skip
 """Five steps an epoch."""
 DIGITS = tuple("0123456789")

@@ -78,7 +78,7 @@ def searching(folder, budget=100.0):
 
 
 def auto(data, output, tick=0.01, **settings):
-    asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True} | settings
+    asked = {"device": "cpu", "amp": "off", "threads": 1, "quiet": True, "report": False} | settings
     return run_search(
         TrainConfig(data=str(data), auto=True, output=str(output), **asked), Ticks(tick)
     )
@@ -297,7 +297,7 @@ def test_a_schedule_cut_short_keeps_a_warm_up_below_its_length(tmp_path):
 
 
 def a_context(tick: float, **settings: object) -> SearchContext:
-    usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True}
+    usual = {"data": "digits", "device": "cpu", "threads": 1, "quiet": True, "report": False}
     return make_context(usual | settings, lambda line: None, Ticks(tick), train_config)
 
 

@@ -14,9 +14,11 @@ from vitkit.cli import run as command
 from vitkit.errors import DataError, SettingError
 from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.yaml_files import read_yaml
+from vitkit.training.state.manifest import step_of
+from vitkit.training.state.state_folder import list_states
 
 QUICK = {"quiet": True, "device": "cpu", "threads": 1, "workers": 0, "test": False,
-         "plots": False}  # fmt: skip
+         "plots": False, "report": False}  # fmt: skip
 SMALL = {"image_size": 16, "patch_size": 8, "width": 16, "depth": 1, "num_heads": 1,
          "mlp_width": 16}  # fmt: skip
 
@@ -88,19 +90,30 @@ def test_what_is_given_wins_though_it_is_a_usual_value(images, tmp_path):
 
 
 def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
-    found = settings_of(images, tmp_path / "run", spec=SMALL)
+    named = {"model": "vit_tiny_patch16_224", "spec": SMALL}
+    found = settings_of(images, tmp_path / "run", **named)
     steps = ("epochs", "batch_size", "last_batch", "warmup_epochs")
     assert {name: found[name] for name in USUAL if name not in steps} == {
         name: USUAL[name] for name in USUAL if name not in steps
     }
     assert found["spec"] == SMALL
     assert found["epochs"] == 46, "500 steps of 11"
-    given = {"spec": SMALL, "epochs": 5, "batch_size": 32}
+    given = named | {"epochs": 5, "batch_size": 32}
     found = settings_of(images, tmp_path / "given", **given)
     assert (found["last_batch"], found["warmup_epochs"]) == ("drop", 1.0)
     log = (tmp_path / "given" / "train.log").read_text()
     assert "chosen for" not in log
     assert "5 epochs of 2 steps" in log
+
+
+def test_a_field_of_the_model_changes_the_one_that_is_chosen(images, tmp_path):
+    chosen = settings_of(images, tmp_path / "chosen")
+    found = settings_of(images, tmp_path / "run", spec={"patch_size": 6, "width": 32})
+    assert found["spec"] == chosen["spec"] | {"patch_size": 6, "width": 32}
+    differing = {name for name in chosen if found[name] != chosen[name]}
+    assert differing <= {"spec", "output", "threads", "amp", "attention_kernel"}
+    larger = settings_of(images, tmp_path / "larger", spec={"image_size": 24})
+    assert (larger["spec"]["image_size"], larger["spec"]["patch_size"]) == (24, 6)
 
 
 def test_the_command_and_python_choose_the_same(images, tmp_path):
@@ -109,7 +122,7 @@ def test_the_command_and_python_choose_the_same(images, tmp_path):
     first = read_yaml(tmp_path / "a" / "config.yaml")
     second = settings_of(images, tmp_path / "b")
     differing = {name for name in first if first[name] != second[name]}
-    assert differing == {"output", "workers", "plots"}
+    assert differing == {"output", "workers", "plots", "report"}
 
 
 def test_a_resumed_run_decides_nothing_anew(images, tmp_path):
@@ -118,6 +131,14 @@ def test_a_resumed_run_decides_nothing_anew(images, tmp_path):
     vitkit.train(images, resume=tmp_path / "run", max_steps=2, **QUICK)
     second = read_yaml(tmp_path / "run" / "config.yaml")
     assert second == first | {"max_steps": 2}
+
+
+def test_the_same_command_goes_on_with_fields_and_a_size_of_its_own(images, tmp_path):
+    given = {"img_size": 12, "spec": {"width": 32}, "output": tmp_path / "run"} | QUICK
+    first = vitkit.train(images, max_steps=1, **given)
+    again = vitkit.train(images, max_steps=2, resume="auto", **given)
+    assert again.run == first.run
+    assert max(step_of(state) for state in list_states(again.run / "state")) == 2
 
 
 def test_no_image_is_left_out_of_an_epoch(tmp_path):

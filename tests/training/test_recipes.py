@@ -30,7 +30,7 @@ LATE = ("finetune-sgd",)
 STARTS = ("finetune", "finetune-sgd", "linear-probe")
 QUICK = {
     "batch_size": 16, "epochs": 1, "amp": "off", "device": "cpu", "workers": 0,
-    "quiet": True, "log_examples": False, "log_histograms": False, "plots": False,
+    "quiet": True, "log_examples": False, "log_histograms": False, "plots": False, "report": False,
 }  # fmt: skip
 
 

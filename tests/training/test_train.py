@@ -43,6 +43,7 @@ TINY = {
     "warmup_epochs": 1.0,
     "amp": "off",
     "plots": False,
+    "report": False,
     "batch_size": 128,
     "quiet": True,
     "device": "cpu",

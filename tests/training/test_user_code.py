@@ -17,7 +17,8 @@ from vitkit.training.state.state_folder import newest_state, run_hash
 SPEC = {"image_size": 8, "patch_size": 4, "width": 8, "num_heads": 1, "mlp_width": 8, "depth": 1}
 SMALL = {
     "spec": SPEC, "epochs": 1, "batch_size": 128, "quiet": True, "amp": "off", "threads": 1,
-    "workers": 0, "log_examples": False, "log_histograms": False, "plots": False, "device": "cpu",
+    "workers": 0, "log_examples": False, "log_histograms": False,
+    "plots": False, "report": False, "device": "cpu",
 }  # fmt: skip
 
 MODULE = """

@@ -29,7 +29,7 @@ from vitkit.training.trainer import Callback, Trainer
 
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
-    "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0, "plots": False,
+    "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0, "plots": False, "report": False,
     "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
 """10 steps an epoch, and nothing random in the model: the loss depends on the images alone."""

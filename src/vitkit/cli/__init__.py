@@ -38,6 +38,7 @@ VERBS = {
     "embed": "write the features of images to an .npz file",
     "inspect": "identify a weights file of any known format",
     "convert": "write a checkpoint in another format, and verify it",
+    "report": "write a page about a run: scores, curves, mistakes, calibration",
     "summary": "print the layer table of a model or a checkpoint",
     "models": "list the models, or the published checkpoints",
     "completion": "print the script that completes commands in your shell",
@@ -48,7 +49,7 @@ EXAMPLES = """examples:
   # train on a folder with one folder of images per class
   vitkit train photos
   # classify an image with the best weights of a run
-  vitkit predict runs/photos-vit_tiny_patch16_224-1 cat.jpg
+  vitkit predict runs/photos-vit-1 cat.jpg
   # list the published checkpoints of one family
   vitkit models 'vit_small*' --pretrained"""
 

@@ -41,7 +41,7 @@ ADAPT = Argument(
 
 
 EXAMPLES = (
-    "vitkit convert runs/photos-1 for-timm --to timm  # a folder that timm loads",
+    "vitkit convert runs/photos-vit-1 for-timm --to timm  # a folder that timm loads",
     "vitkit convert ViT-B_16.npz vit-b16 --to huggingface  # Google's file for transformers",
     "vitkit convert net.pth net.safetensors --to vitkit --trust-pickle  # away from pickle",
 )

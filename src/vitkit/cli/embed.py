@@ -37,8 +37,8 @@ TEXTS_AT_ONCE = 10_000
 
 
 EXAMPLES = (
-    "vitkit embed runs/photos-1 photos --out features.npz  # all images of a folder",
-    "vitkit embed runs/photos-1 mnist --split test --out test.npz  # with labels",
+    "vitkit embed runs/photos-vit-1 photos --out features.npz  # all images of a folder",
+    "vitkit embed runs/photos-vit-1 mnist --split test --out test.npz  # with labels",
     "vitkit embed model.safetensors 'photos/*.png' --out png.npz  # quoted patterns",
 )
 

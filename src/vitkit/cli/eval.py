@@ -54,9 +54,9 @@ LISTED_CLASSES = 5
 
 
 EXAMPLES = (
-    "vitkit eval runs/photos-1 photos  # scores of the test images",
-    "vitkit eval runs/photos-1 photos --split val --confusion confusion.png",
-    "vitkit eval runs/photos-1 photos --predictions predictions.csv  # which images are wrong",
+    "vitkit eval runs/photos-vit-1 photos  # scores of the test images",
+    "vitkit eval runs/photos-vit-1 photos --split val --confusion confusion.png",
+    "vitkit eval runs/photos-vit-1 photos --predictions predictions.csv  # which images are wrong",
 )
 
 

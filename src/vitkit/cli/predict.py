@@ -44,8 +44,8 @@ CSV_FILE = csv_result("a table of predictions", CSV_HEADER, LABELLED_HEADER)
 
 
 EXAMPLES = (
-    "vitkit predict runs/photos-1 cat.jpg  # the five most probable classes",
-    "vitkit predict runs/photos-1 'photos/**/*.jpg' --csv predictions.csv --top-k 1",
+    "vitkit predict runs/photos-vit-1 cat.jpg  # the five most probable classes",
+    "vitkit predict runs/photos-vit-1 'photos/**/*.jpg' --csv all.csv --top-k 1",
     "vitkit predict model.safetensors mnist --split test --json  # a dataset, for a program",
 )
 

@@ -26,7 +26,7 @@ FULL_TABLE_WIDTH = 120
 EXAMPLES = (
     "vitkit summary vit_tiny_patch16_224  # equal blocks are one row",
     "vitkit summary vit_tiny_patch16_224 --depth 1 --img-size 384  # shorter, at another size",
-    "vitkit summary runs/photos-1  # the model of a run",
+    "vitkit summary runs/photos-vit-1  # the model of a run",
 )
 
 

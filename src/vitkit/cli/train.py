@@ -54,7 +54,7 @@ EXAMPLES = (
     "vitkit train photos  # a folder with one folder of images per class",
     "vitkit train photos --auto --budget 10m  # try several ways, within ten minutes",
     "vitkit train digits --recipe digits --epochs 20  # a recipe, and one change to it",
-    "vitkit train --resume runs/photos-vit_tiny_patch16_224-1  # continue a stopped run",
+    "vitkit train --resume runs/photos-vit-1  # continue a stopped run",
 )
 
 
@@ -153,17 +153,13 @@ def _begin(config: TrainConfig, *, prove: bool) -> None:
         sys.stdout.write(f"{proof}\n")
         if not proof.is_exact:
             raise VitkitError("the resumed run did not end with the same bits; please report it")
-    elif config.auto:
-        from vitkit.training.auto.auto import run_search
-
-        _print_end(config, run_search(config))
     else:
-        from vitkit.training.train import train
+        from vitkit.reporting.after_training import train_and_report
 
-        _print_end(config, train(config))
+        _print_end(config, *train_and_report(config))
 
 
-def _print_end(config: TrainConfig, result: TrainResult) -> None:
+def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) -> None:
     """Print where the results are, and commands that use the weights."""
     if config.quiet:
         return
@@ -172,4 +168,7 @@ def _print_end(config: TrainConfig, result: TrainResult) -> None:
         then.append(("eval", result.run, config.data, *flags(data_root=config.data_root)))
         if Path(config.data).is_dir():
             then.append(("predict", result.run, config.data))
-    print_results(f"results: {result.run}", then=then)
+    lines = [f"results: {result.run}"]
+    if report is not None:
+        lines.append(f"report: {report}")
+    print_results(*lines, then=then)

@@ -2,59 +2,188 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
+from inspect import signature
+
 import numpy as np
-from jaxtyping import UInt8
+import torch
+from jaxtyping import Float, UInt8
 
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import SettingError
-from vitkit.explaining.methods import METHODS, ExplainMethod
-from vitkit.explaining.overlay import Explanation, heatmap_over
-from vitkit.messages import did_you_mean
+from vitkit.explaining.choice import find_method, method_options
+from vitkit.explaining.explanation import Explanation, heatmap_over
+from vitkit.explaining.method import Method
+from vitkit.explaining.methods import METHODS
+from vitkit.explaining.truth.deletion import ReferenceAreas
+from vitkit.explaining.truth.score import TruthScore, is_cheap, references, truth_score
+from vitkit.messages import did_you_mean, plural, quote_list
+from vitkit.models.layers import eval_mode
 from vitkit.weights.checkpoint import Checkpoint
 
 
-def find_method(name: str) -> ExplainMethod:
-    """Return a method of `METHODS` by its name.
+def options_for(name: str, options: Mapping[str, object]) -> dict[str, object]:
+    """Return the options of a method that were set, without those that are None.
 
     Raises:
-        SettingError: another name; the message lists the methods.
+        SettingError: a method or an option that does not exist.
     """
-    if name not in METHODS:
-        raise SettingError(
-            f"method {name!r} does not exist{did_you_mean(name, METHODS)}; "
-            f"methods are {', '.join(METHODS)}"
-        )
-    return METHODS[name]
+    return method_options(find_method(name), options)
 
 
-def explain_pixels(
-    checkpoint: Checkpoint,
-    pixels: UInt8[np.ndarray, "H W 3"],
-    *,
-    method: str = "attention",
-    layer: int = -1,
-    head: int | None = None,
-) -> Explanation:
-    """Compute the heat map of one image on the device of the model; predict nothing.
+def all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dict[str, object]:
+    """Return the options of a method that was called, its own defaults included.
 
     Args:
-        checkpoint: the model and its preprocessing.
-        pixels: (H, W, 3) uint8 RGB.
-        method: a name of `METHODS`.
-        layer: encoder block, from 0; negative ones count from the end.
-        head: one attention head; default the mean over heads.
+        method: the method.
+        chosen: the options that were set.
+        depth: layers of the model; negative numbers of layers are counted from there.
+    """
+    parameters = signature(method.compute).parameters
+    options = {name: parameters[name].default for name in method.options if name in parameters}
+    options.update(chosen)
+    layer = options.get("layer")
+    if isinstance(layer, int) and layer < 0:
+        options["layer"] = layer + depth
+    return options
 
-    Returns:
-        The image and its heat map, without a label.
+
+def find_class(checkpoint: Checkpoint, wanted: str | int) -> int:
+    """Return the number of a class.
+
+    Args:
+        checkpoint: the model with its class names.
+        wanted: its name, or its number from 0.
 
     Raises:
-        SettingError: a method, layer or head that does not exist.
+        SettingError: a class that does not exist; the message has the nearest name.
     """
-    device = next(checkpoint.model.parameters()).device
-    images = preprocess_images([pixels], checkpoint.preprocess).to(device)
-    # (gh, gw), a value for each patch
-    (grid,) = find_method(method)(checkpoint.model, images, layer=layer, head=head)
-    size = (pixels.shape[0], pixels.shape[1])
-    # what the crop cuts off stays 0, as the model does not see it
-    heatmap = heatmap_over(grid, size, viewport(size, checkpoint.preprocess))
-    return Explanation(pixels, heatmap, method=method)
+    count = checkpoint.model.spec.num_classes
+    names = checkpoint.classes or tuple(map(str, range(count)))
+    if isinstance(wanted, str) and wanted in names:
+        return names.index(wanted)
+    number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
+    if 0 <= number < count and not isinstance(wanted, bool):
+        return number
+    if count == 0:
+        expected = "this model has no head, so it has no classes; leave the class out"
+    elif checkpoint.classes:
+        near = did_you_mean(str(wanted), names)
+        expected = f"is not a class of this model{near}; classes are {quote_list(names)}"
+    else:
+        expected = f"is not a class of this model; classes are 0 to {count - 1}"
+    raise SettingError.about("class_name", wanted, expected)
+
+
+class ImageExplainer:
+    """One image, preprocessed and predicted once, for any number of methods.
+
+    Args:
+        checkpoint: the model, on its device, and its preprocessing.
+        pixels: (H, W, 3) uint8 RGB.
+        class_name: the class to explain, by its name or number; default the predicted class.
+        truth: measure the truth score of each map; default: only where it takes about a second, by
+            `is_cheap`. A model without a head has none, and neither have maps of colours.
+
+    Raises:
+        SettingError: a class that does not exist.
+
+    Attributes:
+        images: the image as the model gets it, (1, C, h, w), on its device.
+        classes: number of the class to explain (1,), on the same device; None without a head.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        pixels: UInt8[np.ndarray, "H W 3"],
+        class_name: str | int | None = None,
+        truth: bool | None = None,
+    ) -> None:
+        self.checkpoint, self.pixels, self._truth = checkpoint, pixels, truth
+        number = None if class_name is None else find_class(checkpoint, class_name)
+        device = next(checkpoint.model.parameters()).device
+        self.images = preprocess_images([pixels], checkpoint.preprocess).to(device)
+        self.classes: torch.Tensor | None = None
+        self._explained: dict[str, object] = {}
+        if checkpoint.model.spec.num_classes:
+            self._predict(number)
+
+    def explain(self, method: str, **options: object) -> Explanation:
+        """Compute the heat map of one method.
+
+        Args:
+            method: a name of `METHODS`.
+            **options: of the method; those that are None are left to it.
+
+        Raises:
+            SettingError: a method or an option that does not exist, or a method that needs a class
+                where the model has none.
+        """
+        set_options = options_for(method, options)
+        chosen = METHODS[method]
+        arguments: dict[str, object] = {}
+        if chosen.by_class:
+            if self.classes is None:
+                raise _no_class(chosen)
+            arguments["classes"] = self.classes
+        # (gh, gw), a value for each patch, or (gh, gw, 3)
+        (values,) = chosen.compute(self.checkpoint.model, self.images, **arguments, **set_options)
+        grid = values.detach().float().cpu().numpy()
+        size = (self.pixels.shape[0], self.pixels.shape[1])
+        view = viewport(size, self.checkpoint.preprocess)
+        return Explanation(
+            self.pixels,
+            heatmap_over(grid, size, view),
+            method=method,
+            grid=grid,
+            viewport=view,
+            options=all_options(chosen, set_options, self.checkpoint.model.spec.depth),
+            truth=self._score(chosen, grid),
+            **self._explained,  # type: ignore[arg-type]
+        )
+
+    @cached_property
+    def reference(self) -> ReferenceAreas:
+        """The areas with which the maps of all methods are compared; measured at the first use."""
+        assert self.classes is not None
+        return references(self.checkpoint.model, self.images, self.classes)
+
+    def _score(
+        self, method: Method, grid: Float[np.ndarray, "gh gw *colours"]
+    ) -> TruthScore | None:
+        model = self.checkpoint.model
+        wanted = is_cheap(model, self.images) if self._truth is None else self._truth
+        if not wanted or self.classes is None or method.colours or not np.isfinite(grid).all():
+            return None
+        grids = torch.from_numpy(grid).unsqueeze(0)
+        (score,) = truth_score(model, self.images, grids, self.classes, reference=self.reference)
+        return score
+
+    def _predict(self, number: int | None) -> None:
+        """Predict the image, and keep the class that is explained: that one, or the predicted."""
+        model = self.checkpoint.model
+        with eval_mode(model), torch.inference_mode():
+            logits: Float[torch.Tensor, " K"] = model(self.images)[0].float().cpu()
+        probabilities = (logits / self.checkpoint.temperature).softmax(0)
+        # by the logits, as several probabilities may be rounded to 0 or 1
+        predicted = int(logits.argmax())
+        number = predicted if number is None else number
+        names = self.checkpoint.classes or tuple(map(str, range(len(logits))))
+        self.classes = torch.tensor([number], device=self.images.device)
+        self._explained = {
+            "class_number": number,
+            "label": names[number],
+            "probability": float(probabilities[number]),
+            "predicted": names[predicted],
+            "predicted_probability": float(probabilities[predicted]),
+        }
+
+
+def _no_class(method: Method) -> SettingError:
+    others = [other.name for other in METHODS.values() if not other.by_class]
+    return SettingError(
+        f"{method.name} explains a class, and this model has no head; "
+        f"{plural(len(others), 'method')} without a class: {', '.join(others)}"
+    )

@@ -124,7 +124,7 @@ def fit_to_contents(figure: Figure) -> None:
     figure.set_size_inches(new_width, new_height)
 
 
-def encode_png(figure: Figure, software: str = "vitkit", dpi: int = DPI) -> bytes:
+def encode_png(figure: Figure, software: str = "vitkit", dpi: int | float = DPI) -> bytes:
     """Encode a figure as a PNG file.
 
     Args:

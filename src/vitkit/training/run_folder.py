@@ -69,6 +69,16 @@ class RunFolder:
         return self.root / "augmented.png"
 
     @property
+    def check(self) -> Path:
+        """The report of `vitkit check`, where it was written here."""
+        return self.root / "check.json"
+
+    @property
+    def report(self) -> Path:
+        """The run as one page, for a browser."""
+        return self.root / "report.html"
+
+    @property
     def log(self) -> Path:
         """All lines that were printed."""
         return self.root / "train.log"

@@ -25,14 +25,14 @@ FACTS = [
         """bad_images trust_pickle allow_partial save_every callbacks metrics auto budget epochs
         max_steps find_batch_size lr find_lr min_lr sched warmup_epochs clip_grad on_nan
         patience grad_checkpointing devices parallel log_interval log_histograms log_examples
-        plots save_augmented_grid logger""",
+        plots report save_augmented_grid logger""",
     ),
     (
         {"changes_result": False},
         """data data_root cache trust_pickle allow_partial recipe output overwrite resume
         save_every callbacks metrics test seed device attention_kernel grad_checkpointing
         devices parallel timeout threads workers log_interval log_histograms log_examples
-        plots save_augmented_grid logger quiet""",
+        plots report save_augmented_grid logger quiet""",
     ),
     (
         {"with_probe": "ignored"},
@@ -52,7 +52,7 @@ FACTS = [
         {"with_auto": "passed on"},
         """data data_root cache follow_links bad_images ignore_extra_classes val_fraction balance
         model pretrained trust_pickle allow_partial seed device amp attention_kernel compile
-        threads workers plots logger quiet""",
+        threads workers plots report logger quiet""",
     ),
     ({"with_auto": "own"}, "output overwrite auto budget test"),
     ({"only_with": ("mixup", "cutmix")}, "mixup_prob mixup_off_epoch"),

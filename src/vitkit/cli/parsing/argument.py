@@ -16,6 +16,7 @@ METAVARS = {
     "budget": "TIME",
     "cache": "FOLDER",
     "callbacks": "MODULE:CLASS",
+    "class_name": "NAME",
     "csv": "FILE",
     "data_root": "FOLDER",
     "device": "DEVICE",

@@ -35,6 +35,14 @@ class LoggingSettings:
     ] = True
     """Draw the learning curves and the confusion matrix at the end, about a second's work; off is
     for many short runs."""
+    report: Annotated[
+        bool,
+        Meaning(
+            resume="may change", changes_result=False, with_probe="used", with_auto="passed on"
+        ),
+    ] = True
+    """Write report.html at the end, a page with the results of the run for any browser; it takes
+    about two seconds, and more where many mistakes are large images."""
     save_augmented_grid: Annotated[
         bool, Meaning(resume="may change", changes_result=False, with_probe="refused")
     ] = False

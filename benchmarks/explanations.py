@@ -1,0 +1,159 @@
+"""Measure how far the maps of each method of explanation may be trusted, on trained models.
+
+    python benchmarks/explanations.py CHECKPOINT... [--data DATA] [--images 200] [--methods NAME...]
+
+For each checkpoint (a run folder or a file) and each method: the normalised deletion and insertion
+scores, SaCo, the correlation with a model whose upper half is random, pointing in mosaics of four
+classes, stability, and the one-sided p-value of a paired permutation test that the method's
+deletion curve lies below that of attention, rollout and grad-cam on the same images. The images are
+drawn from the test split, or the validation split where there is none. A method that cannot carry
+the model is named with its message. The script prints the results and writes them to
+benchmarks/results; it does not pass or fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from demo import processor, write_results
+
+from vitkit.data.images.preprocess import preprocess_images
+from vitkit.errors import SettingError
+from vitkit.evaluation.open_data import (
+    choose_split,
+    open_as_in_training,
+    stored_object,
+    with_labels_of,
+)
+from vitkit.explaining.methods import METHODS
+from vitkit.explaining.truth.maps import predict_logits
+from vitkit.explaining.truth.report import TruthReport, truth_report
+from vitkit.explaining.truth.score import references
+from vitkit.explaining.truth.statistics import paired_permutation
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import load
+
+YARDSTICKS = ("attention", "rollout", "grad-cam")
+"""Methods that a good one should beat."""
+
+
+def draw_images(
+    checkpoint: Checkpoint, args: argparse.Namespace
+) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Return images (B, C, H, W), class numbers (B,) and the name of the split."""
+    settings = stored_object(checkpoint, "recipe")
+    data = args.data or settings.get("data")
+    if data is None:
+        raise SystemExit(f"{checkpoint.path} does not name its data; name them with --data")
+    root = args.data_root or settings.get("data_root")
+    dataset = open_as_in_training(checkpoint, str(data), root, None)
+    name = choose_split(dataset, args.split)
+    split = with_labels_of(checkpoint, dataset, name)
+    numbers = np.random.default_rng(args.seed).permutation(len(split))[: args.images]
+    pixels = [split.read(int(number)) for number in numbers]
+    images = preprocess_images(pixels, checkpoint.preprocess)
+    return images, torch.from_numpy(split.labels[numbers]), name
+
+
+def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the reports of all methods on one model, with their p-values."""
+    images, labels, split = draw_images(checkpoint, args)
+    model = checkpoint.model
+    classes = predict_logits(model, images).argmax(1)
+    accuracy = float((classes == labels).double().mean())
+    start = time.perf_counter()
+    reference = references(model, images, classes, seed=args.seed)
+    found: dict[str, Any] = {
+        "split": split,
+        "images": len(images),
+        "top1": accuracy,
+        "seconds_of_reference": time.perf_counter() - start,
+        "methods": {},
+    }
+    print(f"{checkpoint.path}: {len(images)} images of {split}, top-1 {accuracy:.4f}", flush=True)
+    reports: dict[str, TruthReport] = {}
+    for name in args.methods:
+        start = time.perf_counter()
+        try:
+            reports[name] = truth_report(
+                METHODS[name],
+                model,
+                images,
+                labels=labels,
+                preprocess=checkpoint.preprocess,
+                mosaics=args.mosaics,
+                seed=args.seed,
+                reference=reference,
+            )
+        except SettingError as error:
+            found["methods"][name] = {"refused": str(error)}
+            print(f"  {name}: {error}", flush=True)
+            continue
+        report = reports[name].as_json()
+        del report["scores"]  # a row for each image: too long for a results file
+        found["methods"][name] = report | {"seconds": time.perf_counter() - start}
+        for number, line in enumerate(reports[name].lines):
+            print(f"  {'' if number else name:22}{line}", flush=True)
+    for name, report in reports.items():
+        found["methods"][name]["p_beats"] = beats(name, report, reports)
+    print_table(found["methods"])
+    return found
+
+
+def beats(name: str, report: TruthReport, reports: dict[str, TruthReport]) -> dict[str, float]:
+    """Return, for each yardstick, p that the method's deletion areas are not below its own."""
+    found = {}
+    for other in YARDSTICKS:
+        if other in reports and other != name:
+            pairs = zip(reports[other].scores, report.scores, strict=True)
+            gains = [theirs.deletion_area - ours.deletion_area for theirs, ours in pairs]
+            found[other] = paired_permutation(gains)
+    return found
+
+
+def print_table(methods: dict[str, Any]) -> None:
+    """Print one row for each method that was measured, the best deletion first."""
+    rows = [(name, row) for name, row in methods.items() if "refused" not in row]
+    rows.sort(key=lambda item: -(item[1]["deletion"] or -1))
+    heads = [f"p < {name}" for name in YARDSTICKS]
+    columns = ("method", "deletion", "insertion", "SaCo", "random top", "pointing", *heads)
+    print("\n| " + " | ".join(columns) + " |")
+    print("| --- " * len(columns) + "|")
+    for name, row in rows:
+        pointing = row["class_matters"] and row["class_matters"]["pointing"]
+        values = [row["deletion"], row["insertion"], row["saco"], row["weights_matter"], pointing]
+        cells = ["-" if value is None else f"{value:.2f}" for value in values]
+        for other in YARDSTICKS:
+            p = row["p_beats"].get(other)
+            cells.append("-" if p is None else f"{p:.4f}")
+        print("| " + " | ".join([name, *cells]) + " |")
+    print(flush=True)
+
+
+def main() -> None:
+    """Measure, print and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("checkpoints", nargs="+", type=Path)
+    parser.add_argument("--data", help="default: what the model was trained on")
+    parser.add_argument("--data-root", type=Path)
+    parser.add_argument("--split", help="default: test, else val")
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--mosaics", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    measurable = [name for name, method in METHODS.items() if not method.colours]
+    parser.add_argument("--methods", nargs="+", choices=measurable, default=measurable)
+    parser.add_argument("--output", type=Path, help="default: today's file in benchmarks/results")
+    args = parser.parse_args()
+    models = {path.name: measure(load(path), args) for path in args.checkpoints}
+    results = {"processor": processor(), "date": str(date.today()), "seed": args.seed}
+    write_results("explanations-", results | {"models": models}, args.output)
+
+
+if __name__ == "__main__":
+    main()

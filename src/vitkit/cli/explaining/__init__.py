@@ -1,0 +1,1 @@
+"""Parts of `vitkit explain` with work of their own."""

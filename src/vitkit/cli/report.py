@@ -1,0 +1,47 @@
+"""`vitkit report RUN`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+from tyro.conf import Positional
+
+from vitkit.cli.parsing.fields import as_flags
+from vitkit.cli.printing.next_steps import print_results
+
+EXAMPLES = (
+    "vitkit report runs/photos-vit-1  # writes runs/photos-vit-1/report.html",
+    "vitkit report runs/photos-vit-1 --output photos.html  # a page to send to others",
+    "vitkit report runs/photos-vit-1 --output photos.html --overwrite  # whatever photos.html is",
+)
+
+
+def report_command(
+    run: Positional[Path],
+    *,
+    output: Path | None = None,
+    overwrite: bool = False,
+) -> None:
+    """Write a page about a run: scores, curves, classes, mistakes, calibration, time and memory.
+
+    The page is one HTML file that any browser shows without a network. vitkit train writes it at
+    the end of a run; this command writes it again, also while the run is still training.
+
+    Args:
+        run: a run folder.
+        output: the .html file to write; default report.html in the run folder.
+        overwrite: let --output replace any file that is not in the run folder; default: only an
+            earlier report.
+    """
+    # imported here: --help does not wait for torch
+    from vitkit.reporting.write import report
+
+    path = report(run, output=output, overwrite=overwrite)
+    print_results(f"report: {path}, {path.stat().st_size / 1e6:.1f} MB")
+
+
+def run(arguments: list[str]) -> None:
+    """Parse the arguments and write the report."""
+    with as_flags("run"):
+        tyro.cli(report_command, args=arguments, prog="vitkit report")

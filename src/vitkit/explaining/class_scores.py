@@ -1,0 +1,57 @@
+"""The score that a map of a class explains: one logit of each image, and its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+
+from vitkit.errors import SettingError
+from vitkit.explaining.method import Method
+from vitkit.models.layers import eval_mode
+from vitkit.models.vit import ViT
+from vitkit.shapes import Logits
+
+
+@contextmanager
+def gradients_in_eval_mode(model: ViT) -> Iterator[None]:
+    """Run a `with` block in eval mode and with gradients, whatever the caller has switched off."""
+    with eval_mode(model), torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def check_classes(model: ViT, classes: Int64[Tensor, " B"], methods: Mapping[str, Method]) -> None:
+    """Check that the model has these classes.
+
+    Args:
+        model: any ViT.
+        classes: (B,) class numbers, from 0.
+        methods: all methods, to name those that need no class.
+
+    Raises:
+        SettingError: a model without a head, or a class that it does not have.
+    """
+    count = model.spec.num_classes
+    if not count:
+        able = [method.name for method in methods.values() if not method.by_class]
+        raise SettingError(
+            "the model has no head, so it has no class to explain; methods that need none: "
+            f"{', '.join(able)}"
+        )
+    for number in classes.tolist():
+        if not 0 <= number < count:
+            raise SettingError(f"class {number} does not exist; classes are 0 to {count - 1}")
+
+
+def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """Return the logit of each row's class: (B, K) -> (B,)."""
+    # a copy: a graph cannot keep the predicted classes of `torch.inference_mode`
+    return logits.gather(1, classes.to(logits.device).clone()[:, None])[:, 0]
+
+
+def at_least_float32(values: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return values of half precision as float32, in which sums are taken; others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,0 +1,52 @@
+"""`Method`: what is known of one method of explanation before it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    ExplainFunction: TypeAlias = Callable[..., Float[Tensor, "B gh gw *colours"]]
+    """(model, images (B, C, H, W), *, classes (B,) where `by_class`, **options) -> (B, gh, gw)."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method of explanation. Its function is imported at its first use, and torch with it.
+
+    Attributes:
+        name: as the user writes it; the function and its file have the name with underscores.
+        summary: what the map shows, in a few words without a full stop.
+        source: the paper, with its number at arXiv.
+        by_class: whether the map depends on the class; the function then takes `classes`, (B,)
+            class numbers.
+        options: further keywords of the function, such as `layer`.
+        colours: whether a patch has three values (red, green, blue) instead of one.
+        unit: of the values, for the colour bar, such as `share of attention`.
+    """
+
+    name: str
+    summary: str
+    source: str
+    by_class: bool = False
+    options: tuple[str, ...] = ()
+    colours: bool = False
+    unit: str = "importance"
+
+    @property
+    def compute(self) -> ExplainFunction:
+        """The function: (model, images (B, C, H, W), ...) -> a value for each patch (B, gh, gw).
+
+        A larger value means more important. The model runs in eval mode, gets no gradients, and
+        keeps its mode.
+        """
+        file = self.name.replace("-", "_")
+        function: ExplainFunction = getattr(
+            import_module(f"vitkit.explaining.methods.{file}"), file
+        )
+        return function

@@ -1,0 +1,1 @@
+"""Tests of heat maps: does a map name the patches that the model really uses?"""

@@ -1,0 +1,152 @@
+"""The mistakes of a run: the most confident ones, and those of each pair of classes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from vitkit.reporting.images import RunImages, is_small
+from vitkit.reporting.prediction_source import Predictions
+
+SHOWN = 24
+"""The most confident mistakes."""
+MOST_OF_A_PAIR = 6
+"""Mistakes that are listed of a pair of classes."""
+PAIR_IMAGES = 120
+"""Images of all pairs together, which keep the page small."""
+MOST_PAIRS = 60
+"""Pairs of classes that are listed where there is no table with a cell for each."""
+MOST_IN_A_TABLE = 30
+"""Classes of the largest confusion matrix that is a table with links."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """An image with a wrong prediction.
+
+    Attributes:
+        name: of the image.
+        label: its class.
+        predicted: the class that was predicted.
+        probability: of that class, in [0, 1].
+        label_probability: of its own class, in [0, 1].
+        image: a small copy as an address that contains it; empty where there is none.
+        is_small: whether the copy is enlarged without blur.
+    """
+
+    name: str
+    label: str
+    predicted: str
+    probability: float
+    label_probability: float
+    image: str = ""
+    is_small: bool = False
+
+
+@dataclass(frozen=True)
+class ClassPair:
+    """The mistakes between a true and a predicted class.
+
+    Attributes:
+        key: name of its place in the page.
+        label: the true class.
+        predicted: the predicted one.
+        count: how many there are.
+        images: how many images the true class has.
+        mistakes: the most confident ones.
+    """
+
+    key: str
+    label: str
+    predicted: str
+    count: int
+    images: int
+    mistakes: list[Mistake]
+
+
+class MistakeList:
+    """The mistakes among predictions, with their images where the data can still be read.
+
+    Args:
+        predictions: of the images of a split.
+        images: of the run.
+    """
+
+    def __init__(self, predictions: Predictions, images: RunImages) -> None:
+        self._predictions, self._images = predictions, images
+        self._numbers = predictions.confident_mistakes()
+        self._split = images.of(predictions) if self._numbers else None
+
+    @property
+    def count(self) -> int:
+        """The number of mistakes."""
+        return len(self._numbers)
+
+    def most_confident(self) -> list[Mistake]:
+        """Return the mistakes with the highest probability of the wrong class."""
+        return [self._mistake(number, with_image=True) for number in self._numbers[:SHOWN]]
+
+    def pairs(self) -> list[ClassPair]:
+        """Return the pairs of classes with mistakes, the most frequent first.
+
+        Every pair of up to 30 classes is there, and the 60 most frequent ones of more.
+        """
+        predictions = self._predictions
+        by_pair: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for number in self._numbers:
+            pair = (int(predictions.labels[number]), int(predictions.predicted[number]))
+            by_pair[pair].append(number)
+        pairs = sorted(by_pair, key=lambda pair: (-len(by_pair[pair]), pair))
+        if len(predictions.classes) > MOST_IN_A_TABLE:
+            pairs = pairs[:MOST_PAIRS]
+        # each pair gets an image before any gets more
+        each = max(1, min(MOST_OF_A_PAIR, PAIR_IMAGES // max(1, len(pairs))))
+        spare = PAIR_IMAGES - each * len(pairs)
+        found = []
+        for place, (label, predicted) in enumerate(pairs):
+            numbers = by_pair[label, predicted]
+            # beyond that number of images, the names remain
+            with_images = place * each < PAIR_IMAGES
+            more = max(0, min(spare, MOST_OF_A_PAIR - each, len(numbers) - each))
+            spare -= more
+            shown = numbers[: each + more]
+            mistakes = [self._mistake(number, with_image=with_images) for number in shown]
+            found.append(
+                ClassPair(
+                    key=pair_key(label, predicted),
+                    label=predictions.classes[label],
+                    predicted=predictions.classes[predicted],
+                    count=len(numbers),
+                    images=int((predictions.labels == label).sum()),
+                    mistakes=mistakes,
+                )
+            )
+        return found
+
+    def _mistake(self, number: int, *, with_image: bool) -> Mistake:
+        predictions = self._predictions
+        place = int(predictions.places[number])
+        image = None
+        if with_image and self._split is not None:
+            image = self._images.thumbnail(self._split, place)
+        return Mistake(
+            name=self._name(number, place),
+            label=predictions.classes[predictions.labels[number]],
+            predicted=predictions.classes[predictions.predicted[number]],
+            probability=float(predictions.probability[number]),
+            label_probability=float(predictions.label_probability[number]),
+            image=image or "",
+            is_small=image is not None and is_small(image),
+        )
+
+    def _name(self, number: int, place: int) -> str:
+        if self._predictions.names:
+            return self._predictions.names[number]
+        if self._split is not None:
+            return self._split.name(place)
+        return f"{self._predictions.split}[{place}]"
+
+
+def pair_key(label: int, predicted: int) -> str:
+    """Return the name of a pair's place in the page."""
+    return f"pair-{label}-{predicted}"

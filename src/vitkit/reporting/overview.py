@@ -1,0 +1,194 @@
+"""Sections about the run as a whole: its score, how to repeat it, its environment, its costs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from vitkit.evaluation.intervals import wilson_interval
+from vitkit.evaluation.metrics import Metrics
+from vitkit.io.import_path import MEMORY_PREFIX
+from vitkit.messages import escape
+from vitkit.reporting.missing import Missing
+from vitkit.reporting.reported_run import ReportedRun
+from vitkit.training.config.merging import with_flat_spec
+from vitkit.training.config.run_config import USUAL
+from vitkit.training.config.train_config import TrainConfig
+from vitkit.training.recipes.reference_comparison import comparable_result
+
+SPLITS = {"test": "test", "val": "validation"}
+"""Splits with scores, the most trustworthy first, and their names in the page."""
+SCORES = {
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "loss": "loss (nats)",
+    "calibrated_loss": "loss with the temperature (nats)",
+    "brier": "Brier score",
+    "ece": "calibration error",
+    "calibrated_ece": "calibration error with the temperature",
+}
+"""Scores of the page, and what they are called there."""
+PLACES = ("device", "amp", "devices", "threads", "workers", "compile", "seed")
+"""Settings that describe the machine, and the seed."""
+OWN_PLACE = ("data", "output", "start", "resume", "overwrite", "quiet", "plots", "report")
+"""Settings that are not listed: they are shown elsewhere, or about this call alone."""
+
+
+def best_score(run: ReportedRun) -> dict[str, Any]:
+    """Return the score of the best weights with its interval, and the other scores."""
+    splits = [name for name in SPLITS if "top1" in run.scores.get(name, {})]
+    if not splits:
+        raise Missing(
+            "The run has no scores yet: no epoch is complete. Resume it; it writes the report at "
+            "its end.",
+            run.command("train", "--resume", run.root),
+        )
+    main = run.scores[splits[0]]
+    low, high = _interval(main)
+    reference = comparable_result(run.settings.get("recipe"), str(run.settings.get("data")))
+    ends = [line.partition(" ")[2] for line in run.log if " ended after " in line]
+    return {
+        "split": SPLITS[splits[0]],
+        "top1": main["top1"],
+        "low": low,
+        "high": high,
+        "images": int(main.get("images", 0)),
+        "rows": _score_rows(run, splits),
+        "splits": [SPLITS[name] for name in splits],
+        "reference": None if reference is None else reference.summary(),
+        "end": ends[-1].partition(";")[0] if ends else "",
+        "chosen": splits == ["val"],
+    }
+
+
+def _interval(scores: Metrics) -> tuple[float, float]:
+    """Return the 95 % interval of top-1: the stored one, else Wilson's."""
+    if "top1_low" in scores and "top1_high" in scores:
+        return scores["top1_low"], scores["top1_high"]
+    images = int(scores.get("images", 0))
+    if images < 1:
+        return 0.0, 1.0
+    return wilson_interval(round(scores["top1"] * images), images)
+
+
+def _score_rows(run: ReportedRun, splits: list[str]) -> list[tuple[str, list[str]]]:
+    """Return the name of each score, and its values by split."""
+    rows = []
+    for name, title in SCORES.items():
+        cells = [_score(run.scores[split], name) for split in splits]
+        if any(cells):
+            rows.append((title, cells))
+    counts = [f"{int(run.scores[split].get('images', 0)):,}" for split in splits]
+    return [*rows, ("images", counts)]
+
+
+def _score(scores: Metrics, name: str) -> str:
+    """Format a score, with its interval where that is stored; nothing where it is missing."""
+    if name not in scores:
+        return ""
+    low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
+    interval = "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
+    return f"{scores[name]:.4f}{interval}"
+
+
+def repetition(run: ReportedRun) -> dict[str, Any]:
+    """Return the command that repeats the run, and the settings that differ from the defaults."""
+    if not run.settings:
+        raise Missing("config.yaml cannot be read, so the settings of the run are not known.")
+    config = run.folder.config
+    again = run.root.with_name(f"{run.root.resolve().name}-again")
+    given = [name for name, value in run.settings.items() if MEMORY_PREFIX in str(value)]
+    return {
+        "command": run.command("train", run.data, "--recipe", config, "--output", again),
+        "python": f"vitkit.train({', '.join(_python_call(run, given))})" if given else "",
+        "given": given,
+        "test": run.command("eval", run.root, run.data),
+        "report": run.command("report", run.root),
+        "folder": shlex.quote(os.getcwd()),
+        "settings": _changed_settings(run),
+    }
+
+
+def _python_call(run: ReportedRun, given: list[str]) -> list[str]:
+    """Return the arguments of a call whose objects no command line can name."""
+    words = ["DATA" if "data" in given else repr(run.settings["data"])]
+    words.append(f"recipe={str(run.folder.config)!r}")
+    return words + [f"{name}=..." for name in given if name != "data"]
+
+
+def _changed_settings(run: ReportedRun) -> list[tuple[str, str]]:
+    """Return the settings that differ from the defaults, by name."""
+    usual = with_flat_spec(TrainConfig(data="").to_json() | USUAL)
+    rows = []
+    for name, value in with_flat_spec(run.settings).items():
+        if name not in OWN_PLACE and value != usual.get(name):
+            rows.append((escape(name), escape(str(value))))
+    return rows
+
+
+def environment(run: ReportedRun) -> dict[str, Any]:
+    """Return the versions, the machine's settings and the data of the run."""
+    versions, data = run.metadata.get("versions"), run.metadata.get("data")
+    rows = []
+    if isinstance(versions, dict):
+        rows += [(f"{name} (training)", str(value)) for name, value in versions.items()]
+    rows += [(name, str(run.settings[name])) for name in PLACES if name in run.settings]
+    if isinstance(data, dict):
+        images = data.get("images")
+        if isinstance(images, dict):
+            counts = ", ".join(f"{count:,} {name}" for name, count in images.items())
+            rows.append(("images", counts))
+        rows.append(("fingerprint of the data", str(data.get("fingerprint", ""))))
+    times = [line.partition(" ")[0] for line in run.log]
+    if times:
+        rows.append(("log from", f"{times[0]} to {times[-1]}".replace("T", " ")))
+    here = f"vitkit {version('vitkit')}, Python {platform.python_version()}, {platform.platform()}"
+    return {"rows": [*rows, ("this report", here)]}
+
+
+def costs(run: ReportedRun) -> dict[str, Any]:
+    """Return time, speed, memory and size."""
+    rows = []
+    try:
+        columns = run.curves.columns
+    except Missing:
+        columns = {}
+    if "seconds" in columns:
+        rows.append(("training", _duration(float(np.nanmax(columns["seconds"])))))
+        rows.append(("epochs", f"{len(columns['epoch']):,}"))
+    if "images_per_s" in columns:
+        rows.append(("speed", f"{np.nanmedian(columns['images_per_s']):,.0f} images/s, the median"))
+    if "data_wait" in columns:
+        share = float(np.nanmean(columns["data_wait"]))
+        rows.append(("waiting for images", f"{100 * share:.0f} % of the time"))
+    for key, title in (("memory", "memory"), ("cuda_memory", "memory on CUDA")):
+        used = [line[key] for line in run.lines if isinstance(line.get(key), int | float)]
+        if used:
+            rows.append((f"{title}, the highest", f"{max(used):,.0f} MB"))
+    if run.checkpoint is not None and run.checkpoint.path is not None:
+        count = sum(weight.numel() for weight in run.checkpoint.model.parameters())
+        size = run.checkpoint.path.stat().st_size
+        rows.append(("model", f"{count:,} parameters, {size / 1e6:,.1f} MB"))
+    if not rows:
+        raise Missing("The run has neither metrics nor weights, so its costs are not known.")
+    return {"rows": rows}
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in words.
+
+    >>> _duration(4.2), _duration(75.0), _duration(7384.0)
+    ('4.2 s', '1 min 15 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"

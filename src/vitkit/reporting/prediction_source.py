@@ -1,0 +1,165 @@
+"""The predictions of a run: those of `predictions.csv`, or of the logits kept for validation."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Int64
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
+from vitkit.reporting.missing import Missing
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """The predictions of N images.
+
+    Attributes:
+        split: `test` or `val`.
+        origin: where they come from, a sentence.
+        classes: the K names.
+        names: of the images (N); empty where they are not stored.
+        places: number of each image in its split (N,).
+        labels: true classes (N,).
+        predicted: most probable classes (N,).
+        probability: of the predicted classes (N,), in [0, 1].
+        label_probability: of the true classes (N,), in [0, 1].
+    """
+
+    split: str
+    origin: str
+    classes: tuple[str, ...]
+    names: Sequence[str]
+    places: Int64[np.ndarray, " N"]
+    labels: Int64[np.ndarray, " N"]
+    predicted: Int64[np.ndarray, " N"]
+    probability: Float64[np.ndarray, " N"]
+    label_probability: Float64[np.ndarray, " N"]
+
+    @property
+    def right(self) -> Bool[np.ndarray, " N"]:
+        """True for each image (N,) whose class is the predicted one."""
+        return self.labels == self.predicted
+
+    def confident_mistakes(self) -> list[int]:
+        """Return the numbers of the wrong images, the most confident one first."""
+        wrong = np.flatnonzero(~self.right)
+        found: list[int] = wrong[np.argsort(-self.probability[wrong], kind="stable")].tolist()
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """The validation logits that the temperature of a run was fitted on.
+
+    Each fold of the images has those of the model that the other folds choose, so a few may come
+    from other epochs than that of the best weights.
+    """
+
+    logits: Float[Tensor, "N K"]
+    labels: Int64[Tensor, "N"]
+
+    def probabilities(self, temperature: float) -> Float[Tensor, "N K"]:
+        """Return the softmax of the logits divided by a temperature."""
+        return (self.logits.double() / temperature).softmax(1)
+
+
+def read_held_out(path: Path) -> HeldOut | None:
+    """Read the validation logits of a run; None if there are none that can be read."""
+    try:
+        with safe_open(path, "pt") as file:
+            logits, labels = file.get_tensor("logits"), file.get_tensor("labels")
+    except (OSError, SafetensorError):
+        return None
+    if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
+        return None
+    return HeldOut(logits.float(), labels.long())
+
+
+def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
+    """Read a table of predictions, as a run or `vitkit eval --predictions` writes it.
+
+    Args:
+        path: the CSV file.
+        classes: the K names; those that the table has and they lack come after them.
+
+    Raises:
+        Missing: no such file, or one of another kind.
+    """
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Missing(f"{path.name} cannot be read: {error.strerror}.") from None
+    header, *rows = list(csv.reader(text.splitlines(keepends=True))) or [[]]
+    if tuple(header) != PREDICTIONS_HEADER or not rows:
+        raise Missing(f"{path.name} is not a table of predictions of vitkit.")
+    numbers = {name: number for number, name in enumerate(classes)}
+    try:
+        # a class that the weights do not name gets the next number
+        found = {
+            name: [numbers.setdefault(row[column], len(numbers)) for row in rows]
+            for name, column in (("labels", 1), ("predicted", 2))
+        }
+        probability = np.array([[float(row[3]), float(row[4])] for row in rows])
+    except (ValueError, IndexError):
+        raise Missing(f"{path.name} has a line that is not complete.") from None
+    return Predictions(
+        split="test",
+        origin=f"{path.name}: the best weights, with the stored temperature",
+        classes=tuple(numbers),
+        names=[row[0] for row in rows],
+        places=np.arange(len(rows)),
+        labels=np.array(found["labels"]),
+        predicted=np.array(found["predicted"]),
+        probability=probability[:, 0],
+        label_probability=probability[:, 1],
+    )
+
+
+def validation_predictions(
+    held_out: HeldOut, classes: Sequence[str], temperature: float, images: Mapping[str, int]
+) -> Predictions:
+    """Return the predictions that the kept validation logits give.
+
+    Args:
+        held_out: the logits.
+        classes: the K names; numbers where they do not fit.
+        temperature: divides the logits.
+        images: split -> its number of images; of very many not all logits are kept.
+    """
+    probabilities = held_out.probabilities(temperature)
+    count, num_classes = probabilities.shape
+    every = -(-images.get("val", count) // count)  # rounded up
+    confidence, predicted = probabilities.max(1)
+    own = probabilities.gather(1, held_out.labels[:, None])[:, 0]
+    names = tuple(classes)
+    if len(names) != num_classes:
+        names = tuple(map(str, range(num_classes)))
+    return Predictions(
+        split="val",
+        origin="the validation logits of the run, with the stored temperature; each fifth of the "
+        "images by the epoch that the other four choose",
+        classes=names,
+        names=(),
+        places=np.arange(count) * every,
+        labels=held_out.labels.numpy(),
+        predicted=predicted.numpy(),
+        probability=confidence.numpy(),
+        label_probability=own.numpy(),
+    )
+
+
+def as_confidence(
+    held_out: HeldOut, temperature: float
+) -> tuple[Float64[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """Return the confidence of each validation image, and whether its prediction is right."""
+    confidence, predicted = held_out.probabilities(temperature).max(1)
+    right: Tensor = torch.eq(predicted, held_out.labels)
+    return confidence.numpy(), right.numpy()

@@ -1,0 +1,214 @@
+"""`ReportedRun`: what the folder of a run has for its report, each part read when it is needed."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vitkit.data.datasets.class_names import natural_order
+from vitkit.errors import CheckpointError, DataError, OutputError, SettingError
+from vitkit.evaluation.metrics import Metrics
+from vitkit.io.import_path import MEMORY_PREFIX
+from vitkit.messages import escape, nearest_parent
+from vitkit.reporting.images import RunImages
+from vitkit.reporting.missing import Missing
+from vitkit.reporting.prediction_source import (
+    HeldOut,
+    Predictions,
+    read_held_out,
+    read_predictions,
+    validation_predictions,
+)
+from vitkit.training.config.field_types import Settings
+from vitkit.training.config.yaml_files import read_yaml
+from vitkit.training.monitoring.learning_curves import LearningCurves
+from vitkit.training.run_folder import RunFolder
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import load
+
+
+class ReportedRun:
+    """The files of a run.
+
+    Args:
+        run: its folder.
+
+    Raises:
+        OutputError: no such folder; or not that of a run, as a folder of `--auto` with its
+            candidates.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        self.folder = RunFolder(Path(run))
+        root = self.folder.root
+        if not root.is_dir():
+            raise OutputError(f"{escape(root)}: no such run folder; {nearest_parent(root)}")
+        if not self.folder.config.is_file():
+            raise OutputError(
+                f"{escape(root)}: not a run folder, it has no config.yaml{_hint(root)}"
+            )
+
+    @property
+    def name(self) -> str:
+        """The name of the folder."""
+        return escape(self.folder.root.resolve().name)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of config.yaml; empty where it cannot be read."""
+        try:
+            return read_yaml(self.folder.config)
+        except SettingError:
+            return {}
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint | None:
+        """The best weights, or the last ones where no epoch was complete; None without any."""
+        for path in (self.folder.best, self.folder.last):
+            if not path.is_file():
+                continue
+            try:
+                return load(path)
+            except CheckpointError:
+                continue
+        return None
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the weights; empty without them."""
+        return {} if self.checkpoint is None else self.checkpoint.metadata
+
+    @cached_property
+    def images(self) -> RunImages:
+        """The images of the data."""
+        return RunImages(self.checkpoint, self.settings)
+
+    @cached_property
+    def scores(self) -> dict[str, Metrics]:
+        """The scores of the best weights by split: of the weights' file, else of metrics.jsonl."""
+        stored = self.metadata.get("metrics")
+        if isinstance(stored, dict) and stored:
+            return {str(split): _numbers(scores) for split, scores in stored.items()}
+        found: dict[str, Metrics] = {}
+        for line in self.lines:
+            kind = line.get("kind")
+            if kind in ("val", "test"):
+                begin = f"{kind}_"
+                named = {name.removeprefix(begin): value for name, value in line.items()}
+                found[kind] = _numbers(named)
+        return found
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """The objects of metrics.jsonl; lines that are damaged are left out."""
+        try:
+            text = self.folder.lines.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        found = []
+        for line in text.splitlines():
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(document, dict):
+                found.append(document)
+        return found
+
+    @cached_property
+    def log(self) -> list[str]:
+        """The lines of train.log."""
+        try:
+            return self.folder.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return []
+
+    @cached_property
+    def curves(self) -> LearningCurves:
+        """The values of each epoch.
+
+        Raises:
+            Missing: there are none.
+        """
+        try:
+            return LearningCurves.read(self.folder.root)
+        except DataError as error:
+            raise Missing(f"There are no curves: {error}.") from None
+
+    @cached_property
+    def held_out(self) -> HeldOut | None:
+        """The validation logits that are kept for the temperature."""
+        return read_held_out(self.folder.held_out)
+
+    @property
+    def temperature(self) -> float:
+        """The stored temperature; 1 without any."""
+        return 1.0 if self.checkpoint is None else self.checkpoint.temperature
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        """The predictions of the test images, else of the validation images.
+
+        Raises:
+            Missing: neither predictions.csv nor validation logits.
+        """
+        classes = () if self.checkpoint is None else self.checkpoint.classes
+        if self.folder.predictions.exists():
+            found = read_predictions(self.folder.predictions, classes)
+            if self.checkpoint is None:
+                # without weights the names of the table alone are known
+                found = read_predictions(self.folder.predictions, natural_order(found.classes))
+            return found
+        if self.held_out is None:
+            raise Missing(
+                "The folder has neither the predictions of the test images nor the logits of the "
+                "validation images. This command writes the predictions; make the report again "
+                "afterwards.",
+                self.command(
+                    "eval", self.root, self.data, "--predictions", self.folder.predictions
+                ),
+            )
+        stored = self.metadata.get("data")
+        images = stored.get("images") if isinstance(stored, dict) else None
+        return validation_predictions(
+            self.held_out, classes, self.temperature, images if isinstance(images, dict) else {}
+        )
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        return self.folder.root
+
+    @property
+    def data(self) -> str:
+        """The data, as they were named; DATA where they were an object of Python."""
+        data = str(self.settings.get("data") or "DATA")
+        return "DATA" if data.startswith(MEMORY_PREFIX) else data
+
+    def command(self, verb: str, *words: str | Path) -> str:
+        """Return a command line of vitkit, with the folder of the data where one was named."""
+        root = self.settings.get("data_root")
+        more = ["--data-root", str(root)] if root and self.data in map(str, words) else []
+        return f"vitkit {verb} {escape(shlex.join([*map(str, words), *more]))}"
+
+
+def _numbers(scores: object) -> Metrics:
+    """Return the entries of a JSON object that are numbers."""
+    if not isinstance(scores, dict):
+        return {}
+    return {
+        str(name): float(value)
+        for name, value in scores.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _hint(root: Path) -> str:
+    """Name the candidates of a search, each of which has a report of its own."""
+    for config in sorted(root.glob("*/config.yaml")):
+        return f", but its candidates have; name one of them, such as {escape(config.parent)}"
+    return " of a run; name the folder that the run named at its start, such as runs/photos-vit-1"

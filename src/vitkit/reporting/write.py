@@ -1,0 +1,49 @@
+"""`report`: a run as one HTML file, `report.html`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitkit.io.atomic import write_bytes
+from vitkit.io.results import ResultKind, check_outputs, nonempty_path
+
+MARK = b'<meta name="generator" content="vitkit report">'
+"""Text of the first lines of a report."""
+
+
+def _is_report(path: Path) -> bool:
+    with path.open("rb") as file:
+        return MARK in file.read(1024)
+
+
+REPORT_FILE = ResultKind("a report", ".html", _is_report)
+
+
+def report(run: str | Path, *, output: str | Path | None = None, overwrite: bool = False) -> Path:
+    """Write the report of a run: one HTML file that shows it in any browser, without a network.
+
+    It is made of the files in the run folder; thumbnails of mistakes are read from the data, where
+    these are still as they were. A section that lacks something names the command that makes it.
+
+    Args:
+        run: a run folder.
+        output: the file to write; default `report.html` in the run folder.
+        overwrite: also replace a file that is no report of vitkit.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        OutputError: no such run, or an output that exists and is no report, or cannot be written.
+    """
+    # imported here: the report needs torch, matplotlib and jinja2
+    from vitkit.reporting.html import page
+    from vitkit.reporting.reported_run import ReportedRun
+
+    found = ReportedRun(run)
+    path = found.folder.report if output is None else nonempty_path(output, "--output")
+    # what a run leaves is never replaced; no file of it ends in .html but the report
+    inputs = [entry for entry in found.root.rglob("*") if entry.suffix.lower() != ".html"]
+    check_outputs([path], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+    write_bytes(path, page(found).encode("utf-8", "replace"))
+    return path

@@ -1,0 +1,213 @@
+"""`vitkit explain`: files of one method and of all, the page, and options that do not fit."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+from vitkit.explaining.methods import METHODS
+
+CLASSES = ("tabby cat", "<script>alert(1)</script>", "dog")
+EVIL = '"><script>alert(2)</script> & #1 50%.png'
+
+
+def save_model(path: Path, **fields) -> str:
+    spec = vitkit.ViTSpec(
+        image_size=(16, 24), patch_size=8, width=16, depth=2, num_heads=4, mlp_width=16,
+        **{"num_classes": 3, **fields},
+    )  # fmt: skip
+    model = vitkit.ViT(spec)
+    fill_with_noise(model, std=0.6)
+    preprocess = vitkit.Preprocess(image_size=(16, 24))
+    return str(vitkit.save(path, model, preprocess=preprocess, classes=CLASSES[: spec.num_classes]))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    return save_model(tmp_path_factory.mktemp("model") / "m.safetensors")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch) -> Path:
+    """A working folder with images, one of them with a name that is HTML."""
+    generator = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    for name in ("cat.png", EVIL.replace("/", "∕")):  # noqa: RUF001 - a slash cannot be in a name
+        pixels = generator.integers(0, 256, (20, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+class Page(HTMLParser):
+    """The tags of a page, its images and its links."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.images: list[dict[str, str | None]] = []
+        self.links: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        found = dict(attrs)
+        if tag == "img":
+            self.images.append(found)
+        self.links += [found[name] or "" for name in ("src", "href") if name in found]
+
+
+def test_all_methods_make_a_folder_of_each_image_and_one_page(photos, checkpoint, capsys):
+    words = ["explain", checkpoint, "photos", "--method", "all", "--class", CLASSES[1]]
+    assert cli.run(words) == 0
+    out, err = capsys.readouterr()
+    *lines, last = out.splitlines()
+    assert len(lines) == 2
+    assert last == "2 images in explanations/index.html"
+    refused = set(re.findall(r"^vitkit: (\S+) is left out: ", err, re.MULTILINE))
+    drawn = set(METHODS) - refused
+    assert "attention" in drawn
+    page = Page(Path("explanations/index.html"))
+    assert "script" not in page.tags
+    assert "link" not in page.tags
+    assert len(page.images) == 2 * (len(drawn) + 1)
+    assert all(image["alt"] for image in page.images)
+    for link in page.links:
+        assert not re.match(r"\w+:|//", link), "nothing comes from elsewhere"
+        assert Path("explanations", unquote(link)).is_file()
+    text = Path("explanations/index.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;: " in text
+    assert "prefers-color-scheme: dark" in text
+    names = {path.stem for path in Path("explanations/cat").iterdir()}
+    assert names == drawn | {"image", "all"}
+    assert cli.run(words) == 0, "earlier explanations are replaced"
+
+
+def test_files_of_the_user_in_the_folder_are_kept(photos, checkpoint, capsys):
+    for name in ("cat/attention.png", "index.html"):
+        path = Path("explanations", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"precious")
+        assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 2
+        assert f"{name}: this file exists and is not" in capsys.readouterr().err
+        assert path.read_bytes() == b"precious"
+        assert len([path for path in Path("explanations").rglob("*") if path.is_file()]) == 1
+        path.unlink()
+
+
+def test_broken_images_are_named_and_the_page_has_the_others(photos, checkpoint, capsys):
+    (photos / "broken.png").write_bytes(b"words")
+    assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 2
+    out, err = capsys.readouterr()
+    assert "broken.png: not an image" in err
+    assert "2 images in explanations/index.html" in out
+    assert "broken" not in Path("explanations/index.html").read_text(encoding="utf-8")
+
+
+def test_vector_files_and_sheets(photos, checkpoint):
+    words = ["explain", checkpoint, "photos/cat.png", "--format", "svg", "--sheet"]
+    for more in ([], ["--method", "all", "--output", "all"]):
+        assert cli.run([*words, *more]) == 0
+    for name in ("explanations/cat", "explanations/heads/cat", "all/cat/all", "all/heads/cat"):
+        assert "<svg" in Path(f"{name}.svg").read_text(encoding="utf-8")
+    assert "head 3" in Path("all/heads/cat.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--class", "tabby catt"], "--class-name tabby catt: .*mean 'tabby cat'"),
+        (["--class", "3"], "--class-name 3: is not a class of this model"),
+        (["--layer", "2"], "--layer 2: does not exist; layers are 0 to 1"),
+        (["--head", "4", "--method", "all"], "--head 4: does not exist; heads are 0 to 3"),
+        (["--option", "steps"], "--option steps: expected NAME=VALUE"),
+        (["--option", "colour=2"], "colour = 2: attention has no such option; its options: layer"),
+        (["--method", "all", "--option", "colour=2"], "colour = 2: no method has this option"),
+        (["--method", "atention"], "must be one of .*did you mean 'attention'"),
+    ],
+)
+def test_what_does_not_fit_is_named_with_what_does(photos, checkpoint, capsys, words, message):
+    assert cli.run(["explain", checkpoint, "photos", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert re.search(message, err)
+    assert not Path("explanations").exists()
+
+
+@pytest.mark.parametrize("option", ["layer", "head"])
+def test_an_option_of_other_methods_is_refused_with_their_names(option, capsys):
+    without = [method.name for method in METHODS.values() if option not in method.options]
+    having = [method.name for method in METHODS.values() if option in method.options]
+    for name in without:
+        words = ["explain", "no.safetensors", "no.png", "--method", name, f"--{option}", "0"]
+        assert cli.run(words) == 2
+        expected = f"--{option} 0: {name} has no such option; methods with it: {', '.join(having)}"
+        assert expected in capsys.readouterr().err
+
+
+def test_a_model_without_a_head_has_maps_without_a_class(photos, tmp_path, capsys):
+    path = save_model(tmp_path / "headless.safetensors", num_classes=0)
+    assert cli.run(["explain", path, "photos/cat.png", "--method", "all"]) == 0
+    names = {file.stem for file in Path("explanations/cat").iterdir()}
+    assert not names & {method.name for method in METHODS.values() if method.by_class}
+    assert "attention" in names
+    capsys.readouterr()
+    for method in METHODS.values():
+        if method.by_class:
+            words = ["explain", path, "photos/cat.png", "--method", method.name]
+            assert cli.run([*words, "--output", "one"]) == 2
+            message = capsys.readouterr().err
+            assert f"{method.name} explains a class, and this model has no head" in message
+    assert cli.run(["explain", path, "photos/cat.png", "--class", "cat"]) == 2
+    assert "this model has no head, so it has no classes" in capsys.readouterr().err
+
+
+def test_the_class_that_is_asked_for_is_explained(photos, checkpoint):
+    loaded = vitkit.load(checkpoint)
+    pixels = np.asarray(Image.open(photos / "cat.png"))
+    (prediction,) = vitkit.Predictor.from_checkpoint(loaded)([pixels])
+    shares = dict(prediction.top)
+    for number, name in enumerate(CLASSES):
+        for wanted in (name, number, str(number)):
+            made = vitkit.explain(loaded, pixels, class_name=wanted)
+            assert (made.class_number, made.label) == (number, name)
+            assert made.probability == pytest.approx(shares[name], abs=1e-6)
+            assert made.predicted == prediction.label
+    with pytest.raises(vitkit.SettingError, match="class_name = -1: is not a class"):
+        vitkit.explain(loaded, pixels, class_name=-1)
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.by_class])
+def test_the_map_of_a_class_is_that_of_the_method_for_it(name, photos, checkpoint):
+    loaded = vitkit.load(checkpoint)
+    pixels = np.asarray(Image.open(photos / "cat.png"))
+    images = loaded.preprocess(pixels)[None]
+    for number in range(3):
+        made = vitkit.explain(loaded, pixels, method=name, class_name=number)
+        expected = METHODS[name].compute(loaded.model, images, classes=torch.tensor([number]))
+        np.testing.assert_allclose(made.grid, expected[0].detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["no.safetensors", "no.png", "--method", "none"]])
+def test_help_and_wrong_methods_import_no_torch(words):
+    code = (
+        "import sys; from vitkit import cli; cli.run(sys.argv[1:]); "
+        "print('torch' in sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "explain", *words], capture_output=True, text=True, check=True
+    )
+    assert done.stderr.endswith("False\n")

@@ -1,0 +1,89 @@
+"""LeGrad and gradient rollout by balanced gradients, against what a weight carries forward."""
+
+from __future__ import annotations
+
+import plain_pairs
+import pytest
+import torch
+from plain_pairs import noise_images, variant
+from torch import Tensor
+
+import vitkit
+from vitkit.errors import SettingError
+from vitkit.explaining.methods import METHODS
+
+NUMBER = 2
+
+
+def gradient_to_weights(
+    model: vitkit.ViT, image: Tensor, layer: int, layers: int, monkeypatch
+) -> Tensor:
+    """The gradient (k, Q, T) of a logit to a layer's attention, all constants kept.
+
+    One more of a weight adds its value to the output of its head; this is sent forward.
+    """
+    z, rotation = plain_pairs.start(model, image)
+    attend = plain_pairs.attend
+    change: list[Tensor] = []
+    shape: list[torch.Size] = []
+
+    def changed(number, attn, qkv, rotation, weights):
+        x, dx = attend(number, attn, qkv, rotation, weights)
+        if number == layer:
+            shape[:] = [torch.Size((*qkv[0][0].shape[:2], qkv[2][0].shape[1]))]
+            one = change[0] if change else torch.zeros(shape[0], dtype=x.dtype)
+            dx = (one @ qkv[2][0]).transpose(0, 1).flatten(1)
+        return x, dx
+
+    monkeypatch.setattr(plain_pairs, "attend", changed)
+    with torch.no_grad():
+        plain_pairs.logits(model, (z, 0 * z), rotation, layers=layers)
+        gradient = torch.zeros(shape[0].numel(), dtype=z.dtype)
+        for place in range(len(gradient)):
+            one = torch.zeros_like(gradient)
+            one[place] = 1
+            change[:] = [one.view(shape[0])]
+            _, share = plain_pairs.logits(model, (z, 0 * z), rotation, layers=layers)
+            gradient[place] = share[NUMBER]
+    monkeypatch.setattr(plain_pairs, "attend", attend)
+    return gradient.view(shape[0])
+
+
+@pytest.mark.parametrize("name", ["registers", "mean", "map", "swiglu", "post-norm"])
+def test_legrad(name, monkeypatch):
+    model, image = variant(name, depth=2), noise_images()[0]
+    total = torch.zeros(6, dtype=torch.float64)
+    for layer in range(2):
+        wanted = -1 if model.spec.pooling == "map" else layer
+        gradient = gradient_to_weights(model, image, wanted, layer + 1, monkeypatch)
+        total += gradient.clamp(min=0).mean(dim=(0, 1))[-6:] / 2
+    compute, classes = METHODS["legrad"].compute, torch.tensor([NUMBER])
+    found = compute(model, image[None], classes=classes, gradients="balanced")
+    torch.testing.assert_close(found[0].flatten(), total, rtol=1e-5, atol=1e-7)
+    plain = compute(model, image[None], classes=classes)
+    assert (plain - found).abs().max() > 1e-3 * found.max()
+
+
+@pytest.mark.parametrize("name", ["registers", "rope"])
+def test_gradient_rollout(name, monkeypatch):
+    model, image = variant(name, depth=2), noise_images()[0]
+    record = vitkit.Record(attention=[0, 1])
+    with torch.no_grad():
+        model(image[None], record)
+    relevance = torch.eye(record.attention[0].shape[-1], dtype=torch.float64)
+    for layer in range(2):
+        gradient = gradient_to_weights(model, image, layer, 2, monkeypatch)
+        weighted = (gradient * record.attention[layer][0]).clamp(min=0).mean(dim=0)
+        relevance = relevance + weighted @ relevance
+    expected = relevance[0, -6:].view(2, 3)
+    compute, classes = METHODS["gradient-rollout"].compute, torch.tensor([NUMBER])
+    found = compute(model, image[None], classes=classes, gradients="balanced")
+    torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", ["legrad", "gradient-rollout"])
+def test_other_gradients_are_refused(method):
+    with pytest.raises(SettingError, match=r"gradients = 'steep': must be plain or balanced"):
+        METHODS[method].compute(
+            variant("cls"), noise_images(), classes=plain_pairs.CLASSES, gradients="steep"
+        )

@@ -1,0 +1,76 @@
+"""Integrated gradients: a plain sum over the points of the quadrature, and completeness."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from plain_pairs import CLASSES, VARIANTS, noise_images, variant
+from torch import Tensor
+
+import vitkit
+from vitkit.errors import MissingExtraError, SettingError
+from vitkit.explaining.methods import METHODS
+from vitkit.explaining.methods import integrated_gradients as module
+
+COMPUTE = METHODS["integrated-gradients"].compute
+
+
+def restated(model: vitkit.ViT, images: Tensor, classes: Tensor, steps: int) -> Tensor:
+    points, sizes = np.polynomial.legendre.leggauss(steps)  # on [-1, 1]
+    maps = torch.zeros(len(images), 2, 3, dtype=torch.float64)
+    for row, (image, number) in enumerate(zip(images, classes.tolist(), strict=True)):
+        total = torch.zeros_like(image)
+        for point, size in zip(points, sizes, strict=True):
+            part = ((point + 1) / 2 * image).requires_grad_()
+            (gradient,) = torch.autograd.grad(model(part[None])[0, number], part)
+            total += size / 2 * gradient
+        for i in range(2):
+            for j in range(3):
+                patch = (slice(None), slice(8 * i, 8 * i + 8), slice(8 * j, 8 * j + 8))
+                maps[row, i, j] = (total * image)[patch].sum()
+    return maps
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_sum_over_the_points(name):
+    model, images = variant(name), noise_images()
+    expected = restated(model, images, CLASSES, 7)
+    found = COMPUTE(model, images, classes=CLASSES, steps=7)
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("name", ["cls", "mean", "map", "swiglu"])
+def test_a_map_sums_to_the_difference_from_the_mean_image(name):
+    model, images = variant(name, depth=1), noise_images() / 4
+    found = COMPUTE(model, images, classes=CLASSES).sum(dim=(1, 2))
+    with torch.no_grad():
+        logits = model(images) - model(torch.zeros_like(images))
+    expected = logits.gather(1, CLASSES[:, None])[:, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_does_not_grow_with_the_steps(monkeypatch):
+    model, images = variant("cls"), noise_images()
+    sizes = []
+    model.patch_embed.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    expected = COMPUTE(model, images, classes=CLASSES, steps=50)
+    assert max(sizes) <= module.IMAGES_AT_ONCE
+    assert sum(sizes) == 150
+    monkeypatch.setattr(module, "IMAGES_AT_ONCE", 1)  # an image of the batch for each step
+    torch.testing.assert_close(COMPUTE(model, images, classes=CLASSES, steps=50), expected)
+
+
+@pytest.mark.parametrize("steps", [0, -3])
+def test_steps_are_one_or_more(steps):
+    with pytest.raises(SettingError, match=r"steps = .*: must be 1 or more"):
+        COMPUTE(variant("cls"), noise_images(), classes=CLASSES, steps=steps)
+
+
+def test_without_captum_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "captum.attr", None)
+    with pytest.raises(MissingExtraError, match=r"needs captum; .*pip install 'vitkit\[explain\]'"):
+        COMPUTE(variant("cls"), noise_images(), classes=CLASSES)

@@ -1,0 +1,249 @@
+"""Figures of explanations: no pixel lost, honest colours, and captions that say what was drawn."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image
+from plots.figures import svg_text
+
+import vitkit
+from vitkit.errors import OutputError, SettingError, ShapeError
+from vitkit.explaining.figures import attention_of_heads
+from vitkit.explaining.methods.attention import attention
+from vitkit.plots.overlay import ColourScale
+
+WHOLE = (0.0, 0.0, 40.0, 60.0)
+
+
+def explanation(grid: np.ndarray, image: np.ndarray | None = None, **fields) -> vitkit.Explanation:
+    if image is None:
+        image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    heat = np.zeros((*image.shape[:2], *grid.shape[2:]), np.float32)
+    fields = {"viewport": (0.0, 0.0, *map(float, image.shape[:2])), **fields}
+    return vitkit.Explanation(image, heat, grid=grid.astype(np.float32), **fields)
+
+
+def contains(whole: np.ndarray, part: np.ndarray, step: int) -> bool:
+    """Whether every `step`-th pixel of some place of `whole` is `part`."""
+    thinned = (whole[row::step, column::step] for row in range(step) for column in range(step))
+    for pixels in thinned:
+        # a line first, as comparing all places takes long
+        windows = sliding_window_view(pixels[: -part.shape[0] + 1], part.shape[1], axis=1)
+        found = (windows == part[0].T).all(axis=(2, 3))
+        for row, column in np.argwhere(found):
+            place = pixels[row : row + part.shape[0], column : column + part.shape[1]]
+            if (place == part).all():
+                return True
+    return False
+
+
+@pytest.mark.parametrize(("size", "step"), [((40, 60), 1), ((300, 200), 3), ((8, 8), 3)])
+def test_a_png_file_has_every_pixel_of_the_image_and_of_the_overlay(tmp_path, size, step):
+    image = np.random.default_rng(1).integers(0, 256, (*size, 3), dtype=np.uint8)
+    made = explanation(np.arange(6.0).reshape(2, 3), image)
+    saved = np.asarray(Image.open(made.save(tmp_path / "e.png")).convert("RGB"))
+    overlay = np.asarray(made.overlay())
+    step = round(saved.shape[1] // 2 / overlay.shape[1]) or 1
+    left = np.asarray(made.side_by_side())[:, : overlay.shape[1]]
+    assert contains(saved, left, step)
+    assert contains(saved, overlay, step)
+
+
+def test_patches_of_a_small_image_are_flat_and_those_of_a_photograph_are_not():
+    grid = np.arange(16.0).reshape(4, 4)
+    small = np.full((8, 8, 3), 90, np.uint8)
+    flat = np.asarray(explanation(grid, small).overlay())
+    assert flat.shape[:2] == (224, 224)
+    assert len(np.unique(flat.reshape(-1, 3), axis=0)) == 16
+    assert (flat[:56, :56] == flat[0, 0]).all()
+    assert len(np.unique(np.asarray(explanation(grid, small).overlay(smooth=True)))) > 16
+    large = np.asarray(explanation(grid, np.full((300, 300, 3), 90, np.uint8)).overlay())
+    assert len(np.unique(large.reshape(-1, 3), axis=0)) > 100
+
+
+def test_a_signed_map_is_symmetric_about_0_and_a_positive_one_is_not():
+    scale = ColourScale.of(np.array([-1.0, 3.0, np.nan]))
+    assert (scale.low, scale.high, scale.is_signed) == (-3.0, 3.0, True)
+    scale = ColourScale.of(np.array([0.5, 3.0]), np.array([1.0, 4.0]))
+    assert (scale.low, scale.high, scale.is_signed) == (0.5, 4.0, False)
+    grey = np.full((40, 60, 3), 128, np.uint8)
+    drawn = np.asarray(explanation(np.array([[2.0, 0.0, -2.0]]), grey).overlay(smooth=False))
+    height, width = drawn.shape[:2]
+    red, zero, blue = (drawn[height // 2, width * n // 6].astype(int) for n in (1, 3, 5))
+    assert red[0] > red[2] + 50
+    assert blue[2] > blue[0] + 50
+    assert np.ptp(zero) <= 2  # no colour at 0
+
+
+def test_important_patches_are_lighter_in_grey_print_too():
+    grid = np.linspace(0, 1, 8)[None]
+    drawn = explanation(grid, np.full((300, 300, 3), 128, np.uint8)).overlay(smooth=False)
+    middle = np.asarray(drawn.convert("L")).astype(int)[150, 20::37]
+    assert (np.diff(middle[1:]) > 0).all()
+    assert middle[1] - middle[0] > -3  # the first colours differ little from the image itself
+
+
+def test_what_the_model_does_not_see_is_pale_and_has_a_border():
+    image = np.full((300, 400, 3), 100, np.uint8)
+    made = explanation(np.ones((2, 2)), image, viewport=(50.0, 100.0, 200.0, 200.0))
+    drawn = np.asarray(made.overlay())
+    assert (drawn[:50] == round(0.3 * 100 + 0.7 * 255)).all()
+    assert (drawn[60:240, 110:290].max(axis=2) < 110).all()
+    left = np.asarray(made.side_by_side())[:, :400]
+    assert (left[:50] == 100).all()
+    for picture in (drawn, left):
+        assert (picture[50, 100:300] == 255).all()
+        assert (picture[51, 102:298] == 0).all()
+    assert "the model sees 200 x 200 of 400 x 300 pixels" in made.caption
+
+
+def test_three_values_are_red_green_and_blue():
+    grid = np.zeros((1, 2, 3))
+    grid[0, 0] = (1.0, 0.5, 0.0)
+    grid[0, 1] = (0.0, 0.0, 1.0)
+    made = explanation(grid, np.full((300, 300, 3), 90, np.uint8), method="pca")
+    drawn = np.asarray(made.overlay(smooth=False))
+    assert drawn[10, 10].tolist() == [255, 128, 0]
+    assert drawn[290, 290].tolist() == [0, 0, 255]
+    assert [axes.get_label() for axes in made.plot().axes].count("bar") == 0
+
+
+def test_values_that_are_not_finite_are_named_and_have_no_colour():
+    grey = np.full((300, 300, 3), 128, np.uint8)
+    made = explanation(np.array([[np.nan, 1.0], [0.0, np.inf]]), grey)
+    assert "values that are not finite have no colour" in made.caption
+    assert np.ptp(np.asarray(made.overlay(smooth=False))[10, 10].astype(int)) == 0
+    made.plot()
+
+
+def test_the_figure_has_class_probability_method_options_unit_and_notes(tmp_path):
+    made = explanation(
+        np.arange(4.0).reshape(2, 2),
+        label="cat $x$ <b>", probability=0.123, predicted="dog", predicted_probability=0.8,
+        options={"layer": 3, "head": None, "discard_ratio": 0.5}, notes=("a note",),
+    )  # fmt: skip
+    text = svg_text(made.plot())
+    for words in (
+        "cat $x$ <b>: 12.3 % (predicted: dog, 80.0 %)",
+        "attention, layer 3, mean of the heads, discard ratio 0.5, the same for every class",
+        "a note",
+        "share of attention",
+    ):
+        assert "".join(words.split()) in text
+    svg = made.save(tmp_path / "e.svg").read_text(encoding="utf-8")
+    assert "vitkit explain" in svg
+    assert made.save(tmp_path / "e.svg") == tmp_path / "e.svg", "an explanation is replaced"
+
+
+class Images(HTMLParser):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag == "img"
+        self.found = dict(attrs)
+
+
+def test_a_notebook_shows_the_figure_with_its_caption_escaped():
+    made = explanation(np.array([[0.0, 5.0]]), label="<script>alert(1)</script>")
+    html = made._repr_html_()
+    assert "<script>" not in html
+    parser = Images()
+    parser.feed(html)
+    assert "row 1 of 1, column 2 of 2" in parser.found["alt"]
+    assert "<script>alert(1)</script>: 0.0 %" in parser.found["alt"]
+    assert Image.open(BytesIO(made._repr_png_())).format == "PNG"
+
+
+def test_a_file_that_is_no_explanation_is_replaced_only_if_allowed(tmp_path):
+    made = explanation(np.eye(2))
+    path = tmp_path / "photo.png"
+    Image.new("RGB", (4, 4)).save(path)
+    before = path.read_bytes()
+    with pytest.raises(OutputError, match=r"photo\.png: .* not an explanation .*overwrite=True"):
+        made.save(path)
+    assert path.read_bytes() == before
+    made.save(path, overwrite=True)
+    made.save(path)
+    with pytest.raises(OutputError, match=r"ends in \.png or \.svg"):
+        made.save(tmp_path / "photo.jpg", overwrite=True)
+
+
+def test_several_explanations_stand_below_their_image_once():
+    image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    first = explanation(np.eye(2), image, label="cat", probability=0.5)
+    other = explanation(np.eye(3), image, label="dog", probability=0.25, method="my-method")
+    third = explanation(np.eye(2), image[::-1])
+    figure = vitkit.plot_explanations([first, other, third], across=3, title="T")
+    titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_label() == "image"]
+    assert titles == ["image", "attention", "my-method", "image", "attention"]
+    text = svg_text(figure)
+    assert text.count("cat:50.0%") == 1
+    assert "dog:25.0%" in text, "another class than that below the image"
+    with pytest.raises(SettingError, match="at least one explanation"):
+        vitkit.plot_explanations([])
+    with pytest.raises(SettingError, match="across = 0: must be 1 or more"):
+        vitkit.plot_explanations([first], across=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"class_token": False, "pooling": "mean"}, {"class_token": False, "pooling": "map"}],
+)
+def test_the_sheet_has_the_map_of_every_layer_and_head(fields, tmp_path):
+    spec = vitkit.ViTSpec(
+        image_size=(16, 24), patch_size=8, width=16, depth=2, num_heads=4, mlp_width=16,
+        num_classes=3, **fields,
+    )  # fmt: skip
+    model = vitkit.ViT(spec).eval()
+    fill_with_noise(model, std=0.6)
+    images = torch.randn(2, 3, 16, 24)
+    maps = attention_of_heads(model, images)
+    assert maps.shape == (2, 2, 4, 2, 3)
+    for layer, head in np.ndindex(2, 4):
+        if spec.pooling == "map" and layer == 1:
+            continue  # the head of a MAP readout is one of its own
+        expected = attention(model, images, layer=layer, head=head)
+        torch.testing.assert_close(maps[:, layer, head], expected)
+    if spec.pooling == "map":
+        torch.testing.assert_close(maps[:, 1].mean(1), attention(model, images))
+    path = vitkit.save(
+        tmp_path / "m.safetensors", model, preprocess=vitkit.Preprocess(image_size=(16, 24))
+    )
+    figure = vitkit.plot_attention_sheet(path, np.zeros((50, 60, 3), np.uint8))
+    text = svg_text(figure)
+    for words in ("layer0", "layer1", "head0", "head3", "largestshareofattention"):
+        assert words in text
+    assert sum(axes.get_label() == "image" for axes in figure.axes) == 8
+
+
+def test_attention_between_tokens_has_their_names_on_one_scale():
+    weights = torch.rand(2, 3, 4, requires_grad=True) / 2
+    figure = vitkit.plot_attention(
+        weights, ["the", "cat", "$at$"], list("abcd"), title="layer 1", key_name="source"
+    )
+    maps = [axes for axes in figure.axes if axes.get_title(loc="left")]
+    assert [axes.get_title(loc="left") for axes in maps] == ["layer 1\nhead 0", "head 1"]
+    for axes, expected in zip(maps, weights.detach().numpy(), strict=True):
+        (drawn,) = axes.get_images()
+        np.testing.assert_allclose(drawn.get_array(), expected, atol=1e-7)
+        assert drawn.get_clim() == pytest.approx((0.0, weights.max().item()))
+        assert [label.get_text() for label in axes.get_xticklabels()] == list("abcd")
+    assert [label.get_text() for label in maps[0].get_yticklabels()] == ["the", "cat", "$at$"]
+    assert maps[0].get_xlabel() == "source"
+    own = vitkit.plot_attention(np.eye(3), ["x", "y", "z"]).axes[0]
+    assert [label.get_text() for label in own.get_xticklabels()] == ["x", "y", "z"]
+
+
+def test_attention_of_another_shape_or_with_other_tokens_is_refused():
+    with pytest.raises(ShapeError, match=r"\(1, 2, 3, 3\); of a batch pass one"):
+        vitkit.plot_attention(np.zeros((1, 2, 3, 3)))
+    with pytest.raises(SettingError, match="keys has 2 tokens; the weights have 3"):
+        vitkit.plot_attention(np.eye(3), ["a", "b", "c"], ["a", "b"])
+    for wrong in (-1.0, 2.0, np.nan):
+        with pytest.raises(SettingError, match="from 0 to 1"):
+            vitkit.plot_attention([[wrong]])
