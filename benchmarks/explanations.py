@@ -4,11 +4,12 @@
 
 For each checkpoint (a run folder or a file) and each method: the normalised deletion and insertion
 scores, SaCo, the correlation with a model whose upper half is random, pointing in mosaics of four
-classes, stability, and the one-sided p-value of a paired permutation test that the method's
-deletion curve lies below that of attention, rollout and grad-cam on the same images. The images are
-drawn from the test split, or the validation split where there is none. A method that cannot carry
-the model is named with its message. The script prints the results and writes them to
-benchmarks/results; it does not pass or fail.
+classes, stability, deletion by grey and by blurred patches, and the one-sided p-value of a paired
+permutation test that the method's deletion curve lies below that of attention, rollout and grad-cam
+on the same images. The images are drawn from the test split, or the validation split where there is
+none. A method that cannot carry the model is named with its message. `gradient-rollout-plain` and
+`legrad-plain` are the published forms of these methods. The script prints the results and writes
+them to benchmarks/results; it does not pass or fail.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ from vitkit.evaluation.open_data import (
 )
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.truth.maps import predict_logits
-from vitkit.explaining.truth.report import TruthReport, truth_report
+from vitkit.explaining.truth.measure import PARTS, measure_truth
+from vitkit.explaining.truth.other_removals import covered_references
+from vitkit.explaining.truth.report import TruthReport, agreement_of_methods
 from vitkit.explaining.truth.score import references
 from vitkit.explaining.truth.statistics import paired_permutation
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
 
+PLAIN = {f"{name}-plain": name for name in ("gradient-rollout", "legrad")}
+"""Names of the published forms -> method, whose default is another."""
 YARDSTICKS = ("attention", "rollout", "grad-cam")
 """Methods that a good one should beat."""
 
@@ -69,6 +74,9 @@ def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
     accuracy = float((classes == labels).double().mean())
     start = time.perf_counter()
     reference = references(model, images, classes, seed=args.seed)
+    covered = None
+    if "removal" in args.parts:
+        covered = covered_references(model, images, classes, seed=args.seed)
     found: dict[str, Any] = {
         "split": split,
         "images": len(images),
@@ -81,15 +89,18 @@ def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
     for name in args.methods:
         start = time.perf_counter()
         try:
-            reports[name] = truth_report(
-                METHODS[name],
+            reports[name] = measure_truth(
+                METHODS[PLAIN.get(name, name)],
                 model,
                 images,
                 labels=labels,
+                options={"gradients": "plain"} if name in PLAIN else {},
                 preprocess=checkpoint.preprocess,
+                parts=args.parts,
                 mosaics=args.mosaics,
                 seed=args.seed,
                 reference=reference,
+                covered=covered,
             )
         except SettingError as error:
             found["methods"][name] = {"refused": str(error)}
@@ -100,9 +111,11 @@ def measure(checkpoint: Checkpoint, args: argparse.Namespace) -> dict[str, Any]:
         found["methods"][name] = report | {"seconds": time.perf_counter() - start}
         for number, line in enumerate(reports[name].lines):
             print(f"  {'' if number else name:22}{line}", flush=True)
-    for name, report in reports.items():
-        found["methods"][name]["p_beats"] = beats(name, report, reports)
+    for name, measured in reports.items():
+        found["methods"][name]["p_beats"] = beats(name, measured, reports)
+    found["tau_of_methods"] = agreement_of_methods(reports.values())
     print_table(found["methods"])
+    print(f"Kendall's tau of the methods ranked by deletion: {found['tau_of_methods']}\n")
     return found
 
 
@@ -122,15 +135,18 @@ def print_table(methods: dict[str, Any]) -> None:
     rows = [(name, row) for name, row in methods.items() if "refused" not in row]
     rows.sort(key=lambda item: -(item[1]["deletion"] or -1))
     heads = [f"p < {name}" for name in YARDSTICKS]
-    columns = ("method", "deletion", "insertion", "SaCo", "random top", "pointing", *heads)
+    columns = ("method", "deletion", "grey", "blur", "insertion", "SaCo", "random top", "pointing",
+               "positive", *heads)  # fmt: skip
     print("\n| " + " | ".join(columns) + " |")
     print("| --- " * len(columns) + "|")
     for name, row in rows:
-        pointing = row["class_matters"] and row["class_matters"]["pointing"]
-        values = [row["deletion"], row["insertion"], row["saco"], row["weights_matter"], pointing]
+        other, mosaics = row["other_removals"] or {}, row["class_matters"] or {}
+        values = [row["deletion"], other.get("grey"), other.get("blur")]
+        values += [row["insertion"], row["saco"]]
+        values += [row["weights_matter"], mosaics.get("pointing"), mosaics.get("positive_pointing")]
         cells = ["-" if value is None else f"{value:.2f}" for value in values]
-        for other in YARDSTICKS:
-            p = row["p_beats"].get(other)
+        for yardstick in YARDSTICKS:
+            p = row["p_beats"].get(yardstick)
             cells.append("-" if p is None else f"{p:.4f}")
         print("| " + " | ".join([name, *cells]) + " |")
     print(flush=True)
@@ -146,8 +162,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--mosaics", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    measurable = [name for name, method in METHODS.items() if not method.colours]
+    measurable = [name for name, method in METHODS.items() if not method.colours] + [*PLAIN]
     parser.add_argument("--methods", nargs="+", choices=measurable, default=measurable)
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--output", type=Path, help="default: today's file in benchmarks/results")
     args = parser.parse_args()
     models = {path.name: measure(load(path), args) for path in args.checkpoints}

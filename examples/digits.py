@@ -35,7 +35,7 @@ def main() -> None:
 
     checkpoint = vitkit.load(result.best)
     (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image], top_k=3)
-    vitkit.explain(checkpoint, image).save(output / "attention.png")
+    vitkit.explain(checkpoint, image, method="attention").save(output / "attention.png")
 
     truth = checkpoint.classes[test.labels[IMAGE]]
     print(f"test accuracy  {result.metrics['test']['top1']:.2%}")

@@ -14,7 +14,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 WIDTH = 88
 INTRODUCTION = """# Commands
 
-The help of every verb, as `vitkit help VERB` prints it. Exit codes: 0 done; 2 something in the
+The help of every verb, as `vitkit VERB --help-all` prints it (`vitkit train --help` is shorter:
+the flags used most). Exit codes: 0 done; 2 something in the
 command, the settings or the data is wrong; 3 the loss is not finite; 130 or 143 stopped by a signal
 after saving; 1 an error in vitkit. With `--debug` an error shows its traceback.
 
@@ -29,11 +30,11 @@ def page() -> str:
 
 
 def help_of(verb: str) -> str:
-    """Return what `vitkit VERB --help` prints, for `WIDTH` columns."""
+    """Return what `vitkit VERB --help-all` prints, for `WIDTH` columns."""
     stream = io.StringIO()
     columns = patch.dict(os.environ, COLUMNS=str(WIDTH))
     with columns, redirect_stdout(stream), suppress(SystemExit):
-        cli.run([verb, "--help"])
+        cli.run([verb, "--help-all"])
     lines = (line.rstrip() for line in stream.getvalue().strip().splitlines())
     return "\n".join(lines)
 

@@ -24,6 +24,7 @@ INTERNAL = ("start",)
 OBJECTS = {
     "data_root": "str | Path | None",
     "cache": "str | Path | None",
+    "relabel": "str | Path | None",
     "output": "str | Path | None",
     "resume": "str | Path | None",
     "pretrained": "str | Path | bool | None",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -13,7 +14,7 @@ import jaxtyping
 import pytest
 import shape_checks
 import torch
-from long_files import LONGEST, UNMEASURED
+from long_files import LONGEST
 
 
 def declare_torchvision_operators() -> None:
@@ -49,21 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Measure no coverage in the files of `UNMEASURED`."""
-    coverage = getattr(item.config.pluginmanager.getplugin("_cov"), "cov_controller", None)
-    if coverage is None or not is_unmeasured(item):
-        return (yield)
-    coverage.pause()
-    try:
-        return (yield)
-    finally:
-        coverage.resume()
-
-
-def is_unmeasured(item: pytest.Item) -> bool:
-    return item.path.stem in UNMEASURED or item.path.parent.name == "parity"
+def pytest_collection_finish() -> None:
+    """Leave what is imported by now out of all garbage collections, each of which took 0.5 s."""
+    gc.freeze()
 
 
 def end_tracing() -> None:

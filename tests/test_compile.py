@@ -25,6 +25,7 @@ def results(tmp_path_factory) -> Results:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(here),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # else processes start for its one kernel
     }
     child = subprocess.run(
         [sys.executable, "-W", "error", str(here / "compiling.py")],

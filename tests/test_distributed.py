@@ -20,7 +20,7 @@ from vitkit.data.datasets.dataset import ArraySplit
 from vitkit.data.loading.loader import EvaluationBatches, TrainingSteps
 from vitkit.distributed import ProcessGroup, is_sharded
 from vitkit.errors import DeviceError, SettingError
-from vitkit.evaluation.predict import evaluate_model, predict_batches
+from vitkit.evaluation.evaluation_loop import evaluate_model, predict_batches
 from vitkit.spec import Preprocess
 from vitkit.training import callbacks
 from vitkit.training.parallel import fsdp

@@ -15,6 +15,7 @@ from vitkit.cli import VERBS
 
 PUBLIC = [
     "MLP",
+    "Animation",
     "Artefacts",
     "Callback",
     "Checkpoint",
@@ -57,6 +58,7 @@ PUBLIC = [
     "Trainer",
     "TrainingStep",
     "Transformer",
+    "TruthReport",
     "TruthScore",
     "UserCodeError",
     "UserError",
@@ -64,6 +66,7 @@ PUBLIC = [
     "ViTSpec",
     "VitkitError",
     "adapt",
+    "animate_explanation",
     "check",
     "checkpoint_gradients",
     "compare",
@@ -96,6 +99,7 @@ PUBLIC = [
     "test_time_registers",
     "train",
     "training_transform",
+    "truth_report",
 ]
 
 

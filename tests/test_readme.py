@@ -34,7 +34,7 @@ def test_the_readme_s_sessions_run(tmp_path, monkeypatch, capsys):
     commands[0] += ["--epochs", "6", "--quiet"]
     assert [cli.run(words) for words in commands] == [0] * 4  # in the same folder, right after
     out = capsys.readouterr().out
-    assert re.search(r"^docs/images/seven\.png: \d 0\.\d+ -> explanations/", out, re.MULTILINE)
+    assert re.search(r"^docs/images/seven\.png: \d \d+\.\d % -> explanations/", out, re.MULTILINE)
 
 
 DOCUMENTS = [

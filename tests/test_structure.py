@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 
 import pytest
-from long_files import LONGEST, UNMEASURED
+from long_files import LONGEST
 from torch.nn import functional
 
 import vitkit
@@ -22,13 +22,13 @@ sys.path.insert(0, str(ROOT.parents[1] / "scripts"))
 from measure_code import Code, figures, strays  # noqa: E402
 
 LARGEST_CLOSURES = {
-    "training.trainer": 37, "training.step": 35, "data.loading.loader": 13,
+    "training.trainer": 37, "training.step": 35, "data.loading.loader": 12,
     "weights.checkpoint": 22,
 }  # fmt: skip
 """Modules that importing one of these may bring along, itself included."""
 SHARED_NAMES = {"describe", "run", "train"}
 """Public names that two modules have: the verbs' protocol, and a function beside its inner one."""
-MOST_IMPORTS = {"training.train": 26, "api": 16}
+MOST_IMPORTS = {"training.train": 26}
 """Modules that wire others together; any other imports at most 15 of ours."""
 
 
@@ -92,7 +92,7 @@ def test_every_setting_has_its_facts():
 
 def test_long_test_files_are_there():
     names = {path.stem for path in Path(__file__).parent.rglob("test_*.py")}
-    assert {*LONGEST, *UNMEASURED} <= names
+    assert names.issuperset(LONGEST)
 
 
 def test_the_tree_of_modules_is_that_of_the_code():

@@ -44,7 +44,17 @@ def process(
     lines[:] = plain(lines)
 
 
+def process_types(
+    app: Sphinx, what: str, name: str, given: object, options: object, lines: list[str]
+) -> None:
+    """After napoleon, which writes the types of attributes: the star of an axis is no emphasis."""
+    lines[:] = [
+        line.replace("*", r"\*") if line.lstrip().startswith(":type:") else line for line in lines
+    ]
+
+
 def setup(app: Sphinx) -> dict[str, object]:
-    """Before napoleon, whose priority is the usual 500."""
+    """Before and after napoleon, whose priority is the usual 500."""
     app.connect("autodoc-process-docstring", process, priority=400)
+    app.connect("autodoc-process-docstring", process_types, priority=600)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

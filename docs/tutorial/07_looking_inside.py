@@ -8,12 +8,19 @@
 # %% [markdown]
 # # 7. Looking inside
 #
-# A ViT shows more than its logits. Which patches did a token attend to, and in which layer? What do
-# the position embeddings encode? What does the first matrix detect? This chapter draws all of this
-# for a model that is trained here, in seconds, on a task in which only one known region of the
-# image matters. `vitkit.Record` stores the attention maps of the forward pass.
+# Where does a ViT look? This chapter builds the usual answers from their equations: attention maps,
+# rollout, gradient rollout, LibraGrad and occlusion. Each is a few lines, followed by the name of
+# the file in the library that does the same, and a check that both give equal numbers.
+#
+# A map that looks convincing may still be wrong. So the chapter uses a task in which the right
+# region is known, and then measures the maps in a way that needs no such knowledge. It ends with
+# what the model has learned as a whole: filters, positions, attention distance and entropy.
+#
+# Everything runs offline and on one core. The model is trained here, in seconds. Published
+# checkpoints are not used.
 
 # %%
+import copy
 import tempfile
 from pathlib import Path
 
@@ -22,11 +29,12 @@ import torch
 from drawing import grid_of, similarity_grid
 from matplotlib import pyplot as plt
 from skimage import data
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.explaining.explanation import Explanation, heatmap_over
+from vitkit.explaining.balanced_gradients import BalancedGradients
+from vitkit.explaining.methods import METHODS
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80
@@ -35,15 +43,15 @@ plt.rcParams["figure.dpi"] = 80
 # ## Every layer and head
 #
 # A `Record` is created before the forward pass. Here it records all layers and heads of an
-# untrained ViT-B/16.
+# untrained ViT-S/16. The fused attention kernel stays in use; the maps are computed beside it.
 
 # %%
 photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 127.5 - 1
 astronaut = F.interpolate(photograph[None], size=224, antialias=True, mode="bilinear")
-base = vitkit.create_model("vit_base_patch16_224").eval()
+small = vitkit.create_model("vit_small_patch16_224").eval()
 record = vitkit.Record(attention=range(12))
 with torch.inference_mode():
-    logits = base(astronaut, record=record)
+    logits = small(astronaut, record=record)
 print(f"{len(record.attention)} layers of (images, heads, queries, keys) =",
       tuple(record.attention[0].shape))  # fmt: skip
 print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one image")
@@ -57,12 +65,12 @@ print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} 
 # %%
 row = vitkit.Record(attention=[-1], heads=[0, 5], queries=[0])
 with torch.inference_mode():
-    print("equal logits:", torch.equal(logits, base(astronaut, record=row)))
+    print("equal logits:", torch.equal(logits, small(astronaut, record=row)))
 print({layer: tuple(maps.shape) for layer, maps in row.attention.items()})
 
-# %% mystnb={"figure": {"caption": "Attention of the class token of an untrained ViT-B/16 to the 14 x 14 patches of the photograph: a row is a layer, a column is a head. Black is 0, white is three times a uniform weight. Every map shows a pattern, even outlines of the image. The patterns mean nothing: they are the response of random matrices to the pixels."}}
-of_class_token = torch.stack([record.attention[layer][0, :, 0, 1:] for layer in range(12)])
-squares = list(of_class_token.reshape(144, 14, 14))
+# %% mystnb={"figure": {"caption": "Attention of the class token of an untrained ViT-S/16 to the 14 x 14 patches of the photograph: a row is a head, a column is a layer. Black is 0, white is three times a uniform weight. Every map shows a pattern, even outlines of the image. The patterns mean nothing: they are the response of random matrices to the pixels."}}
+of_class_token = torch.stack([record.attention[layer][0, :, 0, 1:] for layer in range(12)], dim=1)
+squares = list(of_class_token.reshape(72, 14, 14))
 _ = grid_of(squares, across=12, size=0.58, vmax=3 / 197)
 
 # %% [markdown]
@@ -109,11 +117,27 @@ for (name, part), truth in zip(parts.items(), truths, strict=True):
     print(f"accuracy of the {name}: {(logits[:, part].argmax(1) == truth).float().mean():.1%}")
 
 # %% [markdown]
+# The head has twenty rows. From here on only the ten rows of the digits are used, so that the
+# question is always: why this digit? `vitkit.adapt` keeps them by their names.
+
+# %%
+names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
+preprocess = vitkit.Preprocess(image_size=task.SIDE, mean=(0.5,), std=(0.5,), fit="squash")
+folder = tempfile.TemporaryDirectory()
+path = Path(folder.name)
+vitkit.save(path / "whole.safetensors", model, preprocess=preprocess, classes=names)
+checkpoint = vitkit.adapt(vitkit.load(path / "whole.safetensors"), classes=names[:10])
+reader = checkpoint.model.eval()
+with torch.no_grad():
+    predicted = reader(images).argmax(1)
+print("the same digits:", torch.equal(predicted, logits[:, task.CLASS].argmax(1)))
+
+# %% [markdown]
 # ## Its attention maps
 
 
-# %% mystnb={"figure": {"caption": "One test image and the attention of the class token in each layer (rows) and head (columns); each map has its own colour scale. In layer 0 the heads attend to the digit, but not all to the same patches of it. Head 0 of layer 1 still attends to the digit. Later maps mostly spread over the whole image; some have their largest weight on a patch of the digit, others do not. By then the class token already has the information about the digit."}}
-def maps_of(model: vitkit.ViT, images: torch.Tensor) -> torch.Tensor:
+# %% mystnb={"figure": {"caption": "One test image and the attention of the class token in each layer (rows) and head (columns); each map has its own colour scale. In layer 0 the heads attend to the digit, but not all to the same patches of it. In layer 1 some heads still do. Later maps mostly spread over the whole image; some have their largest weight on a patch of the digit, others their smallest. By then the class token already has the information about the digit."}}
+def maps_of(model: vitkit.ViT, images: Tensor) -> Tensor:
     """Return the attention maps of every layer, (L, B, h, T, T)."""
     record = vitkit.Record(attention=range(model.spec.depth))
     with torch.inference_mode():
@@ -139,7 +163,7 @@ _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 mask = task.digit_mask(positions)  # (B, 36), 1 on the four patches of the digit
 
 
-def share(weights: torch.Tensor) -> torch.Tensor:
+def share(weights: Tensor) -> Tensor:
     """Return the share of the weights (..., B, 36) on the digit, mean over images."""
     return ((weights * mask).sum(-1) / weights.sum(-1)).mean(-1)
 
@@ -160,11 +184,12 @@ print(f"uniform    {4 / 36:.1%}")
 # $$ \hat A_l = \tfrac12\big(\bar A_l + I\big), \qquad R = \hat A_L \cdots \hat A_2\, \hat A_1 $$
 #
 # If attention were the only operation, the first row of $R$ would be the share of each patch in the
-# final class token. Fig. 6 of the ViT paper is drawn in this way.
+# final class token. Fig. 6 of the ViT paper is drawn in this way. In the library:
+# `explaining/methods/rollout.py`.
 
 
 # %%
-def rollout(maps: torch.Tensor) -> torch.Tensor:
+def rollout(maps: Tensor) -> Tensor:
     """Return R (B, T, T) from the maps of all layers (L, B, h, T, T)."""
     mean = maps.mean(dim=2)
     layers = (mean + torch.eye(mean.shape[-1])) / 2
@@ -174,6 +199,8 @@ def rollout(maps: torch.Tensor) -> torch.Tensor:
     return product
 
 
+of_library = METHODS["rollout"].compute(reader, images).flatten(1)
+print(f"largest difference: {(rollout(maps)[:, 0, 1:] - of_library).abs().max():.0e}")
 class_token_maps = {
     "layer 0, mean of heads": maps[0, :, :, 0, 1:].mean(1),
     "last layer, mean of heads": maps[-1, :, :, 0, 1:].mean(1),
@@ -191,49 +218,382 @@ for name, weights in list(class_token_maps.items())[:3]:
 _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 
 # %% [markdown]
+# ## Gradient rollout
+#
+# Rollout gives one map for an image, whichever class is asked for. Gradient rollout
+# ([arXiv 2103.15679](https://arxiv.org/abs/2103.15679), Eq. 5 and 6) weights each attention map by
+# the gradient of the logit $s_c$ of class $c$: a weight counts if a larger one would raise the
+# logit. With $h$ heads and $\odot$ for the product of each pair of entries,
+#
+# $$ M_l = \frac1h \sum_{k=1}^{h} \max\big(0,\; \nabla_{\!A_{lk}} s_c \odot A_{lk}\big), \qquad
+# R_l = R_{l-1} + M_l\, R_{l-1}, \qquad R_0 = I. $$
+#
+# A record with `gradients=True` keeps the maps in the graph of the logits, so that
+# `torch.autograd.grad` finds their gradients. In the library:
+# `explaining/methods/gradient_rollout.py`.
+
+
+# %%
+def gradient_rollout(model: vitkit.ViT, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the first row of R, without the class token, (B, N)."""
+    record = vitkit.Record(attention=range(model.spec.depth), gradients=True)
+    score = model(images, record=record).gather(1, classes[:, None]).sum()
+    maps = list(record.attention.values())
+    product = torch.eye(maps[0].shape[-1])
+    for layer, gradient in zip(maps, torch.autograd.grad(score, maps), strict=True):
+        product = product + (gradient * layer.detach()).relu().mean(1) @ product
+    return product[:, 0, 1:]
+
+
+some, classes = images[:40], predicted[:40]
+ours = gradient_rollout(reader, some, classes)
+of_library = (
+    METHODS["gradient-rollout"].compute(reader, some, classes=classes, gradients="plain").flatten(1)
+)
+print(f"largest value {ours.max():.2f}, largest difference {(ours - of_library).abs().max():.0e}")
+
+# %% [markdown]
+# ## LibraGrad: gradient times input that adds up
+#
+# For a linear function $s = w \cdot x + b$, each input has an exact share $w_i x_i$, its gradient
+# times its value, and the shares and $b$ add up to $s$. A ViT is not linear, and there the products
+# add up to something else. LibraGrad ([arXiv 2411.16760](https://arxiv.org/abs/2411.16760)) makes
+# use of the fact that each part of a ViT is some matrix times its input, plus a bias:
+#
+# | part | forward | constant in the backward pass |
+# | --- | --- | --- |
+# | attention | $A V$ | the weights $A$ |
+# | LayerNorm | $(x - \mu) / \sigma$ | $1 / \sigma$ |
+# | GELU | $x\, \Phi(x)$ | the gate $\Phi(x)$ |
+#
+# The forward pass does not change. In the backward pass these matrices count as constants. With
+# them, the share of patch $i$ in the logit is
+#
+# $$ r_i = z_0^i \cdot \frac{\partial s_c}{\partial z_0^i}, \qquad
+# \sum_i r_i + \sum_{b} b \cdot \frac{\partial s_c}{\partial b} = s_c, $$
+#
+# where the second sum is over all biases $b$. A share below zero speaks against the class. In the
+# library: `explaining/balanced_gradients.py` has the backward passes, and
+# `explaining/methods/libragrad.py` the shares.
+
+
+# %%
+def logits_of(tokens: Tensor) -> Tensor:
+    """Return the logits from z_0 (B, T, D): the encoder, and Eq. 4."""
+    for block in reader.blocks:
+        tokens = block(tokens)
+    return reader.head(reader.norm(tokens)[:, 0])
+
+
+def gradient_times_input(tokens: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the share of each token (B, T), and the logits of the classes (B,)."""
+    tokens = tokens.detach().requires_grad_()
+    scores = logits_of(tokens).gather(1, classes[:, None])[:, 0]
+    (gradient,) = torch.autograd.grad(scores.sum(), tokens)
+    return (gradient * tokens.detach()).sum(-1), scores.detach()
+
+
+start = reader.embed(some).tokens
+plain, scores = gradient_times_input(start, classes)
+with BalancedGradients():
+    balanced, _ = gradient_times_input(start, classes)
+print("logit               ", *(f"{value:6.2f}" for value in scores[:6]))
+print("sum, plain gradient ", *(f"{value:6.2f}" for value in plain.sum(1)[:6]))
+print("sum, LibraGrad      ", *(f"{value:6.2f}" for value in balanced.sum(1)[:6]))
+of_library = METHODS["libragrad"].compute(reader, some, classes=classes).flatten(1)
+print(f"largest difference from the library: {(balanced[:, 1:] - of_library).abs().max():.0e}")
+
+# %% [markdown]
+# The plain products add up to almost nothing, because of LayerNorm. The output of a norm does not
+# change when its input is scaled, so its gradient along the input is zero. LibraGrad's shares and
+# the shares of the biases add up to the logit (exercise 4).
+#
+# ## Occlusion: ask the model
+#
+# All maps so far are computed from inner numbers. Occlusion asks the model itself: how far does the
+# logit fall without patch $i$?
+#
+# $$ o_i = s_c(z_0) - s_c(z_0 \text{ without } z_0^i) $$
+#
+# Convolutional networks need a grey square in place of the patch, which is an odd image that may
+# itself change the prediction. A ViT takes any number of tokens, so the token is dropped; the
+# others keep their positions. The price is a forward pass for each patch. In the library:
+# `explaining/methods/occlusion.py`, and `explaining/token_subset.py` for the dropping.
+
+
+# %%
+@torch.inference_mode()
+def occlusion(images: Tensor, classes: Tensor) -> Tensor:
+    """Return the fall of the logit without each patch, (B, N)."""
+    tokens = reader.embed(images).tokens
+    every = torch.arange(tokens.shape[1])
+
+    def score(kept: Tensor) -> Tensor:
+        return logits_of(tokens[:, kept]).gather(1, classes[:, None])[:, 0]
+
+    return torch.stack([score(every) - score(every[every != patch]) for patch in every[1:]], dim=1)
+
+
+asked = occlusion(some, classes)
+of_library = METHODS["occlusion"].compute(reader, some, classes=classes).flatten(1)
+print(f"largest difference: {(asked - of_library).abs().max():.0e}")
+
+# %% [markdown]
+# ## All methods side by side
+#
+# The library's registry, `METHODS`, has these and five others; [its guide](../guides/explain.md)
+# describes each. Here are their maps of the predicted digit, on the same 40 images. "Share" is the
+# part of the positive values that lies on the digit's four patches. "First" says how often the
+# patch with the largest value is one of the four. Gradient rollout and LeGrad are in their
+# published forms here; by default the library computes both with LibraGrad's backward pass.
+
+# %% mystnb={"figure": {"caption": "Four test images (left) and their maps by seven methods, each with its own scale: dark blue is low, yellow is high. Rollout, gradient rollout, LibraGrad and occlusion mark the digit. LeGrad often misses it on this model, and Grad-CAM is often empty: no patch raises the logit by its mean gradient."}}
+compared = ("attention", "rollout", "gradient-rollout", "grad-cam", "legrad", "libragrad",
+            "occlusion")  # fmt: skip
+
+
+def published(method: str) -> dict[str, str]:
+    """Return the options of the published form of a method."""
+    return {"gradients": "plain"} if "gradients" in METHODS[method].options else {}
+
+
+def maps_by(method: str, model: vitkit.ViT, images: Tensor, classes: Tensor) -> Tensor:
+    """Return the maps of a method of the library, (B, N)."""
+    chosen = METHODS[method]
+    by_class = {"classes": classes} if chosen.by_class else {}
+    return chosen.compute(model, images, **by_class, **published(method)).flatten(1)
+
+
+digit = mask[:40]
+found = {name: maps_by(name, reader, some, classes) for name in compared}
+for name, values in found.items():
+    positive = values.clamp(min=0)
+    on_digit = ((positive * digit).sum(1) / positive.sum(1).clamp(min=1e-12)).mean()
+    first = digit.gather(1, values.argmax(1, keepdim=True)).mean()
+    print(f"{name:<17} share {on_digit:4.0%}   first {first:4.0%}")
+squares, titles = [], []
+for n in range(4):
+    squares += [images[n, 0], *(values[n].unflatten(0, (6, 6)) for values in found.values())]
+    titles += ["image" if n == 0 else "", *(name if n == 0 else "" for name in compared)]
+figure = grid_of(squares, titles, across=8, size=1.15)
+for ax in figure.axes[::8]:
+    ax.images[0].set_cmap("gray")
+
+# %% [markdown]
 # ## On a photograph
 #
 # The model takes every image size that is a multiple of its patch size, because its positions are
 # resampled to another grid (chapter 8). Here it gets a photograph that it has never seen, nearly
 # three times as high and wide as its training images, with a digit in it. It now has 256 patches,
-# and 4 of them matter.
+# and 4 of them matter. `vitkit.explain` returns one map with everything that a reader needs to
+# know about it, and `vitkit.plot_explanations` draws several.
 
-# %% mystnb={"figure": {"caption": "The astronaut with a digit at three positions; below each image, its rollout. The rollout is high at the digit and almost zero elsewhere, even at the face and at the bright edges of the suit. The upper row is the input of the model: grey, 128 x 128 pixels."}}
+# %% mystnb={"figure": {"caption": "The astronaut with a digit, and its maps by four methods. Grey is the input of the model, 128 x 128 pixels. A colour bar has the values of each map. All four have large values on the digit, but gradient rollout also marks other objects, and the last layer's attention is almost uniform: read its colour bar. The lines below each map have the method and the truth score, which the next section explains."}}
 portrait = task.grey(data.astronaut(), 0.25)
 large, _ = task.hide(test_digits[:100], [portrait], 128, torch.Generator().manual_seed(3))
+larger = vitkit.adapt(checkpoint, image_size=128)
 with torch.inference_mode():
-    correct = model(large)[:, task.CLASS].argmax(1) == test_labels[:100]
+    correct = larger.model(large).argmax(1) == test_labels[:100]
 print(f"{tuple(large.shape[2:])} pixels: accuracy {correct.float().mean():.0%} on 100 digits")
-inputs = ((large[:3, 0] + 1) * 127.5).byte()[..., None].expand(-1, -1, -1, 3).numpy()
-overlays = []
-for pixels, weights in zip(inputs, rollout(maps_of(model, large[:3]))[:, 0, 1:], strict=True):
-    heat = heatmap_over(weights.unflatten(0, (16, 16)), (128, 128), (0.0, 0.0, 128.0, 128.0))
-    overlays.append(Explanation(pixels, heat, method="rollout").overlay())
-_ = grid_of([*inputs, *overlays], across=3, size=2.2)
+shown_number = int(correct.nonzero()[0])
+pixels = ((large[shown_number, 0] + 1) * 127.5).byte().numpy()
+explanations = [
+    vitkit.explain(larger, pixels, method=method, truth=True)
+    for method in ("attention", "rollout", "gradient-rollout", "libragrad")
+]
+_ = vitkit.plot_explanations(explanations, across=3)
 
 # %% [markdown]
-# ## `vitkit.explain`
+# ## The truth score
 #
-# The library function `vitkit.explain(checkpoint, image)` draws one layer, or one head of it. It
-# takes any image, such as a file, and draws the map over the part of the image that the model sees.
-# The heat map is always scaled to 0 to 1, so every map shows a pattern, even that of an untrained
-# model. The head of our model has twenty rows; `vitkit.adapt` keeps the ten rows of the digits.
+# In this chapter the right region is known. For your own images it is not. But a claim can still be
+# tested: if these patches decide, the probability of the class must fall when they are dropped, in
+# the order of the map. The curve of the probability has a mean height, its area $a$. It is compared
+# with the mean of 20 random orders, and with the order of occlusion:
+#
+# $$ \text{deletion} = \frac{a_\text{random} - a_\text{map}}{a_\text{random} - a_\text{occlusion}} $$
+#
+# 0 is as good as chance, 1 is as good as asking the model patch by patch; more is possible, because
+# the order of occlusion is not the best one. *Insertion* adds the patches in the same order
+# instead. *p* is the share of the 21 orders that do at least as well;
+# the smallest possible value is 1/21 = 0.048. *SaCo* says whether the sizes of the values are
+# right, not only their order. In the library: `explaining/truth/deletion.py` and
+# `explaining/truth/magnitude.py`.
 
-# %% mystnb={"figure": {"caption": "The image that explain saved: left the input, enlarged; right the same with the map of layer 0."}}
-names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
-preprocess = vitkit.Preprocess(image_size=task.SIDE, mean=(0.5,), std=(0.5,), fit="squash")
-folder = tempfile.TemporaryDirectory()
-path = Path(folder.name)
-vitkit.save(path / "whole.safetensors", model, preprocess=preprocess, classes=names)
-checkpoint = vitkit.adapt(vitkit.load(path / "whole.safetensors"), classes=names[:10])
-pixels = ((images[2] + 1) * 127.5).byte().permute(1, 2, 0).numpy()
-explanation = vitkit.explain(checkpoint, pixels, layer=0)
-print(f"label {test_labels[2]}, predicted {explanation.label} ({explanation.probability:.0%})")
-saved = explanation.save(path / "explained.png")
-_ = grid_of([plt.imread(saved)], across=1, size=4)
+
+# %% mystnb={"figure": {"caption": "Probability of the class while patches are dropped, for one image. In the order of LibraGrad it falls at once: the first patches to go are those of the digit. In random order it falls slowly. LeGrad, on this model, is closer to random. The areas under these curves make the deletion score."}}
+@torch.inference_mode()
+def deletion_curve(image: Tensor, order: Tensor, number: int) -> tuple[list[int], list[float]]:
+    """Return how many patches were dropped at each of ten steps, and the probabilities."""
+    tokens, count = reader.embed(image).tokens, len(order)
+    kept_sizes = sorted({max(1, round(count * step / 10)) for step in range(11)}, reverse=True)
+    class_token, heights = torch.zeros(1, dtype=torch.long), []
+    for size in kept_sizes:
+        kept = torch.cat([class_token, order[count - size :].sort().values + 1])
+        heights.append(logits_of(tokens[:, kept]).softmax(1)[0, number].item())
+    return [count - size for size in kept_sizes], heights
+
+
+def descending(values: Tensor) -> Tensor:
+    """Return the numbers of the patches, the one with the largest value first."""
+    return values.argsort(descending=True, stable=True)
+
+
+chosen = 2
+number = int(predicted[chosen])
+orders = {name: descending(found[name][chosen]) for name in ("libragrad", "legrad")}
+orders["random order"] = torch.randperm(36, generator=torch.Generator().manual_seed(2))
+figure, ax = plt.subplots(figsize=(5, 2.8))
+areas = {}
+for name, order in orders.items():
+    dropped, heights = deletion_curve(images[chosen : chosen + 1], order, number)
+    areas[name] = torch.trapezoid(torch.tensor(heights), torch.tensor(dropped)).item() / dropped[-1]
+    ax.plot(dropped, heights, label=f"{name}, area {areas[name]:.2f}")
+ax.set(xlabel="patches dropped, of 36", ylabel=f"probability of {number}")
+ax.legend(fontsize=8)
+pixels = ((images[chosen, 0] + 1) * 127.5).round().byte().numpy()
+score = vitkit.explain(checkpoint, pixels, method="libragrad").truth
+print(f"area here {areas['libragrad']:.4f}, in the library {score.deletion_area:.4f}")
+print(score.line)
 
 # %% [markdown]
-# ## Attention distance
+# One image proves little. The table has medians over 24 images, and two more tests:
+#
+# - **weights**: the upper half of the model gets random weights. A map that hardly changes says
+#   little about the model ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292)). The number is the
+#   rank correlation of the maps before and after; below 0.5 is good.
+# - **two digits**: 100 images have two digits of different classes. The map of the class of one of
+#   them should have more on that digit than on the other. Chance is 50 %.
+
+# %%
+few = [((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:24]]
+reports = {
+    name: vitkit.truth_report(
+        checkpoint, few, method=name, parts=("weights", "fit"), **published(name)
+    )
+    for name in compared
+}
+pairs, first_class, corners = task.two_digits(test_digits, test_labels, photographs, count=100)
+for name, report in reports.items():
+    values = maps_by(name, reader, pairs, first_class).clamp(min=0)
+    right, wrong = ((values * corner).sum(1) for corner in corners)
+    print(f"{name:<17} deletion {report.deletion:5.2f}  insertion {report.insertion:5.2f}  "
+          f"p {report.p:.4f}  weights {report.weights_matter:5.2f}  "
+          f"two digits {(right > wrong).float().mean():4.0%}")  # fmt: skip
+print(reports["libragrad"].lines[-1])
+
+# %% [markdown]
+# A picture alone does not show which method is right. Read the table column by column:
+#
+# - **Rollout fails two of the three tests.** Its deletion score is among the best. But its map
+#   changes little with random upper layers, and with two digits it is the same map for both
+#   classes. It finds the digit because the class token reads little else here. It knows nothing
+#   about the class.
+# - **Grad-CAM and LeGrad** have deletion scores near chance on this model. On others they do better
+#   ([the guide](../guides/explain.md) has figures): measure a method on your own model.
+# - **LibraGrad** passes all columns at the price of one backward pass. **Occlusion** is the question
+#   itself, at the price of a forward pass for each patch.
+# - The last line tests the test. This model never saw images with patches missing, and loses
+#   accuracy when random patches are dropped. The more it loses, the weaker is the score. Training
+#   with `--spec.patch-dropout 0.25` mends that.
+#
+# On the command line, `vitkit explain RUN photos --truth` prints these numbers for any model and
+# writes them to `truth.json`; `vitkit.truth_report` returns them in Python.
+#
+# ## What a map cannot show
+#
+# Attention maps show from which tokens a head reads in a layer. They do not show what it reads: a
+# weight multiplies a value, and the value may be near zero or may be cancelled by the next matrix.
+# Other maps can give the same prediction
+# ([arXiv 1902.10186](https://arxiv.org/abs/1902.10186)). And they show nothing of the MLPs, which
+# have most of the parameters.
+#
+# Methods that pass the tests have limits, too. Here the four patches with the largest values are
+# covered with the mean of the image, or dropped, and the correct predictions are counted; rollout
+# of the untrained model is among the maps. The last two lines ask whether a map warns of a mistake.
+
+
+# %%
+@torch.inference_mode()
+def accuracy_without(order: Tensor) -> float:
+    """Return the accuracy when the first four patches of each order (B, N) are dropped."""
+    tokens = reader.embed(images).tokens
+    kept = order[:, 4:].sort(dim=1).values + 1
+    kept = torch.cat([torch.zeros(len(kept), 1, dtype=torch.long), kept], dim=1)
+    left = tokens.gather(1, kept[..., None].expand(-1, -1, tokens.shape[-1]))
+    return (logits_of(left).argmax(1) == test_labels).float().mean().item()
+
+
+def digit_accuracy(images: Tensor) -> float:
+    with torch.inference_mode():
+        return (reader(images).argmax(1) == test_labels).float().mean().item()
+
+
+libragrad = maps_by("libragrad", reader, images, predicted)
+ranked = {"random patches": torch.rand(len(images), 36), **class_token_maps,
+          "LibraGrad": libragrad, "the digit": mask}  # fmt: skip
+print(f"{'nothing':<26} {digit_accuracy(images):6.1%}")
+for name, weights in ranked.items():
+    covered = digit_accuracy(task.covered(images, weights))
+    dropped = accuracy_without(descending(weights))
+    print(f"{name:<26} covered {covered:6.1%}   dropped {dropped:6.1%}")
+on_digit = (libragrad.clamp(min=0) * mask).sum(1) / libragrad.clamp(min=0).sum(1)
+is_right = predicted == test_labels
+print(f"share of LibraGrad on the digit: right predictions {on_digit[is_right].mean():.0%}, "
+      f"wrong ones {on_digit[~is_right].mean():.0%}")  # fmt: skip
+
+# %% [markdown]
+# - **The untrained model is a warning.** Its rollout is almost uniform, but the patches that it
+#   ranks first matter far more than random patches. It has learned nothing; but digits are the
+#   brightest objects in these images, and random matrices respond to bright patches. A map can pass
+#   such a test for a reason that has nothing to do with training.
+# - **A clean map is no proof of a sound model.** When the model is wrong, its map lies on the digit
+#   almost as cleanly as when it is right: it looked at the right place and read the wrong digit. In
+#   a controlled study such maps did not reveal shortcuts that the reader did not know of
+#   ([arXiv 2212.04629](https://arxiv.org/abs/2212.04629)).
+#   [This guide](../guides/right_thing.md) plants a shortcut and shows what finds it.
+#
+# ## Artefacts and registers
+#
+# Large models without registers write very high norms into a few background patches, and attend to
+# them; their maps then have spots where there is nothing
+# ([arXiv 2309.16588](https://arxiv.org/abs/2309.16588)). `vitkit.find_artefacts` counts patches
+# with a norm above the median + 4 median absolute deviations.
+
+# %%
+print(vitkit.find_artefacts(reader, images))
+
+# %% [markdown]
+# The largest norm is hardly above the others: these patches are the end of a smooth distribution,
+# and no artefacts. So an artefact is planted, in a copy of the model. One neuron of an MLP gets new
+# weights: it fires on a few patches and writes a huge vector there. That is how artefacts arise in
+# large models ([arXiv 2506.08010](https://arxiv.org/abs/2506.08010)). The cure is to find such
+# neurons and to move what they write to an extra token, a *test-time register*. In the library:
+# `explaining/model/registers.py`. A norm of 60, twice the usual one, is the limit here.
+
+# %%
+ill = copy.deepcopy(reader)
+inputs: list[Tensor] = []
+handle = ill.blocks[0].norm2.register_forward_hook(lambda module, args, out: inputs.append(out))
+with torch.no_grad():
+    ill(images)
+    handle.remove()
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(0))
+    limit = (inputs[0][:, 1:] @ direction).quantile(0.995)  # one patch of 200 fires
+    mlp = ill.blocks[0].mlp
+    mlp.fc1.weight[7], mlp.fc1.bias[7] = 5 * direction, -5 * limit
+    mlp.fc2.weight[:, 7] = 20 * torch.randn(64, generator=torch.Generator().manual_seed(1))
+neurons = vitkit.find_register_neurons(ill, images, threshold=60.0)
+print("found:", *neurons)
+print(vitkit.measure_registers(ill, images, neurons, threshold=60.0))
+
+# %% [markdown]
+# The neuron that was planted, block 0 neuron 7, is found among 384, and the norms leave most of the
+# patches. Patches on which the neuron fires only weakly, less than half of its mean, keep theirs.
+# Whether registers improve the maps of a published model is not shown here: that needs a published
+# model.
+#
+# ## Attention distance and entropy
 #
 # A convolution sees only its neighbourhood. For an attention head this can be measured: the
 # distance between query and key in pixels, weighted by attention and averaged over the queries (the
@@ -241,27 +601,39 @@ _ = grid_of([plt.imread(saved)], across=1, size=4)
 #
 # $$ d = \frac1N \sum_{i=1}^{N} \sum_{j=1}^{N} A_{ij}\, {\left\| p_i - p_j \right\|}. $$
 #
-# In the paper's models some heads of the first layers have a short distance, others a long one.
-# Little of this can be expected here: the class token finds the digit alone, and the patches hardly
-# need each other.
+# Entropy says how selective a head is, over all $T$ tokens. It is 0 if each token attends to one
+# token only, and $\log T$ if it attends to all equally:
+#
+# $$ H = -\frac1T \sum_{i=1}^{T} \sum_{j=1}^{T} A_{ij} \log A_{ij}. $$
+#
+# In the library: `explaining/model/depth_statistics.py`. In the paper's models some heads of the
+# first layers have a short distance, others a long one. Little of this can be expected here: the
+# class token finds the digit alone, and the patches hardly need each other.
 
 
-# %% mystnb={"figure": {"caption": "Attention distance of every head, trained and untrained; the dotted line is uniform attention over 48 x 48 pixels. The scale is narrow: all heads lie within two pixels of the line, and training shortens the distance of layer 0 a little."}}
-def distance(maps: torch.Tensor) -> torch.Tensor:
+# %% mystnb={"figure": {"caption": "Attention distance (left) and entropy (right) of every head, trained and untrained; the dotted lines are uniform attention. All distances lie within a few pixels of the line: patches attend to patches at any distance. Training lowers the entropy of layer 0 most: its heads have become selective."}}
+def distance(maps: Tensor) -> Tensor:
     """Return d of every layer and head, (L, h), mean over images, without the class token."""
     centres = task.PATCH * torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0))
     among_patches = maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True)
     return (among_patches * torch.cdist(centres, centres)).sum(-1).mean(-1).mean(1)
 
 
-uniform = distance(torch.ones(1, 1, 1, 37, 37)).item()
-figure, ax = plt.subplots(figsize=(5, 2.8))
-for name, recorded in (("trained", maps), ("untrained", maps_of(untrained, images))):
-    pixels = distance(recorded).flatten()
-    ax.scatter(torch.arange(3).repeat_interleave(4), pixels, label=name)
-ax.axhline(uniform, color="0.6", linestyle=":")
-ax.set(xlabel="layer", ylabel="pixels", xticks=range(3))
-_ = ax.legend(fontsize=8)
+def entropy(maps: Tensor) -> Tensor:
+    """Return H of every layer and head, (L, h), mean over images."""
+    return torch.special.entr(maps).sum(-1).mean(-1).mean(1)
+
+
+even = torch.full((1, 1, 1, 37, 37), 1 / 37)
+maps_untrained = maps_of(untrained, images)
+figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
+for ax, measure, unit in zip(axes, (distance, entropy), ("pixels", "nats"), strict=True):
+    for name, recorded in (("trained", maps), ("untrained", maps_untrained)):
+        layers = torch.arange(3).repeat_interleave(4)
+        ax.scatter(layers, measure(recorded).flatten(), label=name)
+    ax.axhline(measure(even).item(), color="0.6", linestyle=":")
+    ax.set(title=measure.__name__, xlabel="layer", ylabel=unit, xticks=range(3))
+_ = axes[0].legend(fontsize=8)
 
 # %% [markdown]
 # ## Similarity of the position embeddings
@@ -272,7 +644,7 @@ _ = ax.legend(fontsize=8)
 
 
 # %% mystnb={"figure": {"caption": "Each small square belongs to one position and shows the cosine similarity of its embedding with all 36; yellow is similar. Left, before training: each position is similar only to itself. Right, after training: positions are similar to those in the same row and in the same column. So the model learned the grid from the task of predicting row and column."}}
-def similarity(model: vitkit.ViT) -> torch.Tensor:
+def similarity(model: vitkit.ViT) -> Tensor:
     """Return the cosine similarity of all pairs of positions, (36, 36)."""
     vectors = F.normalize(model.pos_embed[0, 1:].detach(), dim=1)
     return vectors @ vectors.T
@@ -293,11 +665,11 @@ for name, chosen in zip(("same row", "same column", "neither"), pairs, strict=Tr
 # Each column of the patch matrix $E$, a kernel of `patch_embed.proj`, can be drawn as a small
 # image: the patch to which this component of the token responds most. Many of the 64 kernels are
 # similar, so the figure shows their principal components, the strongest first (the paper's Fig. 7,
-# left).
+# left). In the library: `explaining/model/filters.py`.
 
 
 # %% mystnb={"figure": {"caption": "The first 14 principal components of the patch matrix. Upper row, trained: lines, edges and corners of strokes at various positions and angles. Lower row, untrained: noise."}}
-def components(model: vitkit.ViT) -> tuple[torch.Tensor, torch.Tensor]:
+def components(model: vitkit.ViT) -> tuple[Tensor, Tensor]:
     kernel = model.patch_embed.proj.weight.detach().flatten(1)
     _, strength, rows = torch.linalg.svd(kernel - kernel.mean(0))
     return rows.unflatten(1, (task.PATCH, task.PATCH)), strength.square() / strength.square().sum()
@@ -309,42 +681,21 @@ print("variance of the first 14 of 64 components:",
       f"trained {trained_share[:14].sum():.0%}, untrained {noise_share[:14].sum():.0%}")  # fmt: skip
 
 # %% [markdown]
-# ## What attention maps show, and what they do not
+# ## Everything in one call
 #
-# Attention maps show from which tokens a head reads in a layer. They do not show what it reads: a
-# weight multiplies a value, and the value may be near zero or may be cancelled by the next matrix.
-# They do not show that the prediction depends on it; other maps can give the same prediction
-# ([arXiv 1902.10186](https://arxiv.org/abs/1902.10186)). And they show nothing of the MLPs, which
-# have most of the parameters. So a map is a hypothesis. It can be tested by changing the image.
-#
-# For this test, the four patches with the largest weights of a map are covered with the mean of the
-# image, and the correct predictions are counted. If the map shows what matters, the accuracy falls.
+# `vitkit.explain_model` measures all of this for any checkpoint, and `vitkit explain RUN photos
+# --model` does the same on the command line. The numbers are those of the cells above.
 
-
-# %%
-def digit_accuracy(images: torch.Tensor) -> float:
-    with torch.inference_mode():
-        return (model(images)[:, task.CLASS].argmax(1) == test_labels).float().mean().item()
-
-
-print(f"{'nothing covered':<26} {digit_accuracy(images):6.1%}")
-ranked = {"random patches": torch.rand(len(images), 36), **class_token_maps, "the digit": mask}
-for name, weights in ranked.items():
-    print(f"{name:<26} {digit_accuracy(task.covered(images, weights)):6.1%}")
+# %% mystnb={"figure": {"caption": "The sheet of the model: filters, similarity of positions, attention distance and entropy of every head, similarity of the class token with its last state, and norms of the patch tokens. The class token changes most in the first block, where it finds the digit."}}
+shown_images = [((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:128]]
+learned = vitkit.explain_model(checkpoint, shown_images, name="hidden digits")
+print(*learned.lines(), sep="\n")
+of_library = torch.from_numpy(learned.depth.distance).float()
+difference = (distance(maps_of(reader, images[:128])) - of_library).abs().max()
+print(f"attention distance: largest difference {difference:.3f} pixels")
+_ = learned.plot()
 
 # %% [markdown]
-# Rollout finds the four patches: without them the accuracy is that of guessing, the same as without
-# the digit. The mean map of layer 0 has nearly all its weight on the digit, but on one or two of
-# its patches, so its four largest weights do not cover the digit. The map of the last layer has
-# little weight on the digit, but still ranks some of its patches first.
-#
-# The untrained model is a warning. Its rollout is almost uniform, but the patches that it ranks
-# first matter far more than random patches. It has learned nothing; but digits are the brightest
-# objects in these images, and random matrices respond to bright patches. So a map can pass such a
-# test for a reason that has nothing to do with training. Every published map should be compared
-# with that of an untrained model ([arXiv 1810.03292](https://arxiv.org/abs/1810.03292) does so for
-# other kinds of maps).
-#
 # ## Exercises
 #
 # **1.** The rows of an attention map sum to 1. Show that the rows of a rollout do so, too. Show
@@ -387,13 +738,51 @@ def plain_mean(q, k, v, mask=None, dropout=0.0):
 
 
 accuracies = []
-for block in model.blocks:
+for block in reader.blocks:
     usual, block.attn.attend = block.attn.attend, plain_mean
     accuracies.append(digit_accuracy(images))
     block.attn.attend = usual
 print("uniform attention in layer 0, 1, 2:", *(f"{accuracy:.0%}" for accuracy in accuracies))
 assert accuracies[0] < 0.5 < accuracies[-1], "the digit is found in layer 0"
 assert digit_accuracy(images) >= max(accuracies) - 0.02
+
+# %% [markdown]
+# **4.** LibraGrad is complete: the shares of all tokens of $z_0$ and of all biases add up to the
+# logit. Show it for one image. Which biases have no share?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+biases = {
+    name: bias
+    for name, bias in reader.named_parameters()
+    if name.endswith("bias") and not name.startswith("patch_embed")  # its bias is part of z_0
+}
+tokens = reader.embed(images[:1]).tokens.detach().requires_grad_()
+with BalancedGradients():
+    score = logits_of(tokens)[0, predicted[0]]
+of_tokens, *of_biases = torch.autograd.grad(score, [tokens, *biases.values()])
+total = (of_tokens * tokens).sum()
+for bias, gradient in zip(biases.values(), of_biases, strict=True):
+    total = total + (gradient * bias).sum()
+torch.testing.assert_close(total, score, atol=1e-4, rtol=1e-4)
+# queries and keys only make the weights, which count as constants: their biases have no share
+of_qkv = dict(zip(biases, of_biases, strict=True))["blocks.0.attn.qkv.bias"]
+assert of_qkv[:128].abs().max() == 0 < of_qkv[128:].abs().max()
+
+# %% [markdown]
+# **5.** Why a 4 and not a 9? LibraGrad's backward pass is linear in the score. Use this to get a
+# map of the difference of two logits from two maps, and check it against the gradient of the
+# difference itself. Can gradient rollout do the same?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+fours, nines = torch.full((40,), 4), torch.full((40,), 9)
+contrast = maps_by("libragrad", reader, some, fours) - maps_by("libragrad", reader, some, nines)
+tokens = reader.embed(some).tokens.detach().requires_grad_()
+with BalancedGradients():
+    both = logits_of(tokens)
+(gradient,) = torch.autograd.grad((both[:, 4] - both[:, 9]).sum(), tokens)
+torch.testing.assert_close((gradient * tokens).sum(-1)[:, 1:], contrast, atol=1e-4, rtol=1e-4)
+# gradient rollout cannot: max(0, x) of a difference is not the difference of the max(0, x)
+assert (gradient_rollout(reader, some, fours) >= 0).all()
 
 # %% tags=["remove-cell"]
 folder.cleanup()

@@ -66,6 +66,30 @@ def digit_mask(positions: Tensor) -> Tensor:
     return masks.flatten(1)
 
 
+def two_digits(
+    digits: Tensor, labels: Tensor, photographs: Sequence[Tensor], *, count: int
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """Draw two digits of different classes into opposite corners of each image.
+
+    Returns:
+        Images (B, 1, 48, 48) in [-1, 1], the class of the first digit (B,), and masks (36,) with 1
+        on the four patches of the first and of the second digit.
+    """
+    generator = torch.Generator().manual_seed(7)
+    places = torch.tensor([[0, 0], [(SIDE - DIGIT) // PATCH] * 2])
+    first = torch.randperm(len(digits), generator=generator)[:count]
+    others = [labels != labels[number] for number in first.tolist()]
+    second = torch.tensor([int(torch.multinomial(other.float(), 1, generator=generator))
+                           for other in others])  # fmt: skip
+    images, _ = hide(torch.zeros(count, DIGIT, DIGIT), photographs, SIDE, generator)
+    for image, *pair in zip(images, first.tolist(), second.tolist(), strict=True):
+        for number, (row, column) in zip(pair, (PATCH * places).tolist(), strict=True):
+            box = image[0, row : row + DIGIT, column : column + DIGIT]
+            torch.maximum(box, 2 * digits[number] - 1, out=box)
+    one, other = digit_mask(places)
+    return images, labels[first], (one, other)
+
+
 def covered(images: Tensor, weights: Tensor) -> Tensor:
     """Cover the four patches of largest weight (B, 36) with the mean of the image."""
     mask = torch.zeros(len(images), 36).scatter(1, weights.topk(4, dim=1).indices, 1.0)

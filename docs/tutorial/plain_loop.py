@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 import vitkit
-from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import stratified_split, with_validation
-from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.sources.open import open_dataset
-from vitkit.evaluation.predict import evaluate_model
+from vitkit.evaluation.evaluation_loop import evaluate_model
 from vitkit.models.attention import use_attention
 from vitkit.spec import Preprocess
 from vitkit.training.config.field_types import Settings

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from vitkit.api import compare as compare
-    from vitkit.api import explain as explain
-    from vitkit.api import plot_attention_sheet as plot_attention_sheet
     from vitkit.api import show_batch as show_batch
     from vitkit.api import train as train
+    from vitkit.data.augmentation.pipeline import training_transform as training_transform
     from vitkit.data.checks.check import check as check
     from vitkit.data.datasets.dataset import Dataset as Dataset
-    from vitkit.data.loading.training_transform import training_transform as training_transform
     from vitkit.data.sources.open import open_dataset as open_dataset
     from vitkit.errors import CheckpointError as CheckpointError
     from vitkit.errors import DataError as DataError
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
     from vitkit.evaluation.comparison import Comparison as Comparison
     from vitkit.evaluation.evaluate import evaluate as evaluate
     from vitkit.evaluation.result import Evaluation as Evaluation
+    from vitkit.explaining.animation import Animation as Animation
     from vitkit.explaining.explanation import Explanation as Explanation
     from vitkit.explaining.figures import plot_explanations as plot_explanations
     from vitkit.explaining.model.artefacts import Artefacts as Artefacts
     from vitkit.explaining.model.artefacts import find_artefacts as find_artefacts
     from vitkit.explaining.model.explanation import ModelExplanation as ModelExplanation
-    from vitkit.explaining.registers import find_register_neurons as find_register_neurons
-    from vitkit.explaining.registers import measure_registers as measure_registers
-    from vitkit.explaining.registers import test_time_registers as test_time_registers
+    from vitkit.explaining.model.registers import find_register_neurons as find_register_neurons
+    from vitkit.explaining.model.registers import measure_registers as measure_registers
+    from vitkit.explaining.model.registers import test_time_registers as test_time_registers
+    from vitkit.explaining.truth.report import TruthReport as TruthReport
     from vitkit.explaining.truth.score import TruthScore as TruthScore
     from vitkit.layer_table import summary as summary
     from vitkit.models.attention import CrossAttention as CrossAttention
@@ -59,11 +59,15 @@ if TYPE_CHECKING:
     from vitkit.models.transformer import Transformer as Transformer
     from vitkit.models.vit import ViT as ViT
     from vitkit.plots.attention import plot_attention as plot_attention
-    from vitkit.prediction.embedding import embed as embed
+    from vitkit.prediction.explain_image import animate_explanation as animate_explanation
+    from vitkit.prediction.explain_image import explain as explain
+    from vitkit.prediction.explain_image import plot_attention_sheet as plot_attention_sheet
+    from vitkit.prediction.features import embed as embed
     from vitkit.prediction.find import find_images as find_images
     from vitkit.prediction.model_measurement import explain_model as explain_model
     from vitkit.prediction.predictor import Prediction as Prediction
     from vitkit.prediction.predictor import Predictor as Predictor
+    from vitkit.prediction.truth_measurement import truth_report as truth_report
     from vitkit.reporting.write import report as report
     from vitkit.spec import Preprocess as Preprocess
     from vitkit.spec import ViTSpec as ViTSpec
@@ -95,10 +99,11 @@ if TYPE_CHECKING:
     from vitkit.weights.pretrained import create_model as create_model
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "vitkit.api": ("compare", "explain", "plot_attention_sheet", "show_batch", "train"),
+    "vitkit.api": ("compare", "show_batch", "train"),
+    "vitkit.explaining.animation": ("Animation",),
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
-    "vitkit.data.loading.training_transform": ("training_transform",),
+    "vitkit.data.augmentation.pipeline": ("training_transform",),
     "vitkit.data.sources.open": ("open_dataset",),
     "vitkit.errors": (
         "CheckpointError",
@@ -121,6 +126,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.evaluation.evaluate": ("evaluate",),
     "vitkit.evaluation.result": ("Evaluation",),
     "vitkit.explaining.explanation": ("Explanation",),
+    "vitkit.explaining.truth.report": ("TruthReport",),
     "vitkit.explaining.truth.score": ("TruthScore",),
     "vitkit.explaining.figures": ("plot_explanations",),
     "vitkit.explaining.model.artefacts": (
@@ -128,7 +134,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "find_artefacts",
     ),
     "vitkit.explaining.model.explanation": ("ModelExplanation",),
-    "vitkit.explaining.registers": (
+    "vitkit.explaining.model.registers": (
         "find_register_neurons",
         "measure_registers",
         "test_time_registers",
@@ -151,9 +157,15 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.models.transformer": ("Transformer",),
     "vitkit.models.vit": ("ViT",),
     "vitkit.plots.attention": ("plot_attention",),
-    "vitkit.prediction.embedding": ("embed",),
+    "vitkit.prediction.explain_image": (
+        "animate_explanation",
+        "explain",
+        "plot_attention_sheet",
+    ),
+    "vitkit.prediction.features": ("embed",),
     "vitkit.prediction.find": ("find_images",),
     "vitkit.prediction.model_measurement": ("explain_model",),
+    "vitkit.prediction.truth_measurement": ("truth_report",),
     "vitkit.prediction.predictor": (
         "Prediction",
         "Predictor",
@@ -202,6 +214,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __version__: str
 __all__ = [
     "MLP",
+    "Animation",
     "Artefacts",
     "Callback",
     "Checkpoint",
@@ -244,6 +257,7 @@ __all__ = [
     "Trainer",
     "TrainingStep",
     "Transformer",
+    "TruthReport",
     "TruthScore",
     "UserCodeError",
     "UserError",
@@ -251,6 +265,7 @@ __all__ = [
     "ViTSpec",
     "VitkitError",
     "adapt",
+    "animate_explanation",
     "check",
     "checkpoint_gradients",
     "compare",
@@ -283,6 +298,7 @@ __all__ = [
     "test_time_registers",
     "train",
     "training_transform",
+    "truth_report",
 ]
 
 

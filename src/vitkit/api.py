@@ -1,4 +1,4 @@
-"""Functions that join several packages: train, show_batch, compare, explain and its sheet.
+"""Functions that join several packages: train, show_batch and compare.
 
 The other public functions live in the package that does their work; `vitkit.__getattr__` imports
 them from there.
@@ -6,18 +6,11 @@ them from there.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.data.sources.open import DataSource, kept_data
-from vitkit.devices import on_device, resolve_device
 from vitkit.evaluation.comparison import Comparison, compare_checkpoints
-from vitkit.explaining.explain import ImageExplainer, options_for
-from vitkit.explaining.explanation import Explanation
-from vitkit.prediction.images import AnyImage, read_any_image
-from vitkit.weights.checkpoint import Checkpoint
-from vitkit.weights.load import as_checkpoint
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,7 +53,7 @@ def train(
         Interrupted: SIGINT, SIGTERM, SIGHUP or SIGUSR1 came; everything is saved.
     """
     from vitkit.reporting.after_training import train_and_report
-    from vitkit.training.setup.call import settings_of_python_call
+    from vitkit.training.setup.python_call import settings_of_python_call
 
     with settings_of_python_call(data, _with_recipe(settings, recipe)) as config:
         # the report needs the objects among the settings, too
@@ -119,6 +112,9 @@ def compare(
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 0,
+    relabel: str | Path | None = None,
+    report: str | Path | None = None,
+    overwrite: bool = False,
 ) -> Comparison:
     """Test if one model is better than another on the same images.
 
@@ -132,22 +128,27 @@ def compare(
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
         workers: number of loader processes.
+        relabel: a CSV file of corrected labels, as for `evaluate`.
+        report: an .html file to write with the models side by side; replaces an earlier one.
+        overwrite: let `report` replace any other file that is not an input.
 
     Returns:
         `.scores`, name -> the result of `evaluate`; `.pairs`, McNemar's exact test of each with the
         first, with a `.verdict`; `.repeats`, mean and spread of runs that differ in their seed.
 
     Raises:
-        DataError: other classes, other images, or data that changed where vitkit made the test
-            split itself.
+        DataError: other classes or images, or changed data where vitkit made the test split itself.
         SettingError: fewer than two, one of them twice, or no data named and not the same in all.
-        CheckpointError, DeviceError: the message names the wrong value.
+        CheckpointError, DeviceError, OutputError: the message names the wrong value.
     """
+    from vitkit.reporting.comparison_page import check_comparison_output, write_comparison
     from vitkit.training.config.run_kind import kind_of_run
 
+    # before the evaluation, which may take minutes
+    path = report and check_comparison_output(report, checkpoints, overwrite=overwrite)
     # an object is kept under an address while this runs; a path is its own address
     with kept_data(data) as address:
-        return compare_checkpoints(
+        comparison = compare_checkpoints(
             *checkpoints,
             data=address,
             data_root=data_root,
@@ -157,79 +158,8 @@ def compare(
             device=device,
             batch_size=batch_size,
             workers=workers,
+            relabel=relabel,
         )
-
-
-def explain(
-    checkpoint: Checkpoint | str | Path,
-    image: AnyImage,
-    *,
-    method: str = "attention",
-    class_name: str | int | None = None,
-    layer: int | None = None,
-    head: int | None = None,
-    truth: bool | None = None,
-    device: str = "auto",
-    **options: Any,
-) -> Explanation:
-    """Compute a heat map of what the model looks at in one image.
-
-    Args:
-        checkpoint: a checkpoint or its path.
-        image: a path, an http(s) address, an encoded file's bytes, a PIL image, (H, W, 3) or (H, W)
-            uint8 [0, 255], or an image of `find_images`.
-        method: `attention`, the attention of the class token (or of the mean query, where the
-            model reads the mean) over the patches; the guide to `vitkit explain` lists all.
-        class_name: the class to explain, by its name or its number from 0; default the predicted
-            class. The map depends on it only where the method explains a class.
-        layer: encoder block, from 0; negative ones count from the end. Default the method's own.
-        head: one head; default their mean.
-        truth: measure the truth score of the map, hundreds of passes with some of the patches;
-            default: only of models for which that takes about a second.
-        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
-        **options: further options of the method; None leaves one to the method.
-
-    Returns:
-        `.heatmap` (H, W) in [0, 1], `.grid` the method's own values, `.overlay()` a PIL image,
-        `.plot()` a figure, `.save(path)`, `.truth` the score of the map or None, and the class with
-        its probability; no class where the model has no head.
-
-    Raises:
-        SettingError: a method, an option, a layer, a head or a class that does not exist.
-        ImageError, CheckpointError, DeviceError: the message names the wrong value.
-    """
-    # before the weights are loaded
-    options = options_for(method, {"layer": layer, "head": head, **options})
-    checkpoint = as_checkpoint(checkpoint)
-    pixels = read_any_image(image)
-    model = on_device(checkpoint.model, resolve_device(device))
-    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)
-    return explainer.explain(method, **options)
-
-
-def plot_attention_sheet(
-    checkpoint: Checkpoint | str | Path, image: AnyImage, *, device: str = "auto"
-) -> Figure:
-    """Draw the attention map of every layer and head for one image, as rows and columns.
-
-    Each map is that of `explain(method="attention", layer=..., head=...)`, over what the model sees
-    of the image; it has its own colours, and its largest value stands below it.
-
-    Args:
-        checkpoint: as for `explain`.
-        image: as for `explain`.
-        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
-
-    Returns:
-        A matplotlib figure; `.savefig("heads.pdf")` writes it.
-
-    Raises:
-        ImageError, CheckpointError, DeviceError: the message names the wrong value.
-    """
-    # imported here: matplotlib takes half a second
-    from vitkit.explaining.figures import draw_attention_sheet
-
-    checkpoint = as_checkpoint(checkpoint)
-    pixels = read_any_image(image)
-    model = on_device(checkpoint.model, resolve_device(device))
-    return draw_attention_sheet(replace(checkpoint, model=model), pixels)
+    if path:
+        write_comparison(comparison, Path(path))
+    return comparison

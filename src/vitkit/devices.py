@@ -66,3 +66,23 @@ def on_device(model: Model, device: torch.device) -> Model:
     if not same:
         model = copy.deepcopy(model).to(device)
     return model.eval()
+
+
+def seed_generators(seed: int) -> None:
+    """Seed torch's generators of the CPU and of each GPU in use, as `torch.manual_seed` does.
+
+    That function also formats the whole call stack for each kind of GPU that is not in use (CUDA,
+    XPU and MTIA), which takes a tenth of the time of a small model's step.
+
+    >>> seed_generators(7)
+    >>> drawn = torch.rand(3)
+    >>> _ = torch.manual_seed(7)
+    >>> torch.equal(drawn, torch.rand(3))
+    True
+    """
+    torch.default_generator.manual_seed(seed)
+    for kind in (torch.cuda, torch.xpu, torch.mtia):
+        if kind.is_initialized():
+            kind.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)

@@ -148,6 +148,7 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
         ShapeError: no input size for a module without a spec, or one that does not fit the module.
     """
     size = _input_size(module, input_size)
+    # Hooks and counters go to a copy: the caller's module stays as it is.
     twin = on_meta(module)
     sizes = _Sizes(twin)
     counter = FlopCounterMode(display=False)
@@ -253,9 +254,11 @@ class _Sizes:
             part.register_forward_hook(self._record)
 
     def _record(self, part: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        # Of a module that is called several times, the sizes of the last call are shown.
         first = inputs[0] if inputs else None
         self._inputs[part] = tuple(first.shape) if isinstance(first, Tensor) else ()
         self._outputs[part] = tuple(output.shape) if isinstance(output, Tensor) else ()
+        # The innermost layers with parameters, as torchinfo counts.
         own = next(part.parameters(recurse=False), None)
         if isinstance(output, Tensor) and own is not None and not list(part.children()):
             self.activations += output.numel()
@@ -269,6 +272,7 @@ class _Sizes:
             input_size=self._inputs.get(part, ()),
             output_size=self._outputs.get(part, ()),
             parameters=sum(p.numel() for p in parameters),
+            # The copy has no gradients; `summary` counts these in the original.
             trainable=0,
             bias_adds=sum(self._bias_adds(inner) for inner in part.modules()),
         )

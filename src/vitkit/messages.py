@@ -9,6 +9,8 @@ from pathlib import Path
 
 ENTRIES_SHOWN = 8
 """Names of a list that a message shows."""
+SHORTEST_BEGINNING = 3
+"""Letters of a word that may be the beginning of a name."""
 SIMILAR_SHOWN = 3
 """Entries of a folder that a message suggests in the place of a missing one."""
 
@@ -23,6 +25,15 @@ def plural(number: int, noun: str) -> str:
         return f"{number:,} {noun}"
     ending = "es" if noun.endswith("s") else "s"
     return f"{number:,} {noun}{ending}"
+
+
+def percent(share: float) -> str:
+    """Return a share of 1, such as a probability, in per cent.
+
+    >>> percent(0.9731), percent(1.0)
+    ('97.3 %', '100.0 %')
+    """
+    return f"{100 * share:.1f} %"
 
 
 def flag_name(setting: str) -> str:
@@ -66,6 +77,8 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
 
     >>> did_you_mean("wdith", ["width", "depth"])
     " (did you mean 'width'?)"
+    >>> did_you_mean("vit_ti", ["vit_tiny_patch16_224", "vit_tiny_patch14_224"])
+    " (did you mean 'vit_tiny_patch16_224'?)"
     """
     matches = _nearest(word, choices, count)
     if not matches:
@@ -76,7 +89,10 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
 def _nearest(word: str, choices: Iterable[str], count: int) -> list[str]:
     # compared in lower case, suggested as written
     by_lower = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(word.lower(), list(by_lower), n=count, cutoff=0.6)
+    wanted = word.lower()
+    matches = difflib.get_close_matches(wanted, list(by_lower), n=count, cutoff=0.6)
+    if not matches and len(wanted) >= SHORTEST_BEGINNING:
+        matches = [choice for choice in by_lower if choice.startswith(wanted)][:count]
     return [by_lower[match] for match in matches]
 
 
@@ -90,16 +106,16 @@ def nearest_parent(path: Path) -> str:
     try:
         entries = [p.name + ("/" if p.is_dir() else "") for p in parent.iterdir()]
     except PermissionError:
-        return f"the nearest folder that exists is {parent}, which cannot be listed"
+        return f"the nearest folder that exists is {escape(parent)}, which cannot be listed"
     missing = path.absolute().relative_to(parent).parts[0]
     shown = [entry for entry in sorted(entries) if not entry.startswith(".")]
     near = _nearest(missing, shown, SIMILAR_SHOWN)
-    similar = f", with: {', '.join(near)}" if near else ""
-    return f"the nearest folder that exists is {parent}{similar}"
+    similar = f", with: {', '.join(map(escape, near))}" if near else ""
+    return f"the nearest folder that exists is {escape(parent)}{similar}"
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except PermissionError:  # a folder above it may not be entered
+    except OSError:  # a folder above it may not be entered, or the name is too long
         return False

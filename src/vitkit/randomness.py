@@ -77,6 +77,7 @@ def permutation_by_group(
         epoch: number of the epoch.
         groups: each number's group (n,).
     """
+    # `lexsort` takes the last key first; the group itself decides between two equal hashes.
     within = hash64(seed, epoch, np.arange(len(groups)))
     return np.lexsort((within, groups, hash64(seed, epoch, -1, groups))).astype(np.int64)
 

@@ -390,5 +390,6 @@ class Preprocess(Described):
             SettingError: not an image; or an empty list.
         """
         # by its name: reading a description needs neither torch nor Pillow
-        inputs: Tensor = import_module("vitkit.data.images.model_inputs").model_inputs(image, self)
+        module = import_module("vitkit.data.images.read_and_preprocess")
+        inputs: Tensor = module.read_and_preprocess(image, self)
         return inputs

@@ -38,6 +38,9 @@ class TrainSettings(TypedDict, total=False):
     val_fraction: float
     """Fraction of train that becomes the validation split if the data have train but no val, from 0
     to below 1. Data without any splits are always divided 70/10/20."""
+    relabel: str | Path | None
+    """A CSV file of corrected labels with the columns `path,old_class,new_class`, as the page of
+    `vitkit report` exports it; the images and their folders stay as they are."""
     balance: bool
     """Draw every class equally often, although some have more images than others."""
     mean: Sequence[float] | None

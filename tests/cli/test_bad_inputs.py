@@ -247,6 +247,17 @@ def test_images_and_checkpoints_that_are_not_there(complaint, tmp_path, verb):
     assert "no images in this folder" in complaint(verb, "m.safetensors", "empty", *out)
 
 
+def test_a_link_to_no_file_is_a_missing_image(headed, complaint, capsys):
+    Image.new("L", (8, 8)).save("a.png")
+    Path("b.png").symlink_to("gone.png")
+    message = complaint("predict", headed, "b.png")
+    assert "b.png: no such image; this link leads to gone.png, which is gone" in message
+    assert cli.run(["predict", headed, "b.png", "a.png"]) == 2
+    out, err = capsys.readouterr()
+    assert out.startswith("a.png: ")
+    assert err.startswith("vitkit: b.png: missing: no such file")
+
+
 def test_eval_refuses_other_classes_and_splits(complaint, tmp_path):
     model = vitkit.create_model(
         "vit_tiny_patch16_224", depth=1, width=24, num_heads=2, image_size=16, num_classes=2
@@ -378,6 +389,8 @@ def test_names_that_would_move_a_cursor_are_printed_escaped(headed, tmp_path, ca
         (["check", "IMAGES", "--workers", "-1"], ": --workers -1: must be 0 or more"),
         (["train", "digits", "--spec.image-size", "[8,8,8]"], "--spec.image-size [8, 8, 8]: must"),
         (["predict", "CHECKPOINT", "x" * 300], "no such image"),
+        (["predict", "CHECKPOINT", f"{'x' * 300}/a.jpg"], "no such image"),
+        (["predict", "CHECKPOINT", "IMAGES/two\nlines/a.jpg"], r"/two\nlines, with: a\n.jpg"),
         (["summary", "y" * 300], "there is no model 'y"),
         (["summary", "vit_tiny_patch16_224", "--depth", "-1"], ": --depth -1: must be 0 or more"),
         (["summary", "vit_tiny_patch16_224", "--img-size", "0"], ": --img-size 0: must be 1 or"),
@@ -397,6 +410,8 @@ def test_what_is_wrong_ends_with_2_and_one_line(words, message, headed, tmp_path
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / "train" / name / "a.png")
+    (tmp_path / "two\nlines").mkdir()
+    (tmp_path / "two\nlines" / "a\n.jpg").touch()
     (tmp_path / "mine.yaml").write_text("recipe: 5\n")
     copied = shutil.copy(headed, tmp_path / "copy.safetensors")
     words = [

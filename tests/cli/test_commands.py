@@ -25,7 +25,8 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.training.config.yaml_files import read_yaml
 
 TRAIN = ["--recipe", "digits", "--epochs", "2", "--warmup-epochs", "1", "--amp", "off", "--quiet",
-         "--spec.depth", "1", "--spec.width=32", "--device", "cpu"]  # fmt: skip
+         "--spec.depth", "1", "--spec.width=32", "--device", "cpu", "--no-plots",
+         "--no-report"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,10 @@ def test_eval_prints_the_metrics_plainly_and_as_json(best, capsys):
     metrics = json.loads(capsys.readouterr().out)
     assert {"top1", "top5", "loss", "images"} <= set(metrics)
     assert f"{metrics['top1']:.4f}" in plain
-    assert metrics["images"] == 359
+    assert (metrics["images"], metrics["split"]) == (359, "test")
+    assert re.search(r"^images +359 +test split$", plain, flags=re.MULTILINE)
+    assert cli.run(["eval", best, "digits", "--split", "val"]) == 0
+    assert re.search(r"^images +\d+ +val split$", capsys.readouterr().out, flags=re.MULTILINE)
 
 
 def test_predict_plain_json_and_csv_agree(run, best, tmp_path, capsys):
@@ -128,7 +132,7 @@ def test_broken_images_are_named_and_the_others_predicted(run, best, tmp_path, c
         assert cli.run([words[0], best, *broken, *words[1:]]) == 2
         out, err = capsys.readouterr()
         assert (out, err.splitlines()[-1]) == (
-            "", "vitkit: none of the 2 images could be used; the reasons are above")  # fmt: skip
+            "", "vitkit: none of the images could be used; the reasons are above")  # fmt: skip
     assert (table.read_text(), features.read_bytes()) == (before, features_before)
 
 
@@ -146,6 +150,31 @@ def test_a_csv_is_written_though_the_reader_of_the_json_leaves(run, best, tmp_pa
         errors = process.stderr.read()
     assert (process.returncode, errors.decode()) == (0, f"wrote {table}: 600 images\n")
     assert len(table.read_text().splitlines()) == 1 + 600 * 5
+
+
+def test_explanations_are_written_though_the_reader_of_the_lines_leaves(run, best, tmp_path):
+    for number in range(3):
+        (tmp_path / f"{number}.png").hardlink_to(run / "image-0.png")
+    command = [
+        sys.executable,
+        "-m",
+        "vitkit",
+        "explain",
+        best,
+        str(tmp_path),
+        "--method",
+        "rollout",
+    ]
+    output = tmp_path / "maps"
+    with subprocess.Popen(
+        [*command, "--output", str(output)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert (process.returncode, errors) == (0, b"")
+    assert sorted(path.name for path in output.iterdir()) == ["0.png", "1.png", "2.png"]
 
 
 def test_a_folder_that_cannot_be_listed_is_refused(best, tmp_path, capsys, monkeypatch):
@@ -168,8 +197,11 @@ def test_explain_writes_a_png_an_image(run, best, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["explain", best, str(run / "image-0.png"), str(same_name), "--output", str(out)]
     assert cli.run(arguments) == 0
-    assert sorted(p.name for p in out.iterdir()) == ["image-0-2.png", "image-0.png"]
-    with Image.open(out / "image-0.png") as image:
+    shared = os.path.commonpath([run, tmp_path])
+    # in folders like those of the images
+    places = [out / folder.relative_to(shared) / "image-0.png" for folder in (run, tmp_path)]
+    assert sorted(out.rglob("*.png")) == sorted(places)
+    with Image.open(places[0]) as image:
         assert image.width > 1.5 * image.height > 1.5 * 224  # the image beside its overlay
 
 
@@ -246,7 +278,7 @@ def test_yaml_sits_between_a_recipe_and_the_flags(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(
         "recipe: digits\nepochs: 1\nwarmup_epochs: 0.5\nlr: 3e-3\nbatch_size: 64\n"
-        "amp: 'off'\nquiet: true\nspec: {width: 32, depth: 1}\n"
+        "amp: 'off'\nquiet: true\nplots: false\nreport: false\nspec: {width: 32, depth: 1}\n"
     )
     output = tmp_path / "run"
     arguments = [

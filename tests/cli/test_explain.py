@@ -69,10 +69,14 @@ class Page(HTMLParser):
         self.links += [found[name] or "" for name in ("src", "href") if name in found]
 
 
-def test_all_methods_make_a_folder_of_each_image_and_one_page(photos, checkpoint, capsys):
+def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
+    photos, checkpoint, capsys
+):
+    (photos / "broken.png").write_bytes(b"words")
     words = ["explain", checkpoint, "photos", "--method", "all", "--class", CLASSES[1]]
-    assert cli.run(words) == 0
+    assert cli.run(words) == 2
     out, err = capsys.readouterr()
+    assert "broken.png: not an image" in err
     *lines, last = out.splitlines()
     assert len(lines) == 2
     assert last == "2 images in explanations/index.html"
@@ -91,8 +95,10 @@ def test_all_methods_make_a_folder_of_each_image_and_one_page(photos, checkpoint
     assert "<script" not in text
     assert "&lt;script&gt;alert(1)&lt;/script&gt;: " in text
     assert "prefers-color-scheme: dark" in text
+    assert "broken" not in text
     names = {path.stem for path in Path("explanations/cat").iterdir()}
     assert names == drawn | {"image", "all"}
+    words[2] = "photos/cat.png"
     assert cli.run(words) == 0, "earlier explanations are replaced"
 
 
@@ -106,15 +112,6 @@ def test_files_of_the_user_in_the_folder_are_kept(photos, checkpoint, capsys):
         assert path.read_bytes() == b"precious"
         assert len([path for path in Path("explanations").rglob("*") if path.is_file()]) == 1
         path.unlink()
-
-
-def test_broken_images_are_named_and_the_page_has_the_others(photos, checkpoint, capsys):
-    (photos / "broken.png").write_bytes(b"words")
-    assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 2
-    out, err = capsys.readouterr()
-    assert "broken.png: not an image" in err
-    assert "2 images in explanations/index.html" in out
-    assert "broken" not in Path("explanations/index.html").read_text(encoding="utf-8")
 
 
 def test_vector_files_and_sheets(photos, checkpoint):
@@ -134,8 +131,10 @@ def test_vector_files_and_sheets(photos, checkpoint):
         (["--layer", "2"], "--layer 2: does not exist; layers are 0 to 1"),
         (["--head", "4", "--method", "all"], "--head 4: does not exist; heads are 0 to 3"),
         (["--option", "steps"], "--option steps: expected NAME=VALUE"),
-        (["--option", "colour=2"], "colour = 2: attention has no such option; its options: layer"),
-        (["--method", "all", "--option", "colour=2"], "colour = 2: no method has this option"),
+        (["--model", "--layer", "0"], "--layer has no effect with --model"),
+        (["--model", "--head", "0"], "--head has no effect with --model"),
+        (["--option", "colour=2"], "--option colour=2: [a-z]+ has no such option; its options: "),
+        (["--method", "all", "--option", "colour=2"], "--option colour=2: no method has this"),
         (["--method", "atention"], "must be one of .*did you mean 'attention'"),
     ],
 )
@@ -145,6 +144,13 @@ def test_what_does_not_fit_is_named_with_what_does(photos, checkpoint, capsys, w
     assert (out, err.count("\n")) == ("", 1)
     assert re.search(message, err)
     assert not Path("explanations").exists()
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+@pytest.mark.parametrize("value", ["abc", "1.5"])
+def test_a_patch_that_is_no_number_is_named_with_its_flag(photos, checkpoint, capsys, value):
+    assert cli.run(["explain", checkpoint, "photos", "--option", f"query={value}"]) == 2
+    assert f"vitkit: --option query={value}: must be one whole number\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["layer", "head"])

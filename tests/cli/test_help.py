@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import re
 import shlex
@@ -23,6 +24,7 @@ from vitkit.cli.convert import FormatName
 from vitkit.cli.explain import MethodName
 from vitkit.cli.parsing.command import command_of
 from vitkit.cli.parsing.words import read_flags
+from vitkit.cli.train import OF_THE_VERB
 from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.training.config.foreign_names import PROGRAMS
@@ -55,6 +57,16 @@ def test_help_names_arguments_and_fits_80_columns(verb, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
+def test_every_argument_is_explained_in_its_own_entry(verb):
+    command = command_of(verb, import_module(f"vitkit.cli.{verb}"), [])
+    names = {argument.name for argument in command.arguments}
+    for argument in command.arguments:
+        assert argument.help, argument.name
+        # the text of another argument, which an indented line of the docstring would become
+        assert not names & set(re.findall(r"(?:^|\. )(\w+): ", argument.help)), argument.name
+
+
+@pytest.mark.parametrize("verb", cli.VERBS)
 def test_every_verb_has_three_examples_that_can_be_parsed(verb):
     module = import_module(f"vitkit.cli.{verb}")
     command = command_of(verb, module, [])
@@ -82,9 +94,30 @@ def test_positional_arguments_have_names(verb, usage, capsys):
     assert printed_help(verb, capsys).startswith(f"usage: {usage}\n")
 
 
-def test_settings_of_a_run_stand_in_the_groups_of_their_sections(monkeypatch, capsys):
+def test_the_help_of_train_is_short_and_names_the_whole_one(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     text = printed_help("train", capsys)
+    assert len(text.splitlines()) <= 110
+    for flag in ("--epochs", "--batch-size", "--lr", "--model", "--pretrained", "--show-batch"):
+        assert f" {flag}" in text
+    assert "--bce-threshold" not in text
+    whole = printed_help("train", capsys, "--help-all")
+    assert "--bce-threshold" in whole
+    flags = re.findall(r"^  (?:-\w, )?(--[\w.-]+)", whole, flags=re.MULTILINE)
+    assert f"`vitkit train --help-all` lists all {len(flags)}." in " ".join(text.split())
+    assert set(re.findall(r"^  (?:-\w, )?(--[\w.-]+)", text, flags=re.MULTILINE)) < set(flags)
+    assert cli.run(["help", "train", "--help-all"]) == 0
+    assert capsys.readouterr().out == whole
+    assert cli.run(["train", "photos", "--bacth-size", "4"]) == 2
+    assert cli.run(["train", "photos", "--qqqq", "4"]) == 2
+    assert "`vitkit train --help-all` lists all" in capsys.readouterr().err
+    # the help of the other verbs has all flags
+    assert printed_help("predict", capsys, "--help-all") == printed_help("predict", capsys)
+
+
+def test_settings_of_a_run_stand_in_the_groups_of_their_sections(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = printed_help("train", capsys, "--help-all")
     titles = re.findall(r"^([a-z-]+):$", text, flags=re.MULTILINE)
     assert len(titles) == len(SECTIONS) + 2  # arguments and examples
     assert {"data", "model", "augmentation", "distillation", "evaluation", "run"} <= set(titles)
@@ -100,7 +133,7 @@ def test_settings_of_a_run_stand_in_the_groups_of_their_sections(monkeypatch, ca
 
 
 def test_a_recipe_decides_the_defaults_of_the_help(capsys):
-    assert "(default: 160)" not in printed_help("train", capsys)
+    assert "(default: 160)" not in printed_help("train", capsys, "--help-all")
     assert "(default: 160)" in printed_help("train", capsys, "--recipe", "digits")
 
 
@@ -180,6 +213,11 @@ def test_bash_completes_verbs_flags_and_choices(tmp_path, capsys):
     script = tmp_path / "vitkit.bash"
     script.write_text(capsys.readouterr().out)
     assert set(cli.VERBS) <= completions(script, "")
+    for flag in OF_THE_VERB:  # no settings of a run
+        assert completions(script, "train", f"--{flag.partition('_')[0]}-") == {
+            f"--{flag.replace('_', '-')}"
+        }
+    assert "--help-all" in completions(script, "train", "--help")
     assert completions(script, "train", "--ba") == {"--bad-images", "--balance", "--batch-size"}
     assert {"auto", "bfloat16"} <= completions(script, "train", "--amp", "")
     assert completions(script, "convert", "a", "b", "--to", "hug") == {"huggingface"}
@@ -273,6 +311,22 @@ def test_a_pickle_is_converted_after_it_was_inspected(place, monkeypatch, capsys
     assert capsys.readouterr().err == follow
     assert cli.run(shlex.split(follow)[2:]) == 0
     assert vitkit.load("model.safetensors").model.spec.num_heads == 2
+
+
+def test_lists_of_inspect_are_wrapped_once(place, monkeypatch, capsys):
+    names = [f"class-{number}" for number in range(10)]
+    save_tiny(Path("named.safetensors"), names)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    assert cli.run(["inspect", "named.safetensors"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  classes"))
+    following = lines[first : first + 3]
+    assert all(len(line) <= 60 for line in following)
+    # a line ends where the next word does not fit
+    for line, after in itertools.pairwise(following):
+        if after.startswith("    "):
+            assert len(line) + len(after.split()[0]) >= 60
 
 
 @pytest.mark.parametrize("model", ["vit_tiny_patch14_224", "vit_small_patch16_224"])

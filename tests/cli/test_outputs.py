@@ -341,12 +341,12 @@ def test_a_full_disk_behind_the_standard_output(words, tmp_path):
 def test_an_error_counts_more_than_a_full_disk(root, checkpoint, tmp_path):
     Path("photos/d.png").write_bytes(b"words")
 
-    def explain() -> int:
-        code = cli.run(["explain", checkpoint, "photos"])
+    def embed() -> int:
+        code = cli.run(["embed", checkpoint, "photos", "--out", "f.npz"])
         sys.stdout.flush()  # as the interpreter does at its end
         return code
 
-    with forked(explain, tmp_path, before=fill) as child:
+    with forked(embed, tmp_path, before=fill) as child:
         assert child.wait() == 2
     first, second = child.stderr.splitlines()
     assert "d.png: not an image" in first

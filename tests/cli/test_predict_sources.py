@@ -87,6 +87,52 @@ def test_broken_images_of_many_are_named_and_the_rest_goes_on(
     assert (len(out.splitlines()), err.count("\n")) == (7, 1)
 
 
+def test_a_missing_image_among_others_is_one_that_cannot_be_used(root, checkpoint, capsys):
+    words = [checkpoint, "photos/0.png", "photos/gone.png", "photos/1.png"]
+    assert cli.run(["predict", *words]) == 2
+    out, err = capsys.readouterr()
+    assert [line.split(": ")[0] for line in out.splitlines()] == ["photos/0.png", "photos/1.png"]
+    assert err.splitlines() == [
+        "vitkit: photos/gone.png: missing: no such file",
+        "vitkit: 1 of 3 images could not be used, for the reasons above; the others were processed",
+    ]
+    assert cli.run(["embed", *words, "--out", "f.npz"]) == 2
+    assert np.load("f.npz")["images"].tolist() == ["photos/0.png", "photos/1.png"]
+    capsys.readouterr()
+    for refused in ([*words, "--strict"], [checkpoint, "photos/gone.png", "photos/gone-2.png"]):
+        assert cli.run(["predict", *refused]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert "photos/gone.png: no such image; the nearest folder that exists is" in err
+    # a missing folder stands for many images
+    assert cli.run(["predict", *words[:2], "photo"]) == 2
+    assert "photo: no such image; the nearest folder" in capsys.readouterr().err
+
+
+def test_on_a_terminal_predictions_are_a_table_with_bars(root, checkpoint, capsys, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    long = Path("photos", "n" * 60 + ".png")
+    Path("photos/5.png").rename(long)
+    assert cli.run(["predict", checkpoint, "photos/0.png", "photos/1.png", str(long)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["image", "class", "prob."]
+    assert len(lines) == 8
+    assert max(map(len, lines)) <= 80
+    assert lines[5] == str(long)
+    predictor = vitkit.Predictor.from_checkpoint(checkpoint)
+    rows = [lines[1:3], lines[3:5], lines[6:8]]
+    for row, prediction in zip(
+        rows, predictor(["photos/0.png", "photos/1.png", long]), strict=True
+    ):
+        for line, (label, probability) in zip(row, prediction.top, strict=True):
+            assert f" {label} " in line
+            assert f" {100 * probability:.1f} %" in line
+            # the bar is a fifth of the terminal, filled like the probability
+            assert abs(line.count("█") - 16 * probability) <= 1
+    assert [row[0].split()[0] for row in rows[:2]] == ["photos/0.png", "photos/1.png"]
+
+
 def test_a_standard_input_that_sends_nothing(root, checkpoint, capsys, monkeypatch):
     def refused(*words: str) -> str:
         assert cli.run(["predict", checkpoint, "-", *words]) == 2
@@ -107,7 +153,7 @@ def test_a_standard_input_that_sends_nothing(root, checkpoint, capsys, monkeypat
     os.close(main)
     with stdin_of(b"gone.png\n", monkeypatch):
         assert cli.run(["predict", checkpoint, "-"]) == 2
-    assert "none of the 1 images could be used" in capsys.readouterr().err
+    assert "none of the images could be used" in capsys.readouterr().err
 
 
 @pytest.mark.allow_hosts(["127.0.0.1"])
@@ -225,6 +271,19 @@ def test_drawings_show_the_image_and_keep_its_folders(root, checkpoint, capsys):
     assert (pixels[160:] == 255).mean() > 0.5, "the caption is below"
 
 
+def test_drawings_of_several_folders_keep_their_folders(root, checkpoint, capsys):
+    for folder in ("cat", "more/cat"):
+        Path("set", folder).mkdir(parents=True)
+        os.link("photos/0.png", Path("set", folder, "a.png"))
+    words = ["predict", checkpoint, "set/cat", "set/more/cat/a.png", "set/gone.png"]
+    assert cli.run([*words, "--save-images", "drawn"]) == 2
+    drawn = sorted(str(path.relative_to("drawn")) for path in Path("drawn").rglob("*.png"))
+    assert drawn == ["cat/a.png", "more/cat/a.png"]
+    # of one folder, the names alone
+    assert cli.run(["predict", checkpoint, "set/cat/a.png", "--save-images", "one"]) == 0
+    assert [path.name for path in Path("one").iterdir()] == ["a.png"]
+
+
 def test_long_names_are_wrapped_in_drawings(root, tmp_path):
     heights = []
     for name in ("cat", "a cat " * 20, "c" * 120):
@@ -275,7 +334,7 @@ def test_drawings_replace_nothing(root, checkpoint, capsys, monkeypatch):
     assert "drawn/3.png: this file is one of the inputs" in refused("drawn", "--overwrite")
     # paths that a stream sends are checked one by one, and only drawings are replaced
     words[2] = "-"
-    for folder, code in (("photos", 2), ("drawn", 0)):
+    for folder, code in ((".", 2), ("drawn", 0)):
         with stdin_of(b"photos/1.png\nphotos/2.png\n", monkeypatch):
             assert cli.run([*words, folder, "--overwrite"]) == code
     assert "photos/1.png: this file exists" in capsys.readouterr().err
@@ -302,8 +361,16 @@ def test_long_names_and_many_equal_ones(root, checkpoint, capsys, monkeypatch):
     words = ["predict", checkpoint, "-", "--save-images", "drawn"]
     with stdin_of("\n".join([long, *names]).encode(), monkeypatch):
         assert cli.run(words) == 0
-    drawn = sorted(path.name for path in Path("drawn").iterdir())
-    assert drawn == [f"{'n' * 200}.png", "x-2.png", "x-3.png", "x.png"]
+    drawn = sorted(str(path.relative_to("drawn")) for path in Path("drawn").rglob("*.png"))
+    assert drawn == [*names, f"{'n' * 200}.png"]
+    # outside the working folder nothing but the number tells two of them apart
+    with stdin_of(f"../x.png\n{root}/class-0/x.png\nx.png\n".encode(), monkeypatch):
+        os.link("photos/1.png", "x.png")
+        os.link("photos/1.png", "../x.png")
+        assert cli.run([*words[:-1], "outside"]) == 0
+    assert sorted(path.name for path in Path("outside").rglob("*.png")) == [
+        "x-2.png", "x.png", "x.png"
+    ]  # fmt: skip
 
 
 def test_files_are_complete_though_the_reader_of_the_lines_has_left(root, checkpoint, tmp_path):

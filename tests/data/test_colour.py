@@ -11,7 +11,7 @@ import torch
 from image_files import NOISE, PHOTO, RAMP, VARIANTS, encode, grey_tiff, ink_profile, png
 from PIL import Image, ImageOps
 
-from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import FileSplit
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images import colour

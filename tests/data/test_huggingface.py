@@ -109,7 +109,13 @@ def test_fashion_mnist_comes_from_the_hub_where_there_are_no_files(
     assert dataset.name == "fashion-mnist"
     assert dataset.classes[::9] == ("T-shirt/top", "Ankle boot")
     assert {name: split.labels.tolist() for name, split in dataset.splits.items()} == splits
-    assert "mnist not found, searched" in refusal("mnist")
+    message = refusal("mnist")
+    assert (
+        f"mnist not found, searched {cache / 'mnist'} and the Hub (hf://ylecun/mnist: " in message
+    )
+    assert message.endswith("put train-images-idx3-ubyte and its three companions there, or pass "
+                            "their folder as --data-root (`torchvision.datasets.MNIST('.', "
+                            "download=True)` downloads them to MNIST/raw)")  # fmt: skip
 
 
 def test_a_set_of_the_hub_with_other_classes_is_not_taken_for_mnist(

@@ -8,9 +8,8 @@ import torch
 from data.synthetic_batches import CPU, batch, images, preprocess
 from scipy import stats
 
-from vitkit.data.augmentation.crop_flip import Augmentation
 from vitkit.data.augmentation.mixup import Mixing, Mixture
-from vitkit.data.loading.batch_transform import BatchTransform
+from vitkit.data.augmentation.pipeline import Augmentation, BatchTransform
 from vitkit.errors import SettingError
 
 SIZE = (20, 28)

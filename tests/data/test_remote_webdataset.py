@@ -18,7 +18,7 @@ from shard_server import ShardServer, serving
 from shards import as_tars, samples, train_briefly, write_tar
 from tar_headers import END, binary, header
 
-from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import Dataset, StoredSplit
 from vitkit.data.datasets.pixel_cache import cached
@@ -26,7 +26,7 @@ from vitkit.data.loading.loader import TrainingSteps, batches
 from vitkit.data.sources import remote_shards
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError, ImageError, SettingError, UserError
-from vitkit.io.web import connections, download
+from vitkit.io.web import connections, resume_download
 from vitkit.spec import Preprocess
 from vitkit.training.result import TrainResult
 from vitkit.training.state.state_folder import newest_state, run_hash
@@ -44,7 +44,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ShardSer
     monkeypatch.setenv("no_proxy", "*")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(connections, "BACKOFF", 0.001)
-    monkeypatch.setattr(download, "PAUSE", 0.001)
+    monkeypatch.setattr(resume_download, "PAUSE", 0.001)
     monkeypatch.setattr(remote_shards, "NEVER_DELETED", 2)
     images = samples(8)
     train = [sample for sample in images if sample[0] == "train"]

@@ -12,7 +12,7 @@ import pytest
 from shards import CLASSES, Sample, as_csv, as_folder, as_parquet, as_tars, samples, train_briefly
 
 import vitkit
-from vitkit.data.augmentation.crop_flip import Augmentation
+from vitkit.data.augmentation.pipeline import Augmentation
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import cached
 from vitkit.data.loading.loader import TrainingSteps, batches

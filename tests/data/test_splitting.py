@@ -109,7 +109,8 @@ def test_a_run_on_the_earlier_cut_is_evaluated_on_it_and_not_resumed(
         tiny = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "16",
                 "--spec.depth", "1", "--spec.num-heads", "1", "--spec.mlp-width", "16"]  # fmt: skip
         command = ["train", str(root), "--output", str(run), "--epochs", "1", "--amp", "off",
-                   "--batch-size", "30", "--device", "cpu", "--quiet", *tiny]  # fmt: skip
+                   "--batch-size", "30", "--device", "cpu", "--quiet", "--no-plots",
+                   "--no-report", *tiny]  # fmt: skip
         assert cli.run(command) == 0
         metrics = vitkit.evaluate(run, root, device="cpu")
     assert vitkit.evaluate(run, root, device="cpu") == metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -80,8 +81,16 @@ def test_their_figure_shows_the_images_with_their_names(images, checkpoint):
         stored = np.asarray(Image.open(images / one.path).convert("RGB"))
         assert (axes.images[0].get_array() == stored).all()
         assert "".join(f"label {one.label}: {100 * one.label_probability:.1f} %".split()) in text
-        assert "".join(f"predicted {one.predicted}: {100 * one.probability:.1f}".split()) in text
+        caption = axes.texts[0].get_text()
+        assert caption.splitlines()[0] == Path(one.path).name
+        # the class once if it is right, and no number is broken
+        wrong = [] if one.predicted == one.label else [one.probability]
+        shown = [f"{100 * p:.1f} %" for p in (one.label_probability, *wrong)]
+        assert re.findall(r"[\d.]+ %", caption) == shown
+        predicted = "".join(f"predicted {one.predicted}: ".split())
+        assert (predicted in "".join(caption.split())) == bool(wrong)
         assert f"loss{one.loss:.2f}" in text
+    assert {one.predicted == one.label for one in found} == {True, False}
     assert min(drawn_part(figure)) > 0.85
 
 

@@ -111,7 +111,7 @@ def checkpoint(tmp_path_factory) -> vitkit.weights.checkpoint.Checkpoint:
 
 def test_explain_gives_the_map_the_prediction_and_an_image_of_both(checkpoint, tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8)
-    made = vitkit.explain(checkpoint, image)
+    made = vitkit.explain(checkpoint, image, method="attention")
     assert made.heatmap.shape == (50, 60)
     (prediction,) = vitkit.Predictor.from_checkpoint(checkpoint)([image])
     assert (made.label, made.probability) == (prediction.label, prediction.probability)

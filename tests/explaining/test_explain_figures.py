@@ -192,7 +192,14 @@ def test_several_explanations_stand_below_their_image_once():
 
 @pytest.mark.parametrize(
     "fields",
-    [{}, {"class_token": False, "pooling": "mean"}, {"class_token": False, "pooling": "map"}],
+    [
+        {},
+        {"class_token": False, "pooling": "mean"},
+        {"class_token": False, "pooling": "map", "num_registers": 1},
+        {"pooling": "mean_all", "num_registers": 2},
+        {"pooling": "cls_mean"},
+        {"distillation_token": True},
+    ],
 )
 def test_the_sheet_has_the_map_of_every_layer_and_head(fields, tmp_path):
     spec = vitkit.ViTSpec(

@@ -21,7 +21,7 @@ TITLES = {
     "filters": ["First-layerfilters", "principalcomponents", "relativeweight", "oftheva"],
     "positions": ["Positionsimilarity", "patchcolumn", "patchrow", "cosinesimilarity", "learned"],
     "distance": ["Meanattentiondistance", "encoderblock", "distance(pixels)", "meanoverheads"],
-    "entropy": ["Attentionentropy", "entropy(nats)", "shareoflogT", "equalattentiontoalltokens"],
+    "entropy": ["Attentionentropy", "entropy(nats)", "shareoflogT", "equaltoalltokens"],
     "similarity": ["Classtokenoverdepth", "cosinewiththelastlayer", "emb."],
     "norms": ["Patchnorms", "normafterthelastblock", "median+4MAD"],
 }
@@ -65,6 +65,18 @@ def test_the_sheet_has_all_panels_by_letter(explained):
     for letter, panel in zip("abcdef", PANELS, strict=True):
         assert f"({letter}){TITLES[panel][0]}" in text
     assert "4images" in text
+
+
+@pytest.mark.parametrize("panel", [None, *PANELS[2:]])
+def test_legends_hide_nothing(explained, panel):
+    figure = explained.plot(panel)
+    figure.draw_without_rendering()
+    shown = [axes for axes in figure.axes if axes.get_legend()]
+    assert len(shown) == (4 if panel is None else 1)
+    for axes in shown:
+        legend = axes.get_legend().get_window_extent()
+        assert legend.y0 >= axes.get_window_extent().y1 - 1
+        assert not legend.overlaps(axes.title.get_window_extent())
 
 
 def test_points_and_lines_are_the_numbers(explained):
@@ -159,6 +171,8 @@ def test_one_patch_in_one_block_of_one_grey_channel(tmp_path):
     assert found.depth.distance.tolist() == [[0.0]]
     assert found.artefacts.count == 0
     assert "Meanpatchtokenoverdepth" in svg_text(found.plot())
+    assert list(found.plot("entropy").axes[0].get_xticks()) == [0]
+    assert "ViTwith1blockofwidth32,1head,patchesof16x24" in svg_text(found.plot("entropy"))
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path):

@@ -20,9 +20,10 @@ READOUTS = {
 }
 SURE = ("libragrad", "integrated-gradients", "occlusion")
 BY_ATTENTION = ("gradient-rollout", "legrad")
-"""Methods by the gradient to the attention. Once the patch dominates the token that is read, the
-last norm takes out the gradient towards it, so the published ones miss many patches: four models
-of the mean readout gave 0.89 to 1.00 and 0.44 to 0.91 of the images, of class tokens less."""
+"""Methods by the gradient to the attention, balanced by default. Once the patch dominates the token
+that is read, the last norm takes out the plain gradient, so the published forms miss many patches:
+four models of the mean readout gave 0.89 to 1.00 and 0.44 to 0.91 of the images, class tokens less.
+"""
 
 
 def planted(count: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -85,6 +86,6 @@ def test_the_deciding_patch_is_in_the_top_five_percent(method, case):
 
 @pytest.mark.parametrize("method", BY_ATTENTION)
 def test_balanced_gradients_to_the_attention_find_it(method, case):
-    assert found(method, case, gradients="balanced") >= 0.95
+    assert found(method, case) >= 0.95
     if case[0] == "cls":
-        assert found(method, case) < 0.95  # as `BY_ATTENTION` says
+        assert found(method, case, gradients="plain") < 0.95  # as `BY_ATTENTION` says

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import http.server
 import io
 import os
-import re
 import resource
 import shutil
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from local_server import listening
+from download_server import FIRST, SHA256, left_over, serving
 from processes import forked, wait_until
 
 from vitkit.errors import CheckpointError, OutputError
@@ -26,75 +21,12 @@ from vitkit.weights.catalogue import find
 from vitkit.weights.fetch import fetch
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
-FIRST, SECOND = (np.random.default_rng(seed).bytes(300_000) for seed in (0, 1))
-SHA256 = hashlib.sha256(FIRST).hexdigest()
-
-
-class Server:
-    """One file at every path, and how it is served.
-
-    Attributes:
-        content: the file.
-        version: its ETag; none where empty.
-        ranges: whether parts of it can be had.
-        breaks: after how many bytes each coming answer ends too early; then they are whole.
-        served: bytes of each answer so far.
-        asked: the `Range` of each request.
-        pause: seconds before each answer.
-        shift: by how much `Content-Range` is wrong.
-    """
-
-    def __init__(self) -> None:
-        self.content, self.version, self.ranges = FIRST, '"one"', True
-        self.breaks: list[int] = []
-        self.served: list[int] = []
-        self.asked: list[str | None] = []
-        self.status, self.location = 200, ""
-        self.pause, self.shift = 0.0, 0
-
-    def answer(self, request: http.server.BaseHTTPRequestHandler) -> None:
-        wanted = request.headers.get("Range")
-        self.asked.append(wanted)
-        time.sleep(self.pause)
-        if self.status != 200:
-            request.send_response(self.status)
-            request.send_header("Location", self.location)
-            request.send_header("Content-Length", "0")
-            request.end_headers()
-            return
-        same = request.headers.get("If-Range") in (None, self.version)
-        start = int(re.findall(r"\d+", wanted)[0]) if wanted and self.ranges and same else 0
-        body = self.content[start:]
-        request.send_response(206 if start else 200)
-        if start:
-            total = len(self.content)
-            request.send_header("Content-Range", f"bytes {start + self.shift}-{total - 1}/{total}")
-        if self.version:
-            request.send_header("ETag", self.version)
-        request.send_header("Content-Length", str(len(body)))
-        body = body[: self.breaks.pop(0)] if self.breaks else body
-        self.served.append(len(body))  # before anything is sent: the client may be ahead of this
-        request.end_headers()
-        request.wfile.write(body)
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A server at `server.address`, an empty cache, and no proxy between them."""
-    state = Server()
-    with listening(state.answer) as address:
-        state.address = f"{address}/models/vit.npz"
-        monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setenv("no_proxy", "*")
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    with serving(tmp_path / "cache", monkeypatch) as state:
         yield state
-
-
-def left_over(address: str) -> set[str]:
-    """What lies in the cache beside the file and its lock."""
-    place = cached_path(address)
-    return {path.name for path in place.parent.iterdir()} - {place.name, f"{place.name}.lock"}
 
 
 def test_a_file_is_fetched_once(server, monkeypatch):
@@ -106,64 +38,6 @@ def test_a_file_is_fetched_once(server, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert download(server.address) == path
     assert server.served == [len(FIRST)]
-
-
-def test_a_break_is_taken_up_where_it_was(server):
-    server.breaks = [100_000, 50_000]
-    assert download(server.address, sha256=SHA256[:8]).read_bytes() == FIRST
-    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
-    assert server.served == [100_000, 50_000, 150_000]
-
-
-def test_another_call_takes_it_up_too(server):
-    server.breaks = [100_000, 0, 0]
-    with pytest.raises(CheckpointError, match="interrupted after 100000 of 300000 bytes"):
-        download(server.address)
-    assert not cached_path(server.address).exists()
-    server.breaks, server.served = [], []
-    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
-    assert server.served == [200_000]
-
-
-def test_a_server_without_ranges_starts_over(server):
-    server.ranges, server.breaks = False, [100_000]
-    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
-    assert server.served == [100_000, 300_000]
-
-
-def test_a_server_that_names_no_version_is_not_asked_to_go_on(server):
-    server.version, server.breaks = "", [100_000]
-    assert download(server.address).read_bytes() == FIRST
-    assert server.asked == [None, None]
-
-
-def test_a_server_that_goes_on_elsewhere_is_not_believed(server):
-    server.breaks, server.shift = [100_000], 1
-    with pytest.raises(CheckpointError, match="continues at another position than requested"):
-        download(server.address)
-    server.shift = 0
-    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
-
-
-def test_a_file_that_changed_is_fetched_anew(server):
-    server.breaks = [100_000, 0]
-    with pytest.raises(CheckpointError, match="interrupted"):
-        download(server.address)
-    server.breaks, server.content, server.version = [], SECOND, '"two"'
-    assert download(server.address).read_bytes() == SECOND
-
-
-def test_a_file_that_became_shorter_is_fetched_anew(server):
-    server.breaks = [100_000, 0]
-    with pytest.raises(CheckpointError, match="interrupted"):
-        download(server.address)
-    place = cached_path(server.address)
-    part = place.with_name(f"{place.name}.part")
-    part.write_bytes(FIRST + FIRST)
-    server.breaks = []
-    with pytest.raises(CheckpointError, match="expected 300,000 bytes, got 600,000"):
-        download(server.address)
-    assert download(server.address, sha256=SHA256).read_bytes() == FIRST
 
 
 def test_a_wrong_digest_leaves_nothing(server):
@@ -312,6 +186,10 @@ def test_a_pickle_waits_for_trust_and_the_catalogue_knows_digests(server, monkey
         fetch(server.address.replace(".npz", ".zip"))
     assert server.asked == []
     assert fetch(server.address) == cached_path(server.address)
+    # as the Hub's links to files end
+    assert fetch(f"{server.address}?download=true").read_bytes() == FIRST
+    with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
+        fetch(f"{server.address.replace('.npz', '.zip')}?name=a.npz")
     assert fetch(server.address.replace(".npz", ".pth"), trust_pickle=True).suffix == ".pth"
     given = []
 

@@ -15,10 +15,10 @@ from local_server import listening
 
 from vitkit.data.sources.remote_shards import RemoteShard
 from vitkit.errors import CheckpointError, DataError
-from vitkit.io.web import connections
-from vitkit.io.web import download as downloads
-from vitkit.io.web.download import cached_path, download, receive
+from vitkit.io.web import connections, resume_download
+from vitkit.io.web.download import cached_path, download
 from vitkit.io.web.part_file import PartFile
+from vitkit.io.web.resume_download import receive
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 ELSEWHERE = "http://localhost:9/models/vit.npz"
@@ -36,7 +36,7 @@ def _own_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VITKIT_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setattr(connections, "BACKOFF", 0.0)
-    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setattr(resume_download, "PAUSE", 0.0)
 
 
 def answer(request: Request, status: int, body: bytes = b"", **headers: str) -> None:
@@ -220,7 +220,7 @@ def test_a_transfer_that_breaks_off_again_and_again_ends(
 ) -> None:
     """Each attempt brings bytes; all the same there is a pause and an end."""
     pauses: list[float] = []
-    monkeypatch.setattr(downloads, "PAUSE", 1.0)
+    monkeypatch.setattr(resume_download, "PAUSE", 1.0)
     monkeypatch.setattr(time, "sleep", pauses.append)
     asked: list[int] = []
     content = bytes(range(256)) * 4
@@ -228,9 +228,9 @@ def test_a_transfer_that_breaks_off_again_and_again_ends(
         with pytest.raises(CheckpointError, match=r"after 404 of 1024 bytes: .*run it again to co"):
             download(f"{address}/vit.npz")
         assert asked == list(range(0, 404, 4))
-        assert pauses.count(1.0) == downloads.MOST_CONTINUED
+        assert pauses.count(1.0) == resume_download.MOST_CONTINUED
         asked.clear()
-        monkeypatch.setattr(downloads, "MOST_CONTINUED", 1000)
+        monkeypatch.setattr(resume_download, "MOST_CONTINUED", 1000)
         assert download(f"{address}/vit.npz").read_bytes() == content
     assert asked[0] == 404
 

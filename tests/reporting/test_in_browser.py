@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from processes import wait_until
 from reporting.browser import IS_INSTALLED, Browser, started_browser
 from reporting.small_runs import digits_run, photo_run
+
+import vitkit
+from vitkit import cli
+from vitkit.reporting.sections.suspects import SUSPECTS_HEADER
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
@@ -52,10 +60,35 @@ return [Math.min(...found), found.length];
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
+    photos = photo_run(folder, report=False)
+    write_suspects(photos, folder / "images")
     return {
         "digits": digits_run(folder / "digits") / "report.html",
-        "photos": photo_run(folder) / "report.html",
+        "photos": vitkit.report(photos),
     }
+
+
+def write_suspects(run: Path, images: Path) -> None:
+    """Write a list as `--suspects` does, of two training images of each class."""
+    data = vitkit.open_dataset(images)
+    split = data.splits["train"]
+    rows = []
+    for number in range(0, len(split), len(split) // 6):
+        label = int(split.labels[number])
+        names = (data.classes[label], data.classes[(label + 1) % 3])
+        rows.append((split.path(number), "train", number, *names, 0.8, 0.1))
+    with (run / "suspects.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([SUSPECTS_HEADER, *rows])
+
+
+def labels_of(run: Path) -> dict[str, int]:
+    """Return the class number of each image, as the run's list of images has it."""
+    found = {}
+    with np.load(run / "images.npz") as stored:
+        for part in ("train", "val", "test"):
+            names = stored[f"{part}/names"].tobytes().decode().split("\0")
+            found |= dict(zip(names, stored[f"{part}/labels"].tolist(), strict=True))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -159,3 +192,90 @@ def test_on_paper_nothing_is_cut(browser, pages):
         "return Array.from(document.querySelectorAll('.scroll'))"
         ".every(one => getComputedStyle(one).overflowY === 'visible')"
     )
+
+
+def test_ticked_labels_are_saved_by_keyboard_and_train_reads_them(browser, pages, tmp_path):
+    page = pages["photos"]
+    browser.devtools("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+    browser.open(page)
+    assert browser.run("return document.getElementById('save-labels').disabled")
+    boxes = browser.run(
+        "return Array.from(document.querySelectorAll('.suspects [type=checkbox]'),"
+        " one => [one.dataset.path, one.dataset.old,"
+        " one.closest('li').querySelector('[type=text]').value])"
+    )
+    assert len(boxes) >= 6
+    for number in (0, 3):
+        browser.run(f"document.querySelectorAll('.suspects [type=checkbox]')[{number}].focus()")
+        browser.press("space")
+    assert browser.run("return document.getElementById('ticked').value") == "2 ticked"
+    # a class that does not exist is refused in the page
+    browser.press("tab")
+    assert browser.run("return document.activeElement.type") == "text"
+    name = browser.run("return document.activeElement.value")
+    browser.run("document.activeElement.value = 'no class'")
+    browser.run("document.getElementById('save-labels').focus()")
+    browser.press("enter")
+    assert browser.run("return document.activeElement.validationMessage") == (
+        "no class is not a class of the data"
+    )
+    browser.run(f"document.activeElement.value = {json.dumps(name)}")
+    browser.run("document.activeElement.dispatchEvent(new Event('input'))")
+    browser.run("document.getElementById('save-labels').focus()")
+    browser.press("enter")
+    file = tmp_path / "relabel.csv"
+    wait_until(file.exists)
+    with file.open(encoding="utf-8", newline="") as opened:
+        header, *rows = csv.reader(opened)
+    assert header == ["path", "old_class", "new_class"]
+    assert rows == [boxes[0], boxes[3]]
+    assert browser.console() == []
+
+    run = page.parent
+    before = labels_of(run)
+    again = {"recipe": run / "config.yaml", "quiet": True, "max_steps": 1, "report": False}
+    data = run.parent / "images"
+    after = labels_of(vitkit.train(data, output=tmp_path / "run", relabel=file, **again).run)
+    classes = vitkit.load(run).classes
+    changed = {path: label for path, label in after.items() if label != before[path]}
+    assert changed == {path: classes.index(new) for path, _, new in rows}
+
+
+def test_a_confusion_is_opened_and_left_by_keyboard(browser, pages):
+    browser.open(pages["digits"])
+    browser.run("document.querySelector('.confusion .wrong a').focus()")
+    browser.press("enter")
+    assert browser.run("return document.querySelector(':target')?.className") == "pair"
+    browser.press("tab")  # the next link is the one back
+    assert browser.run("return document.activeElement.textContent") == "back to the matrix"
+    browser.press("enter")
+    assert browser.run("return document.querySelector(':target')?.id") == "confusion"
+
+
+def test_runs_side_by_side(browser, pages, tmp_path):
+    run = pages["digits"].parent
+    other = digits_run(tmp_path / "other", lr=1e-3, report=False)
+    path = tmp_path / "side.html"
+    assert cli.run(["compare", str(run), str(other), "--report", str(path)]) == 0
+    for width, scheme in ((390, "dark"), (1280, "light")):
+        browser.show(width, scheme)
+        browser.open(path)
+        assert browser.requests() == [path.resolve().as_uri()]
+        assert browser.console() == []
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        lowest, texts = browser.run(RATIOS)
+        assert texts > 50
+        assert lowest >= 4.5
+    browser.run("document.querySelectorAll('.sortable button')[4].focus()")  # the difference
+    browser.press("enter")
+    numbers = [float(value) for value in column(browser, 4)]
+    assert numbers == sorted(numbers)
+    settings = browser.run(
+        "return Array.from(document.querySelectorAll('#settings ~ div tbody tr'),"
+        " row => Array.from(row.cells, cell => cell.textContent))"
+    )
+    assert ["lr", "0.004", "0.001"] in settings
+    # an earlier comparison is replaced, another file is not
+    path.write_text("<p>mine</p>", encoding="utf-8")
+    assert cli.run(["compare", str(run), str(other), "--report", str(path)]) == 2
+    assert path.read_text(encoding="utf-8") == "<p>mine</p>"

@@ -7,7 +7,6 @@ import csv
 import json
 import re
 import shutil
-import time
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from reporting.small_runs import HOSTILE, SMALL, digits_run, photo_run
+from reporting.small_runs import HOSTILE, digits_run, photo_run
 
 import vitkit
 from vitkit import cli
@@ -91,6 +90,8 @@ def test_the_page_has_the_score_its_interval_and_the_numbers_of_the_run(digits):
     rows = rows_of(digits)
     right = sum(row["label"] == row["predicted"] for row in rows)
     low, high = wilson_interval(right, len(rows))
+    # not the named model, whose size the spec replaces
+    assert "ViT of width 32 with 1 block on digits" in (digits / "report.html").read_text()
     assert f"{100 * right / len(rows):.1f} %" in text["headline"]
     assert f"95 % interval {100 * low:.1f} % to {100 * high:.1f} %" in text["headline"]
     assert f"on {len(rows)} test images; ended after all 2 epochs." in text["headline"]
@@ -181,6 +182,7 @@ def test_without_a_test_split_the_validation_logits_are_shown(run):
     assert "validation logits" in found.sections["classes"]
     split = vitkit.open_dataset("digits").splits["train"]
     names = {split.name(index) for index in range(len(split))}
+    names |= {split.path(index) for index in range(len(split))}  # of suspected labels
     shown = [a["alt"].partition(":")[0] for a in found.all("img") if a.get("class") == "small"]
     assert shown
     assert {*shown} <= names
@@ -271,7 +273,7 @@ def test_a_report_that_cannot_be_written_is_a_line_in_the_log(tmp_path):
 def test_a_damaged_file_costs_its_part_alone(name, run):
     (run / name).write_bytes(b"\xff\x00 not what it was: {")
     sections = page(vitkit.report(run)).sections
-    assert len(sections) == 11
+    assert len(sections) == 13
     assert "2 epochs" in sections["curves"]
 
 
@@ -286,27 +288,58 @@ def test_findings_of_the_check_are_listed(run):
     assert "a.png = b.png" in text
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_ten_thousand_images_take_twenty_seconds_and_five_megabytes(tmp_path):
-    generator = np.random.default_rng(0)
-    files = []
-    for _ in range(50):  # of noise: no image takes more bytes
-        content = BytesIO()
-        Image.fromarray(generator.integers(0, 256, (128, 128, 3), np.uint8)).save(content, "jpeg")
-        files.append(content.getvalue())
-    for split, count in (("train", 20), ("test", 1000)):
-        for label in range(10):
-            folder = tmp_path / "images" / split / str(label)
-            folder.mkdir(parents=True)
-            for index in range(count):
-                (folder / f"{index}.jpg").write_bytes(files[int(generator.integers(50))])
-    spec = {"image_size": 32, "patch_size": 16, "width": 32, "depth": 1, "num_heads": 2,
-            "mlp_width": 64}  # fmt: skip
-    asked = {**SMALL, "spec": spec, "batch_size": 32, "epochs": 1, "report": False}
-    run = vitkit.train(tmp_path / "images", output=tmp_path / "run", **asked).run
-    begin = time.monotonic()
-    path = vitkit.report(run)
-    assert time.monotonic() - begin < 20
-    assert path.stat().st_size < 5e6
-    assert len([a for a in page(path).all("img") if a.get("class") == "photo"]) > 100
+def test_very_many_classes_need_no_matrix(run):
+    names = [f"class {number}" for number in range(3_000)]
+    shutil.rmtree(run / "weights")
+    write_rows(run, [(f"{n}.png", name, names[n // 2], "0.5", "0.25", "1.39", n + 1)
+                     for n, name in enumerate(names)])  # fmt: skip
+    text = page(vitkit.report(run)).sections
+    assert "3,000 classes" in text["classes"]
+    assert "A confusion matrix is drawn of up to" in text["confusion"]
+    assert "--confusion" in text["confusion"]
+
+
+def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
+    path = run / "metrics.csv"
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        names = [name for name in rows[0] if not name.startswith("val_")]
+        writer = csv.DictWriter(file, names, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    other = shutil.copytree(run, tmp_path / "other")
+    page_file = tmp_path / "both.html"
+    assert cli.run(["compare", str(run), str(other), "--report", str(page_file)]) == 0
+    text = page_file.read_text(encoding="utf-8")
+    assert "training loss (nats)" in text
+    assert "validation" not in text
+
+
+def test_names_may_have_every_sign_that_ends_a_line(run):
+    name = "a\u2028b\x0bc\x85d.png"
+    write_rows(run, [(name, "0", "1", "0.75", "0.25", "1.39", 1)])
+    text = page(vitkit.report(run)).sections["mistakes"]
+    assert "1 of 1 test images" in text
+    assert "75.0\xa0%" in text
+
+
+@pytest.mark.parametrize("cell", ["nan", "1.5", "x", "0" * 200_000])
+def test_predictions_without_a_probability_cost_their_parts_alone(cell, run):
+    write_rows(run, [("a.png", "0", "1", cell, "0.5", "0.7", 1)])
+    sections = page(vitkit.report(run)).sections
+    assert "predictions.csv" in sections["mistakes"]
+    assert "top-1 accuracy" in sections["headline"]
+
+
+def test_times_that_are_missing_are_left_out(run):
+    lines = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
+    header = lines[0].split(",")
+    place = header.index("seconds")
+    for number in range(1, len(lines)):
+        cells = lines[number].split(",")
+        cells[place] = ""
+        lines[number] = ",".join(cells)
+    (run / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = page(vitkit.report(run)).sections["costs"]
+    assert "training" not in text
+    assert "images/s" in text

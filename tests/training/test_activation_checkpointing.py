@@ -124,7 +124,7 @@ sys.exit(cli.run([*words, f"--output={output}/limited"]))
 WORDS = (
     "train", "digits", "--recipe=digits", "--amp=off", "--device=cpu", "--threads=1", "--quiet",
     "--batch-size=1024", "--max-steps=1", "--spec.depth=1", "--spec.width=192",
-    "--spec.patch-size=1",
+    "--spec.patch-size=1", "--no-plots", "--no-report",
 )  # fmt: skip
 limits = pytest.mark.skipif(
     sys.platform != "linux", reason="other systems do not hold to the limit"

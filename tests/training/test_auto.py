@@ -19,10 +19,10 @@ from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
 from vitkit.training.auto.auto import run_search
+from vitkit.training.auto.candidate_time import Throughput
 from vitkit.training.auto.context import SearchContext, make_context
 from vitkit.training.auto.results import CandidateResult
 from vitkit.training.auto.search import CandidateSearch, parse_budget
-from vitkit.training.auto.throughput import Throughput
 from vitkit.training.auto.training_candidates import (
     TrainingCandidate,
     TrainingOption,

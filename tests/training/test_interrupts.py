@@ -67,7 +67,7 @@ def test_a_probe_that_a_signal_stops_promises_nothing(tmp_path):
     with pytest.raises(Interrupted) as stop:
         vitkit.train(
             "digits", output=tmp_path / "probe", probe="linear", pretrained=weights,
-            metrics=[killing], quiet=True, device="cpu",
+            metrics=[killing], quiet=True, device="cpu", plots=False, report=False,
         )  # fmt: skip
     assert exit_code(stop.value) == 143
     assert str(stop.value) == f"stopped by SIGTERM; no state is saved in {tmp_path}/probe"

@@ -97,7 +97,7 @@ def test_a_killed_process_takes_all_with_it_and_any_number_goes_on(alone, tmp_pa
 COMMAND = [
     sys.executable, "-m", "vitkit", "train", "digits", "--recipe=digits", "--devices=2",
     "--batch-size=64", "--epochs=200", "--amp=off", "--device=cpu", "--save-every=5",
-    "--spec.depth=1", "--spec.width=32",
+    "--spec.depth=1", "--spec.width=32", "--no-plots", "--no-report",
 ]  # fmt: skip
 
 

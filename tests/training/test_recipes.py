@@ -190,8 +190,11 @@ def test_a_run_with_a_reference_result_says_what_to_expect(tmp_path):
     mine.write_text("recipe: digits\nepochs: 6\nwarmup_epochs: 1.0\n")
     assert reference_result(str(mine)) == reference_result("digits") is not None
     assert reference_result(str(tmp_path / "gone.yaml")) is None
-    run = vitkit.train("digits", recipe=str(mine), lr=2e-5,
-                       output=str(tmp_path / "run"), quiet=True, device="cpu").run  # fmt: skip
+    run = vitkit.train(
+        "digits", recipe=str(mine), lr=2e-5, max_steps=25, output=str(tmp_path / "run"),
+        quiet=True, device="cpu", log_examples=False, log_histograms=False, plots=False,
+        report=False,
+    ).run  # fmt: skip
     log = (run / "train.log").read_text()
     assert "reference runs of digits: test top-1" in log
     assert "behind the reference runs of digits" in log

@@ -12,6 +12,7 @@ from training.faulty import On, on
 from training.tiny_runs import STEPS, TINY, run
 
 import vitkit
+from vitkit.devices import seed_generators
 from vitkit.errors import (
     NonFiniteError,
 )
@@ -111,3 +112,12 @@ def test_out_of_memory_says_what_fitted(tmp_path):
     tried.clear()
     most = 32
     run(tmp_path / "four", small, grad_accum_steps=4, max_steps=1)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mtia"])
+def test_generators_of_every_kind_of_gpu_in_use_are_seeded(kind, monkeypatch):
+    seeds: list[int] = []
+    monkeypatch.setattr(getattr(torch, kind), "is_initialized", lambda: True)
+    monkeypatch.setattr(getattr(torch, kind), "manual_seed_all", seeds.append)
+    seed_generators(7)
+    assert seeds == [7]

@@ -16,7 +16,7 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit import cli
-from vitkit.data.loading.batch_transform import BatchTransform
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.plots.curves import draw_rate_search

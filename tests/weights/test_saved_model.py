@@ -297,3 +297,15 @@ def test_a_partial_file_names_what_is_left_out_and_missing(tmp_path: Path, model
         assert found.origin.left_out == ("further.weight",)
         assert found.origin.missing == ("head.bias",)
         assert torch.equal(found.head.weight, model.head.weight)
+
+
+def test_class_names_of_the_pretrained_weights_are_kept_with_their_head(tmp_path):
+    first = vitkit.ViT(SPEC)
+    preprocess = vitkit.Preprocess(image_size=16)
+    vitkit.save(tmp_path / "a.safetensors", first, preprocess=preprocess, classes=["x", "y", "z"])
+    model = vitkit.load(tmp_path / "a.safetensors").model
+    assert vitkit.load(vitkit.save(tmp_path / "b.safetensors", model)).classes == ("x", "y", "z")
+    path = vitkit.save(tmp_path / "c.safetensors", model, classes=["1", "2", "3"])
+    assert vitkit.load(path).classes == ("1", "2", "3")
+    model.reset_classifier(3)  # a new head has other classes
+    assert vitkit.load(vitkit.save(tmp_path / "d.safetensors", model)).classes == ()

@@ -82,7 +82,8 @@ def run(arguments: list[str]) -> int:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     if arguments[:1] == ["help"]:  # `help VERB` is `VERB --help`
-        arguments = [*arguments[1:2], "--help"]
+        wanted = "--help-all" if "--help-all" in arguments else "--help"
+        arguments = [*arguments[1:2], wanted]
     verb, *rest = arguments or ["--help"]
     try:
         _call(verb, rest)
@@ -133,13 +134,14 @@ def _call(verb: str, arguments: list[str]) -> None:
         near = did_you_mean(verb, [*VERBS, "help"])
         raise SettingError(f"there is no verb {verb!r}{near}; `vitkit --help` lists all")
     from vitkit.cli.parsing.command import command_of
-    from vitkit.cli.parsing.words import read_words, wants_help
+    from vitkit.cli.parsing.words import HELP_ALL, read_words, wants_help
 
     module = import_module(f"vitkit.cli.{verb}")
     if wants_help(arguments):
         from vitkit.cli.printing.help_text import help_text
 
-        _print(help_text(command_of(verb, module, arguments)))
+        command = command_of(verb, module, arguments)
+        _print(help_text(command, everything=HELP_ALL in arguments))
     elif hasattr(module, "describe"):  # it reads its arguments itself
         module.run(arguments)
     else:

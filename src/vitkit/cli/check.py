@@ -16,6 +16,8 @@ from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.data.checks.check import Report, check_dataset
+from vitkit.data.datasets.label_changes import read_label_changes
+from vitkit.data.datasets.relabelling import relabel as with_corrections
 from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
@@ -54,6 +56,7 @@ def check_command(
     data_root: str | None = None,
     ignore_extra_classes: bool = False,
     follow_links: bool = False,
+    relabel: Path | None = None,
     workers: int = 0,
 ) -> None:
     """Check every image before you train on it.
@@ -76,25 +79,31 @@ def check_command(
         data_root: folder of named datasets; for a CSV, the folder its paths are relative to.
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
+        relabel: a CSV file of corrected labels (path,old_class,new_class), as for train; the data
+            are checked with them, and stay as they are.
         workers: number of threads; 0 means one per core.
     """
     if output is not None:
         # before the images are read, which may take minutes
         inputs = files_of_data(data, output, REPORT_FILE, data_root=data_root)
         check_outputs([output], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+    changes = None if relabel is None else read_label_changes(relabel)
     dataset = open_dataset(
         data,
         data_root=data_root,
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
+    if changes is not None:
+        dataset = with_corrections(dataset, changes)
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
         report = check_dataset(dataset, workers=workers, advance=advance)
     _deliver(report, output, as_json=json)
     _refuse(report, strict=strict)
     if not json:  # a program reads the report alone
         choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
-        print_results(then=[("train", data, *flags(data_root=data_root, **choice))])
+        given = flags(data_root=data_root, relabel=relabel, **choice)
+        print_results(then=[("train", data, *given)])
 
 
 def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:

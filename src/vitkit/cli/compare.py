@@ -5,6 +5,7 @@ from __future__ import annotations
 import json as json_format
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
@@ -12,7 +13,7 @@ from tyro.conf import Positional
 
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.columns import align, fold, terminal_width
-from vitkit.cli.printing.next_steps import suggest
+from vitkit.cli.printing.next_steps import print_results, suggest
 from vitkit.messages import escape
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 SCORES = ("balanced_accuracy", "loss", "ece")
 """Scores of the table, beside top-1 with its interval."""
 
-
 EXAMPLES = (
     "vitkit compare runs/a runs/b  # on the test images of the data of both",
     "vitkit compare runs/a runs/b runs/c --split val  # on the validation images",
+    "vitkit compare runs/a runs/b --report  # also as a page, comparison.html",
     "vitkit compare timm.safetensors runs/b --data photos --json  # on other data, for a program",
 )
 
@@ -40,6 +41,9 @@ def compare_command(
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 0,
+    relabel: Path | None = None,
+    report: Path | None = None,
+    overwrite: bool = False,
     json: bool = False,
 ) -> None:
     """Test if one model is better than another on the same images, by McNemar's exact test.
@@ -54,6 +58,11 @@ def compare_command(
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
         workers: number of loader processes.
+        relabel: a CSV file of corrected labels, as for train.
+        report: also write a page with the models side by side: scores, curves, settings that
+            differ, classes. Without a name it is comparison.html.
+        overwrite: let --report replace any file that is not an input; default: only an earlier
+            comparison.
         json: print JSON.
     """
     # imported here: --help does not wait for torch
@@ -69,11 +78,16 @@ def compare_command(
         device=device,
         batch_size=batch_size,
         workers=workers,
+        relabel=relabel,
+        report=report,
+        overwrite=overwrite,
     )
     if json:
         sys.stdout.write(_json(comparison))
         return
     sys.stdout.write(_table(comparison))
+    if report is not None:
+        print_results(f"report: {report}")
     best = max(comparison.scores, key=lambda name: comparison.scores[name]["top1"])
     suggest(("summary", best))
 

@@ -49,12 +49,20 @@ def run(arguments: list[str]) -> None:
 def _all_verbs() -> Any:
     """Return the verbs as one type for tyro, with one subcommand each."""
     from vitkit.cli import VERBS
+    from vitkit.frozen import frozen
     from vitkit.training.config.train_config import TrainConfig
 
+    @frozen(raises=SettingError)
+    class Train(TrainConfig):
+        """Every setting of a run, and the flags of the verb that are none."""
+
+        prove_resume: bool = False
+        show_batch: bool = False
+        help_all: bool = False
+
     # the settings of a run are fields of a class; the other verbs are functions
-    settings = TrainConfig(data="")
-    train = tyro.conf.subcommand("train", prefix_name=False, default=settings)
-    verbs: list[Any] = [Annotated[TrainConfig, train]]
+    train = tyro.conf.subcommand("train", prefix_name=False, default=Train(data=""))
+    verbs: list[Any] = [Annotated[Train, train]]
     for verb in VERBS:
         if verb != "train":
             function = getattr(import_module(f"vitkit.cli.{verb}"), f"{verb}_command")

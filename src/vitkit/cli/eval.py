@@ -70,6 +70,7 @@ def eval_command(
     device: str = "auto",
     batch_size: int = 256,
     workers: int = 0,
+    relabel: Path | None = None,
     json: bool = False,
     confusion: Path | None = None,
     predictions: Path | None = None,
@@ -86,12 +87,11 @@ def eval_command(
         device: cpu, cuda, mps or auto.
         batch_size: images per batch.
         workers: number of loader processes.
+        relabel: a CSV file of corrected labels, as for train; the images stay as they are.
         json: print JSON, with every class, the confusion matrix and the 50 highest losses.
-        confusion: write the confusion matrix to this .png, .svg or .csv file; rows are true
-            classes.
+        confusion: .png, .svg or .csv file for the confusion matrix; rows are true classes.
         predictions: write a row for each image to this .csv file; loss_rank 1 has the highest loss.
-        overwrite: let --confusion and --predictions replace any existing file that is not an
-            input; default: only earlier results.
+        overwrite: let both replace any file that is not an input; default: only earlier results.
     """
     # imported here: --help does not wait for torch
     from vitkit.evaluation.evaluate import evaluate
@@ -99,9 +99,8 @@ def eval_command(
     refuse_images_first("eval", checkpoint, "DATA")
     # before the evaluation, which may take minutes
     for flag, path, kind in _outputs(confusion, predictions):
-        inputs = chain(
-            files_of_checkpoint(checkpoint), files_of_data(data, path, kind, data_root=data_root)
-        )
+        data_files = files_of_data(data, path, kind, data_root=data_root)
+        inputs = chain(files_of_checkpoint(checkpoint), data_files)
         check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
     evaluation = evaluate(
         checkpoint,
@@ -112,14 +111,20 @@ def eval_command(
         device=device,
         batch_size=batch_size,
         workers=workers,
+        relabel=relabel,
     )
     sys.stdout.write(_json(evaluation) if json else _table(evaluation))
     written = _write_files(evaluation, confusion, predictions, data)
     if not json:
-        print_results(*written)
-        if predictions is None:
-            given = flags(split=split, data_root=data_root, predictions="predictions.csv")
-            suggest(("eval", checkpoint, data, *given))
+        given = flags(split=split, data_root=data_root, relabel=relabel)
+        _print_end(written, predictions, checkpoint, data, *given)
+
+
+def _print_end(written: Iterable[str], predictions: Path | None, *words: str) -> None:
+    """Print which files were written, and the command that writes the predictions, if none did."""
+    print_results(*written)
+    if predictions is None:
+        suggest(("eval", *words, "--predictions", "predictions.csv"))
 
 
 def run(arguments: list[str]) -> None:
@@ -148,9 +153,19 @@ def _outputs(
 
 
 def _write_files(
-    evaluation: Evaluation, confusion: Path | None, predictions: Path | None, data: str
+    evaluation: Evaluation,
+    confusion: Path | None,
+    predictions: Path | None,
+    data: str,
 ) -> list[str]:
-    """Write the files that were asked for; return a line on each."""
+    """Write the files that were asked for; return a line on each.
+
+    Args:
+        evaluation: the scores and predictions.
+        confusion: file of the confusion matrix.
+        predictions: file of the predictions.
+        data: as named.
+    """
     written = []
     # first the table: a figure of very many classes is refused
     if predictions is not None:
@@ -158,7 +173,8 @@ def _write_files(
         count = int(evaluation["images"])
         written.append(f"predictions: {predictions}, {plural(count, 'row')}")
     if confusion is not None:
-        write_bytes(confusion, _confusion(evaluation, confusion, data))
+        title = f"{data}, {evaluation.split_name} split"
+        write_bytes(confusion, _confusion(evaluation, confusion, title))
         written.append(f"confusion matrix: {confusion}")
     return written
 
@@ -177,6 +193,7 @@ def _json(evaluation: Evaluation) -> str:
         )
     document = {
         **evaluation,
+        "split": evaluation.split_name,
         "per_class": classes,
         "classes_without_images": evaluation.without_images,
         "confusion": evaluation.confusion.tolist(),
@@ -191,7 +208,7 @@ def _csv(rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
+def _confusion(evaluation: Evaluation, path: Path, title: str) -> bytes:
     """Return the content of the confusion matrix's file, by its ending."""
     classes = evaluation.classes
     if path.suffix.lower() == ".csv":
@@ -208,7 +225,7 @@ def _confusion(evaluation: Evaluation, path: Path, data: str) -> bytes:
     from vitkit.plots.confusion import draw_confusion
     from vitkit.plots.figure import encode_png, encode_svg
 
-    figure = draw_confusion(evaluation.confusion, classes, data)
+    figure = draw_confusion(evaluation.confusion, classes, title)
     if path.suffix.lower() == ".svg":
         return encode_svg(figure, software=WRITER)
     return encode_png(figure, software=WRITER)
@@ -228,6 +245,8 @@ def _table(evaluation: Evaluation) -> str:
             notes.append(f"95 %: {low:.4f} to {high:.4f}")
         if f"calibrated_{name}" in evaluation:
             notes.append(f"calibrated: {evaluation[f'calibrated_{name}']:.4f}")
+        if name == "images":
+            notes.append(f"{evaluation.split_name} split")
         shown = str(value) if isinstance(value, int) else f"{value:.4f}"
         scores.append([name, shown, ", ".join(notes)])
     width = terminal_width()

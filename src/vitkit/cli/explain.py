@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path, PurePath
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import tyro
@@ -12,34 +13,38 @@ from tyro.conf import Positional
 
 from vitkit.cli.explaining.checkpoint import load_on_device
 from vitkit.cli.explaining.model import draw_what_was_learned, refuse_without_effect
-from vitkit.cli.images import UsableImages, files_of_checkpoint, find_files, refuse_images_first
+from vitkit.cli.explaining.options import ALL, named_as_options, options_of, read_options
+from vitkit.cli.explaining.outputs import check_files, check_one_file, explanation_files, is_file
+from vitkit.cli.images import (
+    StreamedImages,
+    files_of_checkpoint,
+    find_arguments,
+    refuse_images_first,
+)
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.next_steps import flags, print_results
-from vitkit.errors import ImageError, SettingError
-from vitkit.explaining.choice import find_method, method_options
+from vitkit.errors import SettingError
 from vitkit.explaining.methods import METHODS
-from vitkit.messages import escape, plural
+from vitkit.messages import plural
 
 if TYPE_CHECKING:
-    from vitkit.explaining.explanation import Explanation
+    from vitkit.cli.explaining.images import ExplainedImages, Reports
     from vitkit.explaining.files import ExplanationFiles
-    from vitkit.explaining.truth_of_images import TruthOfImages
-    from vitkit.weights.checkpoint import Checkpoint
+    from vitkit.prediction.image_list import ImageList
 
     MethodName: TypeAlias = str
 else:
     # the registry's names, which the help and the check of a value read
     MethodName = Literal[(*METHODS, "all")]
 
-ALL = "all"
-"""The word for every method of the registry."""
-
+DEFAULT_OUTPUT = "explanations"
 EXAMPLES = (
-    "vitkit explain runs/photos-vit-1 cat.jpg  # where the last layer looks",
-    "vitkit explain runs/photos-vit-1 cat.jpg --layer 0 --head 2 --output first",
+    "vitkit explain runs/photos-vit-1 cat.jpg  # which patches speak for the class",
+    "vitkit explain runs/photos-vit-1 cat.jpg --layer 0 --head 2 --output first.png",
     "vitkit explain runs/photos-vit-1 cat.jpg --method all  # every method, and a page of them",
+    "vitkit explain runs/photos-vit-1 cat.jpg --method rollout --animate  # layer by layer, as GIF",
     "vitkit explain runs/photos-vit-1 photos/cat --truth  # how far the maps may be trusted",
-    "vitkit explain model.safetensors photos/cat  # every image of a folder",
+    "vitkit explain model.safetensors mnist --split test  # every image of a dataset",
     "vitkit explain runs/photos-vit-1 photos --model  # filters, positions, attention over depth",
 )
 
@@ -49,15 +54,19 @@ def explain_command(
     images: Positional[tuple[str, ...]] = (),
     *,
     model: bool = False,
-    method: MethodName = "attention",
+    method: MethodName | None = None,
     class_name: Annotated[str | None, tyro.conf.arg(aliases=("--class",))] = None,
     layer: int | None = None,
     head: int | None = None,
     option: tuple[str, ...] = (),
     sheet: bool = False,
+    animate: bool = False,
     truth: bool = False,
-    output: str = "explanations",
+    test_time_registers: bool = False,
+    output: str = DEFAULT_OUTPUT,
     format: Literal["png", "svg"] = "png",
+    split: str | None = None,
+    data_root: str | None = None,
     overwrite: bool = False,
     device: str = "auto",
     strict: bool = False,
@@ -65,191 +74,173 @@ def explain_command(
     """Show what a model looks at: each image beside its heat map, as a PNG or SVG file.
 
     With --method all, each image gets a folder with the maps of every method that the model can
-    carry, and index.html shows them. An image that cannot be used is named on stderr and left out;
-    the others are explained, and the exit code is 2 at the end.
+    carry, and index.html shows them. Images that cannot be used are named; the exit code is then 2.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
-        images: files, folders, quoted patterns ('photos/**/*.png'), or - (reads paths from the
-            standard input).
-        model: show what the model has learned, on all IMAGES together: filters, positions, and
-            attention over depth. IMAGES may also be datasets, or be left out.
-        method: the method that computes the heat map, or all.
-        class_name: the class to explain, by its name or number; default the predicted class of
-            each image. Some maps are the same for every class, and say so.
+        images: files, folders, quoted patterns ('photos/**/*.png'), http(s) addresses, - (reads
+            paths from the standard input), or datasets (list.csv, x.parquet, 'wds:*.tar', mnist).
+        model: draw what the model has learned, on all IMAGES together; they may be left out.
+        method: the method that computes the heat map, or all; default libragrad, attention where a
+            layer or a head is chosen, rollout where the model has no head.
+        class_name: the class to explain, by its name or number; default the predicted class.
         layer: encoder block, from 0; negative numbers count from the end; default the method's own.
         head: attention head, from 0; default the mean of all heads.
         option: further options of the method, such as steps=20.
         sheet: also draw the attention of all layers and heads, in the folder heads of the output.
-        truth: measure how far the maps may be trusted; print it, and write truth.json. Default: of
-            small models only the score of each map.
-        output: folder for the files.
-        format: png or svg, of the figures.
-        overwrite: replace any existing file that is not an input; default: only earlier
-            explanations.
+        animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
+        truth: measure how far the maps may be trusted; print it, and write truth.json.
+        test_time_registers: move high norms to an extra token; count them in registers.json.
+        output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
+        format: png or svg, of the figures in a folder.
+        split: train, val or test: only this split of datasets and of folders with class folders.
+        data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
+        overwrite: replace any file that is not an input; default: only earlier explanations.
         device: cpu, cuda, mps or auto.
         strict: stop at the first image that cannot be used.
     """
+    given = _Given(**locals())
     if model:
-        others = {"class": class_name, "layer": layer, "head": head, "truth": truth}
-        refuse_without_effect(method, format, **others, option=option, sheet=sheet)
-        draw_what_was_learned(checkpoint, images, output, overwrite, device, strict)
-        return
-    options = _options(method, {"layer": layer, "head": head, **_pairs(option)})
-    usable = _find_usable(checkpoint, images, strict)
-    files, truths = _outputs(
-        checkpoint, usable, method, options, Path(output), format, sheet, truth, overwrite
-    )
-    methods = [*METHODS] if method == ALL else [method]
-    loaded = load_on_device(checkpoint, class_name, device)
-    _explain(loaded, checkpoint, usable, files, class_name, (methods, options, truths))
+        _explain_model(given)
+    else:
+        _explain_images(given)
 
 
-def _find_usable(checkpoint: str, images: tuple[str, ...], strict: bool) -> UsableImages:
-    """Return the images to explain; `SettingError` where none are named."""
-    if not images:
-        raise SettingError(
-            "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
+@dataclass(frozen=True, kw_only=True)
+class _Given:
+    """The arguments of `explain_command`."""
+
+    checkpoint: str
+    images: tuple[str, ...]
+    model: bool
+    method: str | None
+    class_name: str | None
+    layer: int | None
+    head: int | None
+    option: tuple[str, ...]
+    sheet: bool
+    animate: bool
+    truth: bool
+    test_time_registers: bool
+    output: str
+    format: str
+    split: str | None
+    data_root: str | None
+    overwrite: bool
+    device: str
+    strict: bool
+
+    def find(self, expected: str) -> ImageList:
+        """Find the images; `expected` stands for them in a message."""
+        refuse_images_first("explain", self.checkpoint, expected)
+        return find_arguments(
+            self.images, split=self.split, data_root=self.data_root, strict=self.strict
         )
-    refuse_images_first("explain", checkpoint, "IMAGES")
-    return UsableImages(find_files(images), strict=strict)
+
+    @property
+    def extras(self) -> dict[str, bool]:
+        """Flag -> whether it was given, of those that write further files."""
+        return {
+            "sheet": self.sheet,
+            "animate": self.animate,
+            "truth": self.truth,
+            "test-time-registers": self.test_time_registers,
+        }
 
 
-def _outputs(
-    checkpoint: str,
-    usable: UsableImages,
-    method: str,
-    options: dict[str, object],
-    output: Path,
-    format: str,
+def _explain_model(given: _Given) -> None:
+    others: dict[str, object] = {"class": given.class_name, "layer": given.layer}
+    others |= {"head": given.head, "method": given.method, "option": given.option}
+    refuse_without_effect({**others, "format": given.format != "png", **given.extras})
+    found = given.find("--model IMAGES") if given.images else None
+    draw_what_was_learned(
+        given.checkpoint, found, given.output, given.overwrite, given.device, given.strict
+    )
+
+
+def _explain_images(given: _Given) -> None:
+    checkpoint, method, output = given.checkpoint, given.method, given.output
+    extra = read_options(given.option)
+    with named_as_options(extra):
+        options = options_of(method, {"layer": given.layer, "head": given.head, **extra})
+        if not given.images:
+            raise SettingError(
+                "IMAGES is missing; expected: vitkit explain CHECKPOINT IMAGES ... [flags]"
+            )
+        found = given.find("IMAGES")
+        if is_file(output):
+            check_one_file(output, method, given.format, found.total, given.extras)
+        files = _files(output, method, options, f".{given.format}", given.sheet, given.animate)
+        inputs = files_of_checkpoint(checkpoint)
+        check_files(files, found, inputs, overwrite=given.overwrite)
+        reports = _reports(output, [*found.files(), *inputs], given.extras, given.overwrite)
+        explained = _explained(
+            checkpoint, StreamedImages(found, strict=given.strict, outputs={}), files, reports,
+            given.class_name, given.device,
+        )  # fmt: skip
+        explained.write([*METHODS] if method == ALL else [method], options)
+    _print_end(checkpoint, explained, given.class_name)
+
+
+def _files(
+    output: str,
+    method: str | None,
+    options: Mapping[str, object],
+    ending: str,
     sheet: bool,
-    truth: bool,
-    overwrite: bool,
-) -> tuple[ExplanationFiles, list[Path]]:
-    """Return the files to write, checked: those of the images, and that of the truth if asked."""
+    animate: bool,
+) -> ExplanationFiles:
     # imported here: --help and wrong paths do not wait for torch
-    from vitkit.explaining.files import every_file
+    from vitkit.explaining.files import Figures
+
+    return explanation_files(output, method, options, Figures(ending, sheet, animate))
+
+
+def _reports(
+    output: str, inputs: list[Path], wanted: Mapping[str, bool], overwrite: bool
+) -> Reports:
+    """Return the files about all images, checked; None for those that are not wanted."""
+    from vitkit.cli.explaining.images import Reports
+    from vitkit.cli.explaining.registers import registers_file
     from vitkit.explaining.truth_of_images import truth_file
 
-    names = [PurePath(image.name) for image in usable.paths]
-    of_one = None if method == ALL else method
-    files = every_file(output, names, f".{format}", method=of_one, options=options, sheets=sheet)
-    inputs = [*usable.paths, *files_of_checkpoint(checkpoint)]
-    files.check(inputs, overwrite=overwrite)
-    return files, [truth_file(output, inputs, overwrite=overwrite)] if truth else []
-
-
-def _explain(
-    loaded: Checkpoint,
-    checkpoint: str,
-    usable: UsableImages,
-    files: ExplanationFiles,
-    class_name: str | None,
-    truth: tuple[list[str], dict[str, object], list[Path]],
-) -> None:
-    """Explain the images, write their files, and print a line for each.
-
-    `truth` is the methods, their options, and the file of the truth report, if it is wanted.
-    """
-    from vitkit.explaining.truth_of_images import TruthOfImages
-
-    methods, options, truths = truth
-    found = TruthOfImages(loaded, methods, options) if truths else None
-
-    explained = _explained(loaded, usable.paths, class_name, files, found)
-    for image, (explanation, path) in usable.with_outputs(explained):
-        _print_line(image, explanation, path)
-        if len(methods) == 1 and explanation.truth is not None:  # of all methods, the page has it
-            sys.stdout.write(f"  {explanation.truth.line}\n")
-    for name, reason in files.refused.items():
-        sys.stderr.write(f"vitkit: {name} is left out: {reason}\n")
-    for path in truths:
-        _print_truth(found, files.refused, path)
-    place = files.finish(f"What {checkpoint} looks at")
-    done = len(usable.paths) - usable.broken
-    if place == files.folder:
-        every = flags(method=ALL, class_name=class_name, output=f"{place}-{ALL}")
-        then = [("explain", checkpoint, str(usable.paths[0]), *every)]
-        print_results(f"{plural(done, 'explanation')} in {place}", then=then)
-    else:
-        print_results(f"{plural(done, 'image')} in {place}")
-    usable.refuse_broken()
+    folder, truth, registers = Path(output), None, None
+    if wanted["truth"]:
+        truth = truth_file(folder, inputs, overwrite=overwrite)
+    if wanted["test-time-registers"]:
+        registers = registers_file(folder, inputs, overwrite=overwrite)
+    return Reports(truth, registers)
 
 
 def _explained(
-    checkpoint: Checkpoint,
-    images: Sequence[Path],
-    class_name: str | None,
+    checkpoint: str,
+    images: StreamedImages,
     files: ExplanationFiles,
-    truth: TruthOfImages | None,
-) -> Iterator[tuple[Explanation, Path] | ImageError]:
-    """Yield the explanation of each image and the place of its files, or the error instead."""
-    from vitkit.explaining.explain import ImageExplainer
-    from vitkit.prediction.images import read_any_image
+    reports: Reports,
+    class_name: str | None,
+    device: str,
+) -> ExplainedImages:
+    from vitkit.cli.explaining.images import ExplainedImages
 
-    for number, image in enumerate(images):
-        try:
-            pixels = read_any_image(image)
-        except ImageError as error:
-            yield error
-            continue
-        explainer = ImageExplainer(
-            checkpoint, pixels, class_name, truth=None if truth is None else True
-        )
-        yield files.save(number, explainer)
-        if truth is not None:
-            truth.add(str(image), explainer)
+    loaded = load_on_device(checkpoint, class_name, device)
+    return ExplainedImages(loaded, images, files, reports, class_name)
 
 
-def _print_truth(truth: TruthOfImages | None, refused: Mapping[str, str], path: Path) -> None:
-    """Measure the methods over all images, print the lines, and write the file."""
-    if truth is not None and truth.count:
-        for line in truth.lines(refused):
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()  # the next method may take a while
-        truth.write(path)
-
-
-def _pairs(words: tuple[str, ...]) -> dict[str, object]:
-    """Return the options written `NAME=VALUE`; values are numbers where they can be."""
-    pairs: dict[str, object] = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not value:
-            raise SettingError(f"--option {word}: expected NAME=VALUE, such as steps=20")
-        pairs[name.replace("-", "_")] = _number(value)
-    return pairs
-
-
-def _number(value: str) -> object:
-    for kind in (int, float):
-        try:
-            return kind(value)
-        except ValueError:
-            continue
-    return value
-
-
-def _options(method: str, options: dict[str, object]) -> dict[str, object]:
-    """Return the options that were set; `SettingError` for one that no chosen method has."""
-    if method != ALL:
-        return method_options(find_method(method), options)
-    for name, value in options.items():
-        if value is not None and not any(name in other.options for other in METHODS.values()):
-            known = sorted({option for other in METHODS.values() for option in other.options})
-            expected = f"no method has this option; options are {', '.join(known)}"
-            raise SettingError.about(name, value, expected)
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _print_line(image: Path, explanation: Explanation, path: Path) -> None:
-    prediction = ""
-    if explanation.label:
-        prediction = f"{escape(explanation.label)} {explanation.probability:.3f} "
-    sys.stdout.write(f"{escape(image)}: {prediction}-> {escape(path)}\n")
+def _print_end(checkpoint: str, explained: ExplainedImages, class_name: str | None) -> None:
+    """Write the page, and print where the files are and what comes next."""
+    images, files = explained.images, explained.files
+    place = files.finish(f"What {checkpoint} looks at")
+    noun = "image" if place.suffix == ".html" else "explanation"
+    then = []
+    if noun == "explanation" and os.path.isfile(explained.example):
+        folder = DEFAULT_OUTPUT if place != files.folder else place
+        every = flags(method=ALL, class_name=class_name, output=f"{folder}-{ALL}")
+        then = [("explain", checkpoint, explained.example, *every)]
+    print_results(f"{plural(images.count - images.broken, noun)} in {place}", then=then)
+    images.refuse_broken()
 
 
 def run(arguments: list[str]) -> None:
     """Parse the arguments and explain."""
-    with as_flags("layer", "head", "class_name"):
+    with as_flags("layer", "head", "class_name", "split"):
         tyro.cli(explain_command, args=arguments, prog="vitkit explain")

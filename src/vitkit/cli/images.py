@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,21 +14,31 @@ from vitkit.data.images.file_types import IMAGE_ENDINGS
 from vitkit.errors import CheckpointError, DataError, ImageError
 from vitkit.io.progress import progress_bar
 from vitkit.io.results import FileId, ResultKind, file_id, refused_input
-from vitkit.messages import escape
+from vitkit.messages import plural
 from vitkit.prediction.find import STDIN, find_images
 from vitkit.prediction.image_list import ImageList
-from vitkit.prediction.images import FileImage, FoundImage
+from vitkit.prediction.images import FoundImage
 
-AnyImage = TypeVar("AnyImage")
 ImageOutput = TypeVar("ImageOutput")
 
 
 def find_arguments(
-    arguments: Iterable[str], *, split: str | None = None, data_root: str | None = None
+    arguments: Iterable[str],
+    *,
+    split: str | None = None,
+    data_root: str | None = None,
+    strict: bool = False,
 ) -> ImageList:
     """Find the images that arguments name, as `vitkit.find_images`; print its warnings.
 
-    `-` stands for paths on the standard input.
+    `-` stands for paths on the standard input. A missing image among others is found, and broken,
+    unless `strict`.
+
+    Args:
+        arguments: the names.
+        split: as for `find_images`.
+        data_root: as for `find_images`.
+        strict: a missing image among others ends the command.
 
     Raises:
         DataError: nothing found, or a standard input that no paths can come from.
@@ -39,24 +49,11 @@ def find_arguments(
         split=split,
         data_root=data_root,
         stdin=_open_stdin() if STDIN in names else None,
+        missing_ok=not strict,
     )
     for warning in images.warnings:
         sys.stderr.write(f"vitkit: {warning}\n")
     return images
-
-
-def find_files(arguments: Iterable[str]) -> list[Path]:
-    """Return image files: those named, and those of folders, patterns and the standard input.
-
-    Raises:
-        DataError: as for `find_arguments`; or an address or a dataset.
-    """
-    paths: list[Path] = []
-    for image in find_arguments(arguments):
-        if not isinstance(image, FileImage):
-            raise DataError(f"{escape(image.name)}: expected an image file, a folder or a pattern")
-        paths.append(Path(image))
-    return paths
 
 
 def _open_stdin() -> int:
@@ -151,76 +148,7 @@ def _is_image_folder(folder: Path) -> bool:
     return any(path.suffix.lower() in IMAGE_ENDINGS for path in inside)
 
 
-class _Usable:
-    """Images of which those that cannot be used are named on stderr and counted.
-
-    Args:
-        total: how many images there are; None if unknown.
-        strict: stop at the first broken image.
-    """
-
-    def __init__(self, total: int | None, *, strict: bool) -> None:
-        self.total = total
-        self.strict = strict
-        self.count = 0
-        self.broken = 0
-
-    def _usable(
-        self, outputs: Iterable[tuple[AnyImage, ImageOutput | ImageError]]
-    ) -> Iterator[tuple[AnyImage, ImageOutput]]:
-        """Yield the images that could be used with their outputs.
-
-        Raises:
-            ImageError: a broken image, if `strict`, or if it is the only one.
-            DataError: none of them could be used.
-        """
-        with progress_bar(self.total) as advance:
-            for image, output in outputs:
-                advance(1)
-                self.count += 1
-                if not isinstance(output, ImageError):
-                    yield image, output
-                    continue
-                # the error of a single image is the error of the command
-                if self.strict or self.total == 1:
-                    raise output
-                sys.stderr.write(f"vitkit: {output}\n")
-                self.broken += 1
-        # otherwise the outputs would be an empty file
-        if self.broken == self.count:
-            raise DataError(
-                f"none of the {self.broken:,} images could be used; the reasons are above"
-            )
-
-    def refuse_broken(self) -> None:
-        """Raise `DataError` if an image could not be used."""
-        if self.broken:
-            raise DataError(
-                f"{self.broken:,} of {self.count:,} images could not be used, for the reasons "
-                "above; the others were processed"
-            )
-
-
-class UsableImages(_Usable):
-    """Image files with their outputs; broken ones are named on stderr and counted.
-
-    Args:
-        paths: all images.
-        strict: stop at the first broken image.
-    """
-
-    def __init__(self, paths: Sequence[Path], *, strict: bool) -> None:
-        super().__init__(len(paths), strict=strict)
-        self.paths = paths
-
-    def with_outputs(
-        self, outputs: Iterable[ImageOutput | ImageError]
-    ) -> Iterator[tuple[Path, ImageOutput]]:
-        """Yield the images that could be used with their outputs; errors as for `_usable`."""
-        return self._usable(zip(self.paths, outputs, strict=True))
-
-
-class StreamedImages(_Usable):
+class StreamedImages:
     """Found images that are read once, with their outputs; broken ones are named and counted.
 
     Iterating hands them to a predictor; only those without an output yet are kept.
@@ -235,7 +163,10 @@ class StreamedImages(_Usable):
     def __init__(
         self, images: ImageList, *, strict: bool, outputs: Mapping[str, Path | None]
     ) -> None:
-        super().__init__(images.total, strict=strict)
+        self.total = images.total
+        self.strict = strict
+        self.count = 0
+        self.broken = 0
         self._images = images
         self._sent: deque[FoundImage] = deque()
         self._outputs: dict[FileId, tuple[Path, str]] = {}
@@ -258,5 +189,33 @@ class StreamedImages(_Usable):
     def with_outputs(
         self, outputs: Iterable[ImageOutput | ImageError]
     ) -> Iterator[tuple[FoundImage, ImageOutput]]:
-        """Yield the images that could be used with their outputs; errors as for `_usable`."""
-        return self._usable((self._sent.popleft(), output) for output in outputs)
+        """Yield the images that could be used with their outputs.
+
+        Raises:
+            ImageError: a broken image, if `strict`, or if it is the only one.
+            DataError: none of them could be used.
+        """
+        with progress_bar(self.total) as advance:
+            for output in outputs:
+                image = self._sent.popleft()
+                advance(1)
+                self.count += 1
+                if not isinstance(output, ImageError):
+                    yield image, output
+                    continue
+                # the error of a single image is the error of the command
+                if self.strict or self.total == 1:
+                    raise output
+                sys.stderr.write(f"vitkit: {output}\n")
+                self.broken += 1
+        # otherwise the outputs would be an empty file
+        if self.broken == self.count:
+            raise DataError("none of the images could be used; the reasons are above")
+
+    def refuse_broken(self) -> None:
+        """Raise `DataError` if an image could not be used."""
+        if self.broken:
+            raise DataError(
+                f"{self.broken:,} of {plural(self.count, 'image')} could not be used, for the "
+                "reasons above; the others were processed"
+            )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import csv as csv_format
 import itertools
-import json as json_format
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import tyro
 from tyro.conf import Positional
@@ -25,8 +24,8 @@ from vitkit.cli.images import (
 )
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.next_steps import flags
+from vitkit.cli.printing.predictions import Write, print_json, print_table
 from vitkit.io.atomic import replacing
-from vitkit.io.progress import discard_stdout
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
 from vitkit.messages import escape, plural
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from vitkit.prediction.predictor import Prediction
     from vitkit.weights.checkpoint import Checkpoint
 
-Write: TypeAlias = "Callable[[FoundImage, Prediction], object]"
 CSV_HEADER = ("image", "rank", "label", "probability")
 LABELLED_HEADER = (*CSV_HEADER, "true_label")
 CSV_FILE = csv_result("a table of predictions", CSV_HEADER, LABELLED_HEADER)
@@ -68,9 +66,10 @@ def predict_command(
 ) -> None:
     """Classify images with a checkpoint, most probable class first.
 
-    Each line is printed as soon as its batch is computed. An image that cannot be used is named on
-    stderr and left out; the others are predicted, and the exit code is 2 at the end. Of a dataset,
-    the number of right predictions is printed at the end.
+    Each image is printed as soon as its batch is computed: on a terminal as rows of a table with
+    bars, without the classes that round to 0.0 %; elsewhere as one line. An image that is missing
+    or cannot be used is named on stderr and left out; the others are predicted, and the exit code
+    is 2 at the end. Of a dataset, the number of right predictions is printed at the end.
 
     Args:
         checkpoint: a run folder (its best weights), or a checkpoint of any known format.
@@ -83,12 +82,12 @@ def predict_command(
         csv: write this .csv file; without --json, nothing is printed then. Images of a dataset have
             their class in the column true_label.
         save_images: write each image with its predicted classes and their probabilities as a PNG
-            file in this folder.
+            file in this folder, in folders like those of the images if these come from several.
         split: train, val or test: only this split of datasets and of folders with class folders.
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         overwrite: let --csv and --save-images replace any existing file that is not an input;
             default: --csv replaces only earlier predictions, --save-images nothing.
-        strict: stop at the first image that cannot be used, and write no CSV.
+        strict: stop at the first image that is missing or cannot be used, and write no CSV.
         allow_partial: accept weights with unknown or missing tensors: leave out the unknown ones,
             initialise the missing ones at random, and list both.
     """
@@ -97,7 +96,7 @@ def predict_command(
     named = [*map(Path, images), *files_of_checkpoint(checkpoint)]
     # first by the names alone: opening a large dataset takes time
     outputs.check_table(named)
-    found = find_arguments(images, split=split, data_root=data_root)
+    found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
     # imported here: --help and wrong paths do not wait for torch
     from vitkit.prediction.predictor import Predictor
@@ -117,57 +116,8 @@ def run(arguments: list[str]) -> None:
         tyro.cli(predict_command, args=arguments, prog="vitkit predict")
 
 
-def _print(text: str, *, goes_on: bool) -> None:
-    """Print at once.
-
-    Args:
-        text: to print.
-        goes_on: print no more when the reader has left (`| head`), instead of raising
-            `BrokenPipeError`.
-    """
-    try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        if not goes_on:
-            raise
-        discard_stdout()
-
-
-def _print_line(image: FoundImage, prediction: Prediction, *, goes_on: bool) -> None:
-    classes = ", ".join(f"{escape(label)} {p:.3f}" for label, p in prediction.top)
-    _print(f"{escape(image.name)}: {classes}\n", goes_on=goes_on)
-
-
 @contextmanager
-def _json(*, goes_on: bool) -> Iterator[Write]:
-    """Print a JSON list, an entry at a time; `goes_on` as for `_print`.
-
-    Names of files are exact: a byte that is not UTF-8 is a lone surrogate, as for `os.fsencode`.
-    """
-    # a list is open until the last image, as entries are printed one by one
-    separator = "[\n  "
-
-    def write(image: FoundImage, prediction: Prediction) -> None:
-        nonlocal separator
-        row: dict[str, Any] = {
-            "image": image.name,
-            "label": prediction.label,
-            "probability": prediction.probability,
-            "top": [{"label": label, "probability": p} for label, p in prediction.top],
-        }
-        if image.label:
-            row["true_label"] = image.label
-        entry = json_format.dumps(row, indent=2).replace("\n", "\n  ")
-        _print(separator + entry, goes_on=goes_on)
-        separator = ",\n  "
-
-    yield write
-    _print("\n]\n", goes_on=goes_on)
-
-
-@contextmanager
-def _csv(path: Path, *, has_labels: bool) -> Iterator[Write]:
+def _csv(path: Path, has_labels: bool) -> Iterator[Write]:
     """Write a CSV file, a row at a time; it takes its name when all are done."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv_format.writer(file, lineterminator="\n")
@@ -284,7 +234,7 @@ class _Outputs:
 
         answers = RightAnswers(match_labels(checkpoint, images.classes))
         count = 0
-        with self._writers(answers, has_labels=bool(images.classes)) as writers:
+        with self._writers(answers, checkpoint, images) as writers:
             for image, prediction in predictions:
                 count += 1
                 answers.add(image, prediction.label)
@@ -303,16 +253,20 @@ class _Outputs:
         sys.stderr.writelines(f"{line}\n" for line in lines)
 
     @contextmanager
-    def _writers(self, answers: RightAnswers, *, has_labels: bool) -> Iterator[list[Write]]:
+    def _writers(
+        self, answers: RightAnswers, checkpoint: Checkpoint, images: ImageList
+    ) -> Iterator[list[Write]]:
         # files are written to their end, whether or not what is printed is read
         goes_on = self.table is not None or self._folder is not None
         with ExitStack() as stack:
             writers: list[Write] = []
             if self.table is not None:
-                writers.append(stack.enter_context(_csv(self.table, has_labels=has_labels)))
+                writers.append(stack.enter_context(_csv(self.table, bool(images.classes))))
             if self._as_json:
-                writers.append(stack.enter_context(_json(goes_on=goes_on)))
-            writers = writers or [partial(_print_line, goes_on=goes_on)]
+                writers.append(stack.enter_context(print_json(goes_on=goes_on)))
+            if not writers:
+                table = print_table(images, checkpoint.classes, goes_on=goes_on)
+                writers.append(stack.enter_context(table))
             if self._drawings is not None:
                 writers.append(partial(self._drawings.save, answers))
             yield writers

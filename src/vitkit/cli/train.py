@@ -13,7 +13,8 @@ import tyro
 from vitkit.cli.parsing.argument import Argument
 from vitkit.cli.parsing.command import Command, Group, describe_settings
 from vitkit.cli.parsing.fields import SPEC, as_flags, take_fields
-from vitkit.cli.parsing.words import Words, read_flags, wants_help
+from vitkit.cli.parsing.words import HELP, Words, read_flags, wants_help
+from vitkit.cli.printing.batch_figure import BATCH_FIGURE, write_batch_figure
 from vitkit.cli.printing.next_steps import flags, print_results
 from vitkit.errors import SettingError, VitkitError
 from vitkit.training.config.field_types import Settings
@@ -50,8 +51,47 @@ PROVE_RESUME = Argument(
     help="Train nothing: one run is killed and resumed, another one is not, and both must end with "
     "the same bits.",
 )
+SHOW_BATCH = Argument(
+    name="show_batch",
+    flags=("--show-batch",),
+    kind=bool,
+    default=False,
+    help=f"Train nothing: draw the first training batch, augmented as the model gets it, in "
+    f"{BATCH_FIGURE}.",
+)
+COMMON = (
+    "data",
+    "data_root",
+    "model",
+    "img_size",
+    "pretrained",
+    "recipe",
+    "output",
+    "resume",
+    "auto",
+    "budget",
+    "epochs",
+    "batch_size",
+    "lr",
+    "opt",
+    "weight_decay",
+    "aa",
+    "mixup",
+    "freeze",
+    "patience",
+    "device",
+    "devices",
+    "workers",
+    "seed",
+    SHOW_BATCH.name,
+)
+"""Arguments of the short help: those that beginners need, and that tutorials of other programs
+begin with."""
+OF_THE_VERB = (PROVE_RESUME.name, SHOW_BATCH.name)
+"""Flags that are no settings of a run."""
 EXAMPLES = (
     "vitkit train photos  # a folder with one folder of images per class",
+    "vitkit train photos --show-batch  # look at the images that it will train on",
     "vitkit train photos --auto --budget 10m  # try several ways, within ten minutes",
     "vitkit train digits --recipe digits --epochs 20  # a recipe, and one change to it",
     "vitkit train --resume runs/photos-vit-1  # continue a stopped run",
@@ -62,7 +102,7 @@ def describe(arguments: Sequence[str] = ()) -> Command:
     """Describe the verb; the recipe in the arguments decides the defaults of the help."""
     base = TrainConfig(data="")
     if wants_help(arguments):
-        words = [word for word in arguments if word not in ("-h", "--help")]
+        words = [word for word in arguments if word not in HELP]
         read = read_flags(_command(base), words)
         base = TrainConfig(**layered(recipe_settings(read.last("recipe")), {"data": ""}))
     return _command(base)
@@ -70,11 +110,17 @@ def describe(arguments: Sequence[str] = ()) -> Command:
 
 def _command(base: TrainConfig) -> Command:
     groups = [Group(title="arguments", arguments=(DATA,))]
-    extra = {"model": (FIELDS,), "run": (PROVE_RESUME,)}
+    extra = {"model": (FIELDS,), "run": (PROVE_RESUME, SHOW_BATCH)}
     for group in describe_settings(SECTIONS, base):
         arguments = (*group.arguments, *extra.get(group.title, ()))
         groups.append(Group(title=group.title, arguments=arguments))
-    return Command(verb="train", description=DESCRIPTION, groups=tuple(groups), examples=EXAMPLES)
+    return Command(
+        verb="train",
+        description=DESCRIPTION,
+        groups=tuple(groups),
+        examples=EXAMPLES,
+        common=COMMON,
+    )
 
 
 def run(arguments: list[str]) -> None:
@@ -88,11 +134,14 @@ def run(arguments: list[str]) -> None:
         from vitkit.training.resume import resumed_settings
 
         stored = resumed_settings(resume, words.last("output"), recipe)
-    words_of_run, spec = take_fields(words.flag_words("prove_resume"))
+    words_of_run, spec = take_fields(words.flag_words(*OF_THE_VERB))
     data = _data(words, stored)
     config = _configured(data, words_of_run, spec, (stored, recipe), words)
     with as_flags(*spec, group="spec."):
-        _begin(config, prove=words.last("prove_resume") == "True")
+        if words.last("show_batch") == "True":
+            write_batch_figure(config)
+        else:
+            _begin(config, prove=words.last("prove_resume") == "True")
 
 
 def _data(words: Words, stored: Settings) -> str:
@@ -133,7 +182,7 @@ def _configured(
     with as_flags(*(field.name for field in fields(TrainConfig))):
         config = tyro.cli(TrainConfig, default=base, args=flags, prog="vitkit train")
     for name in words.values:
-        if name not in ("spec", "prove_resume"):
+        if name not in ("spec", *OF_THE_VERB):
             settings[name] = getattr(config, name)
     return TrainConfig(**layered(*layers, settings))
 
@@ -164,10 +213,16 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
     if config.quiet:
         return
     then: list[Sequence[str | Path]] = []
-    if result.best.exists():  # a k-NN probe leaves no weights
-        then.append(("eval", result.run, config.data, *flags(data_root=config.data_root)))
-        if Path(config.data).is_dir():
-            then.append(("predict", result.run, config.data))
+    is_usable = result.best.exists()  # a k-NN probe leaves no weights
+    if is_usable and any(result.metrics.values()):  # else the data have no split to evaluate on
+        relabel = config.relabel
+        copy = result.run / "relabel.csv"
+        if relabel is not None and copy.is_file():
+            relabel = str(copy)  # the user's file may have changed since
+        given = flags(data_root=config.data_root, relabel=relabel)
+        then.append(("eval", result.run, config.data, *given))
+    if is_usable and Path(config.data).is_dir():
+        then.append(("predict", result.run, config.data))
     lines = [f"results: {result.run}"]
     if report is not None:
         lines.append(f"report: {report}")

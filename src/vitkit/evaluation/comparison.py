@@ -261,6 +261,7 @@ def _repeats(
             Repeats(
                 names,
                 mean=float(top1.mean()),
+                # of a sample: the sum of squares divided by n - 1
                 spread=float(top1.std(ddof=1)),
                 low=float(top1.min()),
                 high=float(top1.max()),

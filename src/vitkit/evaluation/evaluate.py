@@ -9,8 +9,8 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.sources.open import DataSource, kept_data
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import SettingError
+from vitkit.evaluation.evaluation_loop import LabelledLogits, evaluate_outputs, predict_batches
 from vitkit.evaluation.open_data import choose_split, open_as_in_training, with_labels_of
-from vitkit.evaluation.predict import LabelledLogits, evaluate_outputs, predict_batches
 from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.user_metrics import KeptOutputs, Metric, load_metrics
 from vitkit.weights.checkpoint import Checkpoint, names_for_data
@@ -28,6 +28,7 @@ def evaluate(
     batch_size: int = 256,
     workers: int = 0,
     metrics: Sequence[str | Metric] = (),
+    relabel: str | Path | None = None,
 ) -> Evaluation:
     """Evaluate a checkpoint on a split of a dataset.
 
@@ -39,21 +40,21 @@ def evaluate(
             split for training (`bad_images`, `val_fraction` ...) is read from the checkpoint.
         split: `train`, `val` or `test`; default `test`, else `val`.
         data_root: the folder of named datasets.
-        cache: folder of decoded images, as for `train`; `auto` is the user's own. One that does
-            not exist is created, of all splits.
+        cache: folder of decoded images, made if missing, as for `train`; `auto`: the user's own.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         batch_size: images per batch.
         workers: number of loader processes.
         metrics: your own: functions of logits (N, K) float32 and class numbers (N,) that return a
             number, or their names as `package.module:function`.
+        relabel: a CSV file of corrected labels, as for `train`.
 
     Returns:
-        A dict of scores: `top1`, `top5` of over five classes, `loss` in nats, `balanced_accuracy`,
+        A dict with `top1`, `top5` of over five classes, `loss` in nats, `balanced_accuracy`,
         `brier`, `ece` and `images`, which `Counts.scores` explains; `top1_low`, `top1_high` and
         the same of the balanced accuracy, intervals of 95 %; where the checkpoint has a
         `temperature`, that and the `calibrated_loss`, `calibrated_brier` and `calibrated_ece` that
-        it gives. Beside them `.per_class`, `.without_images`, `.confusion` (K, K) and
-        `.rows()`, a row an image.
+        it gives. Beside them `.split_name`, `.per_class`, `.without_images`, `.confusion` (K, K)
+        and `.rows()`, a row an image.
 
     Raises:
         CheckpointError, DataError, DeviceError, SettingError: the message names the wrong value.
@@ -65,8 +66,9 @@ def evaluate(
         raise SettingError.about("workers", workers, "must be 0 or more")
     own = load_metrics(metrics)  # before the data are opened, which may take minutes
     with kept_data(data) as address:
-        dataset = open_as_in_training(checkpoint, address or "", data_root, cache)
-    images = with_labels_of(checkpoint, dataset, choose_split(dataset, split))
+        dataset = open_as_in_training(checkpoint, address or "", data_root, cache, relabel)
+    split = choose_split(dataset, split)
+    images = with_labels_of(checkpoint, dataset, split)
     predictions = _predictions(checkpoint, images, device, batch_size, workers)
     outputs = KeptOutputs(predictions, keep=bool(own))
     num_classes = checkpoint.model.spec.num_classes
@@ -74,7 +76,7 @@ def evaluate(
     scores |= outputs.scores(own)
     # a checkpoint without class names uses the data's
     names = names_for_data(checkpoint, dataset.classes) or dataset.classes
-    return Evaluation(scores, counts, images, names)
+    return Evaluation(scores, counts, images, names, split)
 
 
 def _predictions(

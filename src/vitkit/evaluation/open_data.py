@@ -14,7 +14,9 @@ import numpy as np
 from vitkit.data.checks.check import drop_or_refuse_unreadable
 from vitkit.data.datasets.class_names import ClassMatch, match_classes
 from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.label_changes import read_label_changes
 from vitkit.data.datasets.pixel_cache import cached
+from vitkit.data.datasets.relabelling import relabel
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import with_validation_of
 from vitkit.data.sources.objects.open_objects import find_object
@@ -59,6 +61,7 @@ def open_as_in_training(
     data: str,
     data_root: str | Path | None,
     cache: str | Path | None,
+    relabel_file: str | Path | None = None,
 ) -> Dataset:
     """Open a dataset; clean and split it as the checkpoint's stored settings say.
 
@@ -67,11 +70,13 @@ def open_as_in_training(
         data: as for `open_dataset`, or the address of an object.
         data_root: as for `open_dataset`.
         cache: folder of decoded images; `auto` is the user's own.
+        relabel_file: corrected labels, as `relabel` of the training.
 
     Raises:
         DataError: data that cannot be opened, of other classes, or, where vitkit made the test
             split itself, of other images than those of the training.
     """
+    changes = None if relabel_file is None else read_label_changes(relabel_file)
     settings = stored_object(checkpoint, "recipe")
     trained_on = stored_object(checkpoint, "data").get("fingerprint")
     ignore_extra_classes = settings.get("ignore_extra_classes") is True
@@ -94,6 +99,8 @@ def open_as_in_training(
     if trained_on is not None and isinstance(fraction, float) and fraction > 0:
         dataset = with_validation_of(dataset, trained_on, fraction)
     _refuse_changed_split(trained_on, dataset)
+    if changes is not None:
+        dataset = relabel(dataset, changes)
     if settings.get("bad_images") == "skip":
         dataset, _ = drop_or_refuse_unreadable(dataset, "skip")
     return dataset

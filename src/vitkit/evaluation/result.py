@@ -58,12 +58,14 @@ class Evaluation(Metrics):
         counts: the predictions of all images, in the order of the split.
         split: the images.
         classes: the K names; empty means numbers.
+        split_name: `train`, `val` or `test`.
 
     Attributes:
         classes: the K names; numbers where the checkpoint and the data have none.
         without_images: those of them that the split has no images of. They can only be wrong
             answers: `balanced_accuracy` and `per_class` leave them out.
         split: the images, N of them.
+        split_name: the name of that split.
         labels: their true classes (N,), numbered as the checkpoint numbers them.
         predicted: the most probable class of each (N,).
         probability: its probability (N,), with the stored temperature.
@@ -73,10 +75,15 @@ class Evaluation(Metrics):
     """
 
     def __init__(
-        self, scores: Metrics, counts: PredictionCounts, split: Split, classes: tuple[str, ...]
+        self,
+        scores: Metrics,
+        counts: PredictionCounts,
+        split: Split,
+        classes: tuple[str, ...],
+        split_name: str,
     ) -> None:
         super().__init__(scores)
-        self.split = split
+        self.split, self.split_name = split, split_name
         self.classes = classes or tuple(map(str, range(counts.num_classes)))
         self.labels: Int64[np.ndarray, " N"] = counts.labels
         self.predicted: Int64[np.ndarray, " N"] = counts.predicted

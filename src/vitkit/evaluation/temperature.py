@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
-from vitkit.evaluation.predict import LabelledLogits
+from vitkit.evaluation.evaluation_loop import LabelledLogits
 from vitkit.io.atomic import write_bytes
 
 LOWEST_TEMPERATURE = 0.05
@@ -171,6 +171,7 @@ def fit_temperature(
             logits: Float[Tensor, "B K"] = single_precision.double()
             expected = ((b * logits).softmax(1) * logits).sum(1)
             of_label = logits.gather(1, labels[:, None])[:, 0]
+            # Platt's added image: its label is each class with probability 1 / K.
             of_any = logits.mean(1)
             sums += torch.stack(
                 [
@@ -212,6 +213,7 @@ class HeldOutLogits:
     """
 
     def __init__(self, images: int, num_classes: int) -> None:
+        # Rounded up, so that no more than `MOST_LOGITS` are kept.
         self._every = -(-images * num_classes // MOST_LOGITS)
         kept = -(-images // self._every)
         self._logits = torch.zeros(kept, num_classes)
@@ -255,6 +257,7 @@ class HeldOutLogits:
         """
         world = world or ProcessGroup()
         sums = world.all_reduce_sum(self._sums)
+        # The images of a fold have no say in the choice of its model.
         others = sums.sum(0) - sums
         improved = []
         for fold, (right, loss, images) in enumerate(others.tolist()):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from vitkit.data.datasets.split import Split
+from vitkit.messages import percent
 from vitkit.plots.html import html_table
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ class TopLosses(list[ImageLoss]):
         self._indices = {one: index for index, one in enumerate(self)}
 
     def plot(self) -> NotebookFigure:
-        """Draw the images with label, prediction and loss, as a matplotlib Figure.
+        """Draw the images with file name, label, wrong prediction and loss, as a Figure.
 
         Raises:
             ImageError: an image that can no longer be read.
@@ -59,18 +61,21 @@ class TopLosses(list[ImageLoss]):
 
         captions = []
         for one in self:
-            label = f"label {one.label}: {100 * one.label_probability:.1f} %"
-            predicted = f"predicted {one.predicted}: {100 * one.probability:.1f} %"
-            captions.append([label, predicted, f"loss {one.loss:.2f}"])
+            caption = [
+                PurePath(one.path).name,
+                f"label {one.label}: {percent(one.label_probability)}",
+            ]
+            if one.predicted != one.label:
+                caption.append(f"predicted {one.predicted}: {percent(one.probability)}")
+            captions.append([*caption, f"loss {one.loss:.2f}"])
         images = (self._split.read(self._indices[one]) for one in self)
         return draw_images(images, captions, "highest losses")
 
     def _repr_html_(self) -> str:
         """Return a table, for a notebook."""
-        rows = [
-            [one.path, one.label, f"{one.label_probability:.4f}", one.predicted,
-             f"{one.probability:.4f}", f"{one.loss:.3f}"]
-            for one in self
-        ]  # fmt: skip
+        rows = []
+        for one in self:
+            label, predicted = f"{one.label_probability:.4f}", f"{one.probability:.4f}"
+            rows.append([one.path, one.label, label, one.predicted, predicted, f"{one.loss:.3f}"])
         header = ["image", "label", "its probability", "predicted", "its probability", "loss"]
         return html_table(header, rows)

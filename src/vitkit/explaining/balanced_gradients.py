@@ -98,6 +98,7 @@ def _layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     axes = tuple(range(-len(normalized_shape), 0))
+    # The mean is linear in x and keeps its gradient; the scale is a constant.
     normed = _scaled(x - x.mean(axes, keepdim=True), axes, eps)
     if weight is not None:
         normed = normed * weight
@@ -127,6 +128,7 @@ def _product(function: Callable[..., Tensor], left: Any, right: Any, **settings:
     """Multiply; where both factors depend on the input, each gets half of the gradient."""
     if not (_depends_on_input(left) and _depends_on_input(right)):
         return function(left, right, **settings)
+    # u v is counted twice, once through each factor.
     halves = function(left, right.detach(), **settings) + function(left.detach(), right, **settings)
     return halves / 2
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from vitkit.errors import SettingError
 from vitkit.explaining.method import Method
-from vitkit.explaining.methods import METHODS
+from vitkit.explaining.methods import DEFAULTS, METHODS
 from vitkit.messages import did_you_mean
 
 
@@ -22,6 +22,36 @@ def find_method(name: str) -> Method:
             f"methods are {', '.join(METHODS)}"
         )
     return METHODS[name]
+
+
+def choose_method(
+    name: str | None, options: Mapping[str, object], *, has_head: bool = True
+) -> tuple[Method, tuple[str, ...]]:
+    """Return a method by its name, or the default one, and lines that say why it is not the usual.
+
+    The default is the first of `DEFAULTS` that has the options which were set; on a model without a
+    head the first of them that needs no class.
+
+    Args:
+        name: of the method; None for the default.
+        options: of the method; those that are None were not set.
+        has_head: whether the model has classes.
+
+    Raises:
+        SettingError: another name; the message lists the methods.
+    """
+    if name is not None:
+        return find_method(name), ()
+    wanted = {option for option, value in options.items() if value is not None}
+    usual = [METHODS[other] for other in DEFAULTS]
+    fitting = [method for method in usual if wanted <= set(method.options)] or usual
+    carried = [method for method in fitting if has_head or not method.by_class] or fitting
+    chosen = carried[0]
+    if chosen is fitting[0]:
+        return chosen, ()
+    return chosen, (
+        f"{chosen.name} instead of {fitting[0].name}: this model has no head, and so no class",
+    )
 
 
 def method_options(method: Method, options: Mapping[str, object]) -> dict[str, object]:

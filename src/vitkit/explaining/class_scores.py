@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from vitkit.errors import SettingError
+from vitkit.errors import CheckpointError, SettingError
 from vitkit.explaining.method import Method
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
@@ -44,6 +44,20 @@ def check_classes(model: ViT, classes: Int64[Tensor, " B"], methods: Mapping[str
     for number in classes.tolist():
         if not 0 <= number < count:
             raise SettingError(f"class {number} does not exist; classes are 0 to {count - 1}")
+
+
+def check_finite(logits: Logits) -> Logits:
+    """Return logits (B, K) that are numbers.
+
+    Raises:
+        CheckpointError: logits of a model whose weights are broken, or overflow.
+    """
+    if not torch.isfinite(logits).all():
+        raise CheckpointError(
+            "the model's logits are not finite (NaN or infinity), so no class can be explained; "
+            "check its weights, or use the model in float32"
+        )
+    return logits
 
 
 def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from inspect import signature
 
@@ -12,7 +13,8 @@ from jaxtyping import Float, UInt8
 
 from vitkit.data.images.preprocess import preprocess_images, viewport
 from vitkit.errors import SettingError
-from vitkit.explaining.choice import find_method, method_options
+from vitkit.explaining.choice import choose_method, method_options
+from vitkit.explaining.class_scores import check_finite
 from vitkit.explaining.explanation import Explanation, heatmap_over
 from vitkit.explaining.method import Method
 from vitkit.explaining.methods import METHODS
@@ -23,13 +25,18 @@ from vitkit.models.layers import eval_mode
 from vitkit.weights.checkpoint import Checkpoint
 
 
-def options_for(name: str, options: Mapping[str, object]) -> dict[str, object]:
+def options_for(name: str | None, options: Mapping[str, object]) -> dict[str, object]:
     """Return the options of a method that were set, without those that are None.
+
+    Args:
+        name: of the method; None for the default.
+        options: of the method.
 
     Raises:
         SettingError: a method or an option that does not exist.
     """
-    return method_options(find_method(name), options)
+    method, _ = choose_method(name, options)
+    return method_options(method, options)
 
 
 def all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dict[str, object]:
@@ -40,6 +47,7 @@ def all_options(method: Method, chosen: Mapping[str, object], depth: int) -> dic
         chosen: the options that were set.
         depth: layers of the model; negative numbers of layers are counted from there.
     """
+    # The defaults are written once, in the signature of the method.
     parameters = signature(method.compute).parameters
     options = {name: parameters[name].default for name in method.options if name in parameters}
     options.update(chosen)
@@ -63,6 +71,7 @@ def find_class(checkpoint: Checkpoint, wanted: str | int) -> int:
     names = checkpoint.classes or tuple(map(str, range(count)))
     if isinstance(wanted, str) and wanted in names:
         return names.index(wanted)
+    # "7" is a number only where no class has that name; True is an int, and none.
     number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
     if 0 <= number < count and not isinstance(wanted, bool):
         return number
@@ -85,12 +94,14 @@ class ImageExplainer:
         class_name: the class to explain, by its name or number; default the predicted class.
         truth: measure the truth score of each map; default: only where it takes about a second, by
             `is_cheap`. A model without a head has none, and neither have maps of colours.
+        notes: further lines of the captions.
 
     Raises:
         SettingError: a class that does not exist.
+        CheckpointError: logits that are not finite.
 
     Attributes:
-        images: the image as the model gets it, (1, C, h, w), on its device.
+        images: the image as the model gets it, (1, C, h, w), on its device and of its dtype.
         classes: number of the class to explain (1,), on the same device; None without a head.
     """
 
@@ -100,29 +111,39 @@ class ImageExplainer:
         pixels: UInt8[np.ndarray, "H W 3"],
         class_name: str | int | None = None,
         truth: bool | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.checkpoint, self.pixels, self._truth = checkpoint, pixels, truth
+        self._notes = notes
         number = None if class_name is None else find_class(checkpoint, class_name)
-        device = next(checkpoint.model.parameters()).device
-        self.images = preprocess_images([pixels], checkpoint.preprocess).to(device)
+        like = next(checkpoint.model.parameters())
+        self.images = preprocess_images([pixels], checkpoint.preprocess).to(like)
         self.classes: torch.Tensor | None = None
         self._explained: dict[str, object] = {}
         if checkpoint.model.spec.num_classes:
             self._predict(number)
 
-    def explain(self, method: str, **options: object) -> Explanation:
+    def explain(self, method: str | None = None, **options: object) -> Explanation:
         """Compute the heat map of one method.
 
         Args:
-            method: a name of `METHODS`.
+            method: a name of `METHODS`; default as `choose_method` has it, with a note where the
+                model cannot carry the usual one.
             **options: of the method; those that are None are left to it.
 
         Raises:
             SettingError: a method or an option that does not exist, or a method that needs a class
                 where the model has none.
         """
-        set_options = options_for(method, options)
-        chosen = METHODS[method]
+        explanation = self.explain_untested(method, **options)
+        return replace(
+            explanation, truth=self._score(METHODS[explanation.method], explanation.values)
+        )
+
+    def explain_untested(self, method: str | None = None, **options: object) -> Explanation:
+        """Compute the heat map of one method without a truth score; arguments as for `explain`."""
+        chosen, notes = choose_method(method, options, has_head=self.classes is not None)
+        set_options = method_options(chosen, options)
         arguments: dict[str, object] = {}
         if chosen.by_class:
             if self.classes is None:
@@ -130,8 +151,23 @@ class ImageExplainer:
             arguments["classes"] = self.classes
         # (gh, gw), a value for each patch, or (gh, gw, 3)
         (values,) = chosen.compute(self.checkpoint.model, self.images, **arguments, **set_options)
+        all_set = all_options(chosen, set_options, self.checkpoint.model.spec.depth)
+        explanation = self.place(values, chosen.name, all_set)
+        return replace(explanation, notes=(*notes, *self._notes))
+
+    def place(
+        self, values: Float[torch.Tensor, "gh gw *colours"], method: str, options: dict[str, object]
+    ) -> Explanation:
+        """Return a map that was computed as an explanation, without a truth score.
+
+        Args:
+            values: one or three of each patch.
+            method: of the map.
+            options: of the method, all of them.
+        """
         grid = values.detach().float().cpu().numpy()
         size = (self.pixels.shape[0], self.pixels.shape[1])
+        # A crop or a letterbox: the map belongs on the part that the model saw.
         view = viewport(size, self.checkpoint.preprocess)
         return Explanation(
             self.pixels,
@@ -139,8 +175,8 @@ class ImageExplainer:
             method=method,
             grid=grid,
             viewport=view,
-            options=all_options(chosen, set_options, self.checkpoint.model.spec.depth),
-            truth=self._score(chosen, grid),
+            options=options,
+            notes=self._notes,
             **self._explained,  # type: ignore[arg-type]
         )
 
@@ -165,7 +201,7 @@ class ImageExplainer:
         """Predict the image, and keep the class that is explained: that one, or the predicted."""
         model = self.checkpoint.model
         with eval_mode(model), torch.inference_mode():
-            logits: Float[torch.Tensor, " K"] = model(self.images)[0].float().cpu()
+            logits: Float[torch.Tensor, " K"] = check_finite(model(self.images))[0].float().cpu()
         probabilities = (logits / self.checkpoint.temperature).softmax(0)
         # by the logits, as several probabilities may be rounded to 0 or 1
         predicted = int(logits.argmax())

@@ -16,6 +16,7 @@ from PIL import Image
 from vitkit.errors import OutputError, SettingError
 from vitkit.explaining.methods import METHODS
 from vitkit.io.results import ResultKind, png_result, svg_result
+from vitkit.messages import percent
 from vitkit.plots.html import html_image
 from vitkit.plots.overlay import STRENGTH, ColourScale, Viewport, box, enlarge, outline, place_grid
 
@@ -59,7 +60,7 @@ class Explanation:
         class_number: of the class that is explained; None without one.
         predicted: the most probable class.
         predicted_probability: its probability, in [0, 1].
-        notes: further lines of the caption.
+        notes: further lines of the caption, about the image.
         truth: how well the map names the patches that the model uses; None if not measured.
     """
 
@@ -91,32 +92,32 @@ class Explanation:
 
     @property
     def image_lines(self) -> tuple[str, ...]:
-        """The class with its probability, and what the model sees where that is not all."""
+        """The class with its probability, what the model sees where that is not all, `notes`."""
         lines = []
         if self.label:
-            lines.append(f"{self.label}: {_per_cent(self.probability)}")
+            lines.append(f"{self.label}: {percent(self.probability)}")
             if self.predicted not in ("", self.label):
-                share = _per_cent(self.predicted_probability)
+                share = percent(self.predicted_probability)
                 lines[0] += f" (predicted: {self.predicted}, {share})"
         if self._view != self._whole:
             top, left, bottom, right = box(self._view)
             height, width = self.image.shape[:2]
             seen = f"{right - left} x {bottom - top}"
             lines.append(f"the model sees {seen} of {width} x {height} pixels")
-        return tuple(lines)
+        return (*lines, *self.notes)
 
     @property
     def map_lines(self) -> tuple[str, ...]:
-        """The method with its options, its truth score, and `notes`."""
+        """The method with its options, and its truth score."""
         words = [self.method, *_option_words(self.options)]
         if self.label and self.method in METHODS and not METHODS[self.method].by_class:
             words.append("the same for every class")
         lines = [", ".join(words)]
-        if not np.isfinite(self._values).all():
+        if not np.isfinite(self.values).all():
             lines.append("values that are not finite have no colour")
         if self.truth is not None:
             lines.append(self.truth.line)
-        return (*lines, *self.notes)
+        return tuple(lines)
 
     @property
     def description(self) -> str:
@@ -124,10 +125,11 @@ class Explanation:
         words = f"{self.method} over the image"
         if self.label:
             words += f" of class {self.label}"
-        if self._has_colours or not np.isfinite(self._values).any():
+        if self._has_colours or not np.isfinite(self.values).any():
             return words
-        rows, columns = self._values.shape
-        row, column = np.unravel_index(np.nanargmax(self._values), self._values.shape)
+        rows, columns = self.values.shape
+        # A patch without a value is not the most important one.
+        row, column = np.unravel_index(np.nanargmax(self.values), self.values.shape)
         place = f"row {row + 1} of {rows}, column {column + 1} of {columns}"
         return f"{words}: the most important patch is in {place}"
 
@@ -153,6 +155,7 @@ class Explanation:
     def side_by_side(self) -> Image.Image:
         """Draw the image and its overlay side by side, without texts."""
         left, right = self.original(), self._overlay()
+        # White, as the page around it.
         gap = np.full((left.shape[0], 8, 3), 255, np.uint8)
         return Image.fromarray(np.concatenate([left, gap, right], axis=1))
 
@@ -169,20 +172,29 @@ class Explanation:
         panels = [Panel(self.original(), "image"), self.panel(caption=())]
         return draw_panels(panels, across=2, caption=self.caption)
 
-    def panel(self, title: str | None = None, caption: Sequence[str] | None = None) -> Panel:
+    def panel(
+        self,
+        title: str | None = None,
+        caption: Sequence[str] | None = None,
+        scale: ColourScale | None = None,
+    ) -> Panel:
         """Return the overlay with its colour bar, as a part of a figure.
 
         Args:
             title: above it; default the method.
             caption: lines below it; default its own.
+            scale: of the colours, such as one for several maps; default from the map's smallest to
+                its largest value.
         """
         from vitkit.plots.panels import Panel
 
+        if not self._has_colours:
+            scale = scale or ColourScale.of(self.values)
         return Panel(
-            self._overlay(),
+            self._overlay(scale=scale),
             self.method if title is None else title,
             self.caption if caption is None else caption,
-            None if self._has_colours else ColourScale.of(self._values),
+            None if self._has_colours else scale,
             self.unit,
         )
 
@@ -220,8 +232,8 @@ class Explanation:
         return self.heatmap.ndim == 3
 
     @property
-    def _values(self) -> Float[np.ndarray, "gh gw *colours"]:
-        """The values that are drawn: those of the method, or else the heat map."""
+    def values(self) -> Float[np.ndarray, "gh gw *colours"]:
+        """The values that are drawn: `grid`, or else `heatmap`."""
         return self.heatmap if self.grid is None else self.grid
 
     @property
@@ -241,19 +253,23 @@ class Explanation:
         return outline(image, view, pale=False)
 
     def _overlay(
-        self, strength: float = STRENGTH, smooth: bool | None = None
+        self,
+        strength: float = STRENGTH,
+        smooth: bool | None = None,
+        scale: ColourScale | None = None,
     ) -> UInt8[np.ndarray, "h w 3"]:
         image, view, is_enlarged = self._on_screen()
         size = image.shape[0], image.shape[1]
         values = place_grid(
-            self._values, size, view, smooth=not is_enlarged if smooth is None else smooth
+            self.values, size, view, smooth=not is_enlarged if smooth is None else smooth
         )
         if self._has_colours:
+            # Pixels without colours, such as those that the model does not see, stay grey.
             grey = np.asarray(Image.fromarray(image).convert("L"))[..., None]
             colours = np.rint(np.nan_to_num(np.clip(values, 0, 1)) * 255).astype(np.uint8)
             drawn = np.where(np.isnan(values), grey, colours)
         else:
-            drawn = ColourScale.of(self._values).blend(image, values, strength)
+            drawn = (scale or ColourScale.of(self.values)).blend(image, values, strength)
         return outline(drawn, view)
 
     def _on_screen(self) -> tuple[UInt8[np.ndarray, "h w 3"], Viewport, bool]:
@@ -264,6 +280,7 @@ class Explanation:
             image = enlarge(image, round(factor))
         else:
             smaller = Image.fromarray(image)
+            # Keeps the aspect ratio.
             smaller.thumbnail((LARGEST_SIDE, LARGEST_SIDE))
             image = np.asarray(smaller)
         top, left, height, width = self._view
@@ -282,33 +299,46 @@ def heatmap_over(
         viewport: (top, left, height, width) of the part that the model sees, in the image's pixels.
 
     Returns:
-        (H, W) float32: bilinear inside the viewport, least 0 and most 1; 0 outside. A grid whose
-        values are all equal gives 0 everywhere. Colours keep their values: (H, W, 3).
+        (H, W) float32: bilinear inside the viewport, least 0 and most 1; 0 outside, and where a
+        value is not finite. A grid whose values are all equal gives 0 everywhere. Colours keep
+        their values: (H, W, 3).
     """
     heat = place_grid(np.asarray(grid, dtype=np.float32), size, viewport, smooth=True)
     if heat.ndim == 3:
         return np.nan_to_num(np.clip(heat, 0, 1))
     inside = heat[np.isfinite(heat)]
     low, high = (inside.min(), inside.max()) if inside.size else (0.0, 0.0)
+    # No patch differs from another, so none is important.
     if high <= low:
         return np.zeros(size, np.float32)
-    return np.nan_to_num((heat - low) / (high - low))
+    # what is not finite is as outside: no colour
+    return np.where(np.isfinite(heat), (heat - low) / (high - low), 0).astype(np.float32)
 
 
-def writable_path(path: str | os.PathLike[str], *, overwrite: bool) -> Path:
-    """Return the path of an explanation that may be written.
+def writable_path(
+    path: str | os.PathLike[str],
+    kinds: Mapping[str, ResultKind] = EXPLANATION_FILES,
+    *,
+    overwrite: bool,
+) -> Path:
+    """Return the path of a result that may be written.
+
+    Args:
+        path: of the file.
+        kinds: ending -> how an earlier result is recognised.
+        overwrite: also replace any other file.
 
     Raises:
-        OutputError: another ending than .png and .svg, or an existing file that is not an
-            explanation by vitkit, unless `overwrite` is true.
+        OutputError: another ending, or an existing file that is no earlier result, unless
+            `overwrite` is true.
     """
     path = Path(path)
-    kind = EXPLANATION_FILES.get(path.suffix.lower())
+    kind = kinds.get(path.suffix.lower())
     if kind is None:
-        raise OutputError(f"{path}: expected a name that ends in .png or .svg")
+        raise OutputError(f"{path}: expected a name that ends in {' or '.join(kinds)}")
     if os.path.lexists(path) and not overwrite and not kind.is_result(path):
         raise OutputError(
-            f"{path}: this file exists and is not an explanation by vitkit; choose another name, "
+            f"{path}: this file exists and is not {kind.name} by vitkit; choose another name, "
             "or replace it with overwrite=True"
         )
     return path
@@ -319,6 +349,7 @@ def _factor(height: int, width: int) -> float:
     smaller, larger = min(height, width), max(height, width)
     if larger > LARGEST_SIDE:
         return LARGEST_SIDE / larger
+    # Whole factors, so that the pixels of a small image stay squares.
     return float(max(1, min(math.ceil(SMALLEST_SIDE / smaller), LARGEST_SIDE // larger)))
 
 
@@ -331,7 +362,3 @@ def _option_words(options: Mapping[str, object]) -> list[str]:
         elif name == "head":
             words.append("mean of the heads")
     return words
-
-
-def _per_cent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -12,14 +12,16 @@ from torch import Tensor
 from vitkit.data.images.colour import RGBPixels
 from vitkit.data.images.preprocess import fit, preprocess_images
 from vitkit.errors import SettingError
+from vitkit.explaining.class_scores import at_least_float32
 from vitkit.explaining.explanation import Explanation
+from vitkit.explaining.readout_rows import has_map_head, pooling_map, token_weights
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.plots.figure import NotebookFigure
 from vitkit.plots.overlay import ColourScale, place_grid
 from vitkit.plots.panels import SIDE, Panel, draw_panels
-from vitkit.plots.sheet import draw_sheet
+from vitkit.plots.tiles import draw_tiles
 from vitkit.shapes import Images
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -116,7 +118,7 @@ def draw_attention_sheet(checkpoint: Checkpoint, pixels: RGBPixels) -> NotebookF
         values = place_grid(maps[layer, head], size, whole, smooth=False)
         tiles[layer, head] = ColourScale.of(values).blend(seen, values)
     notes = [f"{100 * value:.3g} %" for value in maps.max(axis=(2, 3)).flat]
-    return draw_sheet(
+    return draw_tiles(
         tiles,
         rows=[f"layer {layer}" for layer in range(maps.shape[0])],
         columns=[f"head {head}" for head in range(maps.shape[1])],
@@ -135,25 +137,21 @@ def attention_of_heads(model: ViT, images: Images) -> Float[Tensor, "B L k gh gw
     Returns:
         (B, L, k, gh, gw), the patches of each map summing to 1.
     """
-    spec = model.spec
-    by_class_token = spec.pooling in ("cls", "cls_mean")
+    spec, grid = model.spec, model.patch_embed.grid(images)
+    weights = token_weights(model, grid)
+    queries = weights.nonzero().flatten().tolist()
+    is_map = has_map_head(model)
     record = Record(
-        attention=range(spec.depth),
-        pooling=spec.pooling == "map",
-        queries=[0] if by_class_token else None,
+        attention=range(spec.depth), pooling=is_map, queries=None if is_map else queries
     )
     with eval_mode(model), torch.inference_mode():
         features = model.forward_features(images, record)
-        if spec.pooling == "map":
-            model.forward_head(features, record)
-    prefix = spec.num_prefix_tokens
+        pooling = pooling_map(model, features, record)
     layers = []
-    for layer in range(spec.depth):
-        maps = record.attention[layer]  # B k Q T
-        if not by_class_token:
-            maps = maps[:, :, prefix:]  # queries of patches
-        patches = maps.mean(dim=2)[..., prefix:]  # B k N
+    for maps in record.attention.values():  # B k Q T
+        rows = at_least_float32(maps[:, :, queries] if is_map else maps)
+        patches = (weights[queries] @ rows)[..., spec.num_prefix_tokens :]  # B k N
         layers.append(patches / patches.sum(dim=-1, keepdim=True))
-    if spec.pooling == "map":  # as the method: the last map is that of the head's own query
-        layers[-1] = record.pooling[0].mean(dim=2)
-    return torch.stack(layers, dim=1).unflatten(-1, features.grid)
+    if pooling is not None:  # as the method: the last map is that of the head's own query
+        layers[-1] = at_least_float32(pooling).mean(dim=2)
+    return torch.stack(layers, dim=1).unflatten(-1, grid)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from PIL import Image
 
 from vitkit.errors import MissingExtraError, SettingError
+from vitkit.explaining.animation import ANIMATION_FILE, ROLLOUT, animate, layered_method
 from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import EXPLANATION_FILES, WRITER, Explanation
 from vitkit.explaining.methods import METHODS
@@ -21,74 +28,85 @@ IMAGE, TOGETHER, PAGE = "image", "all", "index.html"
 """Names of the files beside the maps: of the image, of the figure of all maps, and of the page."""
 SHEETS = "heads"
 """Folder of the sheets of attention."""
+GIF = ".gif"
+CSS_DPI, SCREEN_DPI = 96, 150
+"""Pixels an inch on a page, and in an animation."""
 ACROSS = 4
 """Images in a row of the figure of all maps."""
+FILE_KINDS = {**EXPLANATION_FILES, GIF: ANIMATION_FILE, ".html": GALLERY_FILE}
 
 
-def every_file(
-    folder: Path,
-    names: Sequence[PurePath],
-    ending: str,
-    *,
-    method: str | None,
-    options: Mapping[str, object],
-    sheets: bool = False,
-) -> ExplanationFiles:
-    """Return the files of one method, or of every method where `method` is None.
+class ImageName(NamedTuple):
+    """An image, as the files of its explanations are named.
 
-    Args:
-        folder: where they are written.
-        names: of the images.
-        ending: of the figures' names, `.png` or `.svg`.
-        method: a name of `METHODS`.
-        options: of the method, or of the methods that have them.
-        sheets: also draw the attention of all layers and heads, in the folder `heads`.
+    Attributes:
+        name: its path or address.
+        place: a relative path for its results, such as `cats/1.jpg`.
     """
-    files = {"folder": folder, "names": names, "ending": ending, "sheets": sheets}
-    if method is None:
-        return EveryMethod(options, **files)
-    return OneMethod(method, options, **files)
+
+    name: str
+    place: PurePath
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of each image.
+
+    Attributes:
+        ending: of their names, `.png` or `.svg`.
+        sheets: also the attention of all layers and heads, in the folder `heads`.
+        animate: also the map of each layer, one after the other, as a GIF file.
+    """
+
+    ending: str = ".png"
+    sheets: bool = False
+    animate: bool = False
 
 
 class ExplanationFiles(ABC):
-    """The files that are written for a list of images; with `sheets`, one of these for each too.
+    """The files that are written for images.
+
+    Each figure has the name of its image, in folders like those of the images if these come from
+    several. It gets a number where another image, or an earlier explanation of one, has that name.
 
     Args:
         folder: where they are written.
-        names: of the images.
-        ending: of the figures' names, `.png` or `.svg`.
-        sheets: also draw the attention of all layers and heads, in the folder `heads`.
+        figures: which ones.
 
     Attributes:
         refused: method that the model cannot carry -> the reason.
     """
 
-    def __init__(
-        self, folder: Path, names: Sequence[PurePath], ending: str, *, sheets: bool
-    ) -> None:
-        self.folder, self.names, self.ending = folder, names, ending
+    def __init__(self, folder: Path, figures: Figures) -> None:
+        self.folder, self.figures = folder, figures
         self.refused: dict[str, str] = {}
-        places = ResultPlaces(folder / SHEETS, ending)
-        self._sheets = [places.path(name) for name in names] if sheets else []
+        self._places = self._new_places()
 
-    def check(self, inputs: Sequence[Path], *, overwrite: bool) -> None:
+    def check(
+        self, images: Iterable[ImageName], inputs: Iterable[Path], *, overwrite: bool
+    ) -> None:
         """Raise `OutputError` if a file must not be written.
 
         Args:
+            images: those that will be explained.
             inputs: files that are never replaced.
             overwrite: replace other files, not only earlier explanations.
         """
-        groups = [([*self._figures(), *self._sheets], EXPLANATION_FILES[self.ending])]
-        groups.append((self._pages(), GALLERY_FILE))
-        for paths, kind in groups:
-            check_outputs(paths, kind, inputs=inputs, overwrite=overwrite, flag="--output")
+        places = self._new_places()
+        paths = self._pages()
+        for image in images:
+            paths += self._files(places.path(image.place, image.name))
+        self._check(paths, inputs, overwrite=overwrite)
 
-    def save(self, number: int, explainer: ImageExplainer) -> tuple[Explanation, Path]:
+    def save(
+        self, image: ImageName, explainer: ImageExplainer, *, known: bool = True
+    ) -> tuple[Explanation, Path]:
         """Explain an image, and write its files over those that are there.
 
         Args:
-            number: of the image in the list.
+            image: the image.
             explainer: of the image.
+            known: whether `check` has seen the image; of another one the files are checked now.
 
         Returns:
             The first explanation, and the file or the folder that has the figures.
@@ -96,15 +114,18 @@ class ExplanationFiles(ABC):
         Raises:
             SettingError: the model can carry no method that was asked for, or an option has a
                 value that does not exist.
+            OutputError: a file of an image that `check` has not seen must not be written.
         """
-        explanation, path = self._save(number, explainer)
-        if self._sheets:
+        stem = self._places.path(image.place, image.name)
+        if not known:
+            self._check(self._files(stem), [Path(image.name)], overwrite=False)
+        explanation, path = self._save(stem, image.name, explainer)
+        if self.figures.sheets:
             # imported here: matplotlib takes half a second
             from vitkit.explaining.figures import draw_attention_sheet
-            from vitkit.plots.panels import save_panels
 
             sheet = draw_attention_sheet(explainer.checkpoint, explainer.pixels)
-            save_panels(sheet, self._sheets[number], WRITER)
+            _write(sheet, self._sheet(stem), image.name)
         return explanation, path
 
     def finish(self, title: str) -> Path:
@@ -115,39 +136,110 @@ class ExplanationFiles(ABC):
         """
         return self.folder
 
+    def _new_places(self) -> ResultPlaces:
+        return ResultPlaces(self.folder, "", is_other=self._is_of_another)
+
+    def _is_of_another(self, stem: Path, name: str) -> bool:
+        """Return True for the stem of an earlier explanation of another image."""
+        return any(is_of_another(path, name) for path in self._files(stem))
+
+    def _files(self, stem: Path) -> list[Path]:
+        """Return all files of the image whose files begin with `stem`."""
+        return [*self._own(stem), *([self._sheet(stem)] if self.figures.sheets else [])]
+
+    def _sheet(self, stem: Path) -> Path:
+        below = stem.relative_to(self.folder)
+        return _with_ending(self.folder / SHEETS / below, self.figures.ending)
+
+    def _check(self, paths: Iterable[Path], inputs: Iterable[Path], *, overwrite: bool) -> None:
+        by_ending: dict[str, list[Path]] = {}
+        for path in paths:
+            by_ending.setdefault(path.suffix.lower(), []).append(path)
+        inputs = [*inputs]
+        for ending, same in by_ending.items():
+            kind = FILE_KINDS[ending]
+            check_outputs(same, kind, inputs=inputs, overwrite=overwrite, flag="--output")
+
     @abstractmethod
-    def _figures(self) -> list[Path]:
-        """Return the figures of all images, without sheets."""
+    def _own(self, stem: Path) -> list[Path]:
+        """Return the files of an image, without its sheet."""
 
     def _pages(self) -> list[Path]:
         return []
 
     @abstractmethod
-    def _save(self, number: int, explainer: ImageExplainer) -> tuple[Explanation, Path]:
-        """Do as `save`, without sheets."""
+    def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
+        """Do as `save`, without the sheet."""
 
 
 class OneMethod(ExplanationFiles):
     """The files of one method: a figure for each image.
 
     Args:
-        method: a name of `METHODS`.
+        method: a name of `METHODS`; None for the default one.
         options: of the method.
-        **files: as for `ExplanationFiles`.
+        **others: as for `ExplanationFiles`.
+
+    Raises:
+        SettingError: an animation of a method that has no map for each layer.
     """
 
-    def __init__(self, method: str, options: Mapping[str, object], **files: Any) -> None:
-        super().__init__(**files)
+    def __init__(self, method: str | None, options: Mapping[str, object], **others: Any) -> None:
+        super().__init__(**others)
+        if self.figures.animate:
+            method = layered_method(method, options)
         self.method, self.options = method, options
-        places = ResultPlaces(self.folder, self.ending)
-        self._paths = [places.path(name) for name in self.names]
 
-    def _figures(self) -> list[Path]:
-        return self._paths
+    def _own(self, stem: Path) -> list[Path]:
+        endings = [self.figures.ending, *([GIF] if self.figures.animate else [])]
+        return [_with_ending(stem, ending) for ending in endings]
 
-    def _save(self, number: int, explainer: ImageExplainer) -> tuple[Explanation, Path]:
+    def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
         explanation = explainer.explain(self.method, **self.options)
-        return explanation, explanation.save(self._paths[number], overwrite=True)
+        path = _with_ending(stem, self.figures.ending)
+        _write(explanation.plot(), path, name)
+        if self.figures.animate:
+            animation = animate(explainer, self.method, self.options)
+            path = animation.save(_with_ending(stem, GIF), overwrite=True)
+        return explanation, path
+
+
+class OneFile(OneMethod):
+    """The file of one image and one method, under a name that the user chose.
+
+    Args:
+        path: ends in .png, .svg or .gif.
+        method: a name of `METHODS`; None for the default one.
+        options: of the method.
+    """
+
+    def __init__(self, path: Path, method: str | None, options: Mapping[str, object]) -> None:
+        ending = path.suffix.lower()
+        figures = Figures(ending, animate=ending == GIF)
+        super().__init__(method, options, folder=path.parent, figures=figures)
+        self.file = path
+
+    def _own(self, stem: Path) -> list[Path]:
+        return [self.file]
+
+    def _is_of_another(self, stem: Path, name: str) -> bool:
+        return False  # the user chose the name
+
+    def finish(self, title: str) -> Path:
+        """Return the file.
+
+        Args:
+            title: of a page, which there is none of.
+        """
+        return self.file
+
+    def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
+        if self.figures.animate:
+            animation = animate(explainer, self.method, self.options)
+            return animation.explanations[-1], animation.save(self.file, overwrite=True)
+        explanation = explainer.explain(self.method, **self.options)
+        _write(explanation.plot(), self.file, name)
+        return explanation, self.file
 
 
 class EveryMethod(ExplanationFiles):
@@ -155,54 +247,61 @@ class EveryMethod(ExplanationFiles):
 
     Args:
         options: of the methods; each takes those that it has.
-        **files: as for `ExplanationFiles`.
+        **others: as for `ExplanationFiles`.
     """
 
-    def __init__(self, options: Mapping[str, object], **files: Any) -> None:
-        super().__init__(**files)
+    def __init__(self, options: Mapping[str, object], **others: Any) -> None:
+        super().__init__(**others)
         self.options = options
-        places = ResultPlaces(self.folder, "")
-        self._folders = [places.path(name) for name in self.names]
         self._sections: list[GallerySection] = []
 
-    def _figures(self) -> list[Path]:
-        figures = []
-        for folder in self._folders:
-            figures += [folder / f"{name}{self.ending}" for name in (*METHODS, IMAGE, TOGETHER)]
-        return figures
+    def _own(self, stem: Path) -> list[Path]:
+        names = [f"{name}{self.figures.ending}" for name in (*METHODS, IMAGE, TOGETHER)]
+        return [
+            stem / name for name in (*names, *([ROLLOUT + GIF] if self.figures.animate else []))
+        ]
 
     def _pages(self) -> list[Path]:
         return [self.folder / PAGE]
 
-    def _save(self, number: int, explainer: ImageExplainer) -> tuple[Explanation, Path]:
+    def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
         # imported here: matplotlib takes half a second
         from vitkit.explaining.figures import draw_image, draw_maps
-        from vitkit.plots.panels import save_panels
 
-        explanations = [made for name in METHODS if (made := self._explain(name, explainer))]
+        explanations = [made for method in METHODS if (made := self._explain(method, explainer))]
         if not explanations:
             raise SettingError("no method: " + "; ".join(self.refused.values()))
-        folder = self._folders[number]
         figures = []
 
-        def write(name: str, figure: NotebookFigure, description: str, *lines: str) -> None:
-            file = folder / f"{name}{self.ending}"
-            save_panels(figure, file, WRITER)
+        def add(file: str, figure: NotebookFigure, description: str, *lines: str) -> None:
+            path = _with_ending(stem / file, self.figures.ending)
+            _write(figure, path, name)
             # as wide as its texts need to be read
-            width = round(96 * figure.get_figwidth())
-            place = file.relative_to(self.folder)
+            width = round(CSS_DPI * figure.get_figwidth())
+            place = path.relative_to(self.folder)
             figures.append(GalleryFigure(place, width, description, lines))
 
-        first, name = explanations[0], str(self.names[number])
-        write(IMAGE, draw_image(first), name)
+        first = explanations[0]
+        add(IMAGE, draw_image(first), name)
         for made in explanations:
             figure = draw_maps([made], across=1, with_image=False)
-            write(made.method, figure, made.description, *made.map_lines)
-        write(TOGETHER, draw_maps(explanations, across=ACROSS), "all maps side by side")
-        self._sections.append(
-            GallerySection(name, first.image_lines, figures[:-1], figures[-1].file)
-        )
-        return first, folder
+            add(made.method, figure, made.description, *made.map_lines)
+        add(TOGETHER, draw_maps(explanations, across=ACROSS), "all maps side by side")
+        together = figures.pop()
+        if self.figures.animate and ROLLOUT not in self.refused:
+            figures.append(self._animate(stem, explainer))
+        self._sections.append(GallerySection(name, first.image_lines, figures, together.file))
+        return first, stem
+
+    def _animate(self, stem: Path, explainer: ImageExplainer) -> GalleryFigure:
+        options = self._options_of(ROLLOUT)
+        animation = animate(explainer, ROLLOUT, options)
+        path = animation.save(stem / f"{ROLLOUT}{GIF}", overwrite=True)
+        with Image.open(path) as gif:
+            width = round(gif.width * CSS_DPI / SCREEN_DPI)
+        description = f"{ROLLOUT} of the first layer, then of one layer more in each frame"
+        place = path.relative_to(self.folder)
+        return GalleryFigure(place, width, description, [f"{ROLLOUT} over depth"])
 
     def finish(self, title: str) -> Path:
         """Write the page of all images, and return its path.
@@ -220,17 +319,59 @@ class EveryMethod(ExplanationFiles):
         write_gallery(path, title, self._sections, terms)
         return path
 
-    def _explain(self, name: str, explainer: ImageExplainer) -> Explanation | None:
+    def _options_of(self, method: str) -> dict[str, object]:
+        own = METHODS[method].options
+        return {name: value for name, value in self.options.items() if name in own}
+
+    def _explain(self, method: str, explainer: ImageExplainer) -> Explanation | None:
         """Explain by one method; None where the model cannot carry it."""
-        if name in self.refused:
+        # Refused for its kind by an earlier image: the model is the same for all.
+        if method in self.refused:
             return None
-        method = METHODS[name]
-        options = {key: value for key, value in self.options.items() if key in method.options}
         try:
-            return explainer.explain(name, **options)
+            return explainer.explain(method, **self._options_of(method))
         except (SettingError, MissingExtraError) as error:
             # a wrong value is the user's, and the model's kind is not
             if error.wrong is not None:
                 raise
-            self.refused[name] = str(error)
+            self.refused[method] = str(error)
             return None
+
+
+def source_mark(name: str) -> str:
+    """Return what the metadata of a figure say of its image: a digest, as names may be private."""
+    digest = hashlib.sha256(os.fsencode(os.path.normpath(name))).hexdigest()
+    return f"sha256:{digest}"
+
+
+def is_of_another(path: Path, name: str) -> bool:
+    """Return True for the earlier explanation of another image than `name`.
+
+    Args:
+        path: of the figure; there need not be one.
+        name: path or address of the image.
+    """
+    kind = EXPLANATION_FILES.get(path.suffix.lower())
+    if kind is None or not kind.is_result(path):
+        return False
+    with path.open("rb") as file:
+        head = file.read(2048)
+    mark = source_mark(name).encode()
+    if kind.ending == ".svg":
+        return b"<dc:source>" in head and b"<dc:source>" + mark not in head
+    text = b"Source\0" + mark
+    # a chunk: length of the data, type, data
+    return b"tEXtSource\0" in head and struct.pack(">I", len(text)) + b"tEXt" + text not in head
+
+
+def _write(figure: NotebookFigure, path: Path, name: str) -> None:
+    """Write the figure of an image over an earlier one."""
+    # imported here: matplotlib takes half a second
+    from vitkit.plots.panels import save_panels
+
+    save_panels(figure, path, WRITER, source_mark(name))
+
+
+def _with_ending(stem: Path, ending: str) -> Path:
+    # not `with_suffix`, as the name of an image may have more points
+    return stem.with_name(f"{stem.name}{ending}")

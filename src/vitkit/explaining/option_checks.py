@@ -21,9 +21,8 @@ def check_number(name: str, number: object) -> int:
             return operator.index(number)  # type: ignore[arg-type]
     except TypeError:
         pass
-    raise SettingError(
-        f"{name} {number!r} must be one whole number; for the maps of several use vitkit.Record"
-    )
+    more = "; for the maps of several use vitkit.Record"
+    raise SettingError.about(name, number, "must be one whole number", more)
 
 
 def check_layer(layer: object, model: ViT) -> int:

@@ -63,6 +63,7 @@ class TokenSubsets:
         if image is not None:
             tokens = tokens[image]
         prefix = self.model.spec.num_prefix_tokens
+        # Class, distillation and register tokens always stay.
         first = torch.arange(prefix, device=tokens.device).expand(len(patches), -1)
         kept = torch.cat([first, patches.to(tokens.device) + prefix], dim=1)  # R T'
         tokens = tokens.gather(1, kept.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))

@@ -167,34 +167,53 @@ class ResultPlaces:
     Args:
         folder: where all of them are.
         ending: of their names, such as `.png`.
+        is_other: returns True for the path of an earlier result that a new one must not replace,
+            as it is of another input; called with the path and the input's name.
     """
 
-    def __init__(self, folder: Path, ending: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ending: str,
+        *,
+        is_other: Callable[[Path, str], bool] = lambda path, name: False,
+    ) -> None:
         self.folder = folder
         self.ending = ending
+        self._is_other = is_other
         self._taken: set[str] = set()
         # where the search for a free name goes on, so that many equal names take no longer
         self._counts: dict[str, int] = {}
 
-    def path(self, place: PurePath) -> Path:
-        """Return the path for the next result; `a.jpg` and then `a.png` give `a.png`, `a-2.png`.
+    def path(self, place: PurePath, name: str = "") -> Path:
+        """Return the path for the next result: `dogs/a.jpg` gives `dogs/a.png`.
+
+        Where another input has that, the result gets a number, `dogs/a-2.png`.
 
         Args:
             place: relative path of the input; what would lead out of the folder is left out.
+            name: the input's path or address.
         """
-        parts = [part for part in place.parts if part not in (place.anchor, os.pardir)]
-        inside = PurePath(*(parts or ["image"])).with_suffix("")
-        # in bytes, which file systems limit; the last part of an address may be longer
-        short = os.fsdecode(os.fsencode(inside.name)[:LONGEST_STEM])
-        stem = str(inside.with_name(short))
-        name = stem
+        stem = free = _stem(place)
         count = self._counts.get(stem, 1)
-        while name in self._taken:
+        while free in self._taken or self._is_other(self._result(free), name):
             count += 1
-            name = f"{stem}-{count}"
+            free = f"{stem}-{count}"
         self._counts[stem] = count
-        self._taken.add(name)
-        return self.folder / f"{name}{self.ending}"
+        self._taken.add(free)
+        return self._result(free)
+
+    def _result(self, stem: str) -> Path:
+        return self.folder / f"{stem}{self.ending}"
+
+
+def _stem(place: PurePath) -> str:
+    """Return a path inside the folder of the results, without an ending."""
+    parts = [part for part in place.parts if part not in (place.anchor, os.pardir)]
+    inside = PurePath(*(parts or ["image"])).with_suffix("")
+    # in bytes, which file systems limit; the last part of an address may be longer
+    short = os.fsdecode(os.fsencode(inside.name)[:LONGEST_STEM])
+    return str(inside.with_name(short))
 
 
 def refused_input(path: Path, flag: str) -> OutputError:

@@ -54,11 +54,11 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
     """Return the spec of a named model, with any `ViTSpec` field overridden.
 
     Raises:
-        SettingError: no model of that name; the nearest three are named.
+        SettingError: no model of that name; the nearest three are named, the usual sizes first.
         SpecError: an unknown field, or a spec that cannot exist.
     """
     entries = table()
     if name not in entries:
-        near = did_you_mean(name, entries, count=3)
+        near = did_you_mean(name, sorted(entries, key=lambda entry: "16_224" not in entry), count=3)
         raise SettingError(f"there is no model {name!r}{near}; `vitkit models` lists all")
     return ViTSpec(**entries[name].fields | overrides)

@@ -13,7 +13,7 @@ from matplotlib.colors import ListedColormap, PowerNorm
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 
-from vitkit.messages import escape
+from vitkit.messages import escape, percent
 from vitkit.plots import MAX_CLASSES
 from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
 from vitkit.plots.wrapping import text_width, wrap_name, wrap_names
@@ -115,7 +115,7 @@ def _right_in_words(counts: Int64[np.ndarray, "K K"]) -> str:
     right, images = int(np.trace(counts)), int(counts.sum())
     words = f"{right:,} of {images:,} images right"
     if images:
-        words += f" ({right / images:.1%})".replace("%", " %")
+        words += f" ({percent(right / images)})"
     return words
 
 

@@ -24,6 +24,10 @@ PANEL = (1.85, 1.6)
 """Width and height of a panel, in inches; three of them are as wide as a page."""
 GAP, LEFT, BOTTOM = 0.66, 0.5, 0.5
 """Inches between two panels, and around them."""
+COLOURS = (BLUE, ORANGE, "#009e73", "#cc79a7", RED, "#56b4e9", "#555555")
+"""One for each run (Okabe and Ito, 2008)."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+"""One for each run, so that lines differ without colours, too."""
 MOST_MARKED = 30
 """Epochs of a run whose single epochs have a mark each."""
 
@@ -87,6 +91,59 @@ def draw_curves(
         # matplotlib would write a common factor above the panel
         axes.yaxis.set_major_formatter(FuncFormatter(_short_number))
         _finish(axes, epochs, "learning rate")
+        fit_to_contents(figure)
+    return figure
+
+
+class RunCurves(NamedTuple):
+    """The curves of one of several runs.
+
+    Attributes:
+        name: short, for the legend.
+        epochs: numbers of the epochs (E,), counted from 1.
+        train_loss: mean of each epoch's steps (E,), in nats.
+        val_loss: validation loss (E,), in nats; None without validation.
+        val_top1: share of the validation images that are right (E,), in [0, 1]; None likewise.
+    """
+
+    name: str
+    epochs: Float64[np.ndarray, " E"]
+    train_loss: Float64[np.ndarray, " E"]
+    val_loss: Float64[np.ndarray, " E"] | None
+    val_top1: Float64[np.ndarray, " E"] | None
+
+
+def draw_compared_curves(runs: Sequence[RunCurves]) -> NotebookFigure:
+    """Draw training loss, validation loss and accuracy of several runs, a line for each run.
+
+    Without validation in any of them there is one panel.
+
+    Args:
+        runs: from 1 to 7, as many as there are colours that everybody can tell apart.
+    """
+    columns: dict[str, list[Float64[np.ndarray, " E"] | None]] = {
+        "training loss (nats)": [run.train_loss for run in runs],
+        "validation loss (nats)": [run.val_loss for run in runs],
+        "validation top-1 (%)": [
+            None if run.val_top1 is None else 100 * run.val_top1 for run in runs
+        ],
+    }
+    panels = [
+        (title, values)
+        for title, values in columns.items()
+        if any(one is not None for one in values)
+    ]
+    longest = max((run.epochs for run in runs), key=len)
+    width, height = LEFT + len(panels) * (PANEL[0] + GAP), BOTTOM + PANEL[1] + 0.5
+    with drawing_style():
+        figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
+        places = _places(len(panels), width, height)
+        for place, (title, values) in zip(places, panels, strict=True):
+            axes = figure.add_axes(place)
+            for run, one, colour, marker in zip(runs, values, COLOURS, MARKERS, strict=False):
+                if one is not None:
+                    _line(axes, run.epochs, one, run.name, colour, marker)
+            _finish(axes, longest, title)
         fit_to_contents(figure)
     return figure
 

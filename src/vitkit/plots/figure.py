@@ -51,6 +51,8 @@ DEFAULTS: dict[Any, Any] = {
 }
 PADDING = 0.06
 """Inches around the outermost texts of a figure."""
+COMPRESSION = 4
+"""zlib's level in PNG files: Pillow's own, 6, takes up to twice the time and saves 1 to 3 %."""
 
 
 class NotebookFigure(Figure):
@@ -124,25 +126,32 @@ def fit_to_contents(figure: Figure) -> None:
     figure.set_size_inches(new_width, new_height)
 
 
-def encode_png(figure: Figure, software: str = "vitkit", dpi: int | float = DPI) -> bytes:
+def encode_png(
+    figure: Figure, software: str = "vitkit", dpi: int | float = DPI, source: str | None = None
+) -> bytes:
     """Encode a figure as a PNG file.
 
     Args:
         figure: the figure.
         software: its text `Software`.
         dpi: dots an inch.
+        source: its text `Source`, in ASCII; none if absent.
     """
-    return _encode(figure, format="png", dpi=dpi, metadata={"Software": software})
+    texts = {"Software": software} | ({} if source is None else {"Source": source})
+    pillow = {"compress_level": COMPRESSION}
+    return _encode(figure, format="png", dpi=dpi, metadata=texts, pil_kwargs=pillow)
 
 
-def encode_svg(figure: Figure, software: str = "vitkit") -> bytes:
+def encode_svg(figure: Figure, software: str = "vitkit", source: str | None = None) -> bytes:
     """Encode a figure as an SVG file without a date; its texts are texts, not outlines.
 
     Args:
         figure: the figure.
         software: its creator, in the metadata.
+        source: its source, in the metadata; none if absent.
     """
-    return _encode(figure, format="svg", metadata={"Date": None, "Creator": software})
+    texts = {"Date": None, "Creator": software, "Source": source}
+    return _encode(figure, format="svg", metadata=texts)
 
 
 def _encode(figure: Figure, **settings: Any) -> bytes:

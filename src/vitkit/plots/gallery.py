@@ -120,6 +120,7 @@ def _address(file: Path) -> str:
 
 def _is_gallery(path: Path) -> bool:
     with path.open("rb") as file:
+        # The mark is in the head of the page; large files are not read through.
         return MARK.encode() in file.read(1024)
 
 

@@ -35,7 +35,7 @@ def draw_images(
         images: (H, W, 3) RGB or (H, W, 1) grey, uint8; each of its own size. Of an iterator, one
             image after the other is read and reduced.
         captions: lines of text for each image; long ones are broken.
-        title: of the figure.
+        title: of the figure, one or more lines.
         across: images in a row.
     """
     wrapped = []
@@ -61,7 +61,8 @@ def draw_images(
                 # a wide image fills the lower part of its place, the title is above the whole
                 height, width = image.shape[:2]
                 top_edge = max(1.0, width / height)
-                axes.set_title(escape(title), loc="left", y=top_edge, parse_math=False)
+                lines_above = "\n".join(map(escape, title.split("\n")))
+                axes.set_title(lines_above, loc="left", y=top_edge, parse_math=False)
             axes.annotate(
                 "\n".join(lines),
                 (0.5, 0),

@@ -31,6 +31,8 @@ SIDE = 3.0
 GAP, TITLE, LINE, BAR, BAR_ROOM = 0.14, 0.2, 0.14, 0.09, 0.62
 """Inches between images, of a title, of a line of a caption, of a colour bar and of it with its
 numbers."""
+LOWEST_BAR = 0.8
+"""Inches of a colour bar, at least: that of a panorama is higher than the image."""
 NARROWEST = 1.0
 """Inches of a column, at least: the caption of a narrow image needs some room."""
 LETTERS_AN_INCH = 17
@@ -76,6 +78,7 @@ def draw_panels(
         A figure; `pixel_dpi` of it gives the dots an inch of a file in which no pixel is lost.
     """
     across = min(across, len(panels))
+    # All sizes in inches first: a figure is created with its own.
     lefts = _lefts(panels, across, side)
     width = lefts[-1]
     wrapped = []
@@ -87,11 +90,13 @@ def draw_panels(
     for start in range(0, len(panels), across):
         row = range(start, min(start + across, len(panels)))
         heights = [_size(panels[n], side)[1] for n in row]
+        heights += [LOWEST_BAR for n in row if panels[n].scale]
         above = TITLE if any(panels[n].title for n in row) else 0.0
         lines = max(len(wrapped[n]) for n in row)
         rows.append((row, above, max(heights), lines * LINE + GAP))
     height = sum(above + image + text for _, above, image, text in rows)
     top = height = height + (TITLE if title else 0.0) + len(below) * LINE + GAP
+    # The font is chosen by the letters that occur.
     names = "".join([title, *caption, *(panel.title + panel.unit for panel in panels)])
     with drawing_style(names + "".join(map("".join, wrapped))) as missing:
         figure = NotebookFigure(figsize=(width, height), dpi=SCREEN_DPI)
@@ -124,24 +129,28 @@ def pixel_dpi(figure: Figure, least: int = SCREEN_DPI) -> float:
             if axes.get_label() == "image":
                 width = axes.get_position().width * figure.get_figwidth()
                 densest = max(densest, image.get_size()[1] / width)
+    # A whole multiple: a pixel is never 1.5 dots wide.
     return densest * math.ceil(least / densest) if densest else float(least)
 
 
-def save_panels(figure: NotebookFigure, path: Path, software: str) -> None:
+def save_panels(
+    figure: NotebookFigure, path: Path, software: str, source: str | None = None
+) -> None:
     """Write a figure as PNG, with all pixels of its images, or as SVG.
 
     Args:
         figure: as `draw_panels` returns it.
         path: ends in .png or .svg; a file that exists is replaced.
         software: named in the file's metadata.
+        source: of the figure, for the metadata; none if absent.
 
     Raises:
         OutputError: a path that cannot be written.
     """
     if path.suffix.lower() == ".svg":
-        content = encode_svg(figure, software)
+        content = encode_svg(figure, software, source)
     else:
-        content = encode_png(figure, software, dpi=pixel_dpi(figure))
+        content = encode_png(figure, software, pixel_dpi(figure), source)
     with replacing(path) as temporary:
         temporary.write_bytes(content)
 
@@ -180,7 +189,9 @@ def _draw(
     axes.imshow(panel.pixels, interpolation="none", aspect="auto")
     axes.set_axis_off()
     if panel.title:
-        axes.set_title(escape(panel.title), loc="left", pad=3, fontsize=8.0, parse_math=False)
+        # with a height, as matplotlib would measure all ticks to find it, also those that are off
+        name = escape(panel.title)
+        axes.set_title(name, loc="left", y=1.0, pad=3, fontsize=8.0, parse_math=False)
     if caption:
         below: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points"}
         axes.annotate(
@@ -188,7 +199,8 @@ def _draw(
             linespacing=1.25, parse_math=False, **below,
         )  # fmt: skip
     if panel.scale is not None:
-        place = ((left + width + 0.06) / across, bottom / up, BAR / across, height / up)
+        high = max(height, LOWEST_BAR)
+        place = ((left + width + 0.06) / across, bottom / up, BAR / across, high / up)
         _draw_bar(figure.add_axes(place, label="bar"), panel.scale, panel.unit)
 
 

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from unicodedata import east_asian_width
 
-PIECES = re.compile(r"[^\s_\-/.,;:|]*[\s_\-/.,;:|]*")
-"""A word with the signs after it, where a line may end."""
+PIECES = re.compile(
+    r"(?:(?<!\S)-(?=\d)|\d+(?:[.,]\d+)*(?: %)?|[^\s_\-/.,;:|])*(?:(?!(?<=\s)-\d)[\s_\-/.,;:|])*"
+)
+"""A word with the signs after it, where a line may end; -0.19 and 97.3 % are one word each."""
 
 
 def text_width(text: str) -> int:
@@ -28,6 +30,10 @@ def wrap_name(
     ['golden_', 'retriever', 'puppy']
     >>> wrap_name("Donaudampfschiff", 9)
     ['Donaudamp', 'fschiff']
+    >>> wrap_name("(p = 0.048), SaCo -0.19", 20)
+    ['(p = 0.048), SaCo', '-0.19']
+    >>> wrap_name("(p = 0.048), SaCo -0.19", 8)
+    ['(p =', '0.048),', 'SaCo', '-0.19']
 
     Args:
         name: any text; of spaces alone one empty line remains.

@@ -14,7 +14,7 @@ from PIL.PngImagePlugin import PngInfo
 from vitkit.data.images.colour import RGBPixels
 from vitkit.io.atomic import replacing
 from vitkit.io.results import PNG_KEY, png_result
-from vitkit.messages import escape
+from vitkit.messages import escape, percent
 from vitkit.plots.wrapping import wrap_name
 from vitkit.prediction.predictor import Prediction
 
@@ -103,7 +103,7 @@ def _draw_rows(
             pen.text((left, below), line, row.colour, row.font)
             below += _line(size)
         if row.probability is not None:
-            number = f"{row.probability:.1%}".replace("%", " %")
+            number = percent(row.probability)
             pen.text((left + width, top), number, row.colour, row.font, anchor="ra")
             bar_height = max(2, size // 4)
             for part, colour in ((1.0, TRACK), (row.probability, BAR)):

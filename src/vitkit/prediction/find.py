@@ -15,7 +15,15 @@ from vitkit.errors import DataError
 from vitkit.io.web.address import is_web_address
 from vitkit.messages import did_you_mean, escape, nearest_parent, plural
 from vitkit.prediction.glob_patterns import is_pattern, literal_folder, match_files
-from vitkit.prediction.image_list import Address, Files, ImageGroup, ImageList, Lines, dataset_parts
+from vitkit.prediction.image_list import (
+    Address,
+    Files,
+    ImageGroup,
+    ImageList,
+    Lines,
+    MissingFile,
+    dataset_parts,
+)
 from vitkit.prediction.line_stream import LineStream
 
 STDIN = "-"
@@ -27,6 +35,7 @@ def find_images(
     split: str | None = None,
     data_root: str | os.PathLike[str] | None = None,
     stdin: int | None = None,
+    missing_ok: bool = False,
 ) -> ImageList:
     """Find images; none is read yet.
 
@@ -41,6 +50,8 @@ def find_images(
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         stdin: open file descriptor; the name `-` then stands for the paths and addresses that come
             from it, one a line.
+        missing_ok: keep the names of image files that do not exist, if there are others: reading
+            one raises `ImageError`, as for a broken image.
 
     Returns:
         An iterable of images with `.name` and `.label`, whose `.total` is their number.
@@ -53,6 +64,7 @@ def find_images(
         raise DataError("no images given; name files, folders or a dataset")
     parts: list[ImageGroup] = []
     warnings: list[str] = []
+    missing = _missing_files(names) if missing_ok and split is None else set()
     for name in names:
         if isinstance(name, Dataset):
             parts += dataset_parts(name, split)
@@ -72,9 +84,24 @@ def find_images(
         # the usual case, without the imports of the others
         elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
             parts.append(Files(Paths([text])))
+        elif text in missing:
+            parts.append(MissingFile(text))
         else:
             parts += _find_many(name, split, data_root, warnings)
     return ImageList(parts, warnings)
+
+
+def _missing_files(names: Sequence[str | os.PathLike[str] | Dataset]) -> set[str]:
+    """Return the names of image files that do not exist; none if all names are such."""
+    missing = [name for name in names if isinstance(name, str | os.PathLike) and _is_missing(name)]
+    return {os.fspath(name) for name in missing} if len(missing) < len(names) else set()
+
+
+def _is_missing(name: str | os.PathLike[str]) -> bool:
+    text = os.fspath(name)
+    # a missing folder or dataset stands for many images, and ends the search
+    is_image = text.lower().endswith(IMAGE_ENDINGS) and "://" not in text
+    return is_image and not (os.path.exists(text) or is_pattern(text))
 
 
 def _read_lines(descriptor: int) -> Lines:
@@ -137,6 +164,9 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
         raise DataError(
             f"{escape(name)}: expected an http:// or https:// address of an image, or a path"
         )
+    if os.path.islink(path):
+        place = escape(os.readlink(path))
+        raise DataError(f"{escape(name)}: no such image; this link leads to {place}, which is gone")
     near = did_you_mean(name, datasets)
     raise DataError(f"{escape(name)}: no such image{near}; {nearest_parent(path)}")
 

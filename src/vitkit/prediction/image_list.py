@@ -44,7 +44,7 @@ class Files(ImageGroup):
 
     Args:
         paths: of the files.
-        base: folder that the places of results are relative to; None for the bare names.
+        base: folder that the places of results are relative to; default that of the only file.
         labels: the class of each file; none where absent.
         splits: the split of each file; none where absent.
         source: the list that names the files, or the folder of their dataset, if any.
@@ -61,7 +61,9 @@ class Files(ImageGroup):
         self.total = len(paths)
         self.classes = natural_order({*labels} - {""})  # a list may lack some labels
         self._paths = paths
-        self._base = base
+        self.base = Path(paths[0]).parent if base is None else base
+        # what places of results begin with, where images come from several folders
+        self.prefix = PurePath()
         self._labels = labels
         self._splits = splits
         self._source = source
@@ -70,7 +72,7 @@ class Files(ImageGroup):
         for number, path in enumerate(self._paths):
             yield FileImage(
                 name=str(path),
-                place=PurePath(path.name) if self._base is None else path.relative_to(self._base),
+                place=self.prefix / path.relative_to(self.base),
                 label=self._labels[number] if self._labels else "",
                 split=self._splits[number] if self._splits else "",
             )
@@ -79,6 +81,17 @@ class Files(ImageGroup):
         if self._source is not None:
             yield self._source
         yield from self._paths
+
+
+class MissingFile(Files):
+    """An image file that was named and does not exist: reading it raises `ImageError`.
+
+    Args:
+        name: of the file.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Paths([name]))
 
 
 class Address(ImageGroup):
@@ -155,7 +168,8 @@ class Lines(ImageGroup):
             if is_web_address(line):
                 yield WebImage.at(line)
             else:
-                yield FileImage(name=line, place=PurePath(PurePath(line).name))
+                # the folders that will come are not known, so each place has its folder
+                yield FileImage(name=line, place=PurePath(line))
 
     def files(self) -> Iterator[Path]:
         return iter(())
@@ -184,6 +198,13 @@ class ImageList:
 
     def __init__(self, parts: Sequence[ImageGroup], warnings: Sequence[str] = ()) -> None:
         self._parts = tuple(parts)
+        _set_apart(
+            [
+                part
+                for part in parts
+                if isinstance(part, Files) and not isinstance(part, MissingFile)
+            ]
+        )
         self._current: ImageGroup | None = None
         self.warnings = tuple(warnings)
         # unknown as soon as one part is a stream
@@ -205,6 +226,15 @@ class ImageList:
         """Iterate over the files that are read; those that a stream names are not known."""
         for part in self._parts:
             yield from part.files()
+
+
+def _set_apart(groups: Sequence[Files]) -> None:
+    """Give images of several folders places with their folder, below what the folders share."""
+    folders = [os.path.abspath(group.base) for group in groups]
+    if len({*folders}) > 1:
+        shared = os.path.commonpath(folders)
+        for group, folder in zip(groups, folders, strict=True):
+            group.prefix = PurePath(os.path.relpath(folder, shared))
 
 
 def dataset_parts(

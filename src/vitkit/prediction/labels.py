@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from vitkit.data.datasets.class_names import match_classes
-from vitkit.messages import plural
+from vitkit.messages import percent, plural
 from vitkit.prediction.images import FoundImage
 from vitkit.weights.checkpoint import Checkpoint, names_for_data
 
@@ -91,4 +91,4 @@ class RightAnswers:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part:,} of {whole:,} ({part / whole:.1%})".replace("%", " %")
+    return f"{part:,} of {whole:,} ({percent(part / whole)})"

@@ -12,6 +12,7 @@ from vitkit.devices import on_device, resolve_device
 from vitkit.errors import ImageError
 from vitkit.explaining.model.explanation import ModelExplanation
 from vitkit.explaining.model.measure import ModelMeasurement
+from vitkit.messages import plural
 from vitkit.prediction.predictor import Images, Predictor
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
@@ -70,6 +71,7 @@ class CheckpointMeasurement:
         model_device = resolve_device(device)
         self._measurement = ModelMeasurement(on_device(self.checkpoint.model, model_device))
         preprocess = self.checkpoint.preprocess
+        # A predictor reads, skips and batches the images; its "logits" are the largest norms.
         self._predictor = Predictor(
             self._measurement.add,
             preprocess,
@@ -103,11 +105,13 @@ def _name_of(checkpoint: Checkpoint) -> str:
     spec = checkpoint.model.spec
     height, width = spec.patch_size
     size = (
-        f"ViT with {spec.depth} blocks of width {spec.width}, {spec.num_heads} heads, patches of "
+        f"ViT with {plural(spec.depth, 'block')} of width {spec.width}, "
+        f"{plural(spec.num_heads, 'head')}, patches of "
         f"{height} x {width} pixels"
     )
     path = checkpoint.path
     if path is None:
         return size
+    # runs/NAME/weights/best.safetensors: every run has a file of this name.
     run = path.resolve().parents[1].name if path.parent.name == WEIGHTS else path.stem
     return f"{run}: {size}"

@@ -37,15 +37,30 @@ class FilledSection:
 def page(run: ReportedRun) -> str:
     """Return the report of a run: HTML that loads nothing, whatever the names in it are."""
     environment = _environment()
-    script = _text("sort.js")
-    return environment.get_template("report.html").render(
-        run=run,
-        generator=GENERATOR,
-        sections=[_fill(environment, section, run) for section in SECTIONS],
-        style=Markup(_text("style.css")),
-        script=Markup(script),
-        # the browser runs this script and no other
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    sections = [_fill(environment, section, run) for section in SECTIONS]
+    return render_page("report.html", generator=GENERATOR, run=run, sections=sections)
+
+
+def render_page(template: str, *, generator: str, **values: Any) -> str:
+    """Return a page of HTML with its style and its script inside.
+
+    Args:
+        template: its name, of one that extends `base.html`.
+        generator: the command that writes the page.
+        **values: of the template; all text is escaped.
+    """
+    script = _text("sort.js") + _text("relabel.js")
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            generator=generator,
+            style=Markup(_text("style.css")),
+            script=Markup(script),
+            # the browser runs this script and no other
+            script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+            **values,
+        )
     )
 
 
@@ -71,8 +86,8 @@ def _fill(environment: Environment, section: Section, run: ReportedRun) -> Fille
 
 
 def _percent(share: Any) -> str:
-    """Format a share in [0, 1]."""
-    return f"{100 * share:.1f} %"
+    """Format a share in [0, 1], with a space where no line ends."""
+    return f"{100 * share:.1f}\N{NO-BREAK SPACE}%"
 
 
 def _text(name: str) -> str:

@@ -6,6 +6,7 @@ import warnings
 from base64 import b64encode
 from functools import cached_property
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import UInt8
@@ -33,10 +34,14 @@ class RunImages:
     Args:
         checkpoint: of the run; None if it has none.
         settings: of the run.
+        relabel_file: the corrected labels that it was trained with, if any.
     """
 
-    def __init__(self, checkpoint: Checkpoint | None, settings: Settings) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint | None, settings: Settings, relabel_file: Path | None = None
+    ) -> None:
         self._checkpoint, self._settings = checkpoint, settings
+        self._relabel_file = relabel_file
         self._encoded: dict[int, str | None] = {}
         self.problem = ""
         """Why there are no images, a sentence; empty where there are."""
@@ -52,22 +57,33 @@ class RunImages:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the training has shown them
                 return open_as_in_training(
-                    checkpoint, str(settings["data"]), settings.get("data_root"), None
+                    checkpoint,
+                    str(settings["data"]),
+                    settings.get("data_root"),
+                    None,
+                    self._relabel_file,
                 )
         except (VitkitError, OSError) as error:
             self.problem = f"The images are not shown: {error}."
             return None
 
-    def of(self, predictions: Predictions) -> Split | None:
-        """Return the split that predictions are of; None if the data have changed since."""
+    def split(self, name: str) -> Split | None:
+        """Return a split whose images can be read; None, and a `problem`, without one."""
         if self.dataset is None or self._checkpoint is None:
             return None
-        split = self.dataset.splits.get(predictions.split)
+        split = self.dataset.splits.get(name)
         if split is None:
-            self.problem = f"The images are not shown: the data have no {predictions.split} split."
+            self.problem = f"The images are not shown: the data have no {name} split."
             return None
         if split.is_remote:
             self.problem = "The images are not shown: they are not on this computer."
+            return None
+        return split
+
+    def of(self, predictions: Predictions) -> Split | None:
+        """Return the split that predictions are of; None if the data have changed since."""
+        split = self.split(predictions.split)
+        if split is None:
             return None
         if not self._is_same(split, predictions):
             self.problem = "The images are not shown: the data have changed since the run."

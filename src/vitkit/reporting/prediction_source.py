@@ -50,6 +50,7 @@ class Predictions:
 
     def confident_mistakes(self) -> list[int]:
         """Return the numbers of the wrong images, the most confident one first."""
+        # Stable: of equally confident ones the first of the split comes first.
         wrong = np.flatnonzero(~self.right)
         found: list[int] = wrong[np.argsort(-self.probability[wrong], kind="stable")].tolist()
         return found
@@ -94,10 +95,13 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
         Missing: no such file, or one of another kind.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        # Not `splitlines`: a name may have a sign at which that ends a line, such as U+2028.
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
     except OSError as error:
         raise Missing(f"{path.name} cannot be read: {error.strerror}.") from None
-    header, *rows = list(csv.reader(text.splitlines(keepends=True))) or [[]]
+    except csv.Error as error:
+        raise Missing(f"{path.name} is not a CSV file: {error}.") from None
     if tuple(header) != PREDICTIONS_HEADER or not rows:
         raise Missing(f"{path.name} is not a table of predictions of vitkit.")
     numbers = {name: number for number, name in enumerate(classes)}
@@ -108,8 +112,10 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
             for name, column in (("labels", 1), ("predicted", 2))
         }
         probability = np.array([[float(row[3]), float(row[4])] for row in rows])
+        if not ((probability >= 0) & (probability <= 1)).all():  # NaN is neither
+            raise ValueError
     except (ValueError, IndexError):
-        raise Missing(f"{path.name} has a line that is not complete.") from None
+        raise Missing(f"{path.name} has a line that is not complete, or no probability.") from None
     return Predictions(
         split="test",
         origin=f"{path.name}: the best weights, with the stored temperature",
@@ -136,6 +142,7 @@ def validation_predictions(
     """
     probabilities = held_out.probabilities(temperature)
     count, num_classes = probabilities.shape
+    # `HeldOutLogits` keeps those of every n-th image, so image i is number i * n of the split.
     every = -(-images.get("val", count) // count)  # rounded up
     confidence, predicted = probabilities.max(1)
     own = probabilities.gather(1, held_out.labels[:, None])[:, 0]

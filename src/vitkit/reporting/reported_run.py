@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from functools import cached_property
@@ -13,7 +14,7 @@ from vitkit.data.datasets.class_names import natural_order
 from vitkit.errors import CheckpointError, DataError, OutputError, SettingError
 from vitkit.evaluation.metrics import Metrics
 from vitkit.io.import_path import MEMORY_PREFIX
-from vitkit.messages import escape, nearest_parent
+from vitkit.messages import escape, nearest_parent, plural
 from vitkit.reporting.images import RunImages
 from vitkit.reporting.missing import Missing
 from vitkit.reporting.prediction_source import (
@@ -29,6 +30,8 @@ from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.training.run_folder import RunFolder
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import load
+
+DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 class ReportedRun:
@@ -57,6 +60,20 @@ class ReportedRun:
         """The name of the folder."""
         return escape(self.folder.root.resolve().name)
 
+    @property
+    def summary(self) -> str:
+        """The model, the data and the last day of the run; empty without settings."""
+        model, data = self.settings.get("model"), self.settings.get("data")
+        if not model or not data:
+            return ""
+        spec = self.settings.get("spec") or {}
+        # a model of another size than the named one has nothing of it
+        if {"width", "depth"} <= spec.keys():
+            model = f"ViT of width {spec['width']} with {plural(spec['depth'], 'block')}"
+        ends = [line.partition("T")[0] for line in self.log[-1:]]
+        day = f", {ends[0]}" if ends and DAY.fullmatch(ends[0]) else ""
+        return escape(f"{model} on {self.data}{day}")
+
     @cached_property
     def settings(self) -> Settings:
         """The settings of config.yaml; empty where it cannot be read."""
@@ -68,6 +85,7 @@ class ReportedRun:
     @cached_property
     def checkpoint(self) -> Checkpoint | None:
         """The best weights, or the last ones where no epoch was complete; None without any."""
+        # A damaged file is passed over: most of the page needs no weights.
         for path in (self.folder.best, self.folder.last):
             if not path.is_file():
                 continue
@@ -85,7 +103,7 @@ class ReportedRun:
     @cached_property
     def images(self) -> RunImages:
         """The images of the data."""
-        return RunImages(self.checkpoint, self.settings)
+        return RunImages(self.checkpoint, self.settings, self.relabel_file)
 
     @cached_property
     def scores(self) -> dict[str, Metrics]:
@@ -106,6 +124,7 @@ class ReportedRun:
     def lines(self) -> list[dict[str, Any]]:
         """The objects of metrics.jsonl; lines that are damaged are left out."""
         try:
+            # A killed run may leave half a line, also in the middle of a letter.
             text = self.folder.lines.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
@@ -189,8 +208,22 @@ class ReportedRun:
         data = str(self.settings.get("data") or "DATA")
         return "DATA" if data.startswith(MEMORY_PREFIX) else data
 
+    @property
+    def relabel_file(self) -> Path | None:
+        """The copy of the corrected labels that the run was trained with; None without them."""
+        # another relabel.csv may lie there, saved from the page for the next run
+        if self.settings.get("relabel") is None or not self.folder.relabel.is_file():
+            return None
+        return self.folder.relabel
+
+    @property
+    def relabel_words(self) -> list[str]:
+        """The flag that names the corrected labels of the run; none without them."""
+        return [] if self.relabel_file is None else ["--relabel", str(self.relabel_file)]
+
     def command(self, verb: str, *words: str | Path) -> str:
         """Return a command line of vitkit, with the folder of the data where one was named."""
+        # The data of the run are found only below that folder.
         root = self.settings.get("data_root")
         more = ["--data-root", str(root)] if root and self.data in map(str, words) else []
         return f"vitkit {verb} {escape(shlex.join([*map(str, words), *more]))}"

@@ -19,7 +19,14 @@ def _is_report(path: Path) -> bool:
 REPORT_FILE = ResultKind("a report", ".html", _is_report)
 
 
-def report(run: str | Path, *, output: str | Path | None = None, overwrite: bool = False) -> Path:
+def report(
+    run: str | Path,
+    *,
+    output: str | Path | None = None,
+    overwrite: bool = False,
+    suspects: str | None = None,
+    device: str = "auto",
+) -> Path:
     """Write the report of a run: one HTML file that shows it in any browser, without a network.
 
     It is made of the files in the run folder; thumbnails of mistakes are read from the data, where
@@ -29,12 +36,18 @@ def report(run: str | Path, *, output: str | Path | None = None, overwrite: bool
         run: a run folder.
         output: the file to write; default `report.html` in the run folder.
         overwrite: also replace a file that is no report of vitkit.
+        suspects: the split, such as `train`, whose images are searched for wrong labels: by
+            classifiers on the features of the best weights that never saw the label. The list,
+            `suspects.csv` in the run folder, is shown by later reports, too.
+        device: for that search: `cpu`, `cuda`, `mps`; auto picks the fastest available.
 
     Returns:
         The path of the file.
 
     Raises:
-        OutputError: no such run, or an output that exists and is no report, or cannot be written.
+        SettingError, DataError, DeviceError: a split that cannot be searched.
+        OutputError: no such run, or an output that exists and is no report, or cannot be written;
+            or a `suspects.csv` that is no earlier list.
     """
     # imported here: the report needs torch, matplotlib and jinja2
     from vitkit.reporting.html import page
@@ -45,5 +58,16 @@ def report(run: str | Path, *, output: str | Path | None = None, overwrite: bool
     # what a run leaves is never replaced; no file of it ends in .html but the report
     inputs = [entry for entry in found.root.rglob("*") if entry.suffix.lower() != ".html"]
     check_outputs([path], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+    if suspects is not None:
+        from vitkit.reporting.sections.suspects import SUSPECTS_FILE, write_suspects
+
+        check_outputs(
+            [found.folder.suspects],
+            SUSPECTS_FILE,
+            inputs=(),
+            overwrite=overwrite,
+            flag="--suspects",
+        )
+        write_suspects(found, suspects, device)
     write_bytes(path, page(found).encode("utf-8", "replace"))
     return path

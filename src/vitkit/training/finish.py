@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
+from vitkit.evaluation.evaluation_loop import count_predictions, evaluate_outputs
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
-from vitkit.evaluation.predict import count_predictions, evaluate_outputs
 from vitkit.evaluation.result import Evaluation
 from vitkit.evaluation.temperature import Calibration, calibrate
 from vitkit.evaluation.user_metrics import KeptOutputs, finite_scores, load_metrics
@@ -96,7 +96,7 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
 def _write_predictions(run: Run, scores: Metrics, counts: PredictionCounts) -> None:
     """Write the prediction and the loss of every test image."""
     dataset = run.plan.dataset
-    evaluation = Evaluation(scores, counts, dataset.splits["test"], dataset.classes)
+    evaluation = Evaluation(scores, counts, dataset.splits["test"], dataset.classes, "test")
     run.world.broadcast_from_main(lambda: write_predictions(run.folder, evaluation))
 
 

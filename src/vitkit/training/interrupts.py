@@ -1,8 +1,8 @@
-"""Signals that stop a run: a flag that the loop checks between two steps, or an exception.
+"""SIGINT, SIGTERM and the other signals that stop a run: as a flag, or as an exception.
 
-`callbacks.stop` reads the flag and ends the loop; `callbacks.save` then saves the run. Phases
-without intermediate state are interrupted immediately by `Interrupted`. A second signal ends the
-process at once, with a line on the newest state.
+`callbacks.stop` reads the flag between two steps and ends the loop; `callbacks.save` then saves.
+Phases without intermediate state are interrupted immediately by `Interrupted`. A second signal ends
+the process at once, with a line on the newest state.
 """
 
 from __future__ import annotations

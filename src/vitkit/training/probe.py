@@ -5,11 +5,11 @@ from __future__ import annotations
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from vitkit.evaluation.evaluation_loop import count_predictions
 from vitkit.evaluation.features.extract import extract_features
 from vitkit.evaluation.features.knn import NEIGHBOURS, knn
 from vitkit.evaluation.features.linear_classifier import fit_linear
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.predict import count_predictions
 from vitkit.training.run import Run
 
 NO_VOTES = 1e-9
@@ -65,6 +65,7 @@ def evaluate_neighbours(run: Run) -> dict[str, Metrics]:
             continue
         queries, truth = _features(run, split)
         votes = knn(train, labels, queries, run.plan.spec.num_classes)
+        # Scores are counted from logits; a class without a vote has the lowest.
         scores = _scores(run, votes.clamp_min(NO_VOTES).log(), truth)
         # votes are no probabilities: they have neither a loss nor a calibration
         scores = {name: value for name, value in scores.items() if name.startswith(OF_VOTES)}

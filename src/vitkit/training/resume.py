@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitkit.data.sources.open import NAMES
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
-from vitkit.training.checks.defaults import resolve_defaults
+from vitkit.training.checks.dependent_defaults import resolve_defaults
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
 from vitkit.training.config.merging import MODEL_DEFAULT, layered, with_flat_spec
@@ -70,6 +70,20 @@ class StoppedRun:
         return [
             f"changed since the run started: {name} {before} -> {now}"
             for name, before, now in self.changes
+        ]
+
+    def describe_rate(self, run: Run) -> list[str]:
+        """Return a line on a learning rate that rises, as the schedule spans more epochs now."""
+        before = [change.before for change in self.changes if change.name == "epochs"]
+        if not before or not 0 < self.step < run.plan.total_steps:
+            return []
+        last = run.plan.with_settings({"epochs": before[0]}).learning_rate(self.step - 1)
+        following = run.plan.learning_rate(self.step)
+        if following <= last:
+            return []
+        return [
+            f"the learning rate rises from {last:.3g} to {following:.3g}: the "
+            f"{run.plan.config.sched} schedule now spans {run.plan.config.epochs:,} epochs"
         ]
 
     def describe_end(self, config: RunConfig, steps_per_epoch: int, stale: int) -> list[str]:
@@ -160,6 +174,8 @@ def settings_to_resume(
     config = _with_decisions(resolve_defaults(requested)[0], before)
     # the state has the weights; those it started from are not looked up again
     config = replace(config, start=before.start, model=config.model or before.model)
+    # a run keeps the labels that it began with
+    config = replace(config, relabel=config.relabel or before.relabel)
     changes = _changes(root, before, config)
     notes = list(description["notes"])
     if requested.compile and not config.compile:
@@ -309,22 +325,35 @@ def restore_state(run: Run, stopped: StoppedRun) -> None:
         DataError: the images are not those that the run began with.
         CheckpointError: the state is of other parts.
     """
+    # before the tensors, of which other classes need others
+    manifest = manifest_of(stopped.state)
+    began_with = manifest["values"].get("progress", {}).get("data")
+    difference = run.plan.dataset.difference(str(began_with))
+    # a state that lacks its progress is refused by `load_state`
+    if began_with is not None and difference:
+        raise _other_data(run, difference, (manifest["settings"] or {}).get("data"))
     load_state(stopped.state, run.registry)
-    difference = run.plan.dataset.difference(run.progress.data)
-    if difference:
-        raise _other_data(run, difference)
     if run.held_out is not None and run.progress.best_epoch:
         run.held_out.load(run.folder.held_out)
     run.log.info(f"resuming from step {run.progress.step} ({stopped.state})")
 
 
-def _other_data(run: Run, difference: str) -> DataError:
-    """Return the error that names what of the data is not as when the run began."""
+def _other_data(run: Run, difference: str, began_with: str | None) -> DataError:
+    """Return the error that names what of the data is not as when the run began.
+
+    Args:
+        run: the run, with the data as they are now.
+        difference: in words.
+        began_with: DATA of the run that is resumed, if its state names it.
+    """
     or_skip = ""
     if run.can_skip_images:
         or_skip = "continue without the missing ones by adding --bad-images skip, "
     data = run.plan.config.data
     mend = "pass the same object" if data.startswith("memory://") else "restore them"
+    # the images of a folder that was moved may be incomplete; another folder has others
+    if began_with not in (None, data) and (began_with in NAMES or Path(began_with).exists()):
+        mend, or_skip = f"leave out DATA to go on with {began_with}", ""
     return DataError(
         f"{data}: the {difference} differ from those that the run {run.folder.root} started with; "
         f"{mend}, {or_skip}or start afresh"

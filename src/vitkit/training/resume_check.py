@@ -18,7 +18,7 @@ from pathlib import Path
 
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError, VitkitError
-from vitkit.training.checks.defaults import resolve_defaults
+from vitkit.training.checks.dependent_defaults import resolve_defaults
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.config.yaml_files import read_yaml

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, cast
 
-from vitkit.evaluation.predict import LabelledLogits, predict_batches
+from vitkit.evaluation.evaluation_loop import LabelledLogits, predict_batches
 from vitkit.models.vit import ViT
 from vitkit.training.parallel.fsdp import has_shards
 from vitkit.training.run import Run

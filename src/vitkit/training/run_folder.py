@@ -64,13 +64,23 @@ class RunFolder:
         return self.root / "images.npz"
 
     @property
+    def relabel(self) -> Path:
+        """The corrected labels that the run began with, a copy of the file of `relabel`."""
+        return self.root / "relabel.csv"
+
+    @property
+    def suspects(self) -> Path:
+        """The images whose labels are probably wrong, as `vitkit report --suspects` finds them."""
+        return self.root / "suspects.csv"
+
+    @property
     def augmented(self) -> Path:
         """Augmented images of the first step, as a grid."""
         return self.root / "augmented.png"
 
     @property
     def check(self) -> Path:
-        """The report of `vitkit check`, where it was written here."""
+        """The report of the check of the images, as `vitkit check` writes it."""
         return self.root / "check.json"
 
     @property

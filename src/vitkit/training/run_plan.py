@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitkit.data.checks.check import Report
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.messages import plural
@@ -37,6 +38,7 @@ class Plan:
         weights: initial weights; None for random ones, and for a run that goes on, whose state
             has them.
         teacher: a model to learn from besides the labels, on the device.
+        check: the report of the check of the images; None where they were not checked.
     """
 
     config: RunConfig
@@ -49,6 +51,7 @@ class Plan:
     notes: tuple[str, ...]
     weights: Mapping[str, Tensor] | None = None
     teacher: Teacher | None = None
+    check: Report | None = None
 
     @property
     def total_steps(self) -> int:

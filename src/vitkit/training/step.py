@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.nn.utils import clip_grad_norm_
 
+from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.model_inputs import ModelInputs
+from vitkit.devices import seed_generators
 from vitkit.distributed import ProcessGroup, full_tensor, local_tensor
 from vitkit.randomness import hash64
 from vitkit.shapes import Loss
@@ -141,10 +142,12 @@ class TrainingStep:
             part = self.world.rank + self.world.size * number
             self._seed(step, part)
             fed = self.transform(micro, step, part)
+            # The processes exchange gradients once, with the last micro-batch.
             with exchanging_gradients(self._parallel, self.model, self.world, number == last):
                 # mean over the parts: each is a mean over equally many images
                 loss = self._parallel(fed) / self.accumulate
                 (loss if self.scale is None else loss * self.scale.scale).backward()
+            # Stays on the device: reading it would wait for the backward pass.
             total += loss.detach()
         result = self._rescaled(self._agreed(float(total), float(self._clip())))
         if result.bad is None and not result.overflow:
@@ -194,4 +197,4 @@ class TrainingStep:
     def _seed(self, step: int, part: int) -> None:
         """Seed torch: dropout is a function of (seed, step, part)."""
         # 63 bits, as torch's seeds are signed
-        torch.manual_seed((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)
+        seed_generators((int(hash64(self.seed, step, DROPOUT)) >> 1) + part)

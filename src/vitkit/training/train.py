@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -59,6 +59,7 @@ def train(
     if config.devices > 1 and not has_rank():
         return TrainResult.from_json(launch(config, callbacks))
     with (
+        _own_torch_state(),
         join_process_group(resolve_device(config.device), config.timeout) as world,
         ExitStack() as stack,
     ):
@@ -66,6 +67,18 @@ def train(
         if config.probe:
             return _fit_probe(run)
         return _make_steps(run, stopped, deadline)
+
+
+@contextmanager
+def _own_torch_state() -> Iterator[None]:
+    """Restore torch's number of threads and its global generators after the block."""
+    threads = torch.get_num_threads()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices=gpus):
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def callbacks_of(

@@ -164,6 +164,7 @@ class Trainer:
         engine = Engine(self._step)
         # what catches an error writes its message; Ignite would log it first
         engine.logger = logging.Logger("vitkit", level=logging.CRITICAL + 1)
+        # Ignite counts on from the step of a resumed run, also in the middle of an epoch.
         position = {"iteration": self.progress.step, "max_epochs": self.epochs}
         engine.load_state_dict(position | {"epoch_length": self.steps_per_epoch})
         begin_epoch, begin_step = Events.EPOCH_STARTED, Events.ITERATION_STARTED

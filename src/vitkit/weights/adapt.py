@@ -19,7 +19,7 @@ from vitkit.data.datasets.class_names import match_classes
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.frozen import frozen
 from vitkit.messages import did_you_mean
-from vitkit.models.interface.classifier import fresh_heads
+from vitkit.models.interface.classifier import fresh_heads, is_of_head
 from vitkit.models.vit import ViT
 from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
@@ -116,6 +116,7 @@ def adapt(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
         adapted = _with_grid(adapted, request)
     if request.classes is not None:
         adapted = _with_rows(adapted, request.classes, request.num_classes)
+    # 0 asks for no head, which a model may be without already.
     elif request.num_classes or request.num_classes not in (None, adapted.model.spec.num_classes):
         adapted = _with_fresh_head(adapted, request.num_classes or 0)
     changed = replace(
@@ -135,6 +136,7 @@ def _metadata(checkpoint: Checkpoint, adapted: _Adapted) -> dict[str, Any]:
     # A checkpoint may have been adapted before: its lines stay.
     lines = [*texts(checkpoint.metadata, "adapted"), *map(str, adapted.steps)]
     metadata = {**checkpoint.metadata, "adapted": lines}
+    # Folded steps keep the logits, but for a change of channels: that does so for grey images.
     exact = all(step.kind == "folded" for step in adapted.steps)
     if not exact or adapted.preprocess.channels != checkpoint.preprocess.channels:
         for name in MEASURED:
@@ -252,7 +254,7 @@ def _with_rows(adapted: _Adapted, names: Sequence[str], count: int | None) -> _A
     rows = torch.tensor(_rows_of(names, count, adapted.classes), device=like.device)
     state = dict(adapted.model.state_dict())
     for name in state:
-        if _is_of_head(name):
+        if is_of_head(name):
             state[name] = state[name][rows]
     spec = adapted.model.spec.replace(num_classes=len(names))
     old_count = len(set(adapted.classes))
@@ -301,7 +303,7 @@ def _with_fresh_head(adapted: _Adapted, count: int) -> _Adapted:
     spec = old.replace(num_classes=count)
     tensors = adapted.model.state_dict().items()
     # All tensors but those of the old heads.
-    state = {name: tensor for name, tensor in tensors if not _is_of_head(name)}
+    state = {name: tensor for name, tensor in tensors if not is_of_head(name)}
     text = "left out, so that the model returns features"
     if count:
         like = next(adapted.model.parameters())
@@ -322,10 +324,6 @@ def _refuse_stem(spec: ViTSpec, change: str) -> None:
             f"{change} cannot be changed with stem {spec.stem!r}, whose tokens are not linear in "
             "the pixels; train a model with the channels and normalisation that you need"
         )
-
-
-def _is_of_head(name: str) -> bool:
-    return name.startswith(("head.", "head_dist."))
 
 
 def _by(size: tuple[int, int]) -> str:

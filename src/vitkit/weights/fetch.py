@@ -99,7 +99,8 @@ def fetch(address: str, *, trust_pickle: bool = False) -> Path:
 def _fetch(address: str, sha256: str, trust_pickle: bool) -> Path:
     """Fetch an address, and check the digest that the catalogue has for it."""
     if address.startswith(WEB_SCHEMES):
-        _check_ending(address, address, trust_pickle)
+        # as the Hub's link to a file, .../resolve/main/model.safetensors?download=true
+        _check_ending(address, re.split(r"[?#]", address)[0], trust_pickle)
         # imported here: a local file needs no connections
         from vitkit.io.web.download import download
 

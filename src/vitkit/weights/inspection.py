@@ -25,6 +25,8 @@ from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_as
 from vitkit.weights.model_tensors import tensor_shapes
 from vitkit.weights.recognition import recognise, refuse_other_model
 
+WIDTH = 100
+"""Characters of a line where no terminal tells its width."""
 SHOWN_APART = ("spec", "preprocess", "classes", "sha256", "format_version")
 """Entries of a vitkit file's description that are not repeated in `Inspection.metadata`."""
 UNSET: tuple[Any, ...] = (None, "", [], {})
@@ -78,6 +80,14 @@ class Inspection:
         return values
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int = WIDTH) -> str:
+        """Return the text that `print` shows.
+
+        Args:
+            width: characters of a line, to which long lists are wrapped; not the other lines.
+        """
         dtypes = ", ".join(self.dtypes)
         lines = [f"{self.path}: {self.format}, {self.parameters:,} parameters in {dtypes}"]
         # Fields that no format infers are shown only where they differ from the default.
@@ -89,21 +99,22 @@ class Inspection:
         preprocess = self.preprocess.to_json()
         text = ", ".join(f"{name} {value}" for name, value in preprocess.items())
         lines.append(f"  preprocess: {text} ({self.sure.get('preprocess', 'usual')})")
-        lines += self._class_lines()
+        lines += self._class_lines(width)
         for name, value in self.metadata.items():
-            lines += _paragraph(name, _pairs(value))
+            lines += _paragraph(name, _pairs(value), width)
         for name in ("unknown", "missing", "left_out"):
-            lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name))
+            lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name), width)
         if self.unknown or self.missing:
             lines.append(f"  vitkit.load refuses this file; {PARTIAL_HINT}")
         lines += [f"  warning: {line}" for line in self.warnings]
         return "\n".join(lines)
 
-    def _class_lines(self) -> list[str]:
+    def _class_lines(self, width: int) -> list[str]:
         if not self.classes:
             return ["  classes: none"]
         certainty = self.sure.get("classes", "stored")
-        return _paragraph(f"classes ({len(self.classes)}, {certainty})", self.classes, most=10)
+        title = f"classes ({len(self.classes)}, {certainty})"
+        return _paragraph(title, self.classes, width, most=10)
 
 
 def _pairs(value: Any, name: str = "") -> list[str]:
@@ -124,8 +135,8 @@ def _pairs(value: Any, name: str = "") -> list[str]:
     return [f"{name} {text}".strip()]
 
 
-def _paragraph(title: str, parts: Sequence[str], most: int = 200) -> list[str]:
-    """Return lines of at most 100 characters, or none where there are no parts."""
+def _paragraph(title: str, parts: Sequence[str], width: int, most: int = 200) -> list[str]:
+    """Return lines of at most `width` characters, or none where there are no parts."""
     if not parts:
         return []
     shown = [_printable(part[:120]) for part in parts[:most]]
@@ -133,7 +144,7 @@ def _paragraph(title: str, parts: Sequence[str], most: int = 200) -> list[str]:
         shown.append(f"... and {len(parts) - most} more")
     return textwrap.wrap(
         f"{_printable(title[:120])}: {', '.join(shown)}",
-        100,
+        width,
         break_on_hyphens=False,
         initial_indent="  ",
         subsequent_indent="    ",

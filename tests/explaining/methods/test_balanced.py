@@ -58,9 +58,9 @@ def test_legrad(name, monkeypatch):
         gradient = gradient_to_weights(model, image, wanted, layer + 1, monkeypatch)
         total += gradient.clamp(min=0).mean(dim=(0, 1))[-6:] / 2
     compute, classes = METHODS["legrad"].compute, torch.tensor([NUMBER])
-    found = compute(model, image[None], classes=classes, gradients="balanced")
+    found = compute(model, image[None], classes=classes)
     torch.testing.assert_close(found[0].flatten(), total, rtol=1e-5, atol=1e-7)
-    plain = compute(model, image[None], classes=classes)
+    plain = compute(model, image[None], classes=classes, gradients="plain")
     assert (plain - found).abs().max() > 1e-3 * found.max()
 
 
@@ -77,7 +77,7 @@ def test_gradient_rollout(name, monkeypatch):
         relevance = relevance + weighted @ relevance
     expected = relevance[0, -6:].view(2, 3)
     compute, classes = METHODS["gradient-rollout"].compute, torch.tensor([NUMBER])
-    found = compute(model, image[None], classes=classes, gradients="balanced")
+    found = compute(model, image[None], classes=classes)
     torch.testing.assert_close(found[0], expected, rtol=1e-5, atol=1e-7)
 
 

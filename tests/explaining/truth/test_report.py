@@ -20,8 +20,8 @@ from vitkit.explaining.methods import METHODS
 from vitkit.explaining.token_subset import TokenSubsets
 from vitkit.explaining.truth.class_matters import MosaicViT, build_mosaics, class_matters
 from vitkit.explaining.truth.maps import MapMaker
+from vitkit.explaining.truth.measure import measure_truth
 from vitkit.explaining.truth.model_fit import ModelFit, model_fit
-from vitkit.explaining.truth.report import truth_report
 from vitkit.explaining.truth.stability import stability
 from vitkit.explaining.truth.weights_matter import weights_matter, with_random_top
 
@@ -92,6 +92,13 @@ def oracle(vit, images, *, classes):
     return (brightness(vit, images) == classes.view(-1, 1, 1)).float()
 
 
+def against_the_others(vit, images, *, classes):
+    """Everywhere the same positive values, and as many negative ones outside the class's cell."""
+    inside = oracle(vit, images, classes=classes)
+    is_even = torch.arange(inside.shape[1]).unsqueeze(1) % 2 == 0  # a cell has two rows of patches
+    return torch.where(is_even, 1.0, -0.9 * (1 - inside))
+
+
 def test_an_oracle_points_at_its_class_always_and_a_constant_map_a_quarter():
     images, labels = coloured(30)
     vit = model(num_classes=6)
@@ -103,6 +110,11 @@ def test_an_oracle_points_at_its_class_always_and_a_constant_map_a_quarter():
     assert found.mass == pytest.approx(0.25)
     assert found.low < 0.25 < found.high
     assert found.pointing == pytest.approx(0.25, abs=0.07)
+    # what a patch says against the class counts against its cell
+    signed = MapMaker(own_method(against_the_others, by_class=True))
+    found = class_matters(signed, vit, images, labels)
+    assert found.pointing == 1.0
+    assert found.positive_pointing < 0.5
     negative = MapMaker(own_method(lambda vit, images: -torch.ones(grid_of(vit, images))))
     found = class_matters(negative, vit, images, labels)
     assert (found.pointing, found.mass) == (0.0, 0.25)  # it points nowhere
@@ -248,7 +260,7 @@ def test_a_report_has_all_parts_and_is_the_same_again():
     with torch.inference_mode():
         labels = vit(images).argmax(1)
     method = METHODS["attention"]
-    report = truth_report(
+    report = measure_truth(
         method, vit, images, labels=labels, options={"layer": 0}, preprocess=preprocess, mosaics=20
     )
     plain = json.loads(json.dumps(report.as_json(), allow_nan=False))
@@ -259,24 +271,24 @@ def test_a_report_has_all_parts_and_is_the_same_again():
     assert plain["stability"]["jpeg"] > 0
     assert -1 <= plain["weights_matter"] <= 1
     assert report.lines[0] == report.line
-    kinds = ["images", "weights", "class", "stability", "model"]
+    kinds = ["images", "weights", "class", "stability", "model", "removal"]
     if report.class_matters is None:
         kinds.remove("class")
     assert [line.partition(":")[0] for line in report.lines[1:]] == kinds
-    again = truth_report(
+    again = measure_truth(
         method, vit, images, labels=labels, options={"layer": 0}, preprocess=preprocess, mosaics=20
     )
     assert again == report
-    cheap = truth_report(method, vit, images, parts=())
+    cheap = measure_truth(method, vit, images, parts=())
     assert len(cheap.lines) == 2
     assert cheap.weights_matter is cheap.stability is cheap.model_fit is None
 
 
 def test_p_of_a_report_is_over_the_images():
     vit, images = model(), some_images(40)
-    one = truth_report(own_method(brightness), vit, images, parts=())
+    one = measure_truth(own_method(brightness), vit, images, parts=())
     gains = [score.insertion_area - score.deletion_area for score in one.scores]
-    flipped = truth_report(own_method(lambda *a: -brightness(*a)), vit, images, parts=())
+    flipped = measure_truth(own_method(lambda *a: -brightness(*a)), vit, images, parts=())
     # the reverse order has the opposite gains
     assert [score.insertion_area - score.deletion_area for score in flipped.scores] == (
         pytest.approx([-gain for gain in gains], abs=1e-6)
@@ -287,8 +299,8 @@ def test_p_of_a_report_is_over_the_images():
 def test_methods_that_cannot_be_measured_are_refused():
     vit, images = model(), some_images(2)
     with pytest.raises(SettingError, match="'own' cannot be measured: its maps are colours"):
-        truth_report(own_method(brightness, colours=True), vit, images)
+        measure_truth(own_method(brightness, colours=True), vit, images)
     with pytest.raises(SettingError, match="'attention' has no option 'block'; it has layer, head"):
-        truth_report(METHODS["attention"], vit, images, options={"block": 1})
+        measure_truth(METHODS["attention"], vit, images, options={"block": 1})
     with pytest.raises(SettingError, match="the model has no head"):
-        truth_report(METHODS["attention"], model(num_classes=0), images)
+        measure_truth(METHODS["attention"], model(num_classes=0), images)

@@ -10,6 +10,7 @@ from noise import fill_with_noise
 import vitkit
 from vitkit.errors import SettingError, ShapeError
 from vitkit.explaining.token_subset import TokenSubsets
+from vitkit.explaining.truth.class_probability import ClassProbability
 from vitkit.explaining.truth.deletion import (
     image_keys,
     map_orders,
@@ -132,7 +133,7 @@ def test_a_batch_equals_a_plain_loop(fields):
 def greedy_grids(vit, images, classes) -> torch.Tensor:
     """Maps whose order is that of token occlusion."""
     with torch.inference_mode():
-        order = occlusion_order(TokenSubsets(vit, images), classes)
+        order = occlusion_order(ClassProbability(TokenSubsets(vit, images), classes))
     ranks = torch.arange(order.shape[1], 0, -1, dtype=torch.float64).expand(order.shape)
     return torch.zeros(order.shape, dtype=torch.float64).scatter(1, order, ranks).view(-1, 4, 6)
 

@@ -17,8 +17,8 @@ from vitkit.training.config.train_config import TrainConfig
 FACTS = [
     (
         {"resume": "not compared"},
-        """data data_root cache follow_links start recipe output overwrite resume teacher test
-        device timeout workers quiet""",
+        """data data_root cache follow_links relabel start recipe output overwrite resume teacher
+        test device timeout workers quiet""",
     ),
     (
         {"resume": "may change"},
@@ -50,7 +50,8 @@ FACTS = [
     ),
     (
         {"with_auto": "passed on"},
-        """data data_root cache follow_links bad_images ignore_extra_classes val_fraction balance
+        """data data_root cache follow_links bad_images ignore_extra_classes val_fraction relabel
+        balance
         model pretrained trust_pickle allow_partial seed device amp attention_kernel compile
         threads workers plots report logger quiet""",
     ),

@@ -32,9 +32,11 @@ METAVARS = {
     "pretrained": "WEIGHTS",
     "progressive": "PIXELS",
     "recipe": "NAME|FILE",
+    "relabel": "FILE",
     "resume": "RUN",
     "save_images": "FOLDER",
     "split": "SPLIT",
+    "suspects": "SPLIT",
     "to": "FORMAT",
     "data": "DATA",
     "teacher": "CHECKPOINT",
@@ -45,7 +47,13 @@ METAVARS = {
 TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 KINDS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
 """Type of a number -> its words in messages."""
-BARE_VALUES = {"cache": "auto", "pretrained": "auto", "grad_checkpointing": "block"}
+BARE_VALUES = {
+    "cache": "auto",
+    "grad_checkpointing": "block",
+    "pretrained": "auto",
+    "report": "comparison.html",
+    "suspects": "train",
+}
 """Flag that may stand without a value -> the value that it then has."""
 
 LONGEST_CHOICES = 40
@@ -65,6 +73,7 @@ class Argument:
         kind: the type of its value, or of each of its values.
         choices: the values it can have, if they are few.
         many: whether it takes several values.
+        counts: how many values it may have, if not any number.
         required: whether it must be given.
         nullable: whether `None` is a value.
         default: its value if it is not given.
@@ -78,6 +87,7 @@ class Argument:
     kind: type[Any] = str
     choices: tuple[str, ...] = ()
     many: bool = False
+    counts: tuple[int, ...] = ()
     required: bool = False
     nullable: bool = False
     default: Any = None
@@ -127,6 +137,7 @@ class Argument:
             value: as typed.
             flag: the flag as typed, or the word of a positional argument.
         """
+        # tyro's word for the absent value, also in numbers and choices.
         if self.nullable and value == "None":
             return
         if self.choices and value not in self.choices:
@@ -155,12 +166,14 @@ def argument(
         required: whether it has no default.
     """
     plain, aliases = _without_annotations(hint)
+    # `int | None` is an int that may be absent.
     inner = [kind for kind in _union(plain) if kind is not type(None)]
     many = any(get_origin(_without_annotations(kind)[0]) is tuple for kind in inner)
     kind, choices = _value_type(inner[0])
     metavar = name.upper()
     # the word of a flag's value says what kind of value it is; a positional argument is its name
     if not positional:
+        # A path is always FILE, whatever the name of its parameter.
         of_type = TYPE_METAVARS.get(kind, "TEXT")
         metavar = of_type if kind is Path else METAVARS.get(name, of_type)
     return Argument(
@@ -171,6 +184,7 @@ def argument(
         kind=kind,
         choices=choices,
         many=many,
+        counts=_counts(inner),
         required=required,
         nullable=len(inner) < len(_union(plain)),
         default=default,
@@ -195,6 +209,18 @@ def _without_annotations(hint: Any) -> tuple[Any, tuple[str, ...]]:
 
 def _union(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _counts(kinds: list[Any]) -> tuple[int, ...]:
+    """Return the lengths of tuples of fixed length; none if one may have any length."""
+    counts = set()
+    for kind in kinds:
+        plain, _ = _without_annotations(kind)
+        values = get_args(plain)
+        if get_origin(plain) is not tuple or Ellipsis in values:
+            return ()
+        counts.add(len(values))
+    return tuple(sorted(counts))
 
 
 def _value_type(hint: Any) -> tuple[type[Any], tuple[str, ...]]:

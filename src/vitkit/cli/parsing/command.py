@@ -34,12 +34,14 @@ class Command:
         description: paragraphs.
         groups: its arguments, the positional ones first.
         examples: whole command lines, each with what it does after a `#`.
+        common: names of the arguments in the help; `--help-all` has all. Empty where that is short.
     """
 
     verb: str
     description: tuple[str, ...]
     groups: tuple[Group, ...]
     examples: tuple[str, ...]
+    common: tuple[str, ...] = ()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -151,6 +153,7 @@ def describe_settings(sections: Iterable[type[Any]], defaults: Any) -> tuple[Gro
                     required=field.default is MISSING and field.default_factory is MISSING,
                 )
             )
+        # `FineTuningSettings` -> "fine-tuning"
         words = re.findall(r"[A-Z][a-z]*", section.__name__.removesuffix("Settings"))
         groups.append(Group(title="-".join(words).lower(), arguments=tuple(found)))
     return tuple(groups)

@@ -41,9 +41,13 @@ class Words:
         return [*self.positionals, *self.flag_words()]
 
 
+HELP_ALL = "--help-all"
+HELP = ("-h", "--help", HELP_ALL)
+
+
 def wants_help(words: Sequence[str]) -> bool:
     """Return True if the help is asked for."""
-    return not {"-h", "--help"}.isdisjoint(words)
+    return not set(HELP).isdisjoint(words)
 
 
 def read_words(command: Command, words: Sequence[str]) -> Words:
@@ -90,6 +94,7 @@ def read_flags(command: Command, words: Sequence[str]) -> Words:
         if len(values) == 1 and values[0].startswith("-"):
             as_typed = [f"{typed}={values[0]}"]
         read.flags.append((found.name, as_typed))
+        # A switch has no values: its own form says what it is set to.
         read.values[found.name] = values or [str(not typed.startswith(("--no-", "--no_")))]
     return read
 
@@ -151,6 +156,11 @@ def _check_values(found: Argument, typed: str, values: list[str], *, given: bool
         if not value.strip():
             raise SettingError(f"{typed} is empty; pass a value, or leave it out")
         found.check(value, typed)
+    if found.counts and len(values) not in found.counts:
+        expected = " or ".join(map(str, found.counts))
+        raise SettingError(
+            f"{typed} {' '.join(values)}: expected {expected} values, got {len(values)}"
+        )
 
 
 def _needed(found: Argument, typed: str) -> str:
@@ -179,7 +189,8 @@ def _check_positionals(command: Command, values: list[str]) -> None:
 
 def _no_such_flag(command: Command, typed: str) -> str:
     """Return the message on a flag that does not exist, with the nearest one."""
-    known = ["help"]
+    # Flags of every verb, and arguments of none.
+    known = ["help", "help_all"]
     second: dict[str, str] = {}
     for argument in command.arguments:
         if not argument.flags:
@@ -188,5 +199,5 @@ def _no_such_flag(command: Command, typed: str) -> str:
         second |= {letters(flag): argument.name for flag in argument.flags}
     hint = hint_on(typed, known, second, as_flags=True)
     if not hint.startswith(";"):  # nothing tells yet what to do
-        hint += f"; `vitkit {command.verb} --help` lists all"
+        hint += f"; `vitkit {command.verb} {HELP_ALL if command.common else '--help'}` lists all"
     return f"there is no flag {typed}{hint}"

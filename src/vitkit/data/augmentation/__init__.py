@@ -1,1 +1,1 @@
-"""Random changes to training images, each a function of its keys."""
+"""Random changes to training images, each a function of its keys; `pipeline` is the chain."""

@@ -1,8 +1,7 @@
-"""Random changes to training images, each a pure function of (seed, epoch, index, view).
+"""Random crops, flips and shifts of uint8 images: functions of (seed, epoch, index, view).
 
-Crops, flips and shifts are applied here, where the batch is made: an image is cropped and resized
-by itself, flipped and shifted with the whole batch, by its own random numbers. The rest is done by
-`loading.batch_transform`. The same arguments give the same pixels in any process, in any order.
+An image is cropped by itself, flipped and shifted with its whole batch, each by random numbers of
+its own. The same arguments give the same pixels in any process, in any order.
 """
 
 from __future__ import annotations
@@ -11,13 +10,8 @@ import math
 
 import numpy as np
 from jaxtyping import Bool, Int64, UInt8
-from pydantic import Field
 
-from vitkit.data.images.preprocess import fit, squash
-from vitkit.errors import SettingError
-from vitkit.frozen import frozen
 from vitkit.randomness import uniform
-from vitkit.spec import Preprocess
 
 PixelBatch = UInt8[np.ndarray, "B H W C"]
 
@@ -25,30 +19,6 @@ PixelBatch = UInt8[np.ndarray, "B H W C"]
 CROP, FLIP, SHIFT, POLICY, JITTER, ERASE = 1, 2, 3, 4, 5, 6
 CROP_RATIOS = (3 / 4, 4 / 3)
 CROP_ATTEMPTS = 10
-
-
-@frozen(raises=SettingError)
-class Augmentation:
-    """Settings of the random changes to training images. The defaults change nothing.
-
-    Attributes:
-        flip: chance of a horizontal flip, [0, 1].
-        shift: largest shift in pixels, up, down, left and right; edges are repeated.
-        crop_scale: smallest part of the area that a random crop keeps, (0, 1]; 1 means no crop.
-        aa: a policy by name, as `policies.policy` reads it.
-        color_jitter: largest change of brightness, contrast and saturation, as a factor.
-        reprob: chance that a box of the image is erased, [0, 1].
-
-    Raises:
-        SettingError: a value out of range.
-    """
-
-    flip: float = Field(0.0, ge=0.0, le=1.0)
-    shift: int = Field(0, ge=0)
-    crop_scale: float = Field(1.0, gt=0.0, le=1.0)
-    aa: str | None = None
-    color_jitter: float = Field(0.0, ge=0.0, le=1.0)
-    reprob: float = Field(0.0, ge=0.0, le=1.0)
 
 
 def crop_box(
@@ -107,59 +77,46 @@ def _middle(size: tuple[int, int]) -> tuple[int, int, int, int]:
     return left, top, left + box_width, top + box_height
 
 
-def training_pixels(
-    image: UInt8[np.ndarray, "H W channels"],
-    preprocess: Preprocess,
-    augmentation: Augmentation,
-    seed: int,
-    augmentation_key: int,
-    index: int,
-) -> UInt8[np.ndarray, "h w C"]:
-    """Resize one image: by a random crop, or as in evaluation where crops are off.
-
-    Args:
-        image: (H, W, 3) or (H, W, 1) uint8.
-        preprocess: size (h, w) and channels C.
-        augmentation: its `crop_scale` is used.
-        seed: of the run.
-        augmentation_key: epoch and view, `randomness.augmentation_key`.
-        index: the image's index in the split.
-    """
-    # Not a crop of the whole image: evaluation keeps the aspect ratio, an Inception crop does not.
-    if augmentation.crop_scale == 1.0:
-        return fit(image, preprocess)
-    box = crop_box(
-        (image.shape[0], image.shape[1]), augmentation.crop_scale, seed, augmentation_key, index
-    )
-    return squash(image, preprocess, box)
-
-
-def augment_batch(
+def flip_batch(
     pixels: PixelBatch,
-    augmentation: Augmentation,
+    chance: float,
     seed: int,
     augmentation_keys: int | Int64[np.ndarray, "B"],
     indices: Int64[np.ndarray, "B"],
 ) -> PixelBatch:
-    """Flip and shift a batch, each image by its own random numbers; the shape stays.
+    """Mirror each image of a batch with the same chance, left to right.
 
     Args:
         pixels: (B, H, W, C) uint8.
-        augmentation: its `flip` and `shift` are used.
+        chance: of a flip, [0, 1].
         seed: of the run.
         augmentation_keys: epoch and view of each image (B,), or of all.
         indices: the images' indices in the split (B,).
     """
-    pixels = np.ascontiguousarray(pixels)  # `_flip` views pixels as items of all channels
-    if augmentation.flip > 0:
-        pixels = _flip(pixels, uniform(seed, augmentation_keys, indices, FLIP) < augmentation.flip)
-    if augmentation.shift > 0:
-        draws = uniform(seed, augmentation_keys, indices[None, :], SHIFT, np.arange(2)[:, None])
-        most = augmentation.shift
-        # Every whole number from -most to most is equally likely.
-        down, across = (draws * (2 * most + 1)).astype(np.int64) - most
-        pixels = _shift(pixels, down, across)
-    return pixels
+    flipped = uniform(seed, augmentation_keys, indices, FLIP) < chance
+    return _flip(np.ascontiguousarray(pixels), flipped)  # `_flip` views items of all channels
+
+
+def shift_batch(
+    pixels: PixelBatch,
+    largest: int,
+    seed: int,
+    augmentation_keys: int | Int64[np.ndarray, "B"],
+    indices: Int64[np.ndarray, "B"],
+) -> PixelBatch:
+    """Shift each image of a batch by a random number of pixels; its edges are repeated.
+
+    Args:
+        pixels: (B, H, W, C) uint8.
+        largest: shift in pixels, up, down, left and right.
+        seed: of the run.
+        augmentation_keys: epoch and view of each image (B,), or of all.
+        indices: the images' indices in the split (B,).
+    """
+    draws = uniform(seed, augmentation_keys, indices[None, :], SHIFT, np.arange(2)[:, None])
+    # Every whole number from -largest to largest is equally likely.
+    down, across = (draws * (2 * largest + 1)).astype(np.int64) - largest
+    return _shift(np.ascontiguousarray(pixels), down, across)
 
 
 def _flip(pixels: PixelBatch, flipped: Bool[np.ndarray, "B"]) -> PixelBatch:

@@ -116,6 +116,7 @@ def _cut(weight: float, size: tuple[int, int], y: float, x: float) -> Mixture:
         x: of the box's centre, as a part of the width.
     """
     height, width = size
+    # Both sides by the root, so that the area is 1 - weight (Eq. 2: r_w, r_h).
     box_height = int(height * math.sqrt(1 - weight))
     box_width = int(width * math.sqrt(1 - weight))
     middle_y = int(y * height)

@@ -271,6 +271,7 @@ def _normal_levels(mean: float, deviation: float, highest: float, draws: Draws) 
 
 
 def _trivial_levels(draws: Draws) -> Draws:
+    # The strengths 0/30, 1/30 ... 30/30, each as likely as any other.
     return np.floor(draws * TRIVIALAUGMENT_LEVELS) / (TRIVIALAUGMENT_LEVELS - 1)
 
 

@@ -73,9 +73,11 @@ def _boxes(
     areas = (AREAS[0] + (AREAS[1] - AREAS[0]) * area) * height * width
     low = math.log(ASPECTS[0])
     high = math.log(ASPECTS[1])
+    # Uniform in the logarithm: a box is as often flat as steep.
     aspects = np.exp(low + (high - low) * aspect)
     tall = np.rint(np.sqrt(areas * aspects))
     wide = np.rint(np.sqrt(areas / aspects))
+    # As in timm, a box is smaller than the image on both sides.
     fits = (tall > 0) & (tall < height) & (wide > 0) & (wide < width)
     tall *= fits
     wide *= fits

@@ -21,6 +21,8 @@ import numpy as np
 from vitkit.data.checks.finding import Finding
 from vitkit.data.checks.findings import findings
 from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.label_changes import read_label_changes
+from vitkit.data.datasets.relabelling import relabel as with_corrections
 from vitkit.data.datasets.scan import SCAN_ROW, Problem, ScanResult, scan_split
 from vitkit.data.datasets.split import Split
 from vitkit.data.datasets.splitting import first_copies
@@ -31,6 +33,8 @@ from vitkit.io.file_cache import FileCache
 __all__ = ["Problem", "Report", "check", "check_dataset", "drop_or_refuse_unreadable"]
 
 PROBLEMS_SHOWN = 5
+IMAGES_OF_A_FINDING = 20
+"""Entries that a short report lists of a finding; `more` counts the others."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,17 @@ class Report:
             "findings": [*map(dataclasses.asdict, self.findings)],
         }
 
+    def as_short_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values, with the first images of each finding alone."""
+        # Shortened first: a finding may name a million images, which take seconds to copy.
+        short = []
+        for finding in self.findings:
+            short.append(dataclasses.replace(finding, images=finding.images[:IMAGES_OF_A_FINDING]))
+        document = dataclasses.replace(self, findings=tuple(short)).as_dict()
+        for finding, entry in zip(self.findings, document["findings"], strict=True):
+            entry["more"] = len(finding.images) - len(entry["images"])
+        return document | {"problems": document["problems"][:IMAGES_OF_A_FINDING]}
+
 
 def check_dataset(
     dataset: Dataset,
@@ -111,6 +126,7 @@ def check(
     ignore_extra_classes: bool = False,
     follow_links: bool = False,
     workers: int = 0,
+    relabel: str | Path | None = None,
 ) -> Report:
     """Check every image of a dataset; unchanged files are read only the first time.
 
@@ -120,6 +136,7 @@ def check(
         ignore_extra_classes: leave out classes of val and test that train lacks.
         follow_links: follow symbolic links that lead out of the folder.
         workers: threads; 0 means one for each core.
+        relabel: a CSV file of corrected labels, as for `train`.
 
     Returns:
         `.problems`, the images that cannot be decoded; `.findings`, all findings; `.refused`, True
@@ -130,12 +147,15 @@ def check(
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
         SettingError: a negative number of workers.
     """
+    changes = None if relabel is None else read_label_changes(relabel)
     dataset = open_dataset(
         data,
         data_root=data_root,
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
+    if changes is not None:
+        dataset = with_corrections(dataset, changes)
     return check_dataset(dataset, workers=workers)
 
 

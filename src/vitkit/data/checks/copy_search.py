@@ -165,6 +165,7 @@ def _cells(
 def _by_cell(cells: Int64[np.ndarray, " M"]) -> Iterator[tuple[int, Int64[np.ndarray, " R"]]]:
     """Generate each cell and the indices of the thumbnails in it."""
     order = np.argsort(cells, kind="stable")
+    # NONE is below all cells: images without contrast come first, and are left out.
     order = order[np.searchsorted(cells[order], NONE, "right") :]
     numbers, starts = np.unique(cells[order], return_index=True)
     for number, start, end in zip(numbers, starts, np.append(starts, len(order))[1:], strict=True):

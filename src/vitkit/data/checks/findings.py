@@ -71,6 +71,7 @@ def findings(
         near_duplicates(splits, scans),
         _sizes(images),
     )
+    # The kinds are listed from errors to remarks.
     order = [*FINDING_KINDS]
     return tuple(sorted(unordered, key=lambda finding: order.index(finding.kind)))
 

@@ -112,6 +112,7 @@ def _dataset(
 
 
 def _numbered(part: NamedImages, classes: Sequence[str]) -> NamedImages:
+    # Each name is matched once, not once for every image.
     names = natural_order({*part.names})
     number = dict(zip(names, match_classes(names, classes).indices, strict=True))
     labels = np.array([number[name] for name in part.names], np.int64)

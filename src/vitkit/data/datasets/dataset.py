@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
+from vitkit.data.datasets.label_changes import LabelChanges
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
 from vitkit.data.images.decode import decode, decode_with_properties
@@ -60,6 +61,10 @@ class ArraySplit(Split):
         number = index if self.numbers is None else self.numbers[index]
         return f"{self.origin}[{number}]"
 
+    def path(self, index: int) -> str:
+        number = index if self.numbers is None else self.numbers[index]
+        return numbered_path(self.origin, int(number))
+
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         return self.images[index]
 
@@ -106,6 +111,9 @@ class FileSplit(Split):
         if self.lines is None:
             return name
         return f"{name} (line {self.lines[index]})"
+
+    def path(self, index: int) -> str:
+        return escape(self.paths[index].relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
         return patiently(lambda: self._read(index))
@@ -267,14 +275,37 @@ class Dataset:
     as_before: Dataset | None = None
     """The same data cut by the earlier rule, which separated copies, where that is another cut; a
     checkpoint of that time is evaluated on it."""
+    relabelled: LabelChanges | None = None
+    """The labels that were corrected after opening; None where none were."""
 
-    def difference(self, fingerprint: str) -> str:
-        """Describe the difference to the dataset of a fingerprint, for a message; "" for none."""
-        if fingerprint == self.fingerprint:
+    @property
+    def identity(self) -> str:
+        """The fingerprint, and what was corrected since: SHA-256 (hex)."""
+        return self._identity(self.fingerprint)
+
+    def _identity(self, fingerprint: str) -> str:
+        if self.relabelled is None:
+            return fingerprint
+        text = f"{fingerprint}, relabelled {self.relabelled.digest}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def difference(self, identity: str) -> str:
+        """Describe the difference to the dataset of an identity, for a message; "" for none."""
+        if identity == self.identity:
             return ""
-        if self.as_before is not None and fingerprint == self.as_before.fingerprint:
+        before = self.as_before
+        if before is not None and identity == self._identity(before.fingerprint):
             return "splits, which an earlier version of vitkit divided differently,"
         return "images, labels or classes"
+
+
+def numbered_path(origin: str, number: int) -> str:
+    """Return the name of an image in lists, of its source and its number there.
+
+    >>> numbered_path("fashion-mnist/train", 12), numbered_path("digits", 5)
+    ('train/12', 'digits/5')
+    """
+    return f"{origin.rpartition('/')[2]}/{number}"
 
 
 def dataset_fingerprint(

@@ -111,6 +111,7 @@ def scan_split(
     problems: list[Problem] = []
     last_save = time.monotonic()
     scan_group = partial(_scan_group, split, MemoryLimit(PIXELS_AT_ONCE))
+    # Threads, not processes: Pillow decodes without the interpreter lock.
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         for start in range(0, len(unknown), SCAN_BLOCK):
             block = unknown[start : start + SCAN_BLOCK]

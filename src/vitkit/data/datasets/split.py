@@ -51,6 +51,14 @@ class Split(ABC):
     def name(self, index: int) -> str:
         """Return the name of an image for a message."""
 
+    def path(self, index: int) -> str:
+        """Return the name of an image in lists such as relabel.csv, the same in every run.
+
+        That of a file is its path below the folder of the data; that of an image in an array is
+        its part and number, such as `train/12`; any other image has the name of messages.
+        """
+        return self.name(index)
+
     @abstractmethod
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         """Return one image, (H, W, 3) RGB or (H, W, 1) grey, uint8 [0, 255].
@@ -152,6 +160,9 @@ class WrappedSplit(Split):
 
     def name(self, index: int) -> str:
         return self.split.name(index)
+
+    def path(self, index: int) -> str:
+        return self.split.path(index)
 
     def cache_keys(self) -> UInt64[np.ndarray, " N"]:
         return self.split.cache_keys()

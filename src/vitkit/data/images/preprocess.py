@@ -158,6 +158,7 @@ def viewport(size: tuple[int, int], preprocess: Preprocess) -> tuple[float, floa
     down = size[0] / scaled[0]
     across = size[1] / scaled[1]
     height, width = preprocess.image_size
+    # From pixels of the resized image back to those of the original.
     return top * down, left * across, height * down, width * across
 
 
@@ -165,6 +166,7 @@ def _scaled_size(size: tuple[int, ...], preprocess: Preprocess) -> tuple[int, in
     """Return (H, W) of the resized image of which the crop is the centre."""
     height, width = size
     crop_height, crop_width = preprocess.image_size
+    # timm rounds down: an image of 224 with a ratio of 0.9 is cut from one of 248.
     tall = math.floor(crop_height / preprocess.crop_ratio)
     wide = math.floor(crop_width / preprocess.crop_ratio)
     if preprocess.fit == "squash-crop":

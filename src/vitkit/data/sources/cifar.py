@@ -121,6 +121,7 @@ def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
         if not file.is_file():
             raise DataError(f"{file}: no such file; the binary version of {name} contains it")
         content = np.fromfile(file, np.uint8)
+        # A download that broke off hardly ever ends with a whole image.
         if not len(content) or len(content) % record:
             raise DataError(
                 f"{file}: expected images of {record:,} bytes each, got {len(content):,} bytes; "
@@ -129,6 +130,7 @@ def _read_binary(name: str, folder: Path, split: str) -> LabelledImages:
         rows = content.reshape(-1, record)  # (N, labels and values)
         labels.append(rows[:, labels_each - 1].astype(np.int64))  # the fine label comes last
         planes = rows[:, labels_each:].reshape(-1, 3, CIFAR_SIDE, CIFAR_SIDE)
+        # A file has all red values of an image, then all green, then all blue.
         images.append(planes.transpose(0, 2, 3, 1))
     return np.ascontiguousarray(np.concatenate(images)), np.concatenate(labels)
 

@@ -20,6 +20,7 @@ from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset, FileSplit
 from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
 from vitkit.errors import DataError
+from vitkit.io.csv_format import csv_encoding, csv_separator
 from vitkit.messages import escape
 
 COLUMNS = {
@@ -35,9 +36,6 @@ COLUMNS = {
 
 `split` may be absent.
 """
-UTF_16 = (b"\xff\xfe", b"\xfe\xff")
-"""First bytes of a file in UTF-16, such as Excel's "Unicode text"."""
-SEPARATORS = ",;\t"
 ROWS_SHOWN = 5
 
 
@@ -163,11 +161,10 @@ def _cells(
     last_line = 0
     try:
         with path.open("rb") as start:
-            encoding = "utf-16" if start.read(2) in UTF_16 else "utf-8-sig"
+            encoding = csv_encoding(start.read(2))
         with path.open(encoding=encoding, newline="") as file:
-            # The separator is the one that the first line has most of.
             header = file.readline()
-            separator = max(SEPARATORS, key=header.count)
+            separator = csv_separator(header)
             names = next(csv.reader([header], delimiter=separator), [])
             columns = _columns(names, where, needs_labels)
             reader = csv.reader(file, delimiter=separator, strict=True)

@@ -81,6 +81,7 @@ def open_hub(address: str, *, ignore_extra_classes: bool = False) -> Dataset:
         address,
         files,
         "arrow",
+        # A row may name a file that was downloaded, instead of holding its bytes.
         roots=_roots(),
         ignore_extra_classes=ignore_extra_classes,
         notes=notes,
@@ -104,8 +105,7 @@ def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: 
     except (MissingExtraError, DataError) as error:
         searched = ", ".join(map(str, folders))
         raise DataError(
-            f"{name} not found, searched {searched}; {how_to_get}; or, online, pip install "
-            f"'vitkit[hub]' ({error})"
+            f"{name} not found, searched {searched} and the Hub ({error}); {how_to_get}"
         ) from None
 
 
@@ -115,6 +115,7 @@ def _files_by_split(splits: datasets.DatasetDict) -> tuple[dict[str, list[Path]]
     unread = []
     for name, part in splits.items():
         split = SPLIT_WORDS.get(name.lower())
+        # `validation` and `dev` are both val: the first one counts.
         if split is None or split in files:
             unread.append(name)
         else:

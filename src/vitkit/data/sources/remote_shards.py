@@ -29,8 +29,9 @@ from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import file_sha256
 from vitkit.io.index_cache import forget_index
 from vitkit.io.web.connections import Attempts, WebError, offline
-from vitkit.io.web.download import receive, remote_version, writing_to_cache
+from vitkit.io.web.download import writing_to_cache
 from vitkit.io.web.part_file import PartFile
+from vitkit.io.web.resume_download import receive, remote_version
 from vitkit.messages import escape
 
 INDEX_KIND = "remote webdataset"

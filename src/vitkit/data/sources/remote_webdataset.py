@@ -80,6 +80,7 @@ def open_remote_webdataset(address: str, *, ignore_extra_classes: bool = False) 
     pattern = address.removeprefix(WEBDATASET_PREFIX)
     where = escape(address)
     addresses = _addresses(pattern)
+    # A query, such as a signature, is no part of the dataset's name.
     folder, _, files = pattern.partition("?")[0].rpartition("/")
     name = f"{escape(folder.partition('://')[2])}/{name_of(files)}".rstrip("/")
     indexed = _index_all(addresses, name)

@@ -61,6 +61,7 @@ def open_webdataset(address: str, *, ignore_extra_classes: bool = False) -> Data
     parts = {}
     for split, chosen in files_by_split([shard.name for shard in shards], where).items():
         paths = tuple(shards[i] for i in chosen)
+        # Stamped now: a shard that is replaced during the run is refused, not misread.
         store = partial(TarStore, paths, tuple(map(file_stamp, paths)))
         parts[split] = part_of([indexes[i] for i in chosen], store)
     return assemble(
@@ -140,6 +141,7 @@ class TarStore(Store):
                     raise ImageError(
                         self.name(number), "missing", "the shard was changed after it was opened"
                     )
+                # No seek: nothing but the file's own content decides what is read.
                 content = os.pread(file.fileno(), size, offset)
         except OSError as error:
             raise ImageError(self.name(number), "missing", str(error.strerror)) from error
@@ -222,6 +224,7 @@ def _image_and_label(where: str, key: str, group: Sequence[Member]) -> tuple[Mem
 
 def _label(group: Sequence[Member]) -> Member | None:
     """Return the first member with the first of `LABELS` that occurs."""
+    # The order of the endings counts, not that of the members in the file.
     for ending in LABELS:
         for member in group:
             if _ending(member) == ending:

@@ -18,7 +18,7 @@ from torch import Tensor
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import DECODER
 from vitkit.errors import OutputError
-from vitkit.evaluation.predict import predict_batches
+from vitkit.evaluation.evaluation_loop import predict_batches
 from vitkit.io.atomic import replacing
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import weights_fingerprint

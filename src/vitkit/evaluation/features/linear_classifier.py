@@ -95,6 +95,7 @@ def fit_linear(
             watch(logits := head(val_inputs))
             top1 = float((logits.argmax(1) == val_targets).float().mean())
             loss = float(F.cross_entropy(logits, val_targets))
+        # Of few validation images many strengths have the same top-1: the loss decides.
         if best is None or (top1, -loss) > (best.top1, -best.loss):
             # W ((x - mean) / scale) + b as a map of x itself
             weight = head.weight.detach().cpu() / scale

@@ -23,11 +23,12 @@ from vitkit.shapes import AttentionMaps, Images
 
 
 def gradient_rollout(
-    model: ViT, images: Images, *, classes: Int64[Tensor, " B"], gradients: str = "plain"
+    model: ViT, images: Images, *, classes: Int64[Tensor, " B"], gradients: str = "balanced"
 ) -> Float[Tensor, "B gh gw"]:
     """Return how far the attention to each patch, through all layers, raises a class's logit.
 
-    "Generic Attention-model Explainability" (arXiv 2103.15679, Chefer et al.), Eq. 5 and 6: with A
+    "Generic Attention-model Explainability" (arXiv 2103.15679, Chefer et al.), Eq. 5 and 6, by
+    default with other gradients than published: with A
     the maps of a layer and grad A the gradient of the class's logit, the mean over the heads of
     relu(grad A * A) is M, and R = I at first, then R + M R in each layer. The result is the row of
     R - I of what the head reads (`readout_rows`): the class token's in the paper; where a mean of
@@ -43,8 +44,10 @@ def gradient_rollout(
             mode. Frozen parameters stay so.
         images: (B, C, H, W) normalised, on the model's device.
         classes: (B,) class numbers.
-        gradients: `plain`, as published, or `balanced`, which the last norm does not take out
-            (LibraGrad, arXiv 2411.16760; see `BalancedGradients`).
+        gradients: `plain`, as published, or `balanced` (LibraGrad, arXiv 2411.16760; see
+            `BalancedGradients`), which finds a patch that decides alone; once it dominates the
+            token that is read, the last norm takes out the plain gradient. Balanced maps also have
+            the better truth score (`docs/benchmarks.md`).
 
     Returns:
         (B, gh, gw), 0 or more.
@@ -55,13 +58,15 @@ def gradient_rollout(
     """
     check_classes(model, classes, METHODS)
     record = Record(attention=range(model.spec.depth), pooling=has_map_head(model), gradients=True)
-    with gradients_in_eval_mode(model), backward_paths(gradients):
+    with gradients_in_eval_mode(model):
         # a graph through the maps, even where every parameter is frozen
         pixels = images.clone().detach().requires_grad_()
-        features = model.forward_features(pixels, record)
-        logits = model.forward_head(features, record)
+        with backward_paths(gradients):
+            features = model.forward_features(pixels, record)
+            logits = model.forward_head(features, record)
         score = class_scores(logits, classes).sum()
         maps = [*record.pooling.values(), *reversed(record.attention.values())]
+        # The sum over images: each map gets the gradient of its own image's score alone.
         found = torch.autograd.grad(score, maps)
     weights = [_weighted(*pair) for pair in zip(maps, found, strict=True)]
     if record.pooling:

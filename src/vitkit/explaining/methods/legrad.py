@@ -22,7 +22,7 @@ from vitkit.shapes import Images
 
 
 def legrad(
-    model: ViT, images: Images, *, classes: Int64[Tensor, " B"], gradients: str = "plain"
+    model: ViT, images: Images, *, classes: Int64[Tensor, " B"], gradients: str = "balanced"
 ) -> Float[Tensor, "B gh gw"]:
     """Return LeGrad's map: positive gradients of each layer's own score to its attention.
 
@@ -33,9 +33,11 @@ def legrad(
     2404.03214, Sec. 3). With a MAP head A^l is the map of its query over the tokens of layer l, as
     in the paper for attentional poolers. The paper's last scaling to [0, 1] is left to the caller.
 
-    Where one patch dominates the token that is read, the norm takes out the gradient towards it;
-    `gradients="balanced"` keeps the scale of norms constant (LibraGrad, arXiv 2411.16760).
-    Layers are computed one by one, so that memory holds the maps of one layer.
+    By default the gradients are not the published ones: where one patch dominates the token that is
+    read, the norm takes out the plain gradient towards it. Balanced gradients (LibraGrad, arXiv
+    2411.16760) keep the scale of norms constant; they find a patch that decides alone, and have the
+    better deletion score (`docs/benchmarks.md`). Layers are computed one by one, so that memory
+    holds the maps of one layer.
 
     Args:
         model: in any mode; it runs in eval mode, gets no gradients, and keeps its mode.

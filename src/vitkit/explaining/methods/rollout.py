@@ -16,7 +16,7 @@ from vitkit.explaining.readout_rows import has_map_head, pooling_map, readout_ro
 from vitkit.models.layers import eval_mode
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import AttentionMaps, Images
+from vitkit.shapes import AttentionMaps, Grid, Images
 
 HeadFusion = Literal["mean", "max", "min"]
 FUSIONS: dict[str, Callable[..., Tensor]] = {
@@ -54,6 +54,46 @@ def rollout(
         SettingError: a ratio outside [0, 1), or another fusion.
         ShapeError: images that do not fit the model.
     """
+    row, maps, grid = _record(model, images, discard_ratio, head_fusion)
+    # From the last layer to the first, a row times a matrix: no product of two matrices.
+    for weights in reversed(maps):
+        row = _pass_on(row, _layer_share(weights, discard_ratio, head_fusion))
+    return row[:, model.spec.num_prefix_tokens :].unflatten(1, grid)
+
+
+def rollout_over_depth(
+    model: ViT, images: Images, *, discard_ratio: float = 0.0, head_fusion: HeadFusion = "mean"
+) -> Float[Tensor, "L B gh gw"]:
+    """Return the rollout of the first layer alone, then of the first two, at last of all.
+
+    Args:
+        model: as for `rollout`.
+        images: as for `rollout`.
+        discard_ratio: as for `rollout`.
+        head_fusion: as for `rollout`.
+
+    Returns:
+        (L, B, gh, gw); the last is `rollout`. Each begins with the weights of the tokens in what
+        the head reads; a MAP head's are those after the last layer.
+
+    Raises:
+        SettingError, ShapeError: as for `rollout`.
+    """
+    row, maps, grid = _record(model, images, discard_ratio, head_fusion)
+    shares = [_layer_share(weights, discard_ratio, head_fusion) for weights in maps]
+    rows = []
+    for depth in range(1, len(shares) + 1):
+        through = row
+        for share in reversed(shares[:depth]):
+            through = _pass_on(through, share)
+        rows.append(through[:, model.spec.num_prefix_tokens :].unflatten(1, grid))
+    return torch.stack(rows)
+
+
+def _record(
+    model: ViT, images: Images, discard_ratio: float, head_fusion: HeadFusion
+) -> tuple[Float[Tensor, "B T"], list[AttentionMaps], Grid]:
+    """Return the tokens' weights in the head's input, the maps of all layers, and the grid."""
     if not isinstance(discard_ratio, Real) or not 0 <= discard_ratio < 1:
         raise SettingError.about("discard_ratio", discard_ratio, "must be at least 0 and below 1")
     if head_fusion not in FUSIONS:
@@ -62,22 +102,24 @@ def rollout(
     with eval_mode(model), torch.inference_mode():
         features = model.forward_features(images, record)
         row = readout_row(model, features, pooling_map(model, features, record))
-        # From the last layer to the first, a row times a matrix: no product of two matrices.
-        for maps in reversed(record.attention.values()):
-            row = torch.einsum(
-                "bn,bnt->bt", row, _layer_share(at_least_float32(maps), discard_ratio, head_fusion)
-            )
-    return row[:, model.spec.num_prefix_tokens :].unflatten(1, features.grid)
+    return row, [*record.attention.values()], features.grid
 
 
+@torch.inference_mode()
+def _pass_on(row: Float[Tensor, "B T"], share: Float[Tensor, "B T T"]) -> Float[Tensor, "B T"]:
+    return torch.einsum("bn,bnt->bt", row, share)
+
+
+@torch.inference_mode()
 def _layer_share(
     maps: AttentionMaps, discard_ratio: float, head_fusion: HeadFusion
 ) -> Float[Tensor, "B T T"]:
     """Return (A + I) / 2 with rows that sum to 1."""
-    fused = FUSIONS[head_fusion](maps, dim=1)
+    fused = FUSIONS[head_fusion](at_least_float32(maps), dim=1)
     tokens = fused.shape[-1]
     smallest = int(discard_ratio * tokens)
     if smallest:
+        # Stable: of equal weights the same ones go on every machine.
         least = fused.argsort(dim=-1, stable=True)[..., :smallest]
         fused = fused.scatter(-1, least, 0.0)
     mixed = (fused + torch.eye(tokens, dtype=fused.dtype, device=fused.device)) / 2

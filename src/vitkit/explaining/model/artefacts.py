@@ -136,5 +136,6 @@ def count_artefacts(
     values = norms.double().cpu().numpy()
     limit = high_norm(values) if threshold is None else threshold
     high = values > limit
+    # Each image's weights sum to 1, so its sum over high patches is a share.
     weights = attention.double().cpu().numpy()
     return Artefacts(high, values, limit, float((weights * high).sum() / len(values)))

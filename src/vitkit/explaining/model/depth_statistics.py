@@ -112,6 +112,7 @@ class DepthMeasurement:
             for layer, block in enumerate(block_calls(self.model.blocks)):
                 tokens = block(tokens, context._replace(attend=self._attend(layer)))
                 summaries.append(self._summary(tokens))
+        # All depths of a batch at once: the last one is what the others are compared with.
         depths = torch.stack(summaries).double()  # L+1 B D
         self._similarity.append(F.cosine_similarity(depths, depths[-1:], dim=-1).numpy())
         return tokens
@@ -146,6 +147,7 @@ class DepthMeasurement:
         def attend(
             q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
         ) -> Heads:
+            # The fused kernel keeps no weights, so they are computed here.
             weights = attention_weights(q, k, mask)
             self._distance[layer] += self._mean_distance(weights)
             self._entropy[layer] += _over_images(_row_sums(torch.special.entr(weights)))
@@ -184,6 +186,7 @@ def patch_distances(grid: Grid, patch_size: tuple[int, int]) -> Float64[Tensor, 
 def batch_size_for(model: ViT, grid: Grid) -> int:
     """Return how many images of a grid fit into one batch of `DepthMeasurement`."""
     tokens = model.spec.num_prefix_tokens + grid[0] * grid[1]
+    # k T^2 weights of each image, in one layer at a time.
     fitting = WEIGHTS_AT_ONCE // (model.spec.num_heads * tokens**2)
     return max(1, min(LARGEST_BATCH, fitting))
 

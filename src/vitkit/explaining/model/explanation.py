@@ -124,6 +124,7 @@ class ModelExplanation:
             figure = self.plot(None if name == SHEET else name)
             write_bytes(Path(folder) / f"{name}.png", encode_png(figure, WRITER))
             write_bytes(Path(folder) / f"{name}.svg", encode_svg(figure, WRITER))
+        # JSON has no NaN: better an error here than a file that no other program reads.
         text = json.dumps(self.to_json(), indent=1, allow_nan=False)
         write_bytes(Path(folder) / NUMBERS, text.encode())
         return files

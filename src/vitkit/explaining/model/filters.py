@@ -65,6 +65,7 @@ def first_layer_filters(model: ViT, count: int = MOST_FILTERS) -> Filters:
     shares = variances / total if total > 0 else np.zeros_like(variances)
     directions = directions[:count]
     largest = np.abs(directions).argmax(axis=1)
+    # The sign of a singular vector is arbitrary; a fixed rule makes figures repeatable.
     signs = np.sign(directions[np.arange(len(directions)), largest])
     components = (directions * signs[:, None]).reshape(-1, *weights.shape[1:])
     return Filters(components.transpose(0, 2, 3, 1), shares[:count], layer)

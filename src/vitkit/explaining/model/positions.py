@@ -55,6 +55,7 @@ def position_similarity(model: ViT, grid: Grid | None = None) -> PositionSimilar
             np.zeros((0, 0, 0, 0)), "none", missing="The model has no positions."
         )
     with torch.no_grad():
+        # Of rows of length 1 the products are cosines.
         vectors = F.normalize(_position_vectors(model, grid).double().cpu(), dim=1)  # N E
     rows, columns = grid
     cosine = (vectors @ vectors.T).clamp(-1, 1).reshape(rows, columns, rows, columns)
@@ -68,8 +69,10 @@ def _position_vectors(model: ViT, grid: Grid) -> Float[Tensor, "N E"]:
     weight = next(model.parameters())
     tokens = weight.new_zeros(1, spec.num_prefix_tokens + patches, spec.width)
     if model.rope is not None:
+        # Only the differences of angles matter to attention; these vectors keep them.
         sin, cos = model.rope(grid, tokens)
         table = torch.cat([sin, cos], dim=1)  # T 2h
     else:
         table = model.embedding.positions(model.pos_embed, grid, tokens)[0]
+    # The rows of prefix tokens come first.
     return table[-patches:]

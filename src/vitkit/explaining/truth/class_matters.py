@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitkit.evaluation.intervals import wilson_interval
 from vitkit.explaining.token_subset import TokenSubsets
-from vitkit.explaining.truth.deletion import class_log_probabilities
+from vitkit.explaining.truth.class_probability import ClassProbability
 from vitkit.explaining.truth.maps import MapMaker
 from vitkit.models.attention import Context
 from vitkit.models.interface.intermediates import Embedded
@@ -33,19 +33,22 @@ class ClassMatters:
 
     Attributes:
         mosaics: their number.
-        pointing: share of mosaics in which the class's own cell has the most positive mass.
+        pointing: share of mosaics in which the class's own cell has the largest sum of values; a
+            patch that speaks against the class counts against its cell.
         low: lower end of its 95 % interval (Wilson).
         high: upper end.
-        mass: mean share of the positive mass in the class's own cell.
-        model_pointing: share of mosaics in which the model itself needs the class's own cell most:
-            its probability falls furthest without that cell's patches. If this is low, the model
-            rather than the map limits the pointing.
+        positive_pointing: the same by the positive values alone.
+        mass: mean share of the positive values in the class's own cell.
+        model_pointing: share of mosaics in which the model's own probability falls furthest without
+            the patches of the class's cell, apart from any map. If this is low, the model itself
+            mixes the cells up.
     """
 
     mosaics: int
     pointing: float
     low: float
     high: float
+    positive_pointing: float
     mass: float
     model_pointing: float
 
@@ -75,8 +78,10 @@ def class_matters(
     """Explain one class in each of many mosaics of four images of four classes.
 
     The Focus score of "Focus! Rating XAI Methods and Finding Biases" (arXiv 2109.15035), for each
-    mosaic. A mosaic has twice the height and width of an image, and the model sees it as a
-    `MosaicViT`.
+    mosaic, is the share of the positive values. Beside it the cell with the largest sum of all
+    values is counted, as a map with a sign also says what speaks against the class.
+
+    A mosaic has twice the height and width of an image, and the model sees it as a `MosaicViT`.
 
     Args:
         maps: the method; one that does not depend on the class is expected to score 25 %.
@@ -94,12 +99,12 @@ def class_matters(
         return None
     mosaic_model = MosaicViT(model)
     targets = labels.cpu()[mosaics.images[np.arange(count), mosaics.cells]]
-    masses, needed = [], []
+    grids, needed = [], []
     for part in torch.arange(count).split(AT_A_TIME):
         sheets = build_mosaics(images, mosaics.images[part.numpy()])
-        masses.append(cell_masses(maps(mosaic_model, sheets, targets[part])))
+        grids.append(maps(mosaic_model, sheets, targets[part]))
         needed.append(cell_effects(mosaic_model, sheets, targets[part]))
-    return count_hits(np.concatenate(masses), np.concatenate(needed), mosaics.cells)
+    return count_hits(torch.cat(grids), np.concatenate(needed), mosaics.cells)
 
 
 class MosaicViT(ViT):
@@ -169,10 +174,10 @@ def build_mosaics(
     return torch.cat(rows, dim=2)
 
 
-def cell_masses(grids: Float[Tensor, "M gh gw"]) -> Float64[np.ndarray, "M 4"]:
-    """Return the sums of the positive values in the four cells of each map, row by row."""
-    positive = grids.cpu().double().clamp(min=0).unflatten(1, (2, -1)).unflatten(3, (2, -1))
-    sums: Float64[np.ndarray, "M 4"] = positive.sum(dim=(2, 4)).flatten(1).numpy()
+def cell_sums(grids: Float[Tensor, "M gh gw"]) -> Float64[np.ndarray, "M 4"]:
+    """Return the sums of the values in the four cells of each map, row by row."""
+    cells = grids.cpu().double().unflatten(1, (2, -1)).unflatten(3, (2, -1))
+    sums: Float64[np.ndarray, "M 4"] = cells.sum(dim=(2, 4)).flatten(1).numpy()
     return sums
 
 
@@ -180,34 +185,37 @@ def cell_effects(
     model: ViT, sheets: Float[Tensor, "M C twice_H twice_W"], classes: Int64[Tensor, " M"]
 ) -> Float64[np.ndarray, "M 4"]:
     """Return how much the class needs each cell: minus its log-probability without the cell."""
-    image = torch.arange(len(sheets))
     with eval_mode(model), torch.inference_mode():
         subsets = TokenSubsets(model, sheets)
         height, width = subsets.grid
         row = torch.arange(height).unsqueeze(1) * 2 // height
         cell = (row * 2 + torch.arange(width) * 2 // width).flatten()  # 0 to 3 of each patch
-        rest = []
+        probability, rest = ClassProbability(subsets, classes), []
         for number in range(CELLS):
             kept = torch.nonzero(cell != number).squeeze(1).expand(len(sheets), -1)
-            rest.append(class_log_probabilities(subsets, kept, image, classes))
+            rest.append(probability.log(kept))
     effects: Float64[np.ndarray, "M 4"] = -torch.stack(rest, dim=1).numpy()
     return effects
 
 
 def count_hits(
-    masses: Float64[np.ndarray, "M 4"],
+    grids: Float[Tensor, "M gh gw"],
     effects: Float64[np.ndarray, "M 4"],
     cells: Int64[np.ndarray, " M"],
 ) -> ClassMatters:
-    """Count in how many mosaics the explained cell has the most mass.
+    """Count in how many mosaics the explained cell has the largest sum of values.
 
     A map without positive values points nowhere: it counts as a miss, with a share of 25 %.
     """
     rows = np.arange(len(cells))
+    sums, masses = cell_sums(grids), cell_sums(grids.clamp(min=0))
     total = masses.sum(axis=1)
     share = np.full(len(cells), CHANCE)
     np.divide(masses[rows, cells], total, out=share, where=total > 0)
-    hits = int(((masses.argmax(axis=1) == cells) & (total > 0)).sum())
+    points = total > 0
+    hits = int(((sums.argmax(axis=1) == cells) & points).sum())
+    positive = float(((masses.argmax(axis=1) == cells) & points).mean())
     low, high = wilson_interval(hits, len(cells))
     needed = float((effects.argmax(axis=1) == cells).mean())
-    return ClassMatters(len(cells), hits / len(cells), low, high, float(share.mean()), needed)
+    mass = float(share.mean())
+    return ClassMatters(len(cells), hits / len(cells), low, high, positive, mass, needed)

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from vitkit.explaining.token_subset import TokenSubsets, drop_in_order
+from vitkit.explaining.token_subset import drop_in_order
+from vitkit.explaining.truth.class_probability import ClassProbability
 from vitkit.randomness import hash64, permutation
 from vitkit.shapes import Images
 
@@ -23,8 +24,6 @@ STEPS = 10
 """Steps from all patches to one."""
 RANDOM_ORDERS = 20
 """Half of them are drawn, the others are their reverses."""
-ROWS = 64
-"""Forward passes at a time."""
 Orders = Int64[Tensor, "B O N"]
 
 
@@ -75,61 +74,43 @@ def join_references(parts: Sequence[ReferenceAreas]) -> ReferenceAreas:
 
 
 def reference_areas(
-    subsets: TokenSubsets,
-    classes: Int64[Tensor, " B"],
-    keys: Int64[np.ndarray, " B"],
-    *,
-    seed: int = 0,
-    rows: int = ROWS,
+    probability: ClassProbability, keys: Int64[np.ndarray, " B"], *, seed: int = 0
 ) -> ReferenceAreas:
-    """Measure 20 random orders and the greedy order of token occlusion.
+    """Measure 20 random orders and the greedy order of occlusion.
 
     Args:
-        subsets: of the images; without gradients, and the model in eval mode.
-        classes: the class whose probability is measured, of each image.
+        probability: of the images' classes.
         keys: of the images, as `image_keys` gives them.
         seed: of the random orders, which depend on it and on the image alone.
-        rows: forward passes at a time.
     """
-    random = random_orders(keys, subsets.count, seed)
-    greedy = occlusion_order(subsets, classes, rows=rows).unsqueeze(1)  # B 1 N
-    areas = insertion_areas(subsets, torch.cat([random, greedy, greedy.flip(2)], 1), classes, rows)
+    random = random_orders(keys, probability.patches, seed)
+    greedy = occlusion_order(probability).unsqueeze(1)  # B 1 N
+    areas = insertion_areas(probability, torch.cat([random, greedy, greedy.flip(2)], 1))
     return ReferenceAreas(areas[:, :RANDOM_ORDERS], areas[:, -1], areas[:, -2])
 
 
 def deletion_and_insertion(
-    subsets: TokenSubsets,
-    orders: Int64[Tensor, "B N"],
-    classes: Int64[Tensor, " B"],
-    *,
-    rows: int = ROWS,
+    probability: ClassProbability, orders: Int64[Tensor, "B N"]
 ) -> tuple[Float64[np.ndarray, " B"], Float64[np.ndarray, " B"]]:
     """Return the mean probability while patches are dropped, and while they are added, (B,) each.
 
     Args:
-        subsets: of the images; without gradients, and the model in eval mode.
+        probability: of the images' classes.
         orders: the patches of each image, the most important first.
-        classes: the class whose probability is measured, of each image.
-        rows: forward passes at a time.
     """
-    both = torch.stack([orders.flip(1), orders], dim=1)
-    areas = insertion_areas(subsets, both, classes, rows)
+    areas = insertion_areas(probability, torch.stack([orders.flip(1), orders], dim=1))
     return areas[:, 0], areas[:, 1]
 
 
-def insertion_areas(
-    subsets: TokenSubsets, orders: Orders, classes: Int64[Tensor, " B"], rows: int = ROWS
-) -> Float64[np.ndarray, "B O"]:
+def insertion_areas(probability: ClassProbability, orders: Orders) -> Float64[np.ndarray, "B O"]:
     """Return the mean probability of the class while patches are added in an order.
 
     It is the area under the curve by trapezoids, from 1 patch to all N in ten steps, divided by
     its width. Dropping in an order is adding in its reverse.
 
     Args:
-        subsets: of the images.
+        probability: of the images' classes.
         orders: O orders of each image, (B, O, N).
-        classes: of each image (B,).
-        rows: forward passes at a time.
 
     Returns:
         (B, O) in [0, 1].
@@ -138,13 +119,11 @@ def insertion_areas(
     image = torch.arange(batch).repeat_interleave(count)
     flat = orders.flatten(0, 1)  # B O, N
     sizes = step_sizes(patches)
-    curve = []
-    for kept in sizes[:-1]:
-        subset = drop_in_order(flat, kept, first=True)
-        curve.append(class_log_probabilities(subsets, subset, image, classes, rows).exp())
+    curve = [
+        probability.log(drop_in_order(flat, kept, first=True), image).exp() for kept in sizes[:-1]
+    ]
     # with all patches, all orders of an image are the same
-    whole = torch.arange(patches).expand(batch, -1)
-    full = class_log_probabilities(subsets, whole, torch.arange(batch), classes, rows).exp()
+    full = probability.log(torch.arange(patches).expand(batch, -1)).exp()
     curve.append(full[image])
     heights = torch.stack(curve, dim=1)  # B O, S
     if len(sizes) == 1:
@@ -166,49 +145,16 @@ def step_sizes(patches: int) -> list[int]:
     return sorted({max(1, round(patches * step / STEPS)) for step in range(STEPS + 1)})
 
 
-def class_log_probabilities(
-    subsets: TokenSubsets,
-    patches: Int64[Tensor, "R n"],
-    image: Int64[Tensor, " R"],
-    classes: Int64[Tensor, " B"],
-    rows: int = ROWS,
-) -> Float64[Tensor, " R"]:
-    """Return the log-probability of its image's class for each pass with some of the patches.
-
-    Args:
-        subsets: of B images.
-        patches: (R, n) the patches that stay.
-        image: (R,) the image of each pass.
-        classes: (B,) class numbers.
-        rows: forward passes at a time.
-    """
-    found = []
-    wanted = classes.cpu()[image].unsqueeze(1)  # R 1
-    for part in torch.arange(len(patches)).split(rows):
-        # float64: probabilities near 0 and 1 are told apart, and MPS has none
-        logits = subsets.logits(patches[part], image[part]).cpu().double()
-        found.append(logits.log_softmax(dim=1).gather(1, wanted[part]).squeeze(1))
-    return torch.cat(found)
-
-
-def occlusion_order(
-    subsets: TokenSubsets, classes: Int64[Tensor, " B"], *, rows: int = ROWS
-) -> Int64[Tensor, "B N"]:
-    """Order the patches by how far the class's probability falls if one alone is dropped.
-
-    Args:
-        subsets: of the images; without gradients, and the model in eval mode.
-        classes: of each image (B,).
-        rows: forward passes at a time.
-    """
-    batch, count = len(classes), subsets.count
+def occlusion_order(probability: ClassProbability) -> Int64[Tensor, "B N"]:
+    """Order the patches by how far the class's probability falls if one alone is removed."""
+    batch, count = probability.images, probability.patches
     if count == 1:
         return torch.zeros(batch, 1, dtype=torch.int64)
     numbers = torch.arange(count)
     # row i is all patches but i
     others = numbers.expand(count, -1)[~torch.eye(count, dtype=torch.bool)].view(count, count - 1)
     image = torch.arange(batch).repeat_interleave(count)
-    rest = class_log_probabilities(subsets, others.repeat(batch, 1), image, classes, rows)
+    rest = probability.log(others.repeat(batch, 1), image)
     # the lower the probability without the patch, the more it matters
     return rest.view(batch, count).argsort(dim=1, stable=True)
 

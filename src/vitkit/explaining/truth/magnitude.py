@@ -7,20 +7,16 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from vitkit.explaining.token_subset import TokenSubsets
-from vitkit.explaining.truth.deletion import ROWS, class_log_probabilities
+from vitkit.explaining.truth.class_probability import ClassProbability
 
 GROUPS = 10
 """Groups of patches, as in the paper."""
 
 
 def saco(
-    subsets: TokenSubsets,
+    probability: ClassProbability,
     grids: Float[Tensor, "B gh gw"],
     orders: Int64[Tensor, "B N"],
-    classes: Int64[Tensor, " B"],
-    *,
-    rows: int = ROWS,
 ) -> Float64[np.ndarray, " B"]:
     """Return the salience-guided faithfulness coefficient of each image (arXiv 2404.01415, Alg. 1).
 
@@ -31,45 +27,41 @@ def saco(
     over its patches instead of their sum, as the sizes of groups may differ by one.
 
     Args:
-        subsets: of the images; without gradients, and the model in eval mode.
+        probability: of the images' classes.
         grids: the maps, larger = more important.
         orders: their patches, the most important first.
-        classes: the class whose probability is measured, of each image.
-        rows: forward passes at a time.
 
     Returns:
-        (B,) in [-1, 1]; NaN for a map of equal values, which claims nothing.
+        (B,) in [-1, 1]; NaN for a map of equal values, which claims nothing, and where no group has
+        an effect, as with a single class.
     """
-    salience, rest = group_effects(subsets, grids, orders, classes, rows)
+    salience, rest = _group_effects(probability, grids, orders)
     # the difference of each pair, the more salient group first: B G G above the diagonal
     weights = np.triu(salience[:, :, None] - salience[:, None, :], k=1)
     # the less is left of the probability, the larger the effect
     agree = np.where(rest[:, :, None] <= rest[:, None, :], 1.0, -1.0)
     total = weights.sum(axis=(1, 2))
     scores = np.full(len(total), np.nan)
-    np.divide((weights * agree).sum(axis=(1, 2)), total, out=scores, where=total > 0)
+    measurable = (total > 0) & (np.ptp(rest, axis=1) > 0)
+    np.divide((weights * agree).sum(axis=(1, 2)), total, out=scores, where=measurable)
     return scores
 
 
-def group_effects(
-    subsets: TokenSubsets,
+def _group_effects(
+    probability: ClassProbability,
     grids: Float[Tensor, "B gh gw"],
     orders: Int64[Tensor, "B N"],
-    classes: Int64[Tensor, " B"],
-    rows: int = ROWS,
 ) -> tuple[Float64[np.ndarray, "B G"], Float64[np.ndarray, "B G"]]:
     """Return the mean salience of each group, and the class's probability without the group.
 
-    Arguments as for `saco`. The only group of an image of one patch stays.
+    The only group of an image of one patch stays.
     """
-    batch, count = orders.shape
+    count = orders.shape[1]
     values = grids.detach().flatten(1).cpu().double().gather(1, orders)
-    image = torch.arange(batch)
     salience, rest = [], []
     groups = np.array_split(np.arange(count), min(GROUPS, count))  # sizes differ by one at most
     for group in groups:
         salience.append(values[:, group].mean(dim=1))
         kept = np.setdiff1d(np.arange(count), group) if len(groups) > 1 else group
-        others = orders[:, kept].sort(dim=1).values
-        rest.append(class_log_probabilities(subsets, others, image, classes, rows).exp())
+        rest.append(probability.log(orders[:, kept].sort(dim=1).values).exp())
     return torch.stack(salience, dim=1).numpy(), torch.stack(rest, dim=1).numpy()

@@ -12,8 +12,11 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError
+from vitkit.explaining.class_scores import check_classes, check_finite
 from vitkit.explaining.method import Method
+from vitkit.explaining.methods import METHODS
 from vitkit.explaining.truth.statistics import spearman
+from vitkit.messages import plural
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images, Logits
@@ -53,25 +56,41 @@ class MapMaker:
     def __call__(
         self, model: ViT, images: Images, classes: Int64[Tensor, " B"]
     ) -> Float[Tensor, "B gh gw"]:
-        """Return the maps of images (B, C, H, W) for classes (B,), on the CPU."""
+        """Return the maps of images (B, C, H, W) for classes (B,), on the CPU.
+
+        Raises:
+            SettingError: maps that are not finite, by a model whose gradients overflow.
+        """
         grids = []
         for part in torch.arange(len(images)).split(BATCH):
             options = dict(self.options)
             if self.method.by_class:
+                # Methods blind to the class have no such argument.
                 options["classes"] = classes[part].to(images.device)
             grids.append(self.method.compute(model, images[part], **options).detach().cpu())
-        return torch.cat(grids)
+        maps = torch.cat(grids)
+        if not torch.isfinite(maps).all():
+            raise SettingError(
+                f"maps of {self.method.name} are not finite (NaN or infinity); use the model in "
+                "float32"
+            )
+        return maps
 
 
 def predict_logits(model: ViT, images: Images) -> Logits:
     """Return logits (B, K) of images (B, C, H, W) on the CPU, in eval mode, without gradients.
 
     Raises:
-        SettingError: a model without a head.
+        SettingError: a model without a head, or no images.
+        CheckpointError: logits that are not finite.
     """
     require_head(model)
+    if len(images) == 0:
+        raise SettingError(
+            "the truth of a map cannot be measured without images; expected 1 or more"
+        )
     with eval_mode(model), torch.inference_mode():
-        return torch.cat([model(part).cpu() for part in images.split(BATCH)])
+        return check_finite(torch.cat([model(part).cpu() for part in images.split(BATCH)]))
 
 
 def require_head(model: ViT) -> None:
@@ -81,6 +100,24 @@ def require_head(model: ViT) -> None:
             "the truth of a map cannot be measured: the model has no head, so no probability "
             "falls when patches are dropped"
         )
+
+
+def check_numbers(named: Mapping[str, Int64[Tensor, " B"] | None], model: ViT, images: int) -> None:
+    """Raise `SettingError` where class numbers are not one of the model's for each image.
+
+    Args:
+        named: name in messages, such as `labels` -> class numbers (B,); None is not checked.
+        model: any ViT.
+        images: their number.
+    """
+    for name, numbers in named.items():
+        if numbers is None:
+            continue
+        if len(numbers) != images:
+            raise SettingError(
+                f"{len(numbers)} {name} for {plural(images, 'image')}; expected one each"
+            )
+        check_classes(model, numbers, METHODS)
 
 
 def rank_correlations(

@@ -74,6 +74,7 @@ def model_fit(
                                for key in keys])  # fmt: skip
             for found, share in zip(predicted, SHARES, strict=True):
                 kept = max(1, round(subsets.count * (1 - share)))
+                # The same order for every share: the half that stays is part of the three quarters.
                 patches = torch.from_numpy(orders[:, :kept]).sort(dim=1).values
                 found.append(subsets.logits(patches).argmax(dim=1).cpu())
     classes = [torch.cat(parts) for parts in predicted]

@@ -1,31 +1,19 @@
-"""The truth of a method over many images: all parts of the score."""
+"""The truth of a method over many images, as measured: in one line, in words and as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
-import torch
-from jaxtyping import Int64
-from torch import Tensor
-
-from vitkit.explaining.method import Method
-from vitkit.explaining.truth.class_matters import MOSAICS, ClassMatters, class_matters
-from vitkit.explaining.truth.deletion import ReferenceAreas
-from vitkit.explaining.truth.maps import MapMaker, predict_logits
-from vitkit.explaining.truth.model_fit import ModelFit, model_fit
-from vitkit.explaining.truth.score import TruthScore, score_line, truth_score
-from vitkit.explaining.truth.stability import Stability, stability
-from vitkit.explaining.truth.statistics import median_or_none, paired_permutation
-from vitkit.explaining.truth.weights_matter import STRONGEST, weights_matter
-from vitkit.models.vit import ViT
-from vitkit.shapes import Images
-from vitkit.spec import Preprocess
-
-Part: TypeAlias = Literal["weights", "class", "stability", "fit"]
-PARTS: tuple[Part, ...] = ("weights", "class", "stability", "fit")
-"""The parts that need more than a map and its image."""
+from vitkit.explaining.truth.class_matters import ClassMatters
+from vitkit.explaining.truth.model_fit import ModelFit
+from vitkit.explaining.truth.other_removals import OtherRemovals
+from vitkit.explaining.truth.score import TruthScore, score_line
+from vitkit.explaining.truth.stability import Stability
+from vitkit.explaining.truth.statistics import kendall_tau, median_or_none
+from vitkit.explaining.truth.weights_matter import STRONGEST
+from vitkit.messages import plural
 
 
 @dataclass(frozen=True)
@@ -42,6 +30,7 @@ class TruthReport:
         class_matters: pointing in mosaics of 2 x 2 images; chance is 25 %.
         stability: Spearman correlations after a shift of one pixel and JPEG 90.
         model_fit: accuracy with 25 and 50 % of the patches dropped.
+        other_removals: deletion by grey and by blurred patches.
     """
 
     method: str
@@ -52,6 +41,7 @@ class TruthReport:
     class_matters: ClassMatters | None = None
     stability: Stability | None = None
     model_fit: ModelFit | None = None
+    other_removals: OtherRemovals | None = None
 
     @property
     def deletion(self) -> float | None:
@@ -97,6 +87,8 @@ class TruthReport:
             found.append(_stability_line(self.stability))
         if self.model_fit is not None:
             found.append(_fit_line(self.model_fit))
+        if self.other_removals is not None:
+            found.append(_removal_line(self.other_removals))
         return tuple(found)
 
     def as_json(self) -> dict[str, Any]:
@@ -109,8 +101,8 @@ class TruthReport:
 def _class_line(found: ClassMatters) -> str:
     return (
         f"class: {found.pointing:.1%} of {found.mosaics} mosaics point at the right image "
-        f"({found.low:.1%} to {found.high:.1%}; chance 25.0%, the model itself "
-        f"{found.model_pointing:.1%})"
+        f"({found.low:.1%} to {found.high:.1%}; chance 25.0%, by positive values alone "
+        f"{found.positive_pointing:.1%}, the model itself {found.model_pointing:.1%})"
     )
 
 
@@ -131,57 +123,37 @@ def _fit_line(found: ModelFit) -> str:
     )
 
 
-def truth_report(
-    method: Method,
-    model: ViT,
-    images: Images,
-    *,
-    classes: Int64[Tensor, " B"] | None = None,
-    labels: Int64[Tensor, " B"] | None = None,
-    options: Mapping[str, Any] | None = None,
-    preprocess: Preprocess | None = None,
-    parts: Collection[Part] = PARTS,
-    mosaics: int = MOSAICS,
-    seed: int = 0,
-    reference: ReferenceAreas | None = None,
-) -> TruthReport:
-    """Measure how far the maps of a method may be trusted.
+def _removal_line(found: OtherRemovals) -> str:
+    words = []
+    grey = ("grey", found.grey, found.tau_dropped_grey)
+    blurred = ("blurred", found.blur, found.tau_dropped_blur)
+    for name, score, tau in (grey, blurred):
+        agreement = "not measurable" if tau is None else f"{tau:.2f}"
+        shown = "not measurable" if score is None else f"{score:.2f}"
+        words.append(f"{shown} with {name} patches (tau {agreement})")
+    return (
+        f"removal: deletion {', '.join(words)} instead of dropped ones; tau is Kendall's, between "
+        f"the scores of {plural(found.images, 'image')}"
+    )
+
+
+def agreement_of_methods(reports: Collection[TruthReport]) -> dict[str, float | None]:
+    """Return Kendall's tau-b between methods ranked by two ways of removing patches.
 
     Args:
-        method: one of `METHODS`.
-        model: in any mode; it runs in eval mode and keeps its mode and its weights.
-        images: (B, C, H, W) normalised, on the model's device, such as of a validation split.
-        classes: explained in each image (B,); default the predicted ones.
-        labels: the right classes (B,); without them, mosaics are of predicted classes, and the
-            fit is agreement with the full prediction.
-        options: of the method, such as `layer`.
-        preprocess: of the images, for JPEG; without it that part is left out.
-        parts: the expensive parts that are measured; default all.
-        mosaics: the number of mosaics.
-        seed: of everything that is random; the same seed gives the same numbers.
-        reference: of the same images and classes, as `references` measures it.
+        reports: of several methods on the same images; those without other removals are left out.
 
-    Raises:
-        SettingError: a model without a head, a method without such maps, or unknown options.
+    Returns:
+        `dropped_grey`, `dropped_blur` and `grey_blur`: tau over the methods, between their median
+        normalised deletion scores by the two ways; None for fewer than two methods.
     """
-    maps = MapMaker(method, dict(options or {}))
-    predicted = predict_logits(model, images).argmax(dim=1)
-    explained = predicted if classes is None else classes.cpu()
-    grids = maps(model, images, explained)
-    scores = truth_score(model, images, grids, explained, seed=seed, reference=reference)
-    gains = [score.insertion_area - score.deletion_area for score in scores]
-    weights = pointing = stable = fit = None
-    if "weights" in parts:
-        weights = weights_matter(maps, model, images, explained, seed=seed)
-    if "class" in parts:
-        # in a mosaic of images that the model mistakes, no map could be right
-        known = torch.arange(len(images)) if labels is None else (predicted == labels.cpu())
-        pointing = class_matters(
-            maps, model, images[known], predicted[known], count=mosaics, seed=seed
-        )
-    if "stability" in parts:
-        stable = stability(maps, model, images, explained, preprocess)
-    if "fit" in parts:
-        fit = model_fit(model, images, labels, seed=seed)
-    p = paired_permutation(gains, seed=seed)
-    return TruthReport(method.name, maps.options, tuple(scores), p, weights, pointing, stable, fit)
+    rows = [
+        (median_or_none([score.deletion for score in report.scores[: other.images]]), other)
+        for report in reports
+        if (other := report.other_removals) is not None
+    ]
+    dropped = [median for median, _ in rows]
+    grey, blur = [other.grey for _, other in rows], [other.blur for _, other in rows]
+    pairs = {"dropped_grey": (dropped, grey), "dropped_blur": (dropped, blur)}
+    pairs["grey_blur"] = (grey, blur)
+    return {name: kendall_tau(*pair) for name, pair in pairs.items()}

@@ -15,8 +15,8 @@ from torch import Tensor
 from vitkit.errors import ShapeError
 from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL
 from vitkit.explaining.token_subset import TokenSubsets
+from vitkit.explaining.truth.class_probability import ROWS, ClassProbability
 from vitkit.explaining.truth.deletion import (
-    ROWS,
     ReferenceAreas,
     deletion_and_insertion,
     image_keys,
@@ -123,9 +123,8 @@ def references(
     parts = []
     with eval_mode(model), torch.inference_mode():
         for part in torch.arange(len(images)).split(BATCH):
-            subsets = TokenSubsets(model, images[part])
-            keys = image_keys(images[part])
-            parts.append(reference_areas(subsets, classes[part], keys, seed=seed, rows=rows))
+            probability = ClassProbability(TokenSubsets(model, images[part]), classes[part], rows)
+            parts.append(reference_areas(probability, image_keys(images[part]), seed=seed))
     return join_references(parts)
 
 
@@ -169,10 +168,11 @@ def truth_score(
                     f"{(len(images), *subsets.grid)}, a value for each patch of each image"
                 )
             orders = map_orders(grids[part], image_keys(images[part]), seed)
-            areas = deletion_and_insertion(subsets, orders, classes[part], rows=rows)
+            probability = ClassProbability(subsets, classes[part], rows)
+            areas = deletion_and_insertion(probability, orders)
             deletion.append(areas[0])
             insertion.append(areas[1])
-            magnitude.append(saco(subsets, grids[part], orders, classes[part], rows=rows))
+            magnitude.append(saco(probability, grids[part], orders))
     return _scores(
         np.concatenate(deletion), np.concatenate(insertion), np.concatenate(magnitude), reference
     )

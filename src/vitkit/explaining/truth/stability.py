@@ -73,6 +73,7 @@ def compress(images: Images, preprocess: Preprocess) -> Images:
     per_channel = (1, -1, 1, 1)
     mean = torch.tensor(preprocess.mean).view(per_channel)
     std = torch.tensor(preprocess.std).view(per_channel)
+    # JPEG is of bytes: back to pixels first, as normalisation left them.
     unit = images.detach().cpu().float() * std + mean
     pixels = (unit * 255).round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
     compressed = []
@@ -80,6 +81,7 @@ def compress(images: Images, preprocess: Preprocess) -> Images:
         file = io.BytesIO()
         pil_image(image).save(file, format="JPEG", quality=QUALITY)
         with Image.open(file) as opened:
+            # A grey image comes back as (H, W).
             compressed.append(np.array(opened).reshape(image.shape))
     back = normalise(torch.from_numpy(np.stack(compressed)), preprocess)
     return back.to(images.device, images.dtype)

@@ -87,6 +87,22 @@ def spearman(first: Float[np.ndarray, " n"], second: Float[np.ndarray, " n"]) ->
     return float(np.clip(a @ b / norm, -1, 1))
 
 
+def kendall_tau(first: Sequence[float | None], second: Sequence[float | None]) -> float | None:
+    """Return Kendall's tau-b of the pairs that have both values, in [-1, 1].
+
+    The share of pairs of pairs in the same order minus that in the opposite one, corrected for
+    ties. None for fewer than two pairs, or where all values of one side are equal.
+    """
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if len(pairs) < 2:
+        return None
+    values = np.array(pairs, np.float64)
+    signs = np.sign(values[:, None] - values[None, :])  # n n 2
+    agreement = (signs[..., 0] * signs[..., 1]).sum()
+    norm = np.sqrt((signs[..., 0] ** 2).sum() * (signs[..., 1] ** 2).sum())
+    return float(agreement / norm) if norm else None
+
+
 def mean_or_none(values: Sequence[float]) -> float | None:
     """Return the mean of the values that are numbers; None if there are none."""
     numbers = np.asarray(values, np.float64)

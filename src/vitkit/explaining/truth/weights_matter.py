@@ -70,6 +70,7 @@ def with_random_top(model: ViT, blocks: int | None = None, seed: int = 0) -> ViT
     if not 0 <= top <= depth:
         raise SettingError.about("blocks", top, f"must be from 0 to {depth}")
     random = copy.deepcopy(model).requires_grad_(False)
+    # On the CPU, so that every device has the same order.
     generator = torch.Generator().manual_seed(seed)
     parts: list[nn.Module] = [*random.blocks[depth - top :], random.norm, random.attn_pool]
     parts += [random.fc_norm, random.pre_logits, random.head, random.head_dist]

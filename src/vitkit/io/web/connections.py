@@ -163,11 +163,17 @@ def _answer_with_file(
         parse_address(place)
         response, error = None, None
         try:
-            # the length is checked by the caller, which keeps what has come
             response = connections(place).request(
-                "GET", place, headers=headers, timeout=TIMEOUT, retries=False, redirect=False,
-                preload_content=False, enforce_content_length=False,
-            )  # fmt: skip
+                "GET",
+                place,
+                headers=headers,
+                timeout=TIMEOUT,
+                retries=False,
+                redirect=False,
+                preload_content=False,
+                # checked by the caller, which keeps what has come
+                enforce_content_length=False,
+            )
         except HTTPError as caught:
             error = caught
         else:

@@ -23,7 +23,7 @@ from urllib3.exceptions import (
 from vitkit.errors import ImageError
 from vitkit.io.web.address import WEB_SCHEMES
 from vitkit.io.web.connections import AGENT, MAX_REDIRECTS, connections, offline
-from vitkit.io.web.download import CHUNK_SIZE
+from vitkit.io.web.resume_download import CHUNK_SIZE
 
 TIMEOUT = 20.0
 """Seconds without a byte after which a server counts as hanging."""

@@ -113,6 +113,11 @@ class Backbone(Intermediates):
         resolve_name(CHECKPOINTING)(self, "block" if enable else None)
 
 
+def is_of_head(name: str) -> bool:
+    """Return whether a parameter, such as `head.weight`, belongs to a head."""
+    return name.partition(".")[0] in HEADS
+
+
 def fresh_heads(spec: ViTSpec) -> dict[str, nn.Module]:
     """Return untrained heads by name, made on the CPU, so that every device has the same ones.
 

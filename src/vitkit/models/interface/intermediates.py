@@ -115,6 +115,7 @@ class Intermediates(nn.Module):
         tokens, context, grid = self.embed(x)
         calls = block_calls(self.blocks, run=self.run_block)
         if stop_early:
+            # `take_layers` sorts, so the last one is the deepest.
             calls = calls[: layers[-1] + 1]
         intermediates: list[Any] = []
         for layer, block in enumerate(calls):
@@ -184,6 +185,7 @@ class Intermediates(nn.Module):
     @property
     def feature_info(self) -> list[dict[str, Any]]:
         """The module, channels and pixels per cell of each block's map, as timm names them."""
+        # timm has one number, also for patches that are no squares.
         cell = max(self.spec.patch_size)
         return [
             {"module": f"blocks.{layer}", "num_chs": self.spec.width, "reduction": cell}

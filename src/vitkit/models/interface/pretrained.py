@@ -102,6 +102,7 @@ class Pretrained(nn.Module):
         >>> again.origin.classes, [file.suffix for file in files]
         (('cat', 'dog'), ['.safetensors', '.json', '.json', '.md'])
         """
+        # By its name: the architecture knows no files.
         model: Model = resolve_name(FROM_PRETRAINED)(
             source, trust_pickle=trust_pickle, strict=strict, **overrides
         )

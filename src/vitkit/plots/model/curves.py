@@ -10,12 +10,15 @@ from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from vitkit.messages import percent
 from vitkit.plots.figure import BLUE, ORANGE, RED
 
 GREY = "#707070"
 """Colour of lines to compare with."""
 BINS = 40
 """Bars of a histogram."""
+LEGEND_ROW, TITLE_GAP = 9.0, 8.0
+"""Points of a row of a legend, and between legend and title."""
 
 
 def draw_distance(axes: Axes, distance: Float64[np.ndarray, "L k"], uniform: float) -> None:
@@ -27,7 +30,7 @@ def draw_distance(axes: Axes, distance: Float64[np.ndarray, "L k"], uniform: flo
         uniform: the distance of attention to all patches equally, in pixels.
     """
     _draw_heads(axes, distance)
-    axes.axhline(uniform, color=GREY, linestyle="--", label="equal attention to all patches")
+    axes.axhline(uniform, color=GREY, linestyle="--", label="equal to all patches")
     axes.set_ylim(0, 1.05 * max(uniform, float(distance.max())) or 1)
     axes.set_title("Mean attention distance")
     axes.set_ylabel("distance (pixels)")
@@ -43,7 +46,7 @@ def draw_entropy(axes: Axes, entropy: Float64[np.ndarray, "L k"], largest: float
         largest: the entropy of attention to all T tokens equally, log T.
     """
     _draw_heads(axes, entropy)
-    axes.axhline(largest, color=GREY, linestyle="--", label="equal attention to all tokens")
+    axes.axhline(largest, color=GREY, linestyle="--", label="equal to all tokens")
     axes.set_ylim(0, 1.05 * largest or 1)
     axes.set_title("Attention entropy")
     axes.set_ylabel("entropy (nats)")
@@ -99,13 +102,12 @@ def draw_norms(axes: Axes, norms: Float64[np.ndarray, " n"], threshold: float) -
     high = norms > threshold
     counts, _, _ = axes.hist(norms[~high], edges, color=BLUE, label="patch tokens")
     if high.any():
-        share = f"{high.mean():.1%}".replace("%", " %")
+        share = percent(high.mean())
         axes.hist(norms[high], edges, color=RED, label=f"high norm: {high.sum():,} ({share})")
     axes.axvline(threshold, color=GREY, linestyle="--", label="median + 4 MAD")
     # a single token would not show beside thousands
     axes.set_yscale("log")
-    # and the legend has its place above the bars
-    axes.set_ylim(0.7, 20 * float(np.max(counts)))
+    axes.set_ylim(0.7, max(10.0, 2 * float(np.max(counts))))
     axes.set_title("Patch norms")
     axes.set_xlabel("norm after the last block")
     axes.set_ylabel("patch tokens (logarithmic)")
@@ -118,7 +120,15 @@ def _draw_heads(axes: Axes, values: Float64[np.ndarray, "L k"]) -> None:
     blocks = np.repeat(np.arange(depth), heads)
     points: dict[str, Any] = {"color": BLUE, "alpha": 0.6, "linewidths": 0, "clip_on": False}
     axes.scatter(blocks, values.ravel(), s=9, label="head", zorder=2, **points)
-    axes.plot(np.arange(depth), values.mean(axis=1), color=ORANGE, label="mean over heads")
+    # a line of one point would not show
+    mark = "D" if depth == 1 else ""
+    means: dict[str, Any] = {
+        "color": ORANGE,
+        "marker": mark,
+        "markersize": 3,
+        "label": "mean over heads",
+    }
+    axes.plot(np.arange(depth), values.mean(axis=1), **means)
 
 
 def _finish(axes: Axes, depth: int, first: int = 0) -> None:
@@ -127,7 +137,10 @@ def _finish(axes: Axes, depth: int, first: int = 0) -> None:
     margin = 0.03 * depth + 0.1
     axes.set_xlim(first - margin, depth - 1 + margin)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 3, 5, 10]))
-    axes.xaxis.set_major_formatter(FuncFormatter(_block_name))
+    # matplotlib hands over floats, or whole numbers of NumPy
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda number, place: _block_name(float(number))))
+    if depth == 1 and first == 0:
+        axes.set_xticks([0.0])  # the locator would add fractions
     if first < 0:
         ticks = [number for number in axes.get_xticks() if 0 <= number < depth]
         axes.set_xticks([-1, *[number for number in ticks if number > 0 or depth <= 6]])
@@ -139,11 +152,13 @@ def _decorate(axes: Axes) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(visible=True, linewidth=0.4, color="#dddddd")
     axes.set_axisbelow(True)
-    # lines behind the legend do not cross its texts
-    frame: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "framealpha": 0.8}
-    axes.legend(handlelength=1.5, labelspacing=0.25, borderpad=0.2, loc="best", **frame)
+    # Above the panel, where it hides nothing; the title makes room for it.
+    rows = len(axes.get_legend_handles_labels()[1])
+    above: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0)}
+    axes.legend(frameon=False, handlelength=1.5, labelspacing=0.25, borderpad=0.2, **above)
+    axes.set_title(axes.get_title(), pad=LEGEND_ROW * rows + TITLE_GAP)
 
 
-def _block_name(number: float, place: int | None = None) -> str:
+def _block_name(number: float) -> str:
     """Write the number of a block; -1 stands for the embedding before the first."""
     return "emb." if number == -1 else f"{number:g}"

@@ -13,6 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 TILE = 16
 """Cells of the longer side of a filter or a map, at least: smaller ones are enlarged."""
+LOWEST_BAR = 0.7
+"""Height of a colour bar at least, as a part of the panel's width: its label needs the room."""
 MOST_POSITIONS = 14
 """Positions of a side that have a map; of larger grids they are evenly spaced."""
 
@@ -112,8 +114,10 @@ def _hide_frame(axes: Axes) -> None:
 def _add_colour_bar(
     axes: Axes, shown: ScalarMappable, label: str, ticks: tuple[float, ...] | MaxNLocator
 ) -> None:
-    """Put a colour bar on the right of a panel, as high as the panel."""
-    place = axes.inset_axes((1.03, 0, 0.045, 1))
+    """Put a colour bar on the right of a panel, as high as the panel or, of a wide one, higher."""
+    height, width = axes.get_images()[0].get_size()
+    share = max(1.0, LOWEST_BAR * width / height)
+    place = axes.inset_axes((1.03, 1 - share, 0.045, share))
     bar = axes.figure.colorbar(shown, cax=place, ticks=ticks)
     bar.outline.set_linewidth(0.4)
     bar.set_label(label)

@@ -15,7 +15,7 @@ PANEL = (1.6, 1.5)
 """Width and height of a panel on the sheet, in inches."""
 LARGE_PANEL = (3.0, 2.7)
 """The same of a panel alone: with its axis titles as wide as a column of a paper."""
-GAPS = (1.08, 0.78)
+GAPS = (1.08, 1.12)
 """Inches between panels, across and down."""
 ACROSS = 3
 """Panels in a row of the sheet."""
@@ -57,7 +57,7 @@ def draw_model_panels(panels: Sequence[ModelPanel], caption: str) -> NotebookFig
             panel.draw(axes)
             if not alone:
                 # papers refer to the panels by letters
-                axes.set_title(f"({'abcdefghi'[number]}) {axes.get_title()}")
+                axes.title.set_text(f"({'abcdefghi'[number]}) {axes.get_title()}")
         _write_caption(figure, text, bottom=min(axes.get_position().y0 for axes in figure.axes))
         fit_to_contents(figure)
     return figure

@@ -12,7 +12,7 @@ import torch
 from vitkit.data.datasets.split import Split
 from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, SettingError
-from vitkit.evaluation.predict import predict_batches
+from vitkit.evaluation.evaluation_loop import predict_batches
 from vitkit.training.auto.results import CandidateResult, Clock
 from vitkit.training.callbacks.stop import Deadline
 from vitkit.training.config.field_types import Settings

@@ -11,14 +11,14 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitkit.evaluation.evaluation_loop import predict_batches
 from vitkit.evaluation.features.extract import extract_features
 from vitkit.evaluation.features.knn import knn
 from vitkit.evaluation.features.linear_classifier import LBFGS_ITERATIONS
-from vitkit.evaluation.predict import predict_batches
 from vitkit.models.vit import ViT
+from vitkit.training.auto.candidate_time import seconds_per_image
 from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.results import CandidateResult
-from vitkit.training.auto.throughput import seconds_per_image
 from vitkit.training.optimization.precision import wait_for
 from vitkit.training.setup.initial_weights import make_model
 

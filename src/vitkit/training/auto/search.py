@@ -96,6 +96,7 @@ def check_budget(
         needed += candidate.minimum_seconds()
         if not candidate.leaves_weights:
             continue
+        # The preparation has used a part of the budget, too.
         needed += clock() - started
         if needed > parse_budget(budget):
             raise SettingError(

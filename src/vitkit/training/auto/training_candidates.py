@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vitkit.messages import plural
+from vitkit.training.auto.candidate_time import Throughput, measure_throughput
 from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.results import CandidateResult
-from vitkit.training.auto.throughput import Throughput, measure_throughput
 from vitkit.training.callbacks.stop import Deadline
 from vitkit.training.config.field_types import Settings
 from vitkit.training.defaults.model_size import SIZES, scratch_settings
@@ -78,7 +78,9 @@ class TrainingCandidate:
         most = self.max_epochs(plan.steps.steps_per_epoch)
         epochs = max(1, min(most, throughput.most_epochs(left)))
         fit = throughput.epochs(left) >= most
-        reason = "as more would gain little" if fit else "as many as fit into the time"
+        reason = "as more would gain little"
+        if not fit:  # `KeepDeadline` plans anew after each epoch
+            reason = "as many as fit into the time; their number follows the speed of those done"
         context.log(
             f"{self.name}: {throughput.images_per_s:,.0f} images/s, {throughput.epoch:.2g} s an "
             f"epoch; up to {plural(epochs, 'epoch')}, {reason}"

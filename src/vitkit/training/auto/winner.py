@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from vitkit.devices import on_device
+from vitkit.evaluation.evaluation_loop import evaluate_outputs, predict_batches
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.predict import evaluate_outputs, predict_batches
 from vitkit.training.auto.results import CandidateResult
 from vitkit.training.auto.search import CandidateSearch, top1_with_interval
 from vitkit.training.run_plan import Plan

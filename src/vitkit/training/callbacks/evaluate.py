@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from vitkit.errors import Interrupted, NonFiniteError
+from vitkit.evaluation.evaluation_loop import count_predictions
 from vitkit.evaluation.metrics import Metrics
-from vitkit.evaluation.predict import count_predictions
 from vitkit.evaluation.user_metrics import KeptOutputs, load_metrics
 from vitkit.training.callbacks.save import Save
 from vitkit.training.parallel.fsdp import unsharded_model

@@ -17,6 +17,7 @@ from vitkit.training.monitoring.bottleneck import (
     waits_for_images,
 )
 from vitkit.training.monitoring.image_grids import example_predictions
+from vitkit.training.monitoring.terminal import epochs_per_line
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
 from vitkit.training.recipes.reference_comparison import ReferenceMonitor, comparable_result
 from vitkit.training.run import EpochResult, Run
@@ -24,8 +25,6 @@ from vitkit.training.state.registry import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 
-MOST_LINES = 50
-"""Epochs of which each has a line on the terminal; of more, the best ones and every n-th."""
 LOOK_EVERY = 10.0
 """Seconds between two looks at examples and weights, so that short epochs are not spent on them."""
 
@@ -41,6 +40,7 @@ class ReportProgress(Callback):
         self.run, self.plan, self.log = run, run.plan, run.log
         self._meter = StepTimer()
         self._start = self._epoch = self._warm = self._pace = TimingSnapshot()
+        # Long ago, so that the first epoch is looked at.
         self._looked = -LOOK_EVERY
         settings = self.plan.config.to_json()
         train = self.plan.dataset.splits["train"]
@@ -108,20 +108,24 @@ class ReportProgress(Callback):
             | speed
             | {"seconds": progress.seconds},
         )
-        # the row fits 80 columns; metrics.csv has the other scores
-        shown = ""
-        if validation:
-            shown = f"val_loss {validation['loss']:.4f}  top1 {validation['top1']:.4f}  "
         if failures := self.run.failed_images.take_count():
             times = "once" if failures == 1 else f"{failures:,} times"
             self.log.info(f"epoch {epoch}: {times} an image could not be read; see the lines above")
-        mark = "  best" if result.is_best else ""
+        # without validation every epoch replaces the best weights
+        is_better = result.is_best and bool(validation)
         epochs = self.run.plan.config.epochs
-        every = -(-epochs // MOST_LINES)  # rounded up
+        row = [f"epoch {epoch:>3}/{epochs}", f"loss {result.train_loss:.4f}"]
+        # the row fits 80 columns; metrics.csv has the other scores
+        if validation:
+            row += [f"val_loss {validation['loss']:.4f}", f"top1 {validation['top1']:.4f}"]
+        # a resumed run may have the validation of an epoch left, and none of its steps
+        if self._pace.steps:
+            row.append(f"{self._pace.images_per_s:,.0f} images/s")
+        if is_better:
+            row.append("best")
         self.log.info(
-            f"epoch {epoch:>3}/{epochs}  loss {result.train_loss:.4f}  {shown}"
-            f"{self._pace.images_per_s:,.0f} images/s{mark}",
-            on_terminal=result.is_best or epoch % every == 0 or epoch == epochs,
+            "  ".join(row),
+            on_terminal=is_better or epoch % epochs_per_line(epochs) == 0 or epoch == epochs,
         )
         if self._watch is not None:
             line = self._watch.after_epoch(epoch, validation, progress.best_top1, progress.skipped)
@@ -163,6 +167,7 @@ class ReportProgress(Callback):
             f"epoch {epoch}/{self.run.plan.config.epochs}",
             f"loss {loss:.3f}  {speed['images_per_s']:,.0f} images/s  data wait "
             f"{speed['data_wait']:.0%}  {used['memory'] / 1000:.1f}{on_device} GB",
+            # By the mean since the start, which a single slow step hardly changes.
             left=(self.run.plan.last_step - step) * since_start.moment / since_start.steps,
         )
 

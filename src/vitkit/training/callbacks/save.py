@@ -1,4 +1,7 @@
-"""States and weights: when they are written, and in which order."""
+"""Save states and weights: when they are written, and in which order.
+
+`state.state_folder` writes a state, and `state.delete_old_states` deletes all but the newest two.
+"""
 
 from __future__ import annotations
 

@@ -181,6 +181,7 @@ class HandleBadNumbers(Callback):
         train_loss = trainer.progress.mean_loss
         # ln K bounds no other loss
         labels_alone = config.loss == "cross-entropy" and config.teacher is None
+        # of two classes twice ln K is 1.39, which a few bad steps may exceed
         if labels_alone and train_loss > max(2 * chance, chance + 2):
             raise NonFiniteError(
                 f"training loss {train_loss:.3g} after epoch {trainer.epoch}; guessing gives "

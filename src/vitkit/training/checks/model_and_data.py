@@ -14,7 +14,7 @@ from vitkit.data.datasets.split import Split
 from vitkit.errors import SettingError, SpecError
 from vitkit.evaluation.user_metrics import check_metrics, load_metrics
 from vitkit.messages import plural
-from vitkit.models.initialisation import HEADS
+from vitkit.models.interface.classifier import is_of_head
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
 from vitkit.training.config.run_config import USUAL, RunConfig
@@ -43,8 +43,7 @@ def check_model(config: TrainConfig, spec: ViTSpec) -> None:
             model = ViT(spec)
             frozen = freeze_parts(model, config, config.opt or USUAL["opt"])
         trains_head_alone = all(
-            name in frozen or name.partition(".")[0] in HEADS
-            for name, _ in model.named_parameters()
+            name in frozen or is_of_head(name) for name, _ in model.named_parameters()
         )
         if config.pretrained is None and trains_head_alone:
             raise SettingError(

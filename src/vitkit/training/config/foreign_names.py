@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 
+# The flags of timm's `train.py`, and the keywords of its `create_model`.
 TIMM = {
     "amp_dtype": "amp",
     "aug_repeats": "repeated_aug",
@@ -63,6 +64,7 @@ TIMM = {
     "depth": "spec.depth",
     "patch_size": "spec.patch_size",
 }
+# The fields of transformers' `TrainingArguments` and `ViTConfig`, and its example's flags.
 HUGGING_FACE = {
     "adam_beta1": "beta1",
     "adam_beta2": "beta2",
@@ -114,6 +116,7 @@ HUGGING_FACE = {
     "warmup_ratio": "pass --warmup-epochs, a number of epochs.",
     "warmup_steps": "pass --warmup-epochs, a number of epochs such as 0.5.",
 }
+# The settings of `yolo classify`.
 ULTRALYTICS = {
     "augment": "aa",
     "auto_augment": "aa",
@@ -156,6 +159,7 @@ ULTRALYTICS = {
     "verbose": "quiet",
     "weights": "pretrained",
 }
+# The arguments of fastai's learners and of their methods.
 FASTAI = {
     "arch": "model",
     "base_lr": "lr",

@@ -55,6 +55,8 @@ def with_names(settings: Mapping[str, Any]) -> tuple[Settings, dict[str, Any]]:
             texts[name] = named(name, value)
         elif name in LISTS:
             several = value if isinstance(value, list | tuple) else [value]
+            if value is None:  # as an empty list
+                several = ()
             texts[name] = [named(name, entry) for entry in several]
         else:
             texts[name] = str(value) if isinstance(value, Path) else value

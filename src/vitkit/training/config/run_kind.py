@@ -24,7 +24,7 @@ def kind_of_run(settings: Mapping[str, Any]) -> dict[str, Any] | None:
     not_compared = fields_where(TrainConfig, resume="not compared")
     without_weight = fields_where(TrainConfig, changes_result=False)
     # these may be at another path on resume, and make another run all the same
-    ignored = {*not_compared, *without_weight} - {"data", "teacher", "start"}
+    ignored = {*not_compared, *without_weight} - {"data", "relabel", "teacher", "start"}
     # a setting that is newer than the run had its usual value
     known = USUAL | dict(settings) if settings else {}
     kind = {name: value for name, value in known.items() if name not in ignored}

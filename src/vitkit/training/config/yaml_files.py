@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from vitkit.errors import SettingError
+from vitkit.io.atomic import write_bytes
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import check_names
 from vitkit.training.config.train_config import TrainConfig
@@ -41,6 +42,15 @@ def read_yaml(path: str | Path) -> Settings:
         line = _line(text, error.wrong.field) if error.wrong else ""
         raise SettingError(f"{path}{line}: {error}") from None
     return settings
+
+
+def write_yaml(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write settings as a YAML file.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
+    write_bytes(path, to_yaml(settings).encode())
 
 
 def to_yaml(settings: Mapping[str, Any]) -> str:

@@ -140,7 +140,9 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> list[str]
     if chooses_model(config) and decided.spec:
         spec = decided.spec
         side = config.img_size or spec["image_size"]
-        parts.append(f"a ViT of width {spec['width']} with {spec['depth']} blocks at {side} px")
+        # the spec is checked later: its depth may be any value here
+        blocks = "1 block" if spec["depth"] == 1 else f"{spec['depth']} blocks"
+        parts.append(f"a ViT of width {spec['width']} with {blocks} at {side} px")
         advice = (
             "; --auto also tries simpler models, and --pretrained WEIGHTS is usually far better"
         )

@@ -160,6 +160,7 @@ def scratch_settings(
     settings = {name: v for name, v in recipe.items() if name not in ("mean", "std", "fit")}
     settings |= statistics.augmentation(side)
     if statistics.uniform:
+        # Images of one square size: nothing is cut off, nothing is stretched.
         settings["fit"] = "squash"
     settings["spec"] = recipe["spec"] | {
         "image_size": side,

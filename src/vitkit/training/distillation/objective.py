@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitkit.data.loading.model_inputs import ModelInputs
+from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.shapes import Loss
 from vitkit.training.distillation.losses import Distillation, student_logits
 from vitkit.training.optimization.precision import Precision, autocast

@@ -21,11 +21,11 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
+from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.data.loading.loader import BatchSource, TrainingSteps, batches
-from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json

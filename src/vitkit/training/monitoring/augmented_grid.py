@@ -8,10 +8,11 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.batch import Batch
-from vitkit.data.loading.batch_transform import BatchTransform
-from vitkit.data.loading.model_inputs import ModelInputs
 from vitkit.io.atomic import output_error
+from vitkit.messages import percent
 from vitkit.spec import Preprocess
 from vitkit.training.monitoring.image_grids import Line, grid
 
@@ -65,7 +66,7 @@ def fed_pixels(
 
 
 def fed_labels(fed: ModelInputs, batch: Batch, classes: tuple[str, ...]) -> list[list[Line]]:
-    """Return the label of each input of a model; of a mixed one both labels and their weights."""
+    """Return the label of each input of a model; of two mixed classes both and their weights."""
     labels = [classes[int(label)] for label in batch.labels]
     if fed.mixture is None:
         return [[Line(label)] for label in labels]
@@ -73,6 +74,9 @@ def fed_labels(fed: ModelInputs, batch: Batch, classes: tuple[str, ...]) -> list
     captions = []
     # Every image is mixed with the one at the same place from the end of the batch.
     for label, partner in zip(labels, labels[::-1], strict=True):
-        first = Line(label, f"{weight:.0%}")
-        captions.append([first, Line(partner, f"{1 - weight:.0%}", GREY)])
+        if label == partner:
+            captions.append([Line(label)])
+            continue
+        first = Line(label, percent(weight))
+        captions.append([first, Line(partner, percent(1 - weight), GREY)])
     return captions

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitkit.data.augmentation.crop_flip import augment_batch, training_pixels
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.training.monitoring.throughput import TimingSnapshot
 
@@ -90,15 +89,13 @@ def measure_image_cost(steps: TrainingSteps, step: int) -> ImageCost:
         if steps.transform is not None:
             image = steps.transform(image, epoch, index, steps.split.name(index))
         changed = time.thread_time()
-        pixels = training_pixels(
-            image, steps.preprocess, steps.augmentation, steps.seed, epoch, index
-        )
+        pixels = steps.augmentation.resize(image, steps.preprocess, steps.seed, epoch, index)
         images.append(pixels)
         decode += decoded - start
         augment += changed - decoded
         resize += time.thread_time() - changed
     start = time.thread_time()
-    augment_batch(np.stack(images), steps.augmentation, steps.seed, epoch, indices)
+    steps.augmentation.flip_and_shift(np.stack(images), steps.seed, epoch, indices)
     augment += time.thread_time() - start
     count = len(images)
     return ImageCost(decode / count, resize / count, augment / count)

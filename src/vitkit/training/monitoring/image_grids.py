@@ -13,6 +13,7 @@ from torch import nn
 
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.loading.loader import EvaluationBatches
+from vitkit.messages import percent
 from vitkit.spec import Preprocess
 
 SHOWN = 8
@@ -53,7 +54,7 @@ def example_predictions(
         batch.labels, predicted.cpu(), probabilities.cpu(), strict=True
     ):
         colour = RIGHT if guess == label else WRONG
-        prediction = Line(dataset.classes[int(guess)], f"{probability:.0%}", colour)
+        prediction = Line(dataset.classes[int(guess)], percent(float(probability)), colour)
         captions.append([Line(dataset.classes[int(label)]), prediction])
     return grid(batch.pixels.numpy(), captions, across=(len(captions) + 1) // 2)
 

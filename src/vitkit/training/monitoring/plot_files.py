@@ -82,7 +82,7 @@ def write_confusion(
         # imported here: a run needs matplotlib at its end only
         from vitkit.plots.confusion import draw_confusion
 
-        return draw_confusion(counts, classes, "validation")
+        return draw_confusion(counts, classes, "validation split")
 
     content = write_figure(folder.confusion, draw, log)
     if content is None:

@@ -12,27 +12,14 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 from jaxtyping import UInt8
 from torch import nn
-from torch.utils.tensorboard import SummaryWriter
 
 from vitkit.io.atomic import output_error
 from vitkit.training.config.field_types import TrackerName
-from vitkit.training.monitoring.histograms import histograms
-from vitkit.training.monitoring.metric_files import Numbers, add_line, add_row, step_line
+from vitkit.training.monitoring.metric_files import Numbers, add_line, add_row
+from vitkit.training.monitoring.tensorboard import TensorBoardFiles, tagged
 from vitkit.training.monitoring.terminal import Display
 from vitkit.training.monitoring.trackers import Tracker, open_trackers
 from vitkit.training.run_folder import RunFolder
-
-TAGS = {
-    "images_per_s": "perf/images_per_s",
-    "data_wait": "perf/data_wait",
-    "memory": "system/memory",
-    "cuda_memory": "system/cuda_memory",
-    "lr": "lr",
-}
-"""TensorBoard tags of the columns that do not belong to a split; `val_top1` is `val/top1` there."""
-
-END = ".end"
-"""Suffix of the TensorBoard file for values from the end of a run."""
 
 P = ParamSpec("P")
 
@@ -80,10 +67,7 @@ class RunLog:
             return
         self._done = done
         self._unvalidated = unvalidated
-        self._curves: SummaryWriter
-        self._end: SummaryWriter | None = None
-        self._writers: list[SummaryWriter] = []
-        """TensorBoard's open files: `_curves` and `_end`."""
+        self._tensorboard = TensorBoardFiles(run)
         try:
             self._log = run.log.open("a", encoding="utf-8")
         except OSError as error:
@@ -110,8 +94,7 @@ class RunLog:
             except tracker.failures() as failure:
                 self._drop_tracker(tracker, failure)
         try:
-            for writer in self._writers:
-                writer.close()
+            self._tensorboard.close()
             self._log.close()
         except OSError as failure:
             if error is None:  # an error of the run itself is more important
@@ -124,19 +107,7 @@ class RunLog:
         Raises:
             OutputError: it cannot be written.
         """
-        run, done = self._run, self._done
-        # on resume, TensorBoard ignores what an earlier session drew from this step on
-        purge_step = None
-        if done:
-            purge_step = done if self._unvalidated else done + 1
-        try:
-            self._curves = SummaryWriter(str(run.tensorboard), purge_step=purge_step)
-        except OSError as error:
-            raise output_error(run.tensorboard, error) from error
-        self._writers.append(self._curves)
-        # the values of the step itself were dropped with those of its validation
-        if self._unvalidated:
-            self._curve(step_line(run, done), done, self._curves)
+        self._tensorboard.open(self._done, unvalidated=self._unvalidated)
 
     @_first_process_only
     def set_total(self, total: int) -> None:
@@ -163,7 +134,7 @@ class RunLog:
     def step(self, position: Numbers, values: Numbers) -> None:
         """Log the values of a step; `position` is its epoch and step."""
         add_line(self._run, "step", {**position, **values})
-        self._curve(values, int(position["step"]), self._curves)
+        self._add_scalars(values, int(position["step"]))
 
     @_first_process_only
     def epoch(self, position: Numbers, values: Numbers) -> None:
@@ -171,44 +142,26 @@ class RunLog:
         add_row(self._run, {**position, **values})
         add_line(self._run, "epoch", {**position, **values})
         validation = {name: v for name, v in values.items() if name.startswith("val_")}
-        self._curve(validation, int(position["step"]), self._curves)
+        self._add_scalars(validation, int(position["step"]))
 
     @_first_process_only
     def scored(self, split: str, step: int, values: Numbers) -> None:
         """Log the scores of a split that is evaluated once: test, or any split by a probe."""
         named = {f"{split}_{name}": value for name, value in values.items()}
         add_line(self._run, split, {"step": step, **named})
-        self._curve(named, step, self._end_curves())
+        self._add_scalars(named, step, at_end=True)
 
     @_first_process_only
     def weights(self, model: nn.Module, step: int) -> None:
         """Log a histogram of every matrix of the model."""
-        try:
-            for name, histogram in histograms(model):
-                self._curves.add_histogram_raw(
-                    f"weights/{name}",
-                    min=histogram.sample.min().item(),
-                    max=histogram.sample.max().item(),
-                    num=histogram.sample.numel(),
-                    sum=histogram.sample.sum().item(),
-                    sum_squares=histogram.sample.square().sum().item(),
-                    bucket_limits=histogram.edges,
-                    bucket_counts=histogram.counts,
-                    global_step=step,
-                )
-        except OSError as error:
-            raise output_error(self._run.tensorboard, error) from error
+        self._tensorboard.add_histograms(model, step)
 
     @_first_process_only
     def image(
         self, tag: str, pixels: UInt8[np.ndarray, "H W 3"], step: int, *, at_end: bool = False
     ) -> None:
         """Log an image to TensorBoard; `at_end` if it is made at the end of the run."""
-        curves = self._end_curves() if at_end else self._curves
-        try:
-            curves.add_image(tag, pixels, step, dataformats="HWC")
-        except OSError as error:
-            raise output_error(self._run.tensorboard, error) from error
+        self._tensorboard.add_image(tag, pixels, step, at_end=at_end)
 
     @_first_process_only
     def flush(self) -> None:
@@ -217,34 +170,14 @@ class RunLog:
         Steps that a state counts as done are not done again, so their values must be written before
         the state.
         """
-        try:
-            self._curves.flush()
-        except OSError as error:
-            raise output_error(self._run.tensorboard, error) from error
+        self._tensorboard.flush()
 
-    def _end_curves(self) -> SummaryWriter:
-        """Open TensorBoard's file for the end of a run; it replaces that of an earlier end."""
-        if self._end is None:
-            try:
-                for earlier in self._run.tensorboard.glob(f"*{END}"):
-                    earlier.unlink()
-                self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
-                self._writers.append(self._end)
-            except OSError as error:
-                raise output_error(self._run.tensorboard, error) from error
-        return self._end
-
-    def _curve(self, values: Numbers, step: int, curves: SummaryWriter) -> None:
+    def _add_scalars(self, values: Numbers, step: int, *, at_end: bool = False) -> None:
         """Add values to curves of TensorBoard and of the trackers."""
-        # `val_top1` becomes `val/top1`: TensorBoard groups by the first part
-        tagged = {TAGS.get(name, name.replace("_", "/", 1)): v for name, v in values.items()}
-        try:
-            for tag, value in tagged.items():
-                curves.add_scalar(tag, value, step)
-        except OSError as error:
-            raise output_error(self._run.tensorboard, error) from error
+        by_tag = tagged(values)
+        self._tensorboard.add_scalars(by_tag, step, at_end=at_end)
         # The services refuse numbers that are not finite.
-        finite = {tag: value for tag, value in tagged.items() if math.isfinite(value)}
+        finite = {tag: value for tag, value in by_tag.items() if math.isfinite(value)}
         for tracker in list(self._trackers):
             try:
                 tracker.log(finite, step)

@@ -21,6 +21,17 @@ MIN_BAR = 8
 """Characters of the shortest bar and of the column separators."""
 PLAIN = 30.0
 """Seconds between two lines if there is no bar."""
+MOST_LINES = 50
+"""Epochs of which each has a line; of more, the best ones and every n-th."""
+
+
+def epochs_per_line(epochs: int) -> int:
+    """Return the n of "every n-th epoch has a line".
+
+    >>> epochs_per_line(50), epochs_per_line(120)
+    (1, 3)
+    """
+    return -(-epochs // MOST_LINES)  # rounded up
 
 
 class _Console(Console):

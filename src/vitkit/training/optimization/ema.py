@@ -40,6 +40,7 @@ class EMA(Generic[Model]):
         # Averaging is elementwise: each process averages its own part of a sharded weight.
         averages: list[Tensor] = [local_tensor(average) for average in self.model.parameters()]
         weights: list[Tensor] = [local_tensor(weight) for weight in model.parameters()]
+        # theta' + (1 - d) (theta - theta'), for all weights in one call
         torch._foreach_lerp_(averages, weights, 1.0 - decay)
         for own, current in zip(self.model.buffers(), model.buffers(), strict=True):
             own.copy_(current)

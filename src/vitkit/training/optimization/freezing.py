@@ -10,7 +10,7 @@ from torch import nn
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean, plural
-from vitkit.models.initialisation import HEADS
+from vitkit.models.interface.classifier import is_of_head
 from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.optimization.parameter_groups import EMBEDDING, layer_number
 
@@ -124,7 +124,7 @@ def _matching(pattern: str, names: list[str], depth: int) -> set[str]:
     matching = {n for n in names if fnmatchcase(n, pattern) or fnmatchcase(n, f"{pattern}.*")}
     # A model may have a module of that name, which then counts.
     if not matching and pattern == BACKBONE:
-        matching = {n for n in names if n.partition(".")[0] not in HEADS}
+        matching = {n for n in names if not is_of_head(n)}
     if not matching:
         near = did_you_mean(pattern, _similar(pattern, names))
         raise SettingError(

@@ -79,7 +79,7 @@ def library_optimizer(name: str, others: Iterable[str] = ()) -> OptimizerFactory
 def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
     """Try whether a run can resume with this optimizer; return one line on why it cannot."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         straight = [nn.Parameter(torch.randn(shape)) for shape in SHAPES]
         resumed = [nn.Parameter(parameter.detach().clone()) for parameter in straight]
         try:
@@ -90,6 +90,7 @@ def _resume_problem(optimizer_class: OptimizerFactory) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever a hundred optimizers raise
             return f"{type(error).__name__}: {error}"
     for expected, actual in zip(straight, resumed, strict=True):
+        # To the bit: in a run, a difference of one rounding grows.
         if not torch.equal(expected, actual):
             return "a resumed run would not continue in the same way"
     return None
@@ -106,7 +107,7 @@ def _train(
         if step == stored_after:
             optimizer = _store_and_restore(optimizer, _make(optimizer_class, parameters))
         # The same gradients, and the same noise where an optimizer draws some, in both trials.
-        torch.manual_seed(step)
+        torch.default_generator.manual_seed(step)
         for parameter in parameters:
             parameter.grad = torch.randn_like(parameter)
         optimizer.step()

@@ -38,6 +38,7 @@ def learning_rate(
     warmup = max(warmup, 1)  # a warm-up of no steps is one step at the peak
     if step < warmup:
         return peak * (step + 1) / warmup
+    # + 1: the last step is number total - 1, and has t = 1.
     progress = min((step - warmup + 1) / max(total - warmup, 1), 1.0)
     if schedule == "linear":
         return peak + (low - peak) * progress

@@ -33,6 +33,7 @@ def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -
     return nn.parallel.DistributedDataParallel(
         objective,
         process_group=world.group,
+        # gradients lie in the buckets that are exchanged, not in memory of their own
         gradient_as_bucket_view=True,
         find_unused_parameters=idle,
     )

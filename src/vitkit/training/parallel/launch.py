@@ -162,6 +162,7 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
     # Otherwise every process would use all cores.
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
     if sys.platform == "linux":
+        # All processes are here; gloo would look up the name of the host, which may fail.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
     environment |= {
         "RANK": str(rank),
@@ -198,6 +199,7 @@ def _supervise(ranks: list[Rank], stop: StopFlag, timeout: float) -> None:
 
 def _has_failed(rank: Rank, timeout: float, now: float) -> bool:
     if rank.stopped is not None:
+        # A batch system or a debugger may pause a process for a while.
         return now - rank.stopped[0] > timeout
     # A result is written just before the end.
     return rank.process.poll() is not None and "result" not in rank.document

@@ -79,6 +79,7 @@ def fashion_mnist() -> Settings:
         "warmup_epochs": 1.0,
         "flip": 0.5,
         "shift": 1,
+        # of all pixels of the training images
         "mean": (0.2860,),
         "std": (0.3530,),
     }
@@ -98,6 +99,7 @@ def mnist() -> Settings:
         # a mirrored digit is another sign
         "flip": 0.0,
         "shift": 2,
+        # likewise of MNIST
         "mean": (0.1307,),
         "std": (0.3081,),
     }
@@ -132,6 +134,7 @@ def cifar10_small() -> Settings:
         "beta2": 0.95,
         "warmup_epochs": 1.0,
         "flip": 0.5,
+        # as in the augmentation of ResNets for CIFAR (arXiv 1512.03385, Sec. 4.2)
         "shift": 4,
         "mean": CIFAR10_MEAN,
         "std": CIFAR10_STD,

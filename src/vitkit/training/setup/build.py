@@ -16,11 +16,11 @@ from vitkit.training.parallel.fsdp import shard
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
+from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.setup.build_step import (
     make_objective,
     make_step,
     make_teacher_targets,
-    make_transform,
 )
 from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
 
@@ -48,7 +48,7 @@ def make_run(
             shard(ema.model, world, plan.device)
     # after sharding, which replaces the parameters
     optimizer = configured_optimizer(model, config)
-    progress = Progress(data=plan.dataset.fingerprint)
+    progress = Progress(data=plan.dataset.identity)
     targets = make_teacher_targets(plan, folder.teacher, precision, world, stop)
     training_step = make_step(
         plan,

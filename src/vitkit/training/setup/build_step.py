@@ -1,4 +1,4 @@
-"""The parts of a training step: batch transform, objective and the step itself."""
+"""The parts of a training step: teacher targets, objective and the step itself."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from pathlib import Path
 
 from torch import Tensor, nn, optim
 
-from vitkit.data.augmentation.mixup import Mixing
-from vitkit.data.loading.batch_transform import BatchTransform
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.shapes import Logits, Loss, Targets
@@ -20,28 +18,8 @@ from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.precision import Precision
 from vitkit.training.out_of_memory import is_out_of_memory
 from vitkit.training.run_plan import Plan
+from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.step import Objective, TrainingStep, Transform
-
-
-def make_transform(plan: Plan) -> BatchTransform:
-    """Build what turns a batch of the run into the model's images and targets."""
-    config = plan.config
-    mixing = None
-    if config.mixup > 0 or config.cutmix > 0:
-        # in steps; 0 stands for mixing until the end
-        off = config.mixup_off_epoch * plan.steps.steps_per_epoch
-        mixing = Mixing(
-            num_classes=plan.spec.num_classes,
-            mixup=config.mixup,
-            cutmix=config.cutmix,
-            prob=config.mixup_prob,
-            switch_prob=config.mixup_switch_prob,
-            until=off or None,
-            seed=config.seed,
-        )
-    return BatchTransform(
-        plan.preprocess, plan.device, plan.steps.augmentation, mixing, seed=config.seed
-    )
 
 
 def make_teacher_targets(

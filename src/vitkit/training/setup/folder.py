@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.distributed import ProcessGroup
-from vitkit.io.atomic import remove_temporaries, write_bytes
 from vitkit.training.config.passed_objects import refuse_missing
 from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import to_yaml
+from vitkit.training.config.yaml_files import write_yaml
 from vitkit.training.monitoring.augmented_grid import save_augmented_grid
 from vitkit.training.monitoring.metric_files import drop_rows_after
 from vitkit.training.resume import (
@@ -28,10 +27,14 @@ from vitkit.training.run_folder import (
     new_folder,
     resumed_folder,
 )
-from vitkit.training.setup.build_step import make_transform
+from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.setup.summary import log_settings
-from vitkit.training.state.image_list import write_image_list
-from vitkit.training.state.state_folder import remove_unfinished, set_aside_damaged
+from vitkit.training.state.data_record import record_data
+from vitkit.training.state.state_folder import (
+    remove_unfinished,
+    remove_unfinished_files,
+    set_aside_damaged,
+)
 
 
 def find_stopped_run(
@@ -95,7 +98,7 @@ def prepare_folder(run: Run, stopped: StoppedRun | None, *, finished: bool = Fal
     stored = run.plan.settings_to_store(run.folder.root)
     world.broadcast_from_main(lambda: _write_record(run, stopped, None if finished else stored))
     if stopped is not None:
-        lines = stopped.describe_changes()
+        lines = [*stopped.describe_changes(), *stopped.describe_rate(run)]
         if finished:
             per_epoch = run.plan.steps.steps_per_epoch
             lines = stopped.describe_end(config, per_epoch, run.progress.stale)
@@ -123,21 +126,26 @@ def _write_record(run: Run, stopped: StoppedRun | None, stored: RunConfig | None
     run.log.open_curves()
     _remove_unfinished_files(folder)
     if stopped is None:
-        write_image_list(folder.images, run.plan.dataset)
+        record_data(
+            run.plan.dataset,
+            run.plan.check,
+            images_file=folder.images,
+            check_file=folder.check,
+            relabel_file=folder.relabel,
+        )
     else:
         # the run continues from an older state, and will write these again
         set_aside_damaged(folder.state, stopped.state)
         goes_on = stored is not None
         drop_rows_after(folder, stopped.step, unvalidated=stopped.unvalidated, goes_on=goes_on)
     if stored is not None:
-        write_bytes(folder.config, to_yaml(stored.to_json()).encode())
+        write_yaml(folder.config, stored.to_json())
 
 
 def _remove_unfinished_files(folder: RunFolder) -> None:
     """Remove the files that a killed process left half written."""
     remove_unfinished(folder.state)
-    for path in (folder.root, folder.best.parent, folder.teacher):
-        remove_temporaries(path)
+    remove_unfinished_files((folder.root, folder.best.parent, folder.teacher))
 
 
 def _save_grid(run: Run) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from vitkit.devices import resolve_device
 from vitkit.distributed import ProcessGroup
-from vitkit.training.checks.defaults import resolve_defaults
+from vitkit.training.checks.dependent_defaults import resolve_defaults
 from vitkit.training.checks.model_and_data import (
     check_data,
     check_head,
@@ -61,7 +61,7 @@ def make_plan(
     # refuses an impossible model before any image is read
     named = None if chooses_model(config) else _start(config, goes_on)
     resumed = resumed_folder(config.resume, config.output) if goes_on and config.resume else None
-    dataset, data_notes = open_training_data(config, resumed)
+    dataset, data_notes, check = open_training_data(config, resumed)
     # before the head is adapted to the classes
     check_data(config, dataset)
     decided, choices = decide_settings(config, dataset, world.size)
@@ -95,6 +95,7 @@ def make_plan(
         notes=(*notes, *worker_notes, *teacher_notes),
         weights=start.weights,
         teacher=teacher,
+        check=check,
     )
 
 

@@ -19,7 +19,7 @@ from vitkit.models.presets import preset
 from vitkit.training.config.sections.fine_tuning import CATALOGUE
 from vitkit.training.config.sections.model import DEFAULT_MODEL
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.setup.head import head_for_classes
+from vitkit.training.setup.head_for_classes import head_for_classes
 from vitkit.training.setup.initial_weights import InitialWeights, given_preprocess
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import find

@@ -10,6 +10,7 @@ from vitkit.training.config.merging import with_flat_spec
 from vitkit.training.config.run_config import USUAL
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.monitoring.run_log import RunLog
+from vitkit.training.monitoring.terminal import epochs_per_line
 from vitkit.training.recipes.reference_comparison import comparable_result
 from vitkit.training.resume import StoppedRun
 from vitkit.training.run import Run
@@ -68,6 +69,10 @@ def log_settings(run: Run) -> None:
             f"{plural(plan.steps.steps_per_epoch, 'step')}, "
             f"batch {config.batch_size}, lr {config.lr:g}, on {plan.device}, into {run.folder.root}"
         )
+        every = epochs_per_line(config.epochs)
+        if every > 1:
+            best = " and the best ones" if "val" in plan.dataset.splits else ""
+            log.info(f"epochs shown below: 1 of {every}{best}; {run.folder.log.name} has all")
     if world.size > 1:
         each = config.batch_size // world.size
         parts = f" in {config.grad_accum_steps} parts" if config.grad_accum_steps > 1 else ""
@@ -84,7 +89,15 @@ def _settings_shown(config: TrainConfig) -> str:
     # both are logged in lines of their own
     hidden = ("output", "start")
     shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
-    changed = with_flat_spec(shown)
-    return (
-        ", ".join(f"{name} {value}" for name, value in changed.items()) or "all have their defaults"
-    )
+    # a model of another size than the named one has nothing of it
+    if {"width", "depth"} <= config.spec.keys():
+        shown.pop("model", None)
+    if "image_size" in config.spec:
+        shown.pop("img_size", None)
+    changed = [f"{name} {_short(value)}" for name, value in with_flat_spec(shown).items()]
+    return ", ".join(changed) or "all have their defaults"
+
+
+def _short(value: object) -> str:
+    """Format a value without the digits that come from rounding, such as 2.3000000000000003."""
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

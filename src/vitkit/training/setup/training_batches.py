@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 
-from vitkit.data.augmentation.crop_flip import Augmentation
-from vitkit.data.augmentation.user_transform import UserTransform
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.loading.sampler import class_counts, sizes_of_epochs
 from vitkit.distributed import ProcessGroup
 from vitkit.spec import Preprocess
-from vitkit.training.checks.user_code import import_transform
 from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.sections.data import DataSettings
+from vitkit.training.setup.build_augmentation import augmentation_of, user_transform
 
 MOST_WORKERS = 8
 """Loader processes of each process by default, at most."""
@@ -24,14 +22,6 @@ def training_steps(
     config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
 ) -> TrainingSteps:
     """Return every training batch of the run, of which this process loads its part."""
-    augmentation = Augmentation(
-        flip=config.flip,
-        shift=config.shift,
-        crop_scale=config.crop_scale,
-        aa=config.aa,
-        color_jitter=config.color_jitter,
-        reprob=config.reprob,
-    )
     batch_size = config.batch_size
     if config.probe is not None or config.find_batch_size:
         # neither a probe nor a later search must be refused for small data
@@ -39,7 +29,7 @@ def training_steps(
     return TrainingSteps(
         train,
         preprocess,
-        augmentation,
+        augmentation_of(config),
         batch_size=batch_size,
         seed=config.seed,
         rank=world.rank,
@@ -49,15 +39,8 @@ def training_steps(
         cycle=config.distill_views,
         repeats=config.repeated_aug,
         fill=config.last_batch == "fill",
-        transform=_user_transform(config),
+        transform=user_transform(config),
     )
-
-
-def _user_transform(config: RunConfig) -> UserTransform | None:
-    """Return the user's own transform of training images, if there is one."""
-    if config.transform is None:
-        return None
-    return UserTransform(import_transform(config.transform), config.transform, config.seed)
 
 
 def loader_processes(

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from vitkit.data.checks.check import drop_or_refuse_unreadable
+from dataclasses import replace
+
+from vitkit.data.checks.check import Report, drop_or_refuse_unreadable
 from vitkit.data.datasets.dataset import Dataset
+from vitkit.data.datasets.label_changes import LabelChanges, read_label_changes
 from vitkit.data.datasets.pixel_cache import cached, show_progress
+from vitkit.data.datasets.relabelling import relabel
 from vitkit.data.datasets.replacements import with_replacements
 from vitkit.data.datasets.splitting import POOL_FRACTIONS, with_validation
 from vitkit.data.sources.open import open_dataset
@@ -13,10 +17,13 @@ from vitkit.messages import plural
 from vitkit.training.config.sections.data import DataSettings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.run_folder import RunFolder
+from vitkit.training.state.data_record import restore_labels
 from vitkit.training.state.image_list import restore_dataset
 
 
-def open_training_data(config: TrainConfig, resumed: RunFolder | None) -> tuple[Dataset, list[str]]:
+def open_training_data(
+    config: TrainConfig, resumed: RunFolder | None
+) -> tuple[Dataset, list[str], Report | None]:
     """Open, split and check the data.
 
     Args:
@@ -24,13 +31,16 @@ def open_training_data(config: TrainConfig, resumed: RunFolder | None) -> tuple[
         resumed: the stopped run that goes on, which may have a list of its images.
 
     Returns:
-        The dataset, whose images can all be decoded, and notes on it.
+        The dataset, whose images can all be decoded, notes on it, and the report of its check; None
+        where images in memory were not checked, or a list of checked images was restored.
 
     Raises:
-        DataError: data that cannot be trained on.
+        DataError: data that cannot be trained on, or corrected labels of other data.
         SettingError: a validation fraction that the data leave no room for.
     """
     skip = config.bad_images == "skip"
+    changes, change_notes = _label_changes(config.relabel, resumed)
+    report: Report | None = None
     dataset = open_dataset(
         config.data,
         data_root=config.data_root,
@@ -41,14 +51,25 @@ def open_training_data(config: TrainConfig, resumed: RunFolder | None) -> tuple[
         # the images of the list were checked when the run began
         dataset, notes = restore_dataset(resumed.images, dataset)
         notes = [*dataset.notes, *notes]
+        if changes is not None:  # the list has the corrected labels
+            dataset = replace(dataset, relabelled=changes)
     else:
         if resumed is None:  # an older run may go on with a fraction that had no effect
             _refuse_val_fraction(dataset, config.val_fraction)
-        dataset, notes = _checked(dataset, config, quiet=config.quiet)
+        dataset, notes, report = _checked(dataset, config, changes, quiet=config.quiet)
     # A teacher that has seen an image has not seen the one that takes its place.
     if skip and config.teacher is None and config.probe is None:
         dataset = with_replacements(dataset)
-    return dataset, notes
+    return dataset, [*notes, *change_notes], report
+
+
+def _label_changes(
+    file: str | None, resumed: RunFolder | None
+) -> tuple[LabelChanges | None, list[str]]:
+    """Return the corrected labels, of a stopped run those that it began with, and notes on them."""
+    if resumed is not None:
+        return restore_labels(resumed.relabel, file, resumed.config)
+    return (None, []) if file is None else (read_label_changes(file), [])
 
 
 def _refuse_val_fraction(dataset: Dataset, fraction: float) -> None:
@@ -63,8 +84,10 @@ def _refuse_val_fraction(dataset: Dataset, fraction: float) -> None:
         )
 
 
-def _checked(dataset: Dataset, settings: DataSettings, *, quiet: bool) -> tuple[Dataset, list[str]]:
-    """Cut the validation split where there is none, and check every image."""
+def _checked(
+    dataset: Dataset, settings: DataSettings, changes: LabelChanges | None, *, quiet: bool
+) -> tuple[Dataset, list[str], Report | None]:
+    """Cut the validation split where there is none, correct labels, and check every image."""
     if settings.cache is not None:
         folder = None if settings.cache == "auto" else settings.cache
         dataset = cached(dataset, folder, progress=None if quiet else show_progress)
@@ -72,6 +95,9 @@ def _checked(dataset: Dataset, settings: DataSettings, *, quiet: bool) -> tuple[
     if settings.val_fraction > 0:
         # before the check, which then also finds copies across this cut
         dataset = with_validation(dataset, settings.val_fraction)
+    if changes is not None:
+        # after the cut, so that the run validates on the images of a run without corrections
+        dataset = relabel(dataset, changes)
     dataset, report = drop_or_refuse_unreadable(dataset, settings.bad_images)
     notes = [*report.notes, *report.warnings()]
     if has_val and not dataset.cut and settings.val_fraction != DataSettings.val_fraction:
@@ -81,4 +107,5 @@ def _checked(dataset: Dataset, settings: DataSettings, *, quiet: bool) -> tuple[
     for split, problems in report.problems.items():
         notes += [f"skipped {plural(len(problems), 'image')} of {split} that cannot be decoded:"]
         notes += [f"  {problem.name}: {problem.reason}: {problem.detail}" for problem in problems]
-    return dataset, notes
+    is_whole = not any(split.in_memory for split in dataset.splits.values())
+    return dataset, notes, report if is_whole else None

@@ -1,4 +1,4 @@
-"""The registry of all resumable training state, by name.
+"""The registry of all resumable training state, by name, and the counters: best epoch, patience.
 
 Saving, loading, hashing and the tests that leave a part out all go over this one registry, so that
 state that is not registered cannot be saved by accident. A part is tensors and JSON values: nothing

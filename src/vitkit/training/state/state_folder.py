@@ -7,8 +7,7 @@ own parts into `model.shards/`; reading puts them together, so any number of pro
 from either layout. The manifest has the size and SHA-256 of every file, all values that are not
 tensors, the settings of the run and the versions that wrote it, and is sealed by a SHA-256 of its
 own. It is written last: a folder whose files do not match its manifest is reported and skipped.
-Folders are renamed before they are deleted, so that a folder that looks complete never lacks a
-file.
+`delete_old_states` deletes all states but the newest two.
 
 States of format 2, which had their values in `state.json` and no settings, are still read.
 """
@@ -21,10 +20,10 @@ import json
 import os
 import re
 import shutil
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,13 @@ from safetensors import SafetensorError
 
 from vitkit.distributed import ProcessGroup, is_sharded
 from vitkit.errors import CheckpointError
-from vitkit.io.atomic import output_error, sync, sync_folder
+from vitkit.io.atomic import output_error, remove_temporaries, sync, sync_folder
 from vitkit.io.digests import file_sha256
+from vitkit.training.state.delete_old_states import (
+    DELETED,
+    delete_older_states,
+    delete_state,
+)
 from vitkit.training.state.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -52,15 +56,15 @@ from vitkit.training.state.registry import Registry, Stateful, Tensors
 from vitkit.training.state.sharded import read_shards, write_shards
 from vitkit.weights.files.safetensors_file import safetensors_writer
 
-KEPT = 2
-"""Number of states that are kept, the newest ones."""
 STEP = re.compile(r"step-(\d{8,})")
 """Names of states; any other name in the folder is left alone."""
-UNFINISHED, DELETED, DAMAGED = ".tmp-", ".trash-", "damaged-"
+UNFINISHED, DAMAGED = ".tmp-", "damaged-"
+"""First letters of the names of states that are being written, and of damaged ones, which stay."""
 SHARDS = ".shards"
 """Suffix of the folder with the shards of a part."""
 TEMPORARY_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.EAGAIN)
 """Errors of a write after which another attempt may succeed."""
+_version = cache(version)  # each call parses a file of metadata
 PAUSES = (0.2, 1.0)
 """Seconds to wait before the second and the third attempt."""
 
@@ -118,7 +122,7 @@ def _save(folder: Path, registry: Registry, step: int, settings: Mapping[str, An
     for pause in (*PAUSES, None):
         try:
             _write(final, registry, settings)
-            _delete_older(folder, step)
+            delete_older_states(list_states(folder), step)
             break
         except OSError as error:
             if pause is None or error.errno not in TEMPORARY_ERRORS:
@@ -146,7 +150,7 @@ def _save_sharded(
     def finish() -> None:
         try:
             _write(final, registry, settings, aside)
-            _delete_older(folder, step)
+            delete_older_states(list_states(folder), step)
         except OSError as error:
             raise output_error(final, error, _size(registry)) from error
         finally:
@@ -182,16 +186,6 @@ def _write_values(final: Path, registry: Registry) -> bool:
     return True
 
 
-def _delete_older(folder: Path, step: int) -> None:
-    """Delete all states older than that of `step`, which was just written, and the one before.
-
-    Later states do not count: the run would have resumed from them if they were intact.
-    """
-    earlier = [state for state in list_states(folder) if step_of(state) <= step]
-    for state in earlier[:-KEPT]:
-        _delete(state)
-
-
 def _write(
     final: Path, registry: Registry, settings: Mapping[str, Any], shards: Path | None = None
 ) -> None:
@@ -204,7 +198,7 @@ def _write(
         temporary.mkdir(parents=True)
         manifest = {
             "format_version": FORMAT_VERSION,
-            "versions": {"vitkit": version("vitkit"), "torch": version("torch")},
+            "versions": {name: _version(name) for name in ("vitkit", "torch")},
             "settings": dict(settings),
             "values": _values(registry),
             "files": _write_files(temporary, registry, shards),
@@ -214,7 +208,7 @@ def _write(
         sync(temporary / MANIFEST)
         sync_folder(temporary)
         if final.exists():  # a damaged state of the same step
-            _delete(final)
+            delete_state(final)
         temporary.rename(final)
         sync_folder(folder)  # the rename itself
     finally:
@@ -260,20 +254,17 @@ def _values(registry: Registry) -> dict[str, Any]:
     return values
 
 
-def _delete(state: Path) -> None:
-    """Rename a state out of the way, and delete it while the run goes on."""
-    renamed = state.with_name(f"{DELETED}{state.name}-{os.getpid()}")
-    shutil.rmtree(renamed, ignore_errors=True)
-    state.rename(renamed)
-    # Freeing a gigabyte can take the file system seconds.
-    threading.Thread(target=shutil.rmtree, args=(renamed, True)).start()
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove what a killed process left half written or half deleted."""
     for pattern in (f"{UNFINISHED}*", f"{DELETED}*"):
         for path in folder.glob(pattern):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_unfinished_files(folders: Iterable[Path]) -> None:
+    """Remove the files that a killed process left half written beside its states."""
+    for folder in folders:
+        remove_temporaries(folder)
 
 
 def list_states(folder: Path) -> list[Path]:
@@ -290,7 +281,7 @@ def withdraw_state(folder: Path, step: int) -> None:
     """Delete the state of a step after which the run turned out to be unusable."""
     for state in list_states(folder):
         if step_of(state) == step:
-            _delete(state)
+            delete_state(state)
 
 
 def set_aside_damaged(folder: Path, newest: Path) -> None:

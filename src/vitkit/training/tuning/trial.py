@@ -13,7 +13,8 @@ from vitkit.training.optimization.activation_checkpointing import checkpoint_gra
 from vitkit.training.optimization.freezing import train_mode
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.run_plan import Plan
-from vitkit.training.setup.build_step import make_objective, make_step, make_transform
+from vitkit.training.setup.build_augmentation import make_transform
+from vitkit.training.setup.build_step import make_objective, make_step
 from vitkit.training.step import TrainingStep
 
 

@@ -54,6 +54,7 @@ def _infer(header: Header, overrides: Mapping[str, Any]) -> Inferred:
     stride = 1
     root = shapes.get(f"{_RESNET}root.conv.weight")
     if root is not None:
+        # Every unit of a stage has one `conv1`.
         units = [f"{_RESNET}body.block{stage}.unit*.conv1.weight" for stage in (1, 2, 3)]
         stem = {
             "stem": "resnet",

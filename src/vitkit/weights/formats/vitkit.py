@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ OWN_VERSION = 1
 """Version of the format, written into every file."""
 DESCRIBED = ("format_version", "spec", "preprocess", "classes", "versions", "sha256")
 """Keys of the description that `save` writes itself."""
+_version = cache(version)  # each call parses a file of metadata
 
 
 def save(
@@ -59,7 +61,8 @@ def save(
             into the file; a linear layer put in place of `head` counts as the model's head.
         preprocess: how images are resized and normalised for it; needed, unless the model comes
             from pretrained weights, whose preprocessing is the default.
-        classes: the K class names in the order of the logits.
+        classes: the K class names in the order of the logits; default those of the pretrained
+            weights, unless the model has another number of classes, or a new head.
         **metadata: further JSON values, such as `metrics`, `recipe` or `licence`.
 
     Returns:
@@ -81,9 +84,11 @@ def save(
     path = Path(path)
     if path.suffix != ".safetensors":
         raise CheckpointError(f"{path}: expected a name that ends in .safetensors")
-    if preprocess is None:
-        origin = unwrapped(model, path).origin
-        preprocess = None if origin is None else origin.preprocess
+    vit = unwrapped(model, path)
+    if vit.origin is not None:
+        preprocess = preprocess or vit.origin.preprocess
+        if not classes and len(vit.origin.classes) == vit.spec.num_classes:
+            classes = vit.origin.classes
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "
@@ -128,7 +133,7 @@ def own_file_writer(
         **metadata,
         "format_version": OWN_VERSION,
         **model_description(spec, preprocess, _class_names(classes, path)),
-        "versions": {"vitkit": version("vitkit"), "torch": torch.__version__},
+        "versions": {"vitkit": _version("vitkit"), "torch": torch.__version__},
         "sha256": tensor_digests(tensors),
     }
     try:

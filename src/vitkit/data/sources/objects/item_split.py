@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, Int64, UInt8
 
+from vitkit.data.datasets.dataset import numbered_path
 from vitkit.data.datasets.split import Split
 from vitkit.data.images.pixels import FILE_BYTES, PATH, as_pixels, kind_of
 from vitkit.data.sources.objects.items import Label, MapStyle, as_label, image_and_label
@@ -47,6 +48,9 @@ class ItemSplit(Split):
 
     def name(self, index: int) -> str:
         return f"{self.origin}[{self.numbers[index]}]"
+
+    def path(self, index: int) -> str:
+        return numbered_path(self.origin, int(self.numbers[index]))
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W C"]:
         number = int(self.numbers[index])

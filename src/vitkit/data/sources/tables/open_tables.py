@@ -110,6 +110,7 @@ class _Indexer:
             images = table.column(self.columns.image)
             sizes.append((len(images), images.nbytes))
             for scalar in images:
+                # A missing image has the digest of no bytes, and is found when it is decoded.
                 content = image_bytes(scalar.as_py(), self.roots) or b""
                 digests.append(hashlib.sha256(content).digest())
         arrays: dict[str, np.ndarray] = {
@@ -151,6 +152,7 @@ def _part(store: TableStore, indexes: Sequence[Index]) -> NamedImages:
     for index in indexes:
         labels += index.texts["labels"]
         digests += map(bytes, index.arrays["digests"])
+    # `assemble` gives the labels their numbers, for all splits at once.
     images = StoredSplit(store, np.zeros(len(labels), np.int64), np.arange(len(labels)))
     return NamedImages(images, labels, digests)
 
@@ -166,6 +168,7 @@ def _store(
     number_in_file: list[np.ndarray] = []
     images_in_group: list[np.ndarray] = []
     for number, index in enumerate(indexes):
+        # The columns of "groups" are images and bytes.
         counts = index.arrays["groups"][:, 0]
         file_of_group.append(np.full(len(counts), number))
         number_in_file.append(np.arange(len(counts)))

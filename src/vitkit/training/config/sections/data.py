@@ -70,6 +70,15 @@ class DataSettings:
     ] = 0.1
     """Fraction of train that becomes the validation split if the data have train but no val, from 0
     to below 1. Data without any splits are always divided 70/10/20."""
+    # a run keeps a copy, with which it resumes
+    relabel: Annotated[
+        str | None,
+        Meaning(
+            resume="not compared", changes_result=True, with_probe="used", with_auto="passed on"
+        ),
+    ] = None
+    """A CSV file of corrected labels with the columns `path,old_class,new_class`, as the page of
+    `vitkit report` exports it; the images and their folders stay as they are."""
     balance: Annotated[
         bool,
         Meaning(resume="fixed", changes_result=True, with_probe="refused", with_auto="passed on"),

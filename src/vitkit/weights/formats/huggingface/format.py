@@ -159,6 +159,7 @@ def _fields(
     # The kernel of the patch projection: (D, C, P, P).
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     rows = shapes["embeddings.position_embeddings"][1]  # (1, prefix + N, D)
+    # The class token, and DeiT's distillation token.
     prefix = 2 if family == "deit" else 1
     size = overrides.get("image_size", config.fields.get("image_size"))
     return {
@@ -232,6 +233,7 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     if family.startswith("dinov2"):
         # Its classes have the token, which only masked training uses.
         tensors["embeddings.mask_token"] = torch.zeros(1, spec.width)
+    # Only the files of a task model name the family of the base model in it.
     if is_task_model(hf_class(spec)):
         tensors = with_prefix(tensors, f"{family}.", but="classifier.")
     return {

@@ -151,6 +151,7 @@ def read_statement(
 
 def _refuse_unknown_model(name: str, overrides: Mapping[str, Any], origin: str) -> None:
     """Refuse a model of timm that may compute more than its tensors show."""
+    # Their tensors are those of a plain ViT: read as one, they would give wrong logits.
     if any(fnmatchcase(name, pattern) for pattern in _ROTARY):
         raise CheckpointError(f"{origin}: {name} has rotary positions that are not supported")
     if "positions" not in overrides and _TIMM_NAMES[origin].fullmatch(name):

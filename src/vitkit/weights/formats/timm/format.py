@@ -33,6 +33,7 @@ def _prepare(source: Source) -> Source:
         changes = EVA_NAMES
 
     def rename(name: str) -> str:
+        # Only inside blocks: other parts of a model may have the same last names.
         match = re.match(r"(blocks\.\d+\.)(.*)", name)
         if match is None:
             return name

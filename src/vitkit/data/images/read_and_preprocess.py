@@ -1,4 +1,4 @@
-"""Model inputs of images of any kind: what calling a `Preprocess` returns."""
+"""Read images of any kind and preprocess them: `preprocess(image)` gives the input of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitkit.errors import SettingError
 from vitkit.spec import Preprocess
 
 
-def model_inputs(
+def read_and_preprocess(
     image: ImageSource | list[Any] | tuple[Any, ...], preprocess: Preprocess
 ) -> Float[Tensor, "*B C h w"]:
     """Return the normalised input of one image (C, h, w), or of a list of them (B, C, h, w).

@@ -21,8 +21,8 @@ LARGEST = 400_000
 
 
 def check_findings(run: ReportedRun) -> dict[str, Any]:
-    """Return the findings of `vitkit check`, where its report was written into the folder."""
-    command = run.command("check", run.data, "--output", run.folder.check)
+    """Return the findings of the check of the data that the folder has."""
+    command = run.command("check", run.data, *run.relabel_words, "--output", run.folder.check)
     try:
         document = json.loads(run.folder.check.read_bytes())
         findings = [_finding(found) for found in document["findings"]]
@@ -47,7 +47,8 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
         "severity": str(found["severity"]),
         "message": escape(str(found["message"])),
         "images": [escape(name) for name in images[:NAMED]],
-        "more": max(0, len(images) - NAMED),
+        # the report that training writes names the first images only
+        "more": max(0, len(images) - NAMED) + int(found.get("more", 0)),
     }
 
 

@@ -75,9 +75,19 @@ class RegisterEffect:
         """Return one line: the neurons moved, and the counts before and after."""
         return (
             f"{plural(len(self.neurons), 'neuron')} moved to an extra token: high-norm patch "
-            f"tokens {self.before.count:,} -> {self.after.count:,}, their share of the attention "
-            f"{100 * self.before.attention:.1f} % -> {100 * self.after.attention:.1f} %"
+            f"tokens {self.before.count:,} -> {self.after.count:,} (largest norm "
+            f"{self.before.norms.max():.3g} -> {self.after.norms.max():.3g}), their share of the "
+            f"attention {100 * self.before.attention:.1f} % -> {100 * self.after.attention:.1f} %"
         )
+
+    @property
+    def is_strong(self) -> bool:
+        """True if what the norms have above the threshold falls by half or more, in their sum."""
+        return 2 * _excess(self.after) <= _excess(self.before)
+
+
+def _excess(found: Artefacts) -> float:
+    return float((found.norms - found.threshold).clip(min=0).sum())
 
 
 def find_register_neurons(
@@ -110,10 +120,12 @@ def find_register_neurons(
         return ()
     found: list[RegisterNeuron] = []
     for layer, (firing, resting) in enumerate(_mean_activations(model, images, high)):
+        # What a neuron adds to a token is its activation times its column.
         written = (firing - resting).abs() * _columns(model.blocks[layer])
         for number in written.topk(min(count, len(written))).indices.tolist():
             means = (float(firing[number]), float(resting[number]))
             found.append(RegisterNeuron(layer, number, *means, float(written[number])))
+    # Over all layers; ties stay in the order of the layers.
     found.sort(key=lambda neuron: -neuron.written)
     most = found[0].written
     return tuple(n for n in found[:count] if n.written > 0 and n.written >= LEAST_SHARE * most)
@@ -186,6 +198,7 @@ def test_time_registers(model: ViT, neurons: Sequence[RegisterNeuron]) -> Iterat
     with eval_mode(model), ExitStack() as hooks:
         for handle in mover.hooks(model, neurons):
             hooks.callback(handle.remove)
+        # Whatever reads patches by the spec, such as a `Record`, finds them behind the extra token.
         model.spec = spec.replace(num_registers=spec.num_registers + 1)
         try:
             yield model
@@ -245,6 +258,7 @@ class _Mover:
         context: Context = inputs[1] if len(inputs) > 1 else others.pop("context", PLAIN)
         count = tokens.shape[1]
         visible = torch.ones(len(tokens), 1, count, count, dtype=torch.bool, device=tokens.device)
+        # By image: the column of the extra token, as seen by all queries.
         visible[:, :, :, self.place] = self.filled[:, None, None]
         mask = visible if context.mask is None else visible & context.mask
         return (tokens, context._replace(mask=mask)), others

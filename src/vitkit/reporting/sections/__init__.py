@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vitkit.reporting import data_views, overview, scores
 from vitkit.reporting.reported_run import ReportedRun
+from vitkit.reporting.sections import data_views, learned, overview, scores, suspects
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ SECTIONS = (
     Section("classes", "Classes", scores.classes),
     Section("confusion", "Confusion matrix", scores.confusion),
     Section("mistakes", "Most confident mistakes", scores.mistakes),
+    Section("suspects", "Suspected wrong labels", suspects.suspects),
     Section("calibration", "Calibration", scores.calibration),
+    Section("learned", "What the model has learned", learned.what_was_learned),
     Section("check", "Check of the data", data_views.check_findings),
     Section("augmented", "Augmented images", data_views.augmented),
     Section("costs", "Time and memory", overview.costs),

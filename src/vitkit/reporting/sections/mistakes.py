@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vitkit.reporting.images import RunImages, is_small
 from vitkit.reporting.prediction_source import Predictions
+from vitkit.reporting.sections.explained import Explanations
 
 SHOWN = 24
 """The most confident mistakes."""
@@ -32,6 +33,8 @@ class Mistake:
         label_probability: of its own class, in [0, 1].
         image: a small copy as an address that contains it; empty where there is none.
         is_small: whether the copy is enlarged without blur.
+        explanation: an overlay of what speaks for the predicted class, as an address; empty where
+            there is none.
     """
 
     name: str
@@ -41,6 +44,7 @@ class Mistake:
     label_probability: float
     image: str = ""
     is_small: bool = False
+    explanation: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,20 @@ class MistakeList:
         """The number of mistakes."""
         return len(self._numbers)
 
-    def most_confident(self) -> list[Mistake]:
-        """Return the mistakes with the highest probability of the wrong class."""
-        return [self._mistake(number, with_image=True) for number in self._numbers[:SHOWN]]
+    def most_confident(self, explanations: Explanations) -> list[Mistake]:
+        """Return the mistakes with the highest probability of the wrong class.
+
+        Args:
+            explanations: draws the maps beside the images.
+        """
+        found = []
+        for number in self._numbers[:SHOWN]:
+            mistake = self._mistake(number, with_image=True)
+            if mistake.image and self._split is not None:
+                place = int(self._predictions.places[number])
+                mistake = replace(mistake, explanation=explanations.of(self._split, place))
+            found.append(mistake)
+        return found
 
     def pairs(self) -> list[ClassPair]:
         """Return the pairs of classes with mistakes, the most frequent first.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
+from matplotlib.axes import Axes
 
 from vitkit.messages import escape
 from vitkit.plots.figure import SCREEN_DPI, NotebookFigure, drawing_style, fit_to_contents
@@ -16,7 +18,7 @@ LARGEST_TILE, NOTE, GAP = 0.9, 0.12, 0.04
 """Inches: the longer side of an image at most, the line below it, and the space beside it."""
 
 
-def draw_sheet(
+def draw_tiles(
     tiles: UInt8[np.ndarray, "R C h w 3"],
     *,
     rows: Sequence[str],
@@ -50,18 +52,28 @@ def draw_sheet(
             )
             axes.imshow(tiles[row, column], interpolation="none", aspect="auto")
             axes.set_axis_off()
+            # Seven points an inch of a tile: a note such as "0.123 %" is no wider than its image.
             small = min(5.5, 7 * step[0])
-            axes.text(0.5, -0.02, escape(note), transform=axes.transAxes, ha="center", va="top",
-                      fontsize=small, parse_math=False)  # fmt: skip
+            _write(axes, (0.5, -0.02), note, ha="center", va="top", fontsize=small)
             if row == 0:
                 axes.set_title(escape(columns[column]), fontsize=6.5, pad=2, parse_math=False)
             if column == 0:
-                axes.text(-0.06, 0.5, escape(rows[row]), transform=axes.transAxes, ha="right",
-                          va="center", fontsize=6.5, parse_math=False)  # fmt: skip
+                _write(axes, (-0.06, 0.5), rows[row], ha="right", va="center", fontsize=6.5)
             if row == down - 1 and column == 0 and caption:
                 axes.annotate(
-                    escape(caption), (0, 0), xycoords="axes fraction", xytext=(0, -10),
-                    textcoords="offset points", va="top", fontsize=6.5, parse_math=False,
-                )  # fmt: skip
+                    escape(caption),
+                    (0, 0),
+                    xytext=(0, -10),
+                    xycoords="axes fraction",
+                    textcoords="offset points",
+                    va="top",
+                    fontsize=6.5,
+                    parse_math=False,
+                )
         fit_to_contents(figure)
     return figure
+
+
+def _write(axes: Axes, place: tuple[float, float], text: str, **style: Any) -> None:
+    """Write a text at a place of the axes, from (0, 0) lower left to (1, 1) upper right."""
+    axes.text(*place, escape(text), transform=axes.transAxes, parse_math=False, **style)

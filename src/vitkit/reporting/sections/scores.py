@@ -11,10 +11,11 @@ from vitkit.evaluation.intervals import wilson_interval
 from vitkit.messages import escape
 from vitkit.plots import MAX_CLASSES
 from vitkit.reporting.missing import Missing
-from vitkit.reporting.mistakes import MOST_IN_A_TABLE, MistakeList, pair_key
-from vitkit.reporting.overview import SPLITS
 from vitkit.reporting.prediction_source import Predictions, as_confidence
 from vitkit.reporting.reported_run import ReportedRun
+from vitkit.reporting.sections.explained import Explanations
+from vitkit.reporting.sections.mistakes import MOST_IN_A_TABLE, MistakeList, pair_key
+from vitkit.reporting.sections.overview import SPLITS
 
 
 def curves(run: ReportedRun) -> dict[str, Any]:
@@ -34,9 +35,11 @@ def curves(run: ReportedRun) -> dict[str, Any]:
 def classes(run: ReportedRun) -> dict[str, Any]:
     """Return a row for each class: images, accuracy with interval, precision, usual mistake."""
     predictions = run.predictions
-    counts = confusion_counts(predictions)
-    images, predicted, right = counts.sum(1), counts.sum(0), counts.diagonal()
-    wrong = counts - np.diag(right)
+    size = len(predictions.classes)
+    images = np.bincount(predictions.labels, minlength=size)
+    predicted = np.bincount(predictions.predicted, minlength=size)
+    right = np.bincount(predictions.labels[predictions.right], minlength=size)
+    usual = _usual_mistakes(predictions)
     rows = []
     for number, name in enumerate(predictions.classes):
         row: dict[str, Any] = {
@@ -48,22 +51,40 @@ def classes(run: ReportedRun) -> dict[str, Any]:
             row["low"], row["high"] = wilson_interval(int(right[number]), int(images[number]))
         if predicted[number]:
             row["precision"] = right[number] / predicted[number]
-        other = int(wrong[number].argmax())
-        if wrong[number, other]:
+        if number in usual:
+            other, row["times"] = usual[number]
             row["mistaken"] = escape(predictions.classes[other])
-            row["times"] = int(wrong[number, other])
         rows.append(row)
     empty = sum(row["images"] == 0 for row in rows)
     return {"rows": rows, "empty": empty} | _origin(predictions)
+
+
+def _usual_mistakes(predictions: Predictions) -> dict[int, tuple[int, int]]:
+    """Return the class that images of a class are mistaken for most often, and how often."""
+    wrong = ~predictions.right
+    # not as a matrix: thousands of classes would make it larger than the memory
+    pairs = np.stack([predictions.labels[wrong], predictions.predicted[wrong]], axis=1)
+    found, times = np.unique(pairs, axis=0, return_counts=True)
+    usual: dict[int, tuple[int, int]] = {}
+    for (label, other), count in zip(found.tolist(), times.tolist(), strict=True):
+        if count > usual.get(label, (0, 0))[1]:
+            usual[label] = (other, count)
+    return usual
 
 
 def confusion(run: ReportedRun) -> dict[str, Any]:
     """Return the confusion matrix: a table with links, or an image where classes are many."""
     predictions = run.predictions
     count = len(predictions.classes)
-    counts = confusion_counts(predictions)
     shown: dict[str, Any] = {"names": [escape(name) for name in predictions.classes]}
     shown |= _origin(predictions)
+    if count > MAX_CLASSES:
+        raise Missing(
+            f"A confusion matrix is drawn of up to {MAX_CLASSES:,} classes, and there are "
+            f"{count:,}. This command writes it as a table.",
+            run.command("eval", run.root, run.data, "--confusion", run.root / "confusion.csv"),
+        )
+    counts = confusion_counts(predictions)
     if count <= MOST_IN_A_TABLE:
         shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
         rows = []
@@ -79,12 +100,6 @@ def confusion(run: ReportedRun) -> dict[str, Any]:
                 )
             rows.append(cells)
         return shown | {"rows": rows, "image": ""}
-    if count > MAX_CLASSES:
-        raise Missing(
-            f"A confusion matrix is drawn of up to {MAX_CLASSES:,} classes, and there are "
-            f"{count:,}. This command writes it as a table.",
-            run.command("eval", run.root, run.data, "--confusion", run.root / "confusion.csv"),
-        )
     from vitkit.reporting.figures import confusion_image
 
     return shown | {"rows": [], "image": confusion_image(counts, predictions.classes)}
@@ -94,7 +109,8 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
     """Return the most confident mistakes, and those of each pair of classes."""
     predictions = run.predictions
     found = MistakeList(predictions, run.images)
-    shown = found.most_confident()
+    explanations = Explanations(run.checkpoint)
+    shown = found.most_confident(explanations)
     table = run.folder.predictions
     return {
         "count": found.count,
@@ -103,6 +119,10 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
         "pairs": found.pairs(),
         "has_images": any(one.image for one in shown),
         "problem": run.images.problem,
+        "explained": explanations.count,
+        "method": explanations.method,
+        "unexplained": explanations.problem,
+        "has_table": len(predictions.classes) <= MOST_IN_A_TABLE,
         "table": table.name if table.exists() else "",
     } | _origin(predictions)
 

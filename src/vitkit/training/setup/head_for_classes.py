@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from vitkit.data.datasets.class_names import match_classes
-from vitkit.models.initialisation import HEADS
+from vitkit.models.interface.classifier import is_of_head
 from vitkit.weights.adapt import adapt
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.resized_model import rebuilt
@@ -43,16 +43,12 @@ def with_fresh_head(stored: Checkpoint, count: int) -> Checkpoint:
         state = {
             name: tensor
             for name, tensor in model.state_dict().items()
-            if not name.startswith("pre_logits.") and not _of_head(name)
+            if not name.startswith("pre_logits.") and not is_of_head(name)
         }
         stored = replace(stored, model=rebuilt(model, spec, state), classes=())
     headless = replace(adapt(stored, num_classes=0), classes=())
     fresh = adapt(headless, num_classes=count)
     for name, parameter in fresh.model.named_parameters():
-        if _of_head(name):
+        if is_of_head(name):
             nn.init.constant_(parameter, fresh.model.spec.head_bias if "bias" in name else 0.0)
     return replace(fresh, metadata=stored.metadata)
-
-
-def _of_head(name: str) -> bool:
-    return name.partition(".")[0] in HEADS

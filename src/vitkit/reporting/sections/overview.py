@@ -6,7 +6,7 @@ import os
 import platform
 import shlex
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,24 +77,36 @@ def _interval(scores: Metrics) -> tuple[float, float]:
     return wilson_interval(round(scores["top1"] * images), images)
 
 
-def _score_rows(run: ReportedRun, splits: list[str]) -> list[tuple[str, list[str]]]:
+def _score_rows(run: ReportedRun, splits: list[str]) -> list[tuple[str, list[Score]]]:
     """Return the name of each score, and its values by split."""
     rows = []
     for name, title in SCORES.items():
-        cells = [_score(run.scores[split], name) for split in splits]
-        if any(cells):
+        cells = [format_score(run.scores[split], name) for split in splits]
+        if any(cell.value for cell in cells):
             rows.append((title, cells))
-    counts = [f"{int(run.scores[split].get('images', 0)):,}" for split in splits]
+    counts = [Score(f"{int(run.scores[split].get('images', 0)):,}") for split in splits]
     return [*rows, ("images", counts)]
 
 
-def _score(scores: Metrics, name: str) -> str:
-    """Format a score, with its interval where that is stored; nothing where it is missing."""
+class Score(NamedTuple):
+    """A score as text; both are empty where it is missing."""
+
+    value: str = ""
+    interval: str = ""
+
+
+def format_score(scores: Metrics, name: str) -> Score:
+    """Format a score, with its interval where that is stored.
+
+    Args:
+        scores: of one split.
+        name: of the score, such as `top1`.
+    """
     if name not in scores:
-        return ""
+        return Score()
     low, high = scores.get(f"{name}_low"), scores.get(f"{name}_high")
-    interval = "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
-    return f"{scores[name]:.4f}{interval}"
+    interval = "" if low is None or high is None else f"{low:.4f} to {high:.4f}"
+    return Score(f"{scores[name]:.4f}", interval)
 
 
 def repetition(run: ReportedRun) -> dict[str, Any]:
@@ -105,10 +117,12 @@ def repetition(run: ReportedRun) -> dict[str, Any]:
     again = run.root.with_name(f"{run.root.resolve().name}-again")
     given = [name for name, value in run.settings.items() if MEMORY_PREFIX in str(value)]
     return {
-        "command": run.command("train", run.data, "--recipe", config, "--output", again),
+        "command": run.command(
+            "train", run.data, "--recipe", config, *run.relabel_words, "--output", again
+        ),
         "python": f"vitkit.train({', '.join(_python_call(run, given))})" if given else "",
         "given": given,
-        "test": run.command("eval", run.root, run.data),
+        "test": run.command("eval", run.root, run.data, *run.relabel_words),
         "report": run.command("report", run.root),
         "folder": shlex.quote(os.getcwd()),
         "settings": _changed_settings(run),
@@ -159,13 +173,16 @@ def costs(run: ReportedRun) -> dict[str, Any]:
         columns = run.curves.columns
     except Missing:
         columns = {}
-    if "seconds" in columns:
-        rows.append(("training", _duration(float(np.nanmax(columns["seconds"])))))
+    # an epoch may lack a value
+    finite = {name: column[np.isfinite(column)] for name, column in columns.items()}
+    known = {name: column for name, column in finite.items() if column.size}
+    if "seconds" in known:
+        rows.append(("training", _duration(float(known["seconds"].max()))))
         rows.append(("epochs", f"{len(columns['epoch']):,}"))
-    if "images_per_s" in columns:
-        rows.append(("speed", f"{np.nanmedian(columns['images_per_s']):,.0f} images/s, the median"))
-    if "data_wait" in columns:
-        share = float(np.nanmean(columns["data_wait"]))
+    if "images_per_s" in known:
+        rows.append(("speed", f"{np.median(known['images_per_s']):,.0f} images/s, the median"))
+    if "data_wait" in known:
+        share = float(known["data_wait"].mean())
         rows.append(("waiting for images", f"{100 * share:.0f} % of the time"))
     for key, title in (("memory", "memory"), ("cuda_memory", "memory on CUDA")):
         used = [line[key] for line in run.lines if isinstance(line.get(key), int | float)]

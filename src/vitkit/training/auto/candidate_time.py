@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitkit.evaluation.predict import predict_batches
+from vitkit.evaluation.evaluation_loop import predict_batches
 from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.results import Clock
 from vitkit.training.config.field_types import Settings

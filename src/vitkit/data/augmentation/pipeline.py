@@ -1,0 +1,344 @@
+"""The augmentation pipeline: the chain of training transforms, put together in its order.
+
+On uint8 pixels, where a loader process makes the batch (`loading.loader`):
+
+1. the user's own transform (`user_transform`);
+2. `Augmentation.resize`: a random crop of each image (`crop_flip`);
+3. `Augmentation.flip_and_shift`: of a whole batch (`crop_flip`).
+
+On floats, on the device of the model:
+
+4. `BatchTransform.images`: the policy and the colour jitter (`policies`, `operations`),
+   normalisation, random erasing (`random_erasing`);
+5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixup`).
+
+`training_transform` does 2 to 4 with one image, for a training loop of one's own.
+
+A new operation of a policy is a function and a row in `operations`, and a row in `policies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64, UInt8
+from pydantic import Field
+from torch import Tensor
+
+from vitkit.data.augmentation.crop_flip import (
+    ERASE,
+    JITTER,
+    POLICY,
+    PixelBatch,
+    crop_box,
+    flip_batch,
+    shift_batch,
+)
+from vitkit.data.augmentation.mixup import Mixing
+from vitkit.data.augmentation.model_inputs import ModelInputs
+from vitkit.data.augmentation.operations import apply
+from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
+from vitkit.data.augmentation.random_erasing import erase
+from vitkit.data.images.preprocess import fit, squash, standardise_in_place, to_unit
+from vitkit.data.images.read import ImageSource, read_image
+from vitkit.data.loading.batch import Batch
+from vitkit.errors import SettingError
+from vitkit.frozen import frozen
+from vitkit.randomness import augmentation_key
+from vitkit.shapes import Images
+from vitkit.spec import Preprocess
+
+LARGEST_KEY = 2**32
+"""Numbers of epochs and views are below this."""
+LARGEST_INDEX = 2**63
+"""Indices are below this: they become 64-bit integers."""
+
+
+@frozen(raises=SettingError)
+class Augmentation:
+    """Settings of the random changes to training images, and the first half of the pipeline.
+
+    The defaults change nothing.
+
+    Attributes:
+        flip: chance of a horizontal flip, [0, 1].
+        shift: largest shift in pixels, up, down, left and right; edges are repeated.
+        crop_scale: smallest part of the area that a random crop keeps, (0, 1]; 1 means no crop.
+        aa: a policy by name, as `policies.policy` reads it.
+        color_jitter: largest change of brightness, contrast and saturation, as a factor.
+        reprob: chance that a box of the image is erased, [0, 1].
+
+    Raises:
+        SettingError: a value out of range.
+    """
+
+    flip: float = Field(0.0, ge=0.0, le=1.0)
+    shift: int = Field(0, ge=0)
+    crop_scale: float = Field(1.0, gt=0.0, le=1.0)
+    aa: str | None = None
+    color_jitter: float = Field(0.0, ge=0.0, le=1.0)
+    reprob: float = Field(0.0, ge=0.0, le=1.0)
+
+    def resize(
+        self,
+        image: UInt8[np.ndarray, "H W channels"],
+        preprocess: Preprocess,
+        seed: int,
+        augmentation_key: int,
+        index: int,
+    ) -> UInt8[np.ndarray, "h w C"]:
+        """Resize one image: by a random crop, or as in evaluation where crops are off.
+
+        Args:
+            image: (H, W, 3) or (H, W, 1) uint8.
+            preprocess: size (h, w) and channels C.
+            seed: of the run.
+            augmentation_key: epoch and view, `randomness.augmentation_key`.
+            index: the image's index in the split.
+        """
+        # Evaluation keeps the aspect ratio, an Inception crop of the whole image would not.
+        if self.crop_scale == 1.0:
+            return fit(image, preprocess)
+        size = (image.shape[0], image.shape[1])
+        return squash(
+            image, preprocess, crop_box(size, self.crop_scale, seed, augmentation_key, index)
+        )
+
+    def flip_and_shift(
+        self,
+        pixels: PixelBatch,
+        seed: int,
+        augmentation_keys: int | Int64[np.ndarray, "B"],
+        indices: Int64[np.ndarray, "B"],
+    ) -> PixelBatch:
+        """Flip and shift a batch, each image by its own random numbers; the shape stays.
+
+        Args:
+            pixels: (B, H, W, C) uint8.
+            seed: of the run.
+            augmentation_keys: epoch and view of each image (B,), or of all.
+            indices: the images' indices in the split (B,).
+        """
+        if self.flip > 0:
+            pixels = flip_batch(pixels, self.flip, seed, augmentation_keys, indices)
+        if self.shift > 0:
+            pixels = shift_batch(pixels, self.shift, seed, augmentation_keys, indices)
+        return pixels
+
+
+class BatchTransform:
+    """The second half of the pipeline: from a batch, or a part of one, to `ModelInputs`.
+
+    Args:
+        preprocess: mean and std.
+        device: where the model is.
+        augmentation: applied here are its policy, colour jitter and erasing; the batch has been
+            cropped and flipped already.
+        mixing: mixup and CutMix; without it targets are class numbers.
+        seed: of the run.
+
+    Raises:
+        SettingError: a policy that does not exist.
+    """
+
+    def __init__(
+        self,
+        preprocess: Preprocess,
+        device: torch.device,
+        augmentation: Augmentation | None = None,
+        mixing: Mixing | None = None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        self.preprocess = preprocess
+        self.device = device
+        self.mixing = mixing
+        self.seed = seed
+        augmentation = augmentation or Augmentation()
+        self._policies: list[tuple[int, Policy]] = []
+        if augmentation.aa is not None:
+            self._policies.append((POLICY, policy(augmentation.aa)))
+        if augmentation.color_jitter > 0:
+            self._policies.append((JITTER, colour_jitter(augmentation.color_jitter)))
+        self._erase_chance = augmentation.reprob
+
+    def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
+        """Return the model's inputs; the same arguments give the same inputs.
+
+        Args:
+            batch: pixels, labels, and the epoch and indices of its images.
+            step: of the run.
+            part: of the step, counted over all processes and micro-batches.
+        """
+        images = self.images(batch)
+        labels = batch.labels.to(self.device)
+        if self.mixing is None:
+            return ModelInputs(images, labels)
+        targets = self.mixing.probabilities(labels)
+        # Targets are probabilities in every batch, mixed or not, so that the loss is one function.
+        mixture = self.mixing.draw(step, part, (images.shape[2], images.shape[3]))
+        if mixture is None:
+            return ModelInputs(images, targets)
+        return ModelInputs(mixture.images(images), mixture.targets(targets), mixture)
+
+    def images(self, batch: Batch) -> Images:
+        """Return the images of a batch, augmented and normalised, before any are mixed.
+
+        Returns:
+            (B, C, H, W) float32, on the model's device.
+
+        Raises:
+            ShapeError: pixels of another number of channels than `preprocess` has.
+        """
+        indices = batch.indices.numpy()
+        key = augmentation_key(batch.epoch, batch.views.numpy())
+        # Bytes travel to the device, a quarter of the size of floats.
+        images = to_unit(batch.pixels.to(self.device, non_blocking=True), self.preprocess)
+        for purpose, chosen in self._policies:
+            names, values = chosen.draw(self.seed, key, indices, purpose)
+            for layer in range(len(names)):
+                apply(images, names[layer], values[layer], self.preprocess.mean)
+        images = standardise_in_place(images, self.preprocess)
+        # Erasing comes after normalisation: its noise is standard normal.
+        if self._erase_chance > 0:
+            erase(images, self._erase_chance, self.seed, key, indices, ERASE)
+        return images
+
+
+@dataclass(frozen=True)
+class TrainingTransform:
+    """A function from an image to an augmented, normalised tensor; see `training_transform`.
+
+    Attributes:
+        preprocess: size, channels, mean and std of the tensors.
+        augmentation: the random changes.
+    """
+
+    preprocess: Preprocess
+    augmentation: Augmentation
+
+    def __call__(
+        self, image: ImageSource, key: Sequence[int] | None = None
+    ) -> Float[Tensor, "C h w"]:
+        """Return the augmented image, (C, h, w) float32 on the CPU.
+
+        Args:
+            image: a path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8.
+            key: (seed, epoch, index) or (seed, epoch, index, view), whole numbers from 0: the same
+                key gives the same tensor, that of image `index` in epoch `epoch` of a run with this
+                `seed`. Without a key it is drawn from torch's global generator, which differs
+                between the workers of a `DataLoader`.
+
+        Raises:
+            ImageError: an image that cannot be used.
+            SettingError: not an image; or a key of another form.
+        """
+        seed, epoch, index, view = _key(key)
+        indices = np.array([index])
+        views = np.array([view])
+        keys = augmentation_key(epoch, views)
+        pixels = self.augmentation.resize(
+            read_image(image), self.preprocess, seed, int(keys[0]), index
+        )
+        changed = self.augmentation.flip_and_shift(pixels[None], seed, keys, indices)
+        # The rest is what the run does with a whole batch, here with a batch of one image.
+        batch = Batch(
+            torch.from_numpy(changed),
+            torch.zeros(1, dtype=torch.int64),
+            torch.from_numpy(indices),
+            epoch,
+            torch.from_numpy(views),
+        )
+        # Built for each image: it holds no tensors, and its seed is that of the key.
+        on_batch = BatchTransform(
+            self.preprocess, torch.device("cpu"), self.augmentation, seed=seed
+        )
+        return on_batch.images(batch)[0]
+
+
+def training_transform(
+    preprocess: Preprocess,
+    *,
+    flip: float = 0.5,
+    shift: int = 0,
+    crop_scale: float = 0.35,
+    aa: str | None = None,
+    color_jitter: float = 0.0,
+    reprob: float = 0.0,
+) -> TrainingTransform:
+    """Return the augmentation of training as a function from an image to a tensor.
+
+    The tensors are those of a run with the same settings, bit for bit; `checkpoint.metadata` has
+    the settings of a run as `recipe`. Mixup and CutMix mix a batch and are not part of it.
+
+    >>> import numpy as np, vitkit
+    >>> preprocess = vitkit.Preprocess(image_size=32)
+    >>> transform = vitkit.training_transform(preprocess, aa="rand-m9-mstd0.5-inc1")
+    >>> photograph = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    >>> transform(photograph).shape
+    torch.Size([3, 32, 32])
+    >>> key = (0, 3, 17)  # seed, epoch, index
+    >>> bool((transform(photograph, key) == transform(photograph, key)).all())
+    True
+
+    It fits the argument `transform` of torchvision's datasets, and a dataset of one's own:
+
+    >>> import torch
+    >>> class Photographs(torch.utils.data.Dataset):
+    ...     def __len__(self):
+    ...         return 10
+    ...     def __getitem__(self, index):
+    ...         return transform(photograph), index % 2
+    >>> images, labels = next(iter(torch.utils.data.DataLoader(Photographs(), batch_size=4)))
+    >>> images.shape
+    torch.Size([4, 3, 32, 32])
+
+    Args:
+        preprocess: size, channels, mean and std, such as `checkpoint.preprocess`.
+        flip: probability of a horizontal flip, [0, 1].
+        shift: largest random shift up, down, left and right, in pixels.
+        crop_scale: smallest fraction of the area that a random crop keeps, (0, 1]; 1 turns it off.
+        aa: augmentation policy: RandAugment such as `rand-m9-mstd0.5-inc1`, `trivial` or `3`.
+        color_jitter: largest random change of brightness, contrast and saturation, [0, 1].
+        reprob: probability that a random box is replaced by noise, [0, 1].
+
+    Raises:
+        SettingError: a value out of range, or a policy that does not exist.
+    """
+    augmentation = Augmentation(
+        flip=flip,
+        shift=shift,
+        crop_scale=crop_scale,
+        aa=aa,
+        color_jitter=color_jitter,
+        reprob=reprob,
+    )
+    # a wrong policy is refused here, not at the first image
+    BatchTransform(preprocess, torch.device("cpu"), augmentation)
+    return TrainingTransform(preprocess, augmentation)
+
+
+def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
+    """Return (seed, epoch, index, view); a seed of torch's global generator without a key."""
+    if key is None:
+        return int(torch.randint(2**63 - 1, ())), 0, 0, 0
+    try:
+        numbers = [*map(int, key)]
+        is_whole = all(number == given for number, given in zip(numbers, key, strict=True))
+    except (TypeError, ValueError):
+        numbers, is_whole = [], False
+    if not is_whole or len(numbers) not in (3, 4) or min(numbers) < 0:
+        raise SettingError(
+            f"key {key!r}: expected (seed, epoch, index) or (seed, epoch, index, view), whole "
+            "numbers from 0"
+        )
+    # Without a view it is the first one, as in a run without repeated augmentation.
+    seed, epoch, index, view = [*numbers, 0][:4]
+    if max(epoch, view) >= LARGEST_KEY:
+        raise SettingError(f"key {key!r}: epoch and view must be below {LARGEST_KEY:,}")
+    if index >= LARGEST_INDEX:
+        raise SettingError(f"key {key!r}: the index must be below {LARGEST_INDEX:,}")
+    return seed, epoch, index, view

@@ -1,0 +1,133 @@
+"""Explain one image of any kind: `vitkit.explain`, its animation and its sheet of attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitkit.devices import on_device, resolve_device
+from vitkit.explaining.animation import Animation, animate, layered_method
+from vitkit.explaining.explain import ImageExplainer, options_for
+from vitkit.explaining.explanation import Explanation
+from vitkit.prediction.images import AnyImage, read_any_image
+from vitkit.weights.checkpoint import Checkpoint
+from vitkit.weights.load import as_checkpoint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def explain(
+    checkpoint: Checkpoint | str | Path,
+    image: AnyImage,
+    *,
+    method: str | None = None,
+    class_name: str | int | None = None,
+    layer: int | None = None,
+    head: int | None = None,
+    truth: bool | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> Explanation:
+    """Compute a heat map of what the model looks at in one image.
+
+    Args:
+        checkpoint: a checkpoint or its path.
+        image: a path, an http(s) address, an encoded file's bytes, a PIL image, (H, W, 3) or (H, W)
+            uint8 [0, 255], or an image of `find_images`.
+        method: `libragrad`, `attention` or another of those that the guide to `vitkit explain`
+            lists. Default: libragrad, the share of each patch in the class's logit; attention where
+            a layer, a head or a query is chosen; rollout where the model has no head, with a note
+            in the caption.
+        class_name: the class to explain, by its name or its number from 0; default the predicted
+            class. The map depends on it only where the method explains a class.
+        layer: encoder block, from 0; negative ones count from the end. Default the method's own.
+        head: one head; default their mean.
+        truth: measure the truth score of the map, hundreds of passes with some of the patches;
+            default: only of models for which that takes about a second.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        **options: further options of the method; None leaves one to the method.
+
+    Returns:
+        `.heatmap` (H, W) in [0, 1], `.grid` the method's own values, `.overlay()` a PIL image,
+        `.plot()` a figure, `.save(path)`, `.truth` the score of the map or None, and the class with
+        its probability; no class where the model has no head.
+
+    Raises:
+        SettingError: a method, an option, a layer, a head or a class that does not exist.
+        ImageError, CheckpointError, DeviceError: the message names the wrong value.
+    """
+    # before the weights are loaded
+    options = options_for(method, {"layer": layer, "head": head, **options})
+    checkpoint = as_checkpoint(checkpoint)
+    pixels = read_any_image(image)
+    model = on_device(checkpoint.model, resolve_device(device))
+    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name, truth)
+    return explainer.explain(method, **options)
+
+
+def animate_explanation(
+    checkpoint: Checkpoint | str | Path,
+    image: AnyImage,
+    *,
+    method: str = "rollout",
+    class_name: str | int | None = None,
+    device: str = "auto",
+    **options: Any,
+) -> Animation:
+    """Explain an image by each layer of the model, for an animated GIF.
+
+    Args:
+        checkpoint: as for `explain`.
+        image: as for `explain`.
+        method: `rollout`, of the first layer, then of one layer more in each frame; or a method
+            with the option `layer`, such as `attention`.
+        class_name: as for `explain`.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+        **options: further options of the method; None leaves one to the method.
+
+    Returns:
+        `.explanations`, one for each layer; `.save("rollout.gif")` writes the GIF, which has one
+        scale of colours for all layers. A notebook shows it.
+
+    Raises:
+        SettingError: a method without a map for each layer, an option or a class that does not
+            exist.
+        ImageError, CheckpointError, DeviceError: the message names the wrong value.
+    """
+    options = options_for(method, options)
+    method = layered_method(method, options)
+    checkpoint = as_checkpoint(checkpoint)
+    pixels = read_any_image(image)
+    model = on_device(checkpoint.model, resolve_device(device))
+    explainer = ImageExplainer(replace(checkpoint, model=model), pixels, class_name)
+    return animate(explainer, method, options)
+
+
+def plot_attention_sheet(
+    checkpoint: Checkpoint | str | Path, image: AnyImage, *, device: str = "auto"
+) -> Figure:
+    """Draw the attention map of every layer and head for one image, as rows and columns.
+
+    Each map is that of `explain(method="attention", layer=..., head=...)`, over what the model sees
+    of the image; it has its own colours, and its largest value stands below it.
+
+    Args:
+        checkpoint: as for `explain`.
+        image: as for `explain`.
+        device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
+
+    Returns:
+        A matplotlib figure; `.savefig("heads.pdf")` writes it.
+
+    Raises:
+        ImageError, CheckpointError, DeviceError: the message names the wrong value.
+    """
+    # imported here: matplotlib takes half a second
+    from vitkit.explaining.figures import draw_attention_sheet
+
+    checkpoint = as_checkpoint(checkpoint)
+    pixels = read_any_image(image)
+    model = on_device(checkpoint.model, resolve_device(device))
+    return draw_attention_sheet(replace(checkpoint, model=model), pixels)

@@ -1,0 +1,71 @@
+"""Explanations of single images in a report: a small heat map over each."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from jaxtyping import UInt8
+from PIL import Image
+
+from vitkit.data.datasets.split import Split
+from vitkit.errors import ImageError, VitkitError
+from vitkit.explaining.methods import DEFAULTS
+from vitkit.reporting.images import THUMBNAIL, data_address
+from vitkit.weights.checkpoint import Checkpoint
+
+SECONDS = 10.0
+"""After this time, the other images are shown without an explanation."""
+
+
+class Explanations:
+    """Heat maps of the predicted class, by the weights of a run.
+
+    Args:
+        checkpoint: of the run; None if it has none.
+
+    Attributes:
+        method: that draws them, the default one of `vitkit explain`.
+        count: maps drawn so far.
+        problem: why there are none, a sentence; empty where there are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint | None) -> None:
+        self._checkpoint = checkpoint
+        self._end: float | None = None
+        self.method, self.count, self.problem = DEFAULTS[0], 0, ""
+        if checkpoint is None:
+            self.problem = "The run has no weights, so its mistakes are not explained."
+
+    def of(self, split: Split, place: int) -> str:
+        """Return the address of a small overlay of an image; empty where there is none.
+
+        Args:
+            split: the images.
+            place: of the image in it.
+        """
+        now = time.monotonic()
+        self._end = self._end or now + SECONDS
+        if self._checkpoint is None or self.problem or now > self._end:
+            return ""
+        # imported here: a report without mistakes explains nothing
+        from vitkit.explaining.explain import ImageExplainer
+
+        try:
+            pixels = _rgb(split.read(place))
+        except (ImageError, OSError):
+            return ""
+        try:
+            explainer = ImageExplainer(self._checkpoint, pixels, truth=False)
+            image = explainer.explain(self.method).overlay()
+        except VitkitError as error:
+            self.problem = f"The mistakes are not explained: {error}."
+            return ""
+        self.count += 1
+        # two pixels for each one of the page, since the map has fine lines
+        image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL), Image.Resampling.LANCZOS)
+        return data_address(image.convert("RGB"), "jpeg")
+
+
+def _rgb(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "H W 3"]:
+    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels

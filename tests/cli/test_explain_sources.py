@@ -1,0 +1,268 @@
+"""`vitkit explain`: where images come from, how their files are named, animations, registers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from explaining.test_registers import SIZE, planted
+from local_server import listening
+from PIL import Image, ImageSequence
+from tiny_checkpoint import save_tiny
+
+import vitkit
+from vitkit import cli
+
+CLASSES = tuple(f"class {number}" for number in range(10))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    return save_tiny(tmp_path_factory.mktemp("model") / "m.safetensors", CLASSES)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A working folder with images of the same names in two folders."""
+    generator = np.random.default_rng(0)
+    for place in ("cats/1.png", "cats/2.png", "dogs/1.png"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        pixels = generator.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / place)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder: str = "explanations") -> set[str]:
+    return {str(path.relative_to(folder)) for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+def test_addresses_lists_and_datasets_as_predict_takes_them(root, checkpoint, capsys):
+    content = Path("cats/1.png").read_bytes()
+
+    def answer(request) -> None:
+        if "gone" in request.path:
+            request.send_error(404)
+            return
+        request.send_response(200)
+        request.send_header("Content-Type", "image/png")
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+    with listening(answer) as server:
+        words = ["explain", checkpoint, f"{server}/web.png", f"{server}/gone.png", "cats/2.png"]
+        assert cli.run(words) == 2
+    out, err = capsys.readouterr()
+    assert "gone.png: missing: the server answered 404 Not Found" in err
+    assert "web.png: class " in out
+    names = {Path(name).name for name in written()}
+    assert names == {"web.png", "2.png"}
+    rows = [f"{place},{place[:3]},{split}" for place, split in (
+        ("cats/1.png", "train"), ("dogs/1.png", "train"), ("cats/2.png", "test"),
+    )]  # fmt: skip
+    Path("list.csv").write_text("\n".join(["path,label,split", *rows]))
+    assert cli.run(["explain", checkpoint, "list.csv", "--output", "all"]) == 0
+    assert written("all") == {"cats/1.png", "cats/2.png", "dogs/1.png"}
+    words = ["explain", checkpoint, "list.csv", "--split", "test", "--output", "test"]
+    assert cli.run(words) == 0
+    assert written("test") == {"cats/2.png"}
+    capsys.readouterr()
+    assert cli.run([*words, "--split", "tests"]) == 2
+    assert "--split tests: " in capsys.readouterr().err
+
+
+def test_paths_on_the_standard_input_are_explained_as_they_come(root, checkpoint):
+    command = [sys.executable, "-m", "vitkit", "explain", checkpoint, "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdin is not None
+        assert running.stdout is not None
+        running.stdin.write("cats/1.png\n")
+        running.stdin.flush()
+        assert running.stdout.readline().startswith("cats/1.png: class ")
+        rest = running.communicate("dogs/1.png\nno.png\ncats/1.png\n")
+    assert running.returncode == 2
+    assert "no.png: missing: no such file" in rest[1]
+    assert written() == {"cats/1.png", "dogs/1.png", "cats/1-2.png"}
+
+
+def test_a_stream_replaces_no_file_of_the_user(root, checkpoint, monkeypatch, capsys):
+    own = Path("explanations/cats/1.png")
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"precious")
+    with Path("names.txt").open("w+") as names:
+        names.write("cats/1.png\n")
+        names.seek(0)
+        monkeypatch.setattr("sys.stdin", names)
+        assert cli.run(["explain", checkpoint, "-", "--overwrite"]) == 2
+    assert "1.png: this file exists and is not an explanation" in capsys.readouterr().err
+    assert own.read_bytes() == b"precious"
+
+
+def test_a_missing_image_among_others_is_named_and_the_others_are_done(root, checkpoint, capsys):
+    assert cli.run(["explain", checkpoint, "cats/1.png", "cats/no.png", "cats/2.png"]) == 2
+    out, err = capsys.readouterr()
+    assert "vitkit: cats/no.png: missing: no such file" in err
+    assert "1 of 3 images could not be used" in err
+    assert "2 explanations in explanations" in out
+    assert written() == {"1.png", "2.png"}
+    assert cli.run(["explain", checkpoint, "cats/no.png"]) == 2
+    assert "cats/no.png: no such image" in capsys.readouterr().err
+
+
+def test_images_of_the_same_name_keep_their_folders(root, checkpoint):
+    assert cli.run(["explain", checkpoint, "cats/1.png", "dogs/1.png"]) == 0
+    assert written() == {"cats/1.png", "dogs/1.png"}
+    words = ["cats/1.png", "dogs/1.png", "--method", "all", "--sheet", "--output", "all"]
+    assert cli.run(["explain", checkpoint, *words, "--option", "steps=2"]) == 0
+    assert {"cats/1/image.png", "dogs/1/image.png", "heads/dogs/1.png"} <= written("all")
+
+
+def test_an_explanation_of_another_image_is_kept(root, checkpoint):
+    for output, ending in (("png", ".png"), ("svg", ".svg")):
+        more = ["--format", output, "--output", output]
+        assert cli.run(["explain", checkpoint, "cats/1.png", *more]) == 0
+        before = Path(output, f"1{ending}").read_bytes()
+        assert cli.run(["explain", checkpoint, "dogs/1.png", *more]) == 0
+        assert written(output) == {f"1{ending}", f"1-2{ending}"}
+        assert Path(output, f"1{ending}").read_bytes() == before
+        # the same image again replaces its own, also by another method
+        assert cli.run(["explain", checkpoint, "./cats/1.png", *more, "--method", "rollout"]) == 0
+        assert written(output) == {f"1{ending}", f"1-2{ending}"}
+        assert Path(output, f"1{ending}").read_bytes() != before
+
+
+@pytest.mark.parametrize("name", ["x.png", "X.SVG", "x.gif"])
+def test_one_explanation_is_written_to_the_file_that_is_named(root, checkpoint, name, capsys):
+    words = ["explain", checkpoint, "cats/1.png", "--output", name, "--method", "rollout"]
+    assert cli.run(words) == 0
+    assert f"1 explanation in {name}" in capsys.readouterr().out
+    starts = {"x.png": b"\x89PNG", "X.SVG": b"<?xml", "x.gif": b"GIF89a"}
+    assert Path(name).read_bytes().startswith(starts[name])
+    assert cli.run(words) == 0, "an earlier explanation is replaced"
+    Path(name).write_bytes(b"precious")
+    assert cli.run(words) == 2
+    assert f"--output {name}: this file exists and is not" in capsys.readouterr().err
+    assert Path(name).read_bytes() == b"precious"
+    assert cli.run([*words, "--overwrite"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cats"], "--output x.png is one file, and 2 images need several; name a folder"),
+        (["cats/1.png", "--method", "all"], "is one file, and --method all writes several"),
+        (["cats/1.png", "--sheet"], "is one file, and --sheet writes another"),
+        (["cats/1.png", "--truth"], "is one file, and --truth writes another"),
+        (["cats/1.png", "--format", "svg"], "--output x.png does not end in .svg"),
+        (["cats/1.png", "--output", "x.jpg"], "expected a folder, or one file that ends in .png"),
+        (["cats/1.png", "--animate", "--method", "occlusion", "--output", "f"],
+         "occlusion has no map for each layer, .* methods that have: attention, rollout"),
+        (["cats/1.png", "--option", "query=99", "--method", "attention", "--output", "f"],
+         "--option query=99: must be a patch, 0 to 3"),
+        (["cats/1.png", "--model", "--animate"], "--animate has no effect with --model"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_is_one_line(root, checkpoint, capsys, words, message):
+    assert cli.run(["explain", checkpoint, "--output", "x.png", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert re.search(message, err)
+    assert not Path("x.png").exists()
+    assert not Path("f").exists()
+
+
+def test_an_animation_has_a_frame_for_each_layer(root, tmp_path):
+    spec = vitkit.ViTSpec(
+        image_size=16, patch_size=8, width=16, depth=3, num_heads=2, mlp_width=16, num_classes=2
+    )
+    preprocess = vitkit.Preprocess(image_size=16)
+    vitkit.save("deep.safetensors", vitkit.ViT(spec), preprocess=preprocess)
+    words = ["explain", "deep.safetensors", "cats/1.png", "--animate"]
+    for method in ("rollout", "attention"):
+        assert cli.run([*words, "--method", method, "--output", method]) == 0
+        assert written(method) == {"1.png", "1.gif"}
+        with Image.open(f"{method}/1.gif") as gif:
+            frames = [frame.copy() for frame in ImageSequence.Iterator(gif)]
+            assert gif.info["loop"] == 0
+        assert [frame.info["duration"] for frame in frames] == [500, 500, 2000]
+        assert frames[0].convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+        assert Path(f"{method}/1.gif").stat().st_size < 100_000
+    made = vitkit.animate_explanation("deep.safetensors", "cats/1.png", discard_ratio=0.25)
+    assert len(made.explanations) == 3
+    whole = vitkit.explain(
+        "deep.safetensors", "cats/1.png", method="rollout", discard_ratio=0.25, truth=False
+    )
+    np.testing.assert_allclose(made.explanations[-1].grid, whole.grid, atol=1e-6)
+    words = [lines[0] for lines in made.captions]
+    assert words[0] == "rollout, layer 0 (the last is 2)"
+    assert words[2] == "rollout, layers 0 to 2 (the last is 2)"
+    assert made.save("own.gif").read_bytes() == made.encode()
+    assert "data:image/gif;base64," in made._repr_html_()
+    by_layer = vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="attention")
+    for layer, explanation in enumerate(by_layer.explanations):
+        expected = vitkit.explain(
+            "deep.safetensors", "cats/1.png", method="attention", layer=layer, truth=False
+        )
+        np.testing.assert_array_equal(explanation.grid, expected.grid)
+    with pytest.raises(vitkit.SettingError, match="libragrad has no map for each layer"):
+        vitkit.animate_explanation("deep.safetensors", "cats/1.png", method="libragrad")
+
+
+def save_bright(path: Path, bright: int) -> None:
+    """Write an image of noise with some bright patches, which `planted` gives high norms."""
+    pixels = np.random.default_rng(bright).normal(128, 10, (*SIZE, 3)).clip(0, 255)
+    for number in range(bright):
+        pixels[8 * number : 8 * number + 8, 8:16] = 255
+    Image.fromarray(pixels.astype(np.uint8)).save(path)
+
+
+def test_registers_take_high_norms_away_and_say_how_many(root, capsys):
+    preprocess = vitkit.Preprocess(image_size=SIZE, fit="squash")
+    vitkit.save("planted.safetensors", planted(), preprocess=preprocess, classes=CLASSES[:4])
+    for count in (1, 2):
+        save_bright(Path(f"{count}.png"), count)
+    words = ["explain", "planted.safetensors", "1.png", "2.png", "--test-time-registers"]
+    assert cli.run([*words, "--method", "all", "--option", "steps=1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^1 neuron moved to an extra token: high-norm patch tokens \d+ -> ", out)
+    document = json.loads(Path("explanations/registers.json").read_text())
+    assert document["neurons"] == [{"layer": 1, "neuron": 5}]
+    for image, count in zip(document["images"], (1, 2), strict=True):
+        assert image["image"] == f"{count}.png"
+        before, after = image["before"], image["after"]
+        assert before["high_norm"] >= count
+        assert after["largest_norm"] < before["largest_norm"] / 4
+        assert 0 < after["share_of_attention"] < 1
+    before, after = (document["images"][1][when]["high_norm"] for when in ("before", "after"))
+    page = Path("explanations/index.html").read_text()
+    assert f"test-time registers: high-norm patches {before} to {after}, " in page
+    # the maps are those within the block
+    loaded = vitkit.load("planted.safetensors")
+    plain = vitkit.explain(loaded, "2.png", method="attention").grid
+    assert cli.run([*words, "--format", "svg", "--output", "one", "--truth"]) == 0
+    assert "test-time registers: high-norm" in Path("one/2.svg").read_text()
+    images = loaded.preprocess(np.asarray(Image.open("2.png")))[None]
+    neurons = vitkit.find_register_neurons(loaded.model, images)
+    with vitkit.test_time_registers(loaded.model, neurons):
+        inside = vitkit.explain(loaded, "2.png", method="attention").grid
+    assert not np.allclose(inside, plain, atol=1e-3)
+
+
+def test_a_model_without_high_norms_is_explained_without_registers(root, checkpoint, capsys):
+    words = ["explain", checkpoint, "cats/1.png", "--output"]
+    assert cli.run([*words, "plain"]) == 0
+    capsys.readouterr()
+    assert cli.run([*words, "with", "--test-time-registers"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("explained without registers")
+    document = json.loads(Path("with/registers.json").read_text())
+    assert (document["neurons"], document["images"]) == ([], [])
+    assert Path("with/1.png").read_bytes() == Path("plain/1.png").read_bytes()

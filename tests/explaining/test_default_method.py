@@ -1,0 +1,87 @@
+"""The method where none is named, and odd models: NaN, half precision, one class."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from noise import fill_with_noise
+from PIL import Image
+
+import vitkit
+from vitkit import cli
+from vitkit.errors import CheckpointError, SettingError
+from vitkit.explaining.methods import METHODS
+
+PREPROCESS = vitkit.Preprocess(image_size=(16, 24), fit="squash")
+CLASSES = ("ant", "bee", "cat", "dog", "eel")
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), dtype=np.uint8)
+
+
+def checkpoint(dtype: torch.dtype = torch.float32, **fields) -> vitkit.Checkpoint:
+    fields = {"num_classes": 5} | fields
+    spec = vitkit.ViTSpec(
+        image_size=(16, 24), patch_size=8, width=16, depth=2, num_heads=2, mlp_width=16, **fields
+    )
+    model = vitkit.ViT(spec)
+    fill_with_noise(model, std=0.4)
+    return vitkit.Checkpoint(model.to(dtype).eval(), PREPROCESS, CLASSES[: spec.num_classes])
+
+
+def test_the_default_is_libragrad_and_attention_where_a_layer_is_chosen():
+    some = checkpoint()
+    made = vitkit.explain(some, PIXELS)
+    assert made.method == "libragrad"
+    assert made.notes == ()
+    named = vitkit.explain(some, PIXELS, method="libragrad")
+    np.testing.assert_array_equal(made.grid, named.grid)
+    for options in ({"layer": 0}, {"head": 1}, {"query": 2}, {"layer": -1, "head": 0}):
+        assert vitkit.explain(some, PIXELS, **options).method == "attention"
+    assert vitkit.explain(some, PIXELS, discard_ratio=0.5).method == "rollout"
+    with pytest.raises(SettingError, match=r"steps = 5: libragrad has no such option; .*: integ"):
+        vitkit.explain(some, PIXELS, steps=5)
+
+
+def test_a_model_without_a_head_gets_rollout_and_a_note(tmp_path, monkeypatch, capsys):
+    headless = checkpoint(num_classes=0)
+    made = vitkit.explain(headless, PIXELS)
+    assert made.method == "rollout"
+    note = "rollout instead of libragrad: this model has no head, and so no class"
+    assert note in made.caption
+    assert vitkit.explain(headless, PIXELS, layer=0).notes == ()
+    monkeypatch.chdir(tmp_path)
+    vitkit.save("m.safetensors", headless.model, preprocess=PREPROCESS)
+    for name in ("1.png", "2.png"):
+        Image.fromarray(PIXELS).save(name)
+    assert cli.run(["explain", "m.safetensors", "1.png", "2.png"]) == 0
+    assert capsys.readouterr().err == f"vitkit: {note}\n"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", METHODS)
+def test_models_in_half_precision_are_explained(name, dtype):
+    made = vitkit.explain(checkpoint(dtype), PIXELS, method=name)
+    assert made.grid.dtype == np.float32
+    expected = vitkit.explain(checkpoint(), PIXELS, method=name).grid
+    if not METHODS[name].colours:
+        np.testing.assert_allclose(made.grid, expected, atol=0.1 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", [None, "attention", "occlusion"])
+def test_logits_that_are_not_finite_are_refused(name):
+    broken = checkpoint()
+    broken.model.head.weight.data.fill_(float("nan"))
+    with pytest.raises(CheckpointError, match="the model's logits are not finite") as error:
+        vitkit.explain(broken, PIXELS, method=name)
+    assert "\n" not in str(error.value)
+    with pytest.raises(CheckpointError, match="the model's logits are not finite"):
+        vitkit.truth_report(broken, [PIXELS], method=name)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_model_of_one_class_has_maps_whose_truth_is_not_measurable(name):
+    made = vitkit.explain(checkpoint(num_classes=1), PIXELS, method=name)
+    assert made.probability == 1
+    assert np.isfinite(made.grid).all()
+    if made.truth is not None:
+        assert (made.truth.deletion, made.truth.saco, made.truth.p) == (None, None, 1.0)

@@ -1,0 +1,187 @@
+"""Suspected wrong labels: which are found, where they are shown, and what the page exports."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from reporting.small_runs import HOSTILE, photo_run
+from reporting.test_report import page
+
+import vitkit
+from vitkit import cli
+from vitkit.evaluation.features.wrong_labels import out_of_fold_probabilities, rank_suspects
+
+CHANGED = 6
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str]]:
+    """A run in whose training images six labels are wrong, and the paths of these."""
+    folder = tmp_path_factory.mktemp("noisy")
+    plain = photo_run(folder, report=False, epochs=1)
+    split = vitkit.open_dataset(folder / "images").splits["train"]
+    classes = vitkit.open_dataset(folder / "images").classes
+    places = np.linspace(0, len(split) - 1, CHANGED).round().astype(int).tolist()
+    rows = []
+    for place in places:
+        old = int(split.labels[place])
+        rows.append((split.path(place), classes[old], classes[(old + 1) % 3]))
+    with (folder / "wrong.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("path", "old_class", "new_class"), *rows])
+    settings = {"recipe": plain / "config.yaml", "relabel": folder / "wrong.csv", "quiet": True}
+    run = vitkit.train(folder / "images", output=folder / "noisy", epochs=8, **settings).run
+    vitkit.report(run, suspects="train")
+    return run, {path for path, *_ in rows}
+
+
+@pytest.fixture
+def run(noisy: tuple[Path, set[str]], tmp_path: Path) -> Path:
+    return shutil.copytree(noisy[0], tmp_path / "run")
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    with (run / "suspects.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_labels_that_were_changed_are_the_first_suspects(noisy):
+    run, changed = noisy
+    found = rows_of(run)
+    first = {row["path"] for row in found[: CHANGED + 2]}
+    assert len(first & changed) >= CHANGED - 1
+    assert all(row["split"] == "train" for row in found)
+    ranks = [float(row["label_probability"]) for row in found]
+    assert ranks == sorted(ranks)
+    text = re.sub(r"\s+", " ", page(run / "report.html").sections["suspects"])
+    assert "Searched are the training images" in text
+    assert f"{len(found)} labels are suspected" in text
+    assert f"--relabel {run / 'relabel.csv'}" in page(run / "report.html").sections["repetition"]
+
+
+def test_names_are_escaped_in_every_attribute(noisy):
+    run, changed = noisy
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert HOSTILE not in text
+    boxes = [a for a in page(run / "report.html").all("input") if a.get("type") == "checkbox"]
+    assert [box["data-path"] for box in boxes] == [row["path"] for row in rows_of(run)]
+    options = {a["value"] for a in page(run / "report.html").all("option")}
+    assert options == {*vitkit.load(run).classes}
+    earlier = [a for a in page(run / "report.html").all("li") if "data-new" in a]
+    assert {a["data-path"] for a in earlier} == changed
+
+
+def test_without_the_list_the_predictions_are_searched(run):
+    (run / "suspects.csv").unlink()
+    text = page(vitkit.report(run)).sections["suspects"]
+    assert f"vitkit report {run} --suspects train" in text
+    assert "by the predictions of the run" in text
+    (run / "predictions.csv").unlink()
+    (run / "state" / "validation.safetensors").unlink()
+    text = page(vitkit.report(run)).sections["suspects"]
+    assert "neither suspects.csv nor predictions" in text
+    assert "suspects train" in text
+
+
+def test_a_damaged_list_names_the_command(run):
+    (run / "suspects.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    text = page(vitkit.report(run)).sections["suspects"]
+    assert "is not a list of suspects" in text
+    assert "--suspects train" in text
+
+
+def test_a_foreign_list_is_never_replaced_without_the_flag(run, capsys):
+    mine = run / "suspects.csv"
+    mine.write_text("name,verdict\nBob,guilty\n", encoding="utf-8")
+    words = ["report", str(run), "--suspects"]
+    assert cli.run(words) == 2
+    assert "is not a list of suspects of vitkit" in capsys.readouterr().err
+    assert mine.read_text(encoding="utf-8") == "name,verdict\nBob,guilty\n"
+    assert cli.run([*words, "--overwrite"]) == 0
+    assert cli.run(words) == 0  # an earlier list
+
+
+def test_without_the_images_nothing_can_be_ticked(run, noisy):
+    images = noisy[0].parent / "images"
+    hidden = images.rename(images.with_name("hidden"))
+    try:
+        found = page(vitkit.report(run))
+        assert "The images are not shown" in found.sections["suspects"]
+        assert not found.all("input")
+        assert "relabel as" not in found.sections["suspects"]
+        # the command needs them
+        assert cli.run(["report", str(run), "--suspects"]) == 2
+    finally:
+        hidden.rename(images)
+
+
+def test_a_split_that_is_not_there_is_refused(run, capsys):
+    assert cli.run(["report", str(run), "--suspects", "tset"]) == 2
+    message = capsys.readouterr().err
+    assert "--suspects tset" in message
+    assert "train, val, test" in message
+    assert message.count("\n") == 1
+
+
+def test_the_command_counts_them(run, capsys):
+    assert cli.run(["report", str(run), "--suspects"]) == 0
+    assert f"suspected wrong labels: {len(rows_of(run))}, in" in capsys.readouterr().out
+
+
+def test_as_many_of_each_class_as_are_confused():
+    labels = np.array([0, 0, 0, 1, 1, 1, 2])
+    predicted = np.array([0, 1, 1, 1, 1, 0, 0])
+    probability = np.array([0.9, 0.4, 0.9, 0.8, 0.8, 0.3, np.nan])
+    own = np.array([0.9, 0.05, 0.1, 0.8, 0.8, 0.25, np.nan])
+    # one image of class 0 reaches 0.617, the mean of class 1; the least probable label is taken
+    assert rank_suspects(labels, predicted, probability, own).tolist() == [1]
+
+
+def test_a_label_has_no_part_in_its_own_probability():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(60, 4, generator=generator)
+    labels = torch.arange(60) % 3
+    features[torch.arange(60), labels] += 4
+    labels[-1] = 3  # the only image of its class
+    found = out_of_fold_probabilities(features, labels, 4)
+    assert found[-1].isnan().all()
+    assert torch.allclose(found[:-1].sum(1), torch.ones(59))
+    assert (found[:-1].argmax(1) == labels[:-1]).float().mean() > 0.9
+    changed = labels.clone()
+    changed[0] = 1
+    again = out_of_fold_probabilities(features, changed, 4)
+    assert again[0].argmax() == 0  # of class 0, whatever its label
+
+
+def test_the_check_of_training_is_in_the_report(noisy):
+    run, _ = noisy
+    text = re.sub(r"\s+", " ", page(run / "report.html").sections["check"])
+    assert "120 images checked" in text
+
+
+def test_images_of_a_finding_beyond_the_first_are_counted(tmp_path):
+    folder = tmp_path / "images"
+    for label in ("a", "b"):
+        (folder / label).mkdir(parents=True)
+        for index in range(30):
+            Image.new("RGB", (8, 8)).save(folder / label / f"{index}.png")
+    report = vitkit.check(folder)
+    largest = max(report.as_dict()["findings"], key=lambda one: len(one["images"]))
+    short = [one for one in report.as_short_dict()["findings"] if one["kind"] == largest["kind"]]
+    assert len(short[0]["images"]) + short[0]["more"] == len(largest["images"])
+
+
+def test_a_list_saved_into_the_folder_of_a_run_is_not_that_of_its_training(run):
+    config = (run / "config.yaml").read_text(encoding="utf-8")
+    without = re.sub(r"(?m)^relabel:.*$", "relabel: null", config)
+    (run / "config.yaml").write_text(without, encoding="utf-8")
+    found = page(vitkit.report(run, overwrite=True))
+    assert "--relabel" not in found.sections["repetition"]
+    text = (run / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r'id="earlier-labels">\s*<li', text)
