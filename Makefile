@@ -43,7 +43,10 @@ help:
 demo: .venv/.use
 	$(BIN)/python examples/digits.py
 
-test: lint types layers pytest
+# The three checks of the code run side by side, as the two workers of pytest do.
+test: .venv/.develop
+	@$(MAKE) --no-print-directory --jobs=2 lint types layers
+	$(PYTEST)
 
 lint: .venv/.develop
 	$(BIN)/ruff format --check .

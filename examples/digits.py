@@ -38,10 +38,9 @@ def main() -> None:
     vitkit.explain(checkpoint, image, method="attention").save(output / "attention.png")
 
     truth = checkpoint.classes[test.labels[IMAGE]]
-    print(f"test accuracy  {result.metrics['test']['top1']:.2%}")
-    print(
-        f"prediction     {image}: {prediction.label} ({prediction.probability:.1%}), label {truth}"
-    )
+    print(f"test accuracy  {100 * result.metrics['test']['top1']:.2f} %")
+    probability = f"{100 * prediction.probability:.1f} %"
+    print(f"prediction     {image}: {prediction.label} ({probability}), label {truth}")
     print(f"attention      {output / 'attention.png'}")
 
 

@@ -83,7 +83,7 @@ def main() -> None:
     backwards = "".join(LETTERS[letter] for letter in written[0].tolist() if letter < len(LETTERS))
     count, seconds = correct(model, *held_out), time.perf_counter() - started
     print(f"{word} -> {backwards}")
-    print(f"held out  {count} of {HELD_OUT} words correct ({count / HELD_OUT:.1%})")
+    print(f"held out  {count} of {HELD_OUT} words correct ({100 * count / HELD_OUT:.1f} %)")
     print(f"time      {seconds:.0f} seconds on one core")
 
 

@@ -4,6 +4,8 @@ A check costs far more than a call: a short training run calls 30,000 functions,
 same shapes, and would take three times as long if all were checked. So in each test the first
 calls of a function are checked, and then its 8th, 16th, 32nd and so on.
 
+Functions without arrays are checked by beartype alone, which takes a tenth of the time.
+
 jaxtyping has an import hook of its own, pytest's option `--jaxtyping-packages`, that checks every
 call. Besides, it leaves no use for the bytecode that is stored of whatever vitkit imports, so that
 importing vitkit takes five times as long.
@@ -14,26 +16,43 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+import jaxtyping
 from beartype import beartype
-from jaxtyping import jaxtyped
+from beartype.roar import BeartypeDecorHintException
+from jaxtyping import AbstractArray, jaxtyped
 
-FIRST = 4
-"""This many calls of a function are all checked, in each test."""
+CHECKED = frozenset({1, 2, 3, *(2**power for power in range(2, 50))})
+"""The calls of a function that are checked, by their number in a test, from 1."""
 DECORATOR = "check_shapes"
 made: dict[CodeType, int] = {}
 """How often each function was called in the test that is running."""
 
 
-def is_checked(number: int) -> bool:
-    """Return whether the call of this number, from 1, is checked."""
-    return number <= FIRST or not number & (number - 1)
+def has_arrays(hint: Any) -> bool:
+    """Return whether a type names the axes of an array, itself or in one of its parts."""
+    if isinstance(hint, type) and issubclass(hint, AbstractArray):
+        return True
+    return any(map(has_arrays, get_args(hint)))
+
+
+def with_checks(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function all calls of which are checked."""
+    try:
+        # beartype makes a generator of its own around one, which ends later than the function's
+        is_plain = not inspect.isgeneratorfunction(function)
+        if is_plain and not any(map(has_arrays, get_type_hints(function).values())):
+            return beartype(function)
+    except (NameError, BeartypeDecorHintException):
+        pass  # a name that only type checkers import, or the parameters of another function
+    return jaxtyped(function, typechecker=beartype)
 
 
 def check_shapes(function: Any) -> Any:
@@ -51,10 +70,10 @@ def check_shapes(function: Any) -> Any:
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         made[code] = number = made.get(code, 0) + 1
-        if not is_checked(number):
+        if number not in CHECKED or jaxtyping.config.jaxtyping_disable:
             return function(*args, **kwargs)
         if not checked:
-            checked.append(jaxtyped(function, typechecker=beartype))
+            checked.append(with_checks(function))
         return checked[0](*args, **kwargs)
 
     return call

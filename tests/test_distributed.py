@@ -121,7 +121,7 @@ def test_accumulation_and_averages_are_those_of_one_process(tmp_path):
 
 def test_four_parts_of_a_batch_are_the_same_however_processes_and_micro_batches_make_them(tmp_path):
     """Mixing and dropout are drawn by a part's place in the whole batch."""
-    spec = {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.2}
+    spec = {"depth": 1, "width": 32, "patch_size": 4, "mlp_dropout": 0.1, "drop_path": 0.2}
     settings = {"spec": spec, "mixup": 0.8, "cutmix": 1.0, "max_steps": 2}
     one, two = (
         numbers(run(size, tmp_path / str(size), grad_accum_steps=4 // size, **settings))
@@ -279,7 +279,7 @@ def stopping(rank: int, step: int) -> type[Recorder]:
     return Stopping
 
 
-DROPOUT = {"spec": {"depth": 1, "width": 32, "patch_size": 2, "drop_path": 0.2}, "max_steps": 13}
+DROPOUT = {"spec": {"depth": 1, "width": 32, "patch_size": 4, "drop_path": 0.2}, "max_steps": 13}
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +325,7 @@ def test_a_disk_that_refuses_the_first_process_stops_all_with_its_words(tmp_path
 
 
 def test_a_head_that_is_not_read_keeps_no_process_waiting(tmp_path):
-    spec = {"depth": 1, "width": 32, "patch_size": 2, "distillation_token": True}
+    spec = {"depth": 1, "width": 32, "patch_size": 4, "distillation_token": True}
     settings = {"spec": spec | {"distilled_readout": "cls"}, "max_steps": 4}
     one, two = (run(size, tmp_path / str(size), **settings) for size in (1, 2))
     assert [found["error"] for found in two] == [None, None]

@@ -6,6 +6,7 @@ import pickle
 import signal
 
 from vitkit import errors
+from vitkit.exit_codes import exit_code
 
 
 def test_every_error_has_the_exit_code_of_its_branch():
@@ -23,10 +24,10 @@ def test_every_error_has_the_exit_code_of_its_branch():
         errors.VitkitError: 1,
     }
     for kind, code in branches.items():
-        assert errors.exit_code(kind("x")) == code
-    assert errors.exit_code(errors.ImageError("a.jpg", "empty", "0 bytes")) == 2
-    assert errors.exit_code(errors.Interrupted(signal.SIGINT, "x")) == 130
-    assert errors.exit_code(errors.Interrupted(signal.SIGTERM, "x")) == 143
+        assert exit_code(kind("x")) == code
+    assert exit_code(errors.ImageError("a.jpg", "empty", "0 bytes")) == 2
+    assert exit_code(errors.Interrupted(signal.SIGINT, "x")) == 130
+    assert exit_code(errors.Interrupted(signal.SIGTERM, "x")) == 143
 
 
 def test_an_image_error_survives_pickling_between_processes():
@@ -38,4 +39,4 @@ def test_an_image_error_survives_pickling_between_processes():
 def test_an_interruption_survives_pickling_between_processes():
     again = pickle.loads(pickle.dumps(errors.Interrupted(signal.SIGTERM, "stopped\nat step 3")))
     assert (str(again), again.name) == ("stopped at step 3", "SIGTERM")
-    assert errors.exit_code(again) == 143
+    assert exit_code(again) == 143

@@ -90,6 +90,7 @@ def test_an_order_that_is_fixed_and_images_named_twice(root):
         (("mnits",), r"no such image \(did you mean 'mnist'\?\)"),
         (("s3://bucket/a.png",), "expected an http:// or https:// address"),
         ((), "no images given"),
+        (("photos/cats", ""), "a name of images is empty; '.' is the working folder"),
         (("digits", "--"), "--: no such image"),
         (("photos/notes.txt",), r"notes\.txt is not an image; .* send the file: - < photos/notes"),
     ],

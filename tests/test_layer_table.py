@@ -57,6 +57,7 @@ def test_the_table_draws_and_leaves_the_module_alone():
     assert next(model.parameters()).device.type == "cpu"
 
 
+@pytest.mark.usefixtures("wrong_types_come_in")
 def test_any_module_works_and_a_wrong_input_is_named():
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 2))
     assert vitkit.summary(net, (1, 3, 8, 8)).mult_adds == 36 * 8 * 27 + 8 * 36 * 2
@@ -64,6 +65,8 @@ def test_any_module_works_and_a_wrong_input_is_named():
         vitkit.summary(net, (1, 3, 9, 9))
     with pytest.raises(ShapeError, match="Sequential has no spec; pass input_size"):
         vitkit.summary(net)
+    with pytest.raises(ShapeError, match=r"input_size 9 is one number; pass a shape, .* 9, 9\)"):
+        vitkit.summary(net, 9)
 
 
 @pytest.mark.parametrize("pooling", ["map", "cls_mean"])

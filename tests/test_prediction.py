@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from vitkit.errors import (
     DeviceError,
     ImageError,
     SettingError,
+    UserCodeError,
     UserError,
 )
 from vitkit.prediction import predictor as prediction
@@ -199,6 +202,46 @@ def test_what_is_wrong_is_named(checkpoint, images):
         vitkit.Predictor.from_checkpoint(checkpoint, engine="onx")
     with pytest.raises(DeviceError, match=r"--device '?cuda:9'?"):
         vitkit.Predictor.from_checkpoint(checkpoint, device="cuda:9")
+    with pytest.raises(ImageError, match="'': missing: the path is empty"):
+        predictor([images[0], ""])
+
+
+@pytest.mark.parametrize("classes", [["a"], list("abcd")])
+def test_classes_are_as_many_as_logits(images, classes):
+    predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS, classes)
+    with pytest.raises(SettingError, match=r"class(es)? given, but the model returns 3 logits"):
+        predictor(images)
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+@pytest.mark.parametrize(
+    ("forward", "found"),
+    [
+        (lambda x: x.mean(dim=(1, 2, 3)), r"a Tensor of shape \(5,\)"),
+        (lambda x: x.mean(dim=(2, 3))[:1], r"a Tensor of shape \(1, 3\)"),
+        (lambda x: x.mean(dim=(2, 3)).numpy(), r"a ndarray of shape \(5, 3\)"),
+        (lambda x: None, r"a NoneType of shape \(\)"),
+    ],
+)
+def test_an_engine_returns_a_row_for_each_image(images, forward, found):
+    with pytest.raises(UserCodeError, match=rf"forward returned {found}; expected .* \(5, K\)"):
+        vitkit.Predictor(forward, PREPROCESS)(images)
+
+
+def test_a_model_of_half_precision_predicts_and_embeds_nearly_the_same(checkpoint, images):
+    half = replace(checkpoint, model=copy.deepcopy(checkpoint.model).bfloat16())
+    predict = vitkit.Predictor.from_checkpoint
+    exact, rough = predict(checkpoint).logits(images), predict(half).logits(images)
+    assert 0 < (exact - rough).abs().max() < 0.1 * exact.abs().max()
+    features = vitkit.embed(checkpoint, images)
+    assert np.abs(features - vitkit.embed(half, images)).max() < 0.1 * np.abs(features).max()
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_device_of_torch_is_one_by_its_name(checkpoint, images):
+    named = vitkit.Predictor.from_checkpoint(checkpoint, device="cpu")
+    given = vitkit.Predictor.from_checkpoint(checkpoint, device=torch.device("cpu"))
+    assert torch.equal(given.logits(images), named.logits(images))
 
 
 def test_embed_is_what_the_head_reads(checkpoint, images):

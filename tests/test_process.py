@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitkit import cli, process
-from vitkit.process import shorten_spinning
+from vitkit.process import shorten_spinning, uncollected_imports
 
 PROGRAM = """
 import os, sys
@@ -22,6 +23,29 @@ try:
 finally:
     print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
 """
+
+IMPORTS = """
+import gc
+from vitkit.process import uncollected_imports
+collections = []
+gc.callbacks.append(lambda phase, info: collections.append(phase))
+with uncollected_imports():
+    import torch
+print(len(collections), gc.isenabled(), gc.get_freeze_count() > 100_000)
+"""
+
+
+def test_imports_are_not_collected_and_what_follows_is():
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True,
+                          check=True)  # fmt: skip
+    assert done.stdout.split() == ["0", "True", "True"]
+
+
+def test_garbage_is_collected_as_before_where_torch_is_imported():
+    frozen = gc.get_freeze_count()
+    with uncollected_imports():
+        assert gc.isenabled()
+    assert gc.get_freeze_count() <= frozen  # freed ones leave the count
 
 
 def test_the_command_line_shortens_spinning_before_torch_is_imported():

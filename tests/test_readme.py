@@ -18,9 +18,9 @@ ROOT = Path(__file__).parent.parent
 def test_the_readme_s_sessions_run(tmp_path, monkeypatch, capsys):
     text = (ROOT / "README.md").read_text()
     sessions = "\n".join(re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL))
-    shorter = sessions.replace('recipe="digits", output', 'recipe="digits", epochs=25, output')
+    shorter = sessions.replace('recipe="digits", output', 'recipe="digits", epochs=15, output')
     shorter = shorter.replace("> 0.95", "> 0.8")
-    assert shorter.count("epochs=25") == 1
+    assert shorter.count("epochs=15") == 1
     (tmp_path / "docs").symlink_to(ROOT / "docs")
     monkeypatch.chdir(tmp_path)
     test = doctest.DocTestParser().get_doctest(shorter, {}, "README.md", "README.md", 0)

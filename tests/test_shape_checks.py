@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import shape_checks
 import torch
+from beartype.roar import BeartypeCallHintParamViolation
 from jaxtyping import TypeCheckError
 
+from vitkit.evaluation.intervals import wilson_interval
 from vitkit.models.attention import scaled_dot_product_attention
 
 
 def test_a_wrong_shape_is_refused_in_the_calls_that_are_checked():
     keys = torch.zeros(1, 2, 3, 4)
-    checked = [number for number in range(1, 40) if shape_checks.is_checked(number)]
+    checked = [number for number in range(1, 40) if number in shape_checks.CHECKED]
     assert checked == [1, 2, 3, 4, 8, 16, 32]
     for number in range(1, 9):
         if number in checked:
@@ -20,3 +22,8 @@ def test_a_wrong_shape_is_refused_in_the_calls_that_are_checked():
                 scaled_dot_product_attention(keys[0], keys, keys)
         else:
             scaled_dot_product_attention(keys, keys, keys)
+
+
+def test_a_wrong_type_is_refused_where_there_are_no_arrays():
+    with pytest.raises(BeartypeCallHintParamViolation):
+        wilson_interval("3", 4)

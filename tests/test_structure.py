@@ -117,7 +117,7 @@ def test_a_step_is_read_in_eight_frames(tmp_path, monkeypatch):
     monkeypatch.setitem(KERNELS, "fused", kernel)
     vitkit.train(
         "digits", recipe="digits", max_steps=1, attention_kernel="fused", amp="off",
-        output=tmp_path / "run", quiet=True,
+        output=tmp_path / "run", quiet=True, report=False, plots=False,
     )  # fmt: skip
     step = next(frames for frames in found if "trainer.py:run" in frames)
     own = step[step.index("trainer.py:run") :]

@@ -100,10 +100,9 @@ if TYPE_CHECKING:
 
 _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.api": ("compare", "show_batch", "train"),
-    "vitkit.explaining.animation": ("Animation",),
+    "vitkit.data.augmentation.pipeline": ("training_transform",),
     "vitkit.data.checks.check": ("check",),
     "vitkit.data.datasets.dataset": ("Dataset",),
-    "vitkit.data.augmentation.pipeline": ("training_transform",),
     "vitkit.data.sources.open": ("open_dataset",),
     "vitkit.errors": (
         "CheckpointError",
@@ -125,9 +124,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.evaluation.comparison": ("Comparison",),
     "vitkit.evaluation.evaluate": ("evaluate",),
     "vitkit.evaluation.result": ("Evaluation",),
+    "vitkit.explaining.animation": ("Animation",),
     "vitkit.explaining.explanation": ("Explanation",),
-    "vitkit.explaining.truth.report": ("TruthReport",),
-    "vitkit.explaining.truth.score": ("TruthScore",),
     "vitkit.explaining.figures": ("plot_explanations",),
     "vitkit.explaining.model.artefacts": (
         "Artefacts",
@@ -139,6 +137,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "measure_registers",
         "test_time_registers",
     ),
+    "vitkit.explaining.truth.report": ("TruthReport",),
+    "vitkit.explaining.truth.score": ("TruthScore",),
     "vitkit.layer_table": ("summary",),
     "vitkit.models.attention": (
         "CrossAttention",
@@ -165,11 +165,11 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "vitkit.prediction.features": ("embed",),
     "vitkit.prediction.find": ("find_images",),
     "vitkit.prediction.model_measurement": ("explain_model",),
-    "vitkit.prediction.truth_measurement": ("truth_report",),
     "vitkit.prediction.predictor": (
         "Prediction",
         "Predictor",
     ),
+    "vitkit.prediction.truth_measurement": ("truth_report",),
     "vitkit.reporting.write": ("report",),
     "vitkit.spec": (
         "Preprocess",

@@ -145,9 +145,9 @@ def compare(
     from vitkit.training.config.run_kind import kind_of_run
 
     # before the evaluation, which may take minutes
-    path = report and check_comparison_output(report, checkpoints, overwrite=overwrite)
-    # an object is kept under an address while this runs; a path is its own address
-    with kept_data(data) as address:
+    if report is not None:
+        check_comparison_output(report, checkpoints, overwrite=overwrite)
+    with kept_data(data) as address:  # an object has one while this runs; a path is its own
         comparison = compare_checkpoints(
             *checkpoints,
             data=address,
@@ -160,6 +160,6 @@ def compare(
             workers=workers,
             relabel=relabel,
         )
-    if path:
-        write_comparison(comparison, Path(path))
+    if report is not None:
+        write_comparison(comparison, Path(report))
     return comparison

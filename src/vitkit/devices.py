@@ -24,12 +24,16 @@ def available_devices() -> list[str]:
     return [*names, "cpu"]
 
 
-def resolve_device(name: str) -> torch.device:
+def resolve_device(name: str | torch.device) -> torch.device:
     """Return the device of this name; `auto` is the best one of this machine.
+
+    Args:
+        name: such as `cpu`, `cuda`, `cuda:1`, `mps` or `auto`; or a device of torch.
 
     Raises:
         DeviceError: a device that does not exist here, or an unknown name.
     """
+    name = str(name)
     available = available_devices()
     if name == "auto":
         return torch.device(available[0])
@@ -59,6 +63,10 @@ def on_device(model: Model, device: torch.device) -> Model:
     """Return a model in eval mode on `device`: itself if it is there already, else a copy.
 
     The caller's model stays on its device.
+
+    Args:
+        model: any module with parameters; the result has its class.
+        device: as `resolve_device` returns it.
     """
     current = next(model.parameters()).device
     # a device without an index, such as `cuda`, matches any of its type

@@ -260,7 +260,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a sharded tensor from all processes, each of which must call.
+    """Gather a sharded tensor from all processes; every process must call.
 
     A tensor that is not sharded is returned as it is.
     """

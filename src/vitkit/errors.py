@@ -17,6 +17,7 @@
     └── Interrupted                exit 128 + signal   stopped by a signal, after saving
 
 A message is one line: the file, key or number that is wrong, what was expected, how to mend it.
+`exit_codes.py` says what each code means.
 """
 
 from __future__ import annotations
@@ -221,10 +222,3 @@ class Interrupted(VitkitError):
     def name(self) -> str:
         """The signal's name, such as `SIGINT`."""
         return signal.Signals(self.signum).name
-
-
-def exit_code(error: VitkitError) -> int:
-    """Return the exit code of a process that ends by `error`."""
-    if isinstance(error, Interrupted):
-        return 128 + error.signum  # as a shell reports a process that a signal ended
-    return error.exit_code

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -137,10 +137,8 @@ def _one_line_error(cls: type[Any], error: ValidationError, raises: type[UserErr
     elif kind == "value_error":
         text = f"{cls.__name__}: {first['ctx']['error']!s}"
     else:
-        # a field with a union type has a problem for each of its types
-        expected = [_expected(problem) for problem in problems if problem["loc"][0] == name]
         both = _range(cls, name) if kind in BOUNDS else None
-        wanted = both or " or ".join(dict.fromkeys(expected))
+        wanted = both or _all_expected([one for one in problems if one["loc"][0] == name])
         return raises.about(name, first["input"], wanted, others)
     return raises(text + others)
 
@@ -190,12 +188,22 @@ EXPECTATIONS = {
 """Kind of pydantic's error -> the expectation in our messages."""
 
 
+def _all_expected(problems: Sequence[ErrorDetails]) -> str:
+    """Describe the expected values of a field; one with a union type has problems for each type."""
+    # (nan, nan, nan) has a wrong length for one of two types, but that is not what is wrong
+    others = [problem for problem in problems if not _is_about_length(problem)]
+    return " or ".join(dict.fromkeys(map(_expected, others or problems)))
+
+
+def _is_about_length(problem: ErrorDetails) -> bool:
+    """Return True for a tuple of a wrong length; its type is in the location: `tuple[float]`."""
+    return problem["type"] in ("too_long", "missing") and "tuple[" in str(problem["loc"][1:2])
+
+
 def _expected(problem: ErrorDetails) -> str:
     """Describe the expected value, in words that follow the field's name."""
-    location = problem["loc"]
-    # a tuple of another length: its type is in the location, such as "tuple[float,float]"
-    if problem["type"] in ("too_long", "missing") and "tuple[" in str(location[1:2]):
-        return f"must be {plural(str(location[1]).count('float'), 'number')}"
+    if _is_about_length(problem):
+        return f"must be {plural(str(problem['loc'][1]).count('float'), 'number')}"
     template = EXPECTATIONS.get(problem["type"])
     if template is None:
         return problem["msg"][0].lower() + problem["msg"][1:]

@@ -284,6 +284,11 @@ class _Sizes:
 
 
 def _input_size(module: nn.Module, requested: Sequence[int] | None) -> tuple[int, ...]:
+    if isinstance(requested, int):
+        raise ShapeError(
+            f"input_size {requested} is one number; pass a shape, such as (1, 3, {requested}, "
+            f"{requested})"
+        )
     if requested is not None:
         return tuple(requested)
     spec = getattr(module, "spec", None)

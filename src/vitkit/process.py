@@ -1,4 +1,4 @@
-"""Process-wide settings: memory and threads for training on a CPU, and a memory of Ctrl-C.
+"""Process-wide settings: memory and threads for training, quick imports, and a memory of Ctrl-C.
 
 The command line applies them to itself and to the processes that it starts. A script that imports
 vitkit decides for itself; `docs/benchmarks.md` lists the settings.
@@ -6,9 +6,12 @@ vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
-from collections.abc import MutableMapping
+import sys
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from types import FrameType
 
 SPINCOUNT = "1000"
@@ -76,3 +79,21 @@ def keep_freed_memory() -> None:
     # a freed block below this size stays in the heap, and the heap keeps its end
     mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
     mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
+
+
+@contextmanager
+def uncollected_imports() -> Iterator[None]:
+    """Import torch without garbage collections, which take a tenth of the time of a short command.
+
+    They go through all new objects again and again, and modules are never garbage. What is there at
+    the end is left out of later collections, too. Do nothing if torch is imported already.
+    """
+    if "torch" in sys.modules or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -39,7 +39,14 @@ def hash64(*keys: Key) -> UInt64[np.ndarray, " ..."]:
 
 
 def uniform(*keys: Key) -> Float64[np.ndarray, " ..."]:
-    """Return a float64 in [0, 1) for every combination of the keys: the top 53 bits of `hash64`."""
+    """Return a float64 in [0, 1) for every combination of the keys: the top 53 bits of `hash64`.
+
+    Args:
+        *keys: as for `hash64`.
+
+    Raises:
+        TypeError: a key that is not an integer.
+    """
     return np.asarray((hash64(*keys) >> np.uint64(11)) * 2.0**-53)
 
 
@@ -59,6 +66,14 @@ def permutation(seed: int, epoch: int, n: int) -> Int64[np.ndarray, " n"]:
     """Return the numbers 0..n-1 in an order that is a pure function of (seed, epoch).
 
     It is the stable argsort of `hash64(seed, epoch, i)`.
+
+    Args:
+        seed: of the run.
+        epoch: number of the epoch.
+        n: how many numbers, 0 or more.
+
+    Returns:
+        int64 (n,), each number once.
     """
     # stable: two equal hashes would otherwise be sorted in another way elsewhere
     return np.argsort(hash64(seed, epoch, np.arange(n)), kind="stable").astype(np.int64)

@@ -120,7 +120,7 @@ class ViTSpec(Described):
     stem: Stem = "convolution"
     """Map from patches to tokens: a stride-P convolution; the same map as one matrix (`linear`);
     LayerNorm, matrix, LayerNorm (`normed_linear`); patches of a ResNet's feature map, or of a
-    `backbone` that the caller hands to `ViT`."""
+    `backbone` that the caller passes to `ViT`."""
     resnet_layers: tuple[Blocks, ...] = ()
     """Blocks of each stage of the ResNetV2 stem, (3, 4, 9) for R50 with stride 16."""
     resnet_variant: ResNetVariant = "published"

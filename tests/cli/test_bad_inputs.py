@@ -18,7 +18,7 @@ from vitkit.errors import SettingError
 FAST = ["--spec.image-size", "16", "--spec.patch-size", "8", "--spec.width", "32",
         "--spec.depth", "1", "--spec.num-heads", "2", "--spec.mlp-width", "32", "--epochs", "1",
         "--warmup-epochs", "0", "--batch-size", "4", "--amp", "off", "--workers", "0",
-        "--no-report"]  # fmt: skip
+        "--no-report", "--no-plots"]  # fmt: skip
 
 
 def folder(root: Path, *places: str, per_place: int = 6) -> Path:
@@ -336,6 +336,29 @@ def test_debug_shows_where_and_keeps_the_exit_code(tmp_path, capsys):
     message = capsys.readouterr().err
     assert message.startswith("Traceback (most recent call last)")
     assert message.endswith(line)
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["predict", "CKPT", "photos"], "lower --batch-size, or pass --device cpu"),
+        (["explain", "CKPT", "photos"], "pass --device cpu, or end other programs"),
+    ],
+)
+def test_out_of_memory_is_no_fault_of_ours(words, mend, tmp_path, monkeypatch, capsys):
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee more")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name in "ab":
+        Image.new("L", (9, 9)).save(tmp_path / "photos" / f"{name}.png")
+    checkpoint = save_tiny(tmp_path / "m.safetensors", ("cat", "dog"))
+    monkeypatch.setattr("torch.nn.functional.layer_norm", full)
+    assert cli.run([checkpoint if word == "CKPT" else word for word in words]) == 2
+    message = capsys.readouterr().err
+    memory = "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB."
+    assert message == f"vitkit: {memory}; {mend}\n"
 
 
 @pytest.fixture(scope="module")

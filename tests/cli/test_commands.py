@@ -393,7 +393,7 @@ def test_a_full_disk_ends_a_run_and_leaves_what_was_saved(tmp_path):
 
 def test_flags_win_over_what_a_recipe_has_in_its_spec(tmp_path):
     words = ["train", "digits", "--recipe", "digits", "--img-size", "16", "--drop-path", "0.2"]
-    words += ["--spec.depth", "1", "--max-steps", "1", "--amp", "off", "--quiet"]
+    words += ["--spec.depth", "1", "--max-steps", "1", "--amp", "off", "--quiet", "--no-report"]
     assert cli.run([*words, "--output", str(tmp_path / "run")]) == 0
     spec = vitkit.load(tmp_path / "run" / "weights" / "last.safetensors").model.spec
     assert (spec.image_size, spec.drop_path, spec.width) == ((16, 16), 0.2, 64)
@@ -402,7 +402,7 @@ def test_flags_win_over_what_a_recipe_has_in_its_spec(tmp_path):
 
 def test_the_usual_short_flags_mean_the_long_ones(tmp_path):
     words = ["train", "digits", "-c", "digits", "-b", "64", "--wd", "0.2", "--smoothing", "0.0"]
-    words += ["-j", "0", "--spec.depth", "1", "--amp", "off", "--quiet"]
+    words += ["-j", "0", "--spec.depth", "1", "--amp", "off", "--quiet", "--no-report"]
     run = tmp_path / "run"
     assert cli.run([*words, "--max-steps", "1", "--output-dir", str(run)]) == 0
     kept = read_yaml(run / "config.yaml")

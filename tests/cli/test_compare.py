@@ -15,7 +15,7 @@ from sklearn.metrics import balanced_accuracy_score, confusion_matrix
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import DataError, SettingError
+from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.evaluation.mcnemar import mcnemar
 
 CLASSES = ("ant", "bee", "cat")
@@ -172,6 +172,8 @@ def test_what_cannot_be_compared_is_named(saved, images, tmp_path):
         vitkit.compare(first, first)
     with pytest.raises(SettingError, match="two or more different"):
         vitkit.compare(first)
+    with pytest.raises(OutputError, match=r"--report is empty; pass a path"):
+        vitkit.compare(first, second, data="digits", report="")
     with pytest.raises(SettingError, match="name the data to compare on with --data"):
         vitkit.compare(first, saved(0, recipe={"data": "digits"}))
     four = saved(0, classes=(*CLASSES, "dog"))

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 import torch
-from noise import fill_with_noise
 from PIL import Image
+from tiny_checkpoint import save_noisy
 
 import vitkit
 from vitkit import cli
@@ -23,20 +23,9 @@ CLASSES = ("tabby cat", "<script>alert(1)</script>", "dog")
 EVIL = '"><script>alert(2)</script> & #1 50%.png'
 
 
-def save_model(path: Path, **fields) -> str:
-    spec = vitkit.ViTSpec(
-        image_size=(16, 24), patch_size=8, width=16, depth=2, num_heads=4, mlp_width=16,
-        **{"num_classes": 3, **fields},
-    )  # fmt: skip
-    model = vitkit.ViT(spec)
-    fill_with_noise(model, std=0.6)
-    preprocess = vitkit.Preprocess(image_size=(16, 24))
-    return str(vitkit.save(path, model, preprocess=preprocess, classes=CLASSES[: spec.num_classes]))
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory) -> str:
-    return save_model(tmp_path_factory.mktemp("model") / "m.safetensors")
+    return save_noisy(tmp_path_factory.mktemp("model") / "m.safetensors", CLASSES, std=0.6)
 
 
 @pytest.fixture
@@ -165,7 +154,7 @@ def test_an_option_of_other_methods_is_refused_with_their_names(option, capsys):
 
 
 def test_a_model_without_a_head_has_maps_without_a_class(photos, tmp_path, capsys):
-    path = save_model(tmp_path / "headless.safetensors", num_classes=0)
+    path = save_noisy(tmp_path / "headless.safetensors", CLASSES, std=0.6, num_classes=0)
     assert cli.run(["explain", path, "photos/cat.png", "--method", "all"]) == 0
     names = {file.stem for file in Path("explanations/cat").iterdir()}
     assert not names & {method.name for method in METHODS.values() if method.by_class}
@@ -194,6 +183,29 @@ def test_the_class_that_is_asked_for_is_explained(photos, checkpoint):
             assert made.predicted == prediction.label
     with pytest.raises(vitkit.SettingError, match="class_name = -1: is not a class"):
         vitkit.explain(loaded, pixels, class_name=-1)
+
+
+def test_an_image_named_like_the_page_or_a_report_has_another_folder(photos):
+    # without a head, as few methods are quick
+    checkpoint = save_noisy(photos.parent / "m.safetensors", CLASSES, std=0.6, num_classes=0)
+    for path, name in zip(sorted(photos.iterdir()), ("index.html", "truth.json"), strict=True):
+        path.rename(photos / f"{name}.png")
+    assert cli.run(["explain", checkpoint, "photos", "--method", "all"]) == 0
+    made = {path.name: path.is_dir() for path in Path("explanations").iterdir()}
+    assert made == {"index.html": False, "index.html-2": True, "truth.json-2": True}
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_numbers_of_numpy_are_numbers_and_other_types_are_named(checkpoint):
+    loaded, pixels = vitkit.load(checkpoint), np.zeros((20, 30, 3), np.uint8)
+    made = vitkit.explain(loaded, pixels, class_name=np.array([0, 1]).argmax(), layer=np.int64(-1))
+    assert (made.label, made.options["layer"]) == (CLASSES[1], 1)
+    for wrong in (1.0, True, [1]):
+        with pytest.raises(vitkit.SettingError, match=r"class_name = .*: is not a class"):
+            vitkit.explain(loaded, pixels, class_name=wrong)
+    for wrong in (3, ["attention", "rollout"]):
+        with pytest.raises(vitkit.SettingError, match=r"method .* does not exist.*; methods are"):
+            vitkit.explain(loaded, pixels, method=wrong)
 
 
 @pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.by_class])

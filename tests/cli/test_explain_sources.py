@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tiny_checkpoint import save_tiny
 import vitkit
 from vitkit import cli
 
+CAT = "\N{CAT}"
 CLASSES = tuple(f"class {number}" for number in range(10))
 
 
@@ -124,6 +126,18 @@ def test_images_of_the_same_name_keep_their_folders(root, checkpoint):
     words = ["cats/1.png", "dogs/1.png", "--method", "all", "--sheet", "--output", "all"]
     assert cli.run(["explain", checkpoint, *words, "--option", "steps=2"]) == 0
     assert {"cats/1/image.png", "dogs/1/image.png", "heads/dogs/1.png"} <= written("all")
+
+
+@pytest.mark.parametrize("name", ["\u732b" * 80, f"a{CAT * 60}"], ids=["Chinese", "emoji"])
+def test_a_long_name_is_cut_between_its_characters(root, checkpoint, name):
+    os.rename("cats/1.png", f"{name}.png")
+    words = [checkpoint, f"{name}.png"]
+    assert cli.run(["explain", *words, "--method", "attention", "--sheet"]) == 0
+    assert cli.run(["predict", *words, "--save-images", "drawn"]) == 0
+    whole = {"\u732b": 66, CAT: 49}[name[-1]]  # of 3 and of 4 bytes in 200
+    stem = name[: whole + name.count("a")]
+    assert written() == {f"{stem}.png", f"heads/{stem}.png"}
+    assert written("drawn") == {f"{stem}.png"}
 
 
 def test_an_explanation_of_another_image_is_kept(root, checkpoint):

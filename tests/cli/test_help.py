@@ -351,6 +351,7 @@ def test_place_of_results_and_next_command_of_a_run(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     words = ["train", "digits", "--recipe", "digits", "--max-steps", "1", "--amp", "off"]
     words += ["--spec.depth", "1", "--spec.width", "16", "--epochs", "2", "--warmup-epochs", "1"]
+    words += ["--no-plots"]
     assert cli.run([*words, "--output", "my run"]) == 0
     results = "results: my run\nreport: my run/report.html\n"
     assert capsys.readouterr().out.endswith(results)  # without an epoch, no best

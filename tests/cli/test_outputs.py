@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from processes import forked
+from rich.cells import cell_len
 from tiny_checkpoint import save_tiny
 
 from vitkit import cli
@@ -186,6 +188,7 @@ def test_an_output_has_the_ending_of_its_format(refused, command, file, ending):
         ["eval", "CKPT", "pets", "--confusion", "pets/test/cat/a.png"],
         ["eval", "CKPT", "links", "--confusion", "photos/a.png"],
         ["eval", "CKPT", "pets", "--predictions", "pets/labels.csv"],
+        ["eval", "CKPT", "pets", "--relabel", "notes.csv", "--predictions", "notes.csv"],
         ["check", "pets", "--output", "pets/licence.json"],
         ["predict", "CKPT", "photos", "odd.csv", "--csv", "odd.csv"],
         ["embed", "model.npz", "photos", "--out", "model.npz"],
@@ -232,9 +235,10 @@ def test_a_pipe_and_a_dangling_link_are_not_replaced(root, refused):
     assert "pipe.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "pipe.csv")
     (root / "gone.csv").symlink_to("nowhere.csv")
     assert "gone.csv: this file exists" in refused("predict", "CKPT", "photos", "--csv", "gone.csv")
-    assert "both name x.csv" in refused(
-        "eval", "CKPT", "pets", "--confusion", "x.csv", "--predictions", "x.csv"
-    )
+    for other in ("x.csv", "photos/../x.csv"):
+        assert "both name x.csv" in refused(
+            "eval", "CKPT", "pets", "--confusion", other, "--predictions", "x.csv"
+        )
 
 
 def test_an_image_of_data_below_the_home_folder_is_an_input(root, refused, monkeypatch):
@@ -304,6 +308,18 @@ def test_predict_prints_nothing_beside_a_csv_but_the_json_asked_for(root, checkp
     assert cli.run(["predict", "--help"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "without --json, nothing is printed then" in shown
+
+
+def test_columns_stand_below_each_other_under_wide_characters(root, tmp_path, capsys):
+    classes = ("犬" * 10, "猫" * 10)
+    for name in classes:
+        shutil.copytree("photos", f"wide/test/{name}")
+        shutil.copytree("pets/train/cat", f"wide/train/{name}")
+    assert cli.run(["eval", save_tiny(tmp_path / "wide.safetensors", classes), "wide"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (number for number, line in enumerate(lines) if "worst classes" in line)
+    begins = [cell_len(re.split(r"(?=top1|0\.0000)", line)[0]) for line in lines[heading:][:2]]
+    assert begins == [22, 22]
 
 
 def test_numbers_of_images_are_integers(root, checkpoint, capsys):

@@ -46,8 +46,13 @@ def train(capsys, *words: str, code: int = 0) -> str:
 def test_the_log_names_what_was_measured_and_nothing_else(place, capsys):
     text = train(capsys, "photos", *TINY, "--epochs", "60", "--max-steps", "4", "--output", "a")
     (settings,) = re.findall("^settings: (.*)$", text, flags=re.MULTILINE)
+    # what has a line of its own is not said twice
+    assert re.search("^model: .* patches of 4 x 4, width 8, MLP width .*, 1 block, ", text, re.M)
+    assert "training: 60 epochs of " in text
+    for name in ("spec.width", "spec.depth", "spec.patch_size", "epochs", "batch_size", "lr"):
+        assert not re.search(rf"(^| ){name} ", settings)
+    assert "spec.image_size 8, " in settings
     # the model was chosen by the data, so it is none of the named ones
-    assert "spec.width 8" in settings
     assert "vit_tiny" not in text
     assert "img_size" not in settings
     assert "epochs shown below: 1 of 2 and the best ones; train.log has all\n" in text
@@ -106,6 +111,10 @@ def test_other_data_of_a_resumed_run_are_named(place, capsys):
         (
             "photos --show-batch --auto",
             "--show-batch draws the augmented images of a single run; leave out --auto",
+        ),
+        (
+            "photos --show-batch --prove-resume",
+            "--show-batch and --prove-resume do different things; leave one out",
         ),
     ],
 )

@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 import pytest
-from noise import fill_with_noise
 from PIL import Image
+from tiny_checkpoint import save_noisy
 
 import vitkit
 from vitkit import cli
@@ -20,15 +20,8 @@ SCORE = (
 )
 
 
-def save_model(path, **fields) -> str:
-    spec = vitkit.ViTSpec(
-        image_size=(16, 24), patch_size=8, width=16, depth=1, num_heads=2, mlp_width=16,
-        **{"num_classes": 5, **fields},
-    )  # fmt: skip
-    model = vitkit.ViT(spec)
-    fill_with_noise(model, std=0.4)
-    preprocess = vitkit.Preprocess(image_size=(16, 24))
-    return str(vitkit.save(path, model, preprocess=preprocess, classes=CLASSES[: spec.num_classes]))
+SMALL = {"std": 0.4, "depth": 1, "num_heads": 2}
+"""A model whose truth is measured in a moment."""
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ def photos(tmp_path, monkeypatch):
     for number in range(3):
         pixels = generator.integers(0, 256, (20, 30, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
-    save_model(tmp_path / "m.safetensors")
+    save_noisy(tmp_path / "m.safetensors", CLASSES, **SMALL)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -94,7 +87,7 @@ def test_a_small_model_has_the_score_in_the_caption(photos):
 
 
 def test_what_cannot_be_measured_is_refused_before_the_first_image(photos, capsys):
-    save_model(photos / "headless.safetensors", num_classes=0)
+    save_noisy(photos / "headless.safetensors", CLASSES, **SMALL, num_classes=0)
     assert cli.run(["explain", "headless.safetensors", "photos", "--truth"]) == 2
     assert "the model has no head" in capsys.readouterr().err
     assert cli.run(["explain", "m.safetensors", "photos", "--method", "pca", "--truth"]) == 2

@@ -241,5 +241,7 @@ def test_a_file_that_is_not_there_is_a_bad_image_with_its_line(images: Path) -> 
 def test_rows_that_repeat_are_counted(images: Path) -> None:
     dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS))
     assert "12 rows repeat an image" in dataset.notes
+    dataset = open_dataset(listing(images, "path,label\n" + ROWS + ROWS.splitlines()[0]))
+    assert "1 row repeats an image" in dataset.notes
     with pytest.raises(DataError, match=r"other\.csv: no such file; the nearest"):
         open_dataset(images / "other.csv")

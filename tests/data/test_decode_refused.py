@@ -164,6 +164,24 @@ def test_a_jpeg_of_many_markers_is_refused_before_they_are_counted() -> None:
             assert np.array_equal(decode(padded), decode(plain))
 
 
+def test_the_markers_of_a_jpeg_are_counted_before_pillow_reads_them() -> None:
+    # no frame follows: Pillow would call it damaged, after reading every marker
+    assert reason_of(b"\xff\xd8" + b"\xff\xe1\0\2" * 20_001 + b"\xff\xd9") == "too large"
+
+
+def test_a_tiff_of_a_tile_far_larger_than_the_image_is_refused() -> None:
+    side = 256
+    content = zlib.compress(bytes(side * side))
+    entries = {
+        256: (4, [9]), 257: (4, [8]), 258: (3, [8]), 259: (3, [8]), 262: (3, [1]), 277: (3, [1]),
+        322: (4, [side]), 323: (4, [side]), 325: (4, [len(content)]),
+    }  # fmt: skip
+    tiled = tiff(entries, content).replace(struct.pack("<H", 273), struct.pack("<H", 324))
+    assert decode(tiled, max_pixels=side * side).shape == (8, 9, 3)
+    with pytest.raises(ImageError, match="too large: tiles of 256 x 256 pixels; at most 65,535"):
+        decode(tiled, max_pixels=side * side - 1)
+
+
 @pytest.mark.parametrize(
     ("pixels", "detail"),
     [

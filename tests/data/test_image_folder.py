@@ -65,7 +65,7 @@ def test_training_and_testing_are_splits_and_not_classes(tmp_path: Path) -> None
     assert {name: len(split) for name, split in dataset.splits.items()} == {"train": 6, "test": 3}
 
 
-def test_folders_that_all_hold_the_same_folders_are_told(tmp_path: Path) -> None:
+def test_folders_that_all_hold_the_same_folders_are_warned_of(tmp_path: Path) -> None:
     folds = folder(tmp_path / "folds", {f"fold{f}/{c}": 10 for f in (1, 2) for c in "abc"})
     (warning,) = open_dataset(folds).warnings
     assert (

@@ -330,6 +330,25 @@ def test_classes_are_for_objects_alone():
         vitkit.open_dataset((IMAGES, LABELS), classes=["a", "b", "a"])
 
 
+@pytest.mark.usefixtures("wrong_types_come_in")
+@pytest.mark.parametrize("classes", ["cat", [0, 1, 2]])
+def test_classes_are_names(classes):
+    with pytest.raises(DataError, match=r"classes = .*: expected a list of names such as"):
+        vitkit.open_dataset((IMAGES, LABELS), classes=classes)
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_stream_of_hugging_face_is_refused_with_what_to_pass():
+    hub = pytest.importorskip("datasets")
+    rows = {"image": [*map(Image.fromarray, IMAGES)], "label": LABELS.tolist()}
+    features = hub.Features({"image": hub.Image(), "label": hub.Value("int64")})
+    stream = hub.Dataset.from_dict(rows, features=features).to_iterable_dataset()
+    with pytest.raises(DataError, match=r"IterableDataset, which .* one order; pass list\(data\)"):
+        vitkit.open_dataset(stream)
+    dataset = vitkit.open_dataset(list(stream))
+    assert sum(map(len, dataset.splits.values())) == 40
+
+
 def test_a_dataset_that_changes_its_images_is_refused():
     random = Items(lambda i: (RNG.integers(0, 256, (6, 7, 3), np.uint8), i % 2))
     dataset = vitkit.open_dataset({"train": random})

@@ -29,6 +29,7 @@ def test_unknown_names_and_missing_paths(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("path,label")
     assert "is not a folder" in refusal(tmp_path / "a.txt")
     refusal("null\0byte")
+    assert "the name of the data is empty" in refusal("")
 
 
 def test_a_path_object_is_never_a_known_name() -> None:

@@ -85,6 +85,8 @@ def test_a_folder_of_save_to_disk(tmp_path: Path, several: bool) -> None:
     state = saved / "train" / "state.json" if several else saved / "state.json"
     state.write_text('{"_data_files": [{"filename": "gone.arrow"}]}')
     assert "gone.arrow: no such Arrow file" in refusal(saved)
+    (saved / "dataset_dict.json").write_text('{"splits": []}')
+    assert "its splits are none; expected train, val or test" in refusal(saved)
 
 
 def test_class_names_of_the_schema_keep_their_order(tmp_path: Path) -> None:

@@ -49,7 +49,8 @@ def test_braces_and_wildcards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     missing = refusal(f"wds:{tmp_path}/a-{{09..12}}.tar")
     assert "a-12.tar: no such file, and 1 of 4 shards are not there" in missing
     assert "the nearest folder that exists" in refusal(f"wds:{tmp_path}/c-*.tar")
-    assert "~nobody-here/a.tar: no such file" in refusal("wds:~nobody-here/a.tar")
+    assert "~nobody-here/a.tar: no such file; the nearest" in refusal("wds:~nobody-here/a.tar")
+    assert f"name the shards in it, such as wds:{tmp_path}/*.tar" in refusal(f"wds:{tmp_path}")
     assert "more than 50 shards" in refusal(f"wds:{tmp_path}/c-{{1..7}}-{{0..999999999}}.tar")
 
 
@@ -279,6 +280,12 @@ def test_a_shard_is_indexed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     damaged.write_bytes(damaged.read_bytes()[:-40])
     assert open_dataset(f"wds:{path}").classes == ("a", "c")
     assert looked == [path, path]
+    # a wrong bit says that a later version of the format is needed
+    content = bytearray(damaged.read_bytes())
+    content[content.index(b"PK\1\2") + 6] |= 0x80
+    damaged.write_bytes(content)
+    assert open_dataset(f"wds:{path}").classes == ("a", "c")
+    assert looked == [path, path, path]
 
 
 def test_a_shard_that_changes_while_in_use_is_named(tmp_path: Path) -> None:

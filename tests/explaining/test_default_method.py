@@ -78,6 +78,15 @@ def test_logits_that_are_not_finite_are_refused(name):
         vitkit.truth_report(broken, [PIXELS], method=name)
 
 
+@pytest.mark.parametrize("name", ["attention", "rollout", "similarity", "pca"])
+def test_values_that_are_not_finite_without_a_head_are_drawn_without_colour(name):
+    broken = checkpoint(num_classes=0)
+    broken.model.blocks[0].norm1.weight.data.fill_(float("nan"))
+    made = vitkit.explain(broken, PIXELS, method=name)
+    assert "values that are not finite have no colour" in made.caption
+    assert np.ptp(np.asarray(made.overlay()).astype(int), axis=2).max() == 0
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_a_model_of_one_class_has_maps_whose_truth_is_not_measurable(name):
     made = vitkit.explain(checkpoint(num_classes=1), PIXELS, method=name)

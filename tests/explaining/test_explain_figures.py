@@ -104,6 +104,17 @@ def test_what_the_model_does_not_see_is_pale_and_has_a_border():
     assert "the model sees 200 x 200 of 400 x 300 pixels" in made.caption
 
 
+def test_a_rounding_error_of_the_crop_leaves_out_nothing():
+    model = vitkit.ViT(
+        vitkit.ViTSpec(image_size=28, patch_size=14, width=8, depth=1, num_heads=1, mlp_width=8)
+    )
+    preprocess = vitkit.Preprocess(image_size=28, crop_ratio=1.0)
+    checkpoint = vitkit.Checkpoint(model.eval(), preprocess, ())
+    for side in (29, 58):  # 28 * (29 / 28) is below 29
+        made = vitkit.explain(checkpoint, np.zeros((side, side, 3), np.uint8), method="rollout")
+        assert not any("the model sees" in line for line in made.caption)
+
+
 def test_three_values_are_red_green_and_blue():
     grid = np.zeros((1, 2, 3))
     grid[0, 0] = (1.0, 0.5, 0.0)
@@ -120,6 +131,7 @@ def test_values_that_are_not_finite_are_named_and_have_no_colour():
     made = explanation(np.array([[np.nan, 1.0], [0.0, np.inf]]), grey)
     assert "values that are not finite have no colour" in made.caption
     assert np.ptp(np.asarray(made.overlay(smooth=False))[10, 10].astype(int)) == 0
+    assert "the most important patch is in row 1 of 2, column 2 of 2" in made.description
     made.plot()
 
 
@@ -226,6 +238,16 @@ def test_the_sheet_has_the_map_of_every_layer_and_head(fields, tmp_path):
     for words in ("layer0", "layer1", "head0", "head3", "largestshareofattention"):
         assert words in text
     assert sum(axes.get_label() == "image" for axes in figure.axes) == 8
+
+
+def test_the_sheet_of_a_model_in_half_precision():
+    spec = vitkit.ViTSpec(
+        image_size=16, patch_size=8, width=16, depth=1, num_heads=2, mlp_width=16, num_classes=3
+    )
+    model = vitkit.ViT(spec).eval().half()
+    checkpoint = vitkit.Checkpoint(model, vitkit.Preprocess(image_size=16), ())
+    figure = vitkit.plot_attention_sheet(checkpoint, np.zeros((50, 60, 3), np.uint8))
+    assert sum(axes.get_label() == "image" for axes in figure.axes) == 2
 
 
 def test_attention_between_tokens_has_their_names_on_one_scale():

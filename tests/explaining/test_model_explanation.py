@@ -8,13 +8,14 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 from noise import fill_with_noise
 from PIL import Image
 from plots.figures import svg_text
 
 import vitkit
 from vitkit import cli
-from vitkit.errors import DataError, ImageError, OutputError, SettingError
+from vitkit.errors import CheckpointError, DataError, ImageError, OutputError, SettingError
 
 PANELS = ("filters", "positions", "distance", "entropy", "similarity", "norms")
 TITLES = {
@@ -182,6 +183,40 @@ def test_what_cannot_be_drawn_is_named(tmp_path):
     assert found.notes[0] in found.lines()
     with pytest.raises(SettingError, match=r"panel = 'positions': must be one of filters, dist"):
         found.plot("positions")
+
+
+def test_a_figure_that_needs_images_says_so(tmp_path):
+    found = vitkit.explain_model(checkpoint(tmp_path))
+    with pytest.raises(SettingError, match=r"must be one of filters, pos.* images, and none were"):
+        found.plot("distance")
+    with pytest.raises(SettingError, match=r"panel = 'heads': must be one of filters, positions$"):
+        found.plot("heads")
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [
+        ("patch_embed.proj", "weights of the patch embedding are not finite"),
+        ("blocks.1.mlp.fc2", "the model's tokens are not finite"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_refused(tmp_path, part, message):
+    broken = vitkit.load(checkpoint(tmp_path))
+    broken.model.get_submodule(part).weight.data.fill_(float("nan"))
+    images = pixels(2) if "mlp" in part else ()
+    with pytest.raises(CheckpointError, match=message):
+        vitkit.explain_model(broken, images)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_in_half_precision_is_measured(tmp_path, dtype):
+    made = vitkit.load(checkpoint(tmp_path))
+    expected = vitkit.explain_model(made, pixels(2))
+    made.model.to(dtype)
+    found = vitkit.explain_model(made, pixels(2))
+    np.testing.assert_allclose(found.depth.distance, expected.depth.distance, rtol=0.05)
+    np.testing.assert_allclose(found.depth.entropy, expected.depth.entropy, rtol=0.05)
+    np.testing.assert_allclose(found.artefacts.norms, expected.artefacts.norms, rtol=0.05)
 
 
 def test_a_large_grid_shows_some_of_its_positions(tmp_path):

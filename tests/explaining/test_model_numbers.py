@@ -198,6 +198,22 @@ def test_filters_are_principal_components(stem, channels):
     assert not found.missing
 
 
+def test_directions_in_which_the_filters_do_not_differ_are_no_components():
+    vit = model()
+    weight = vit.patch_embed.proj.weight.data
+    filters, values = len(weight), weight[0].numel()
+    assert filters < values
+    assert len(first_layer_filters(vit, count=1000).shares) == filters - 1  # around their mean
+    weight[3:] = weight[0]
+    found = first_layer_filters(vit)
+    assert found.components.shape[0] == len(found.shares) == 2
+    assert found.shares.sum() == pytest.approx(1)
+    weight[:] = weight[0]
+    equal = first_layer_filters(vit)
+    assert equal.components.size == equal.shares.size == 0
+    assert equal.missing.startswith("All first-layer filters are equal")
+
+
 def test_filters_of_hybrids():
     resnet = model(**MODELS["hybrid"])
     found = first_layer_filters(resnet)
@@ -212,7 +228,7 @@ def test_filters_of_hybrids():
     spec = resnet.spec.replace(stem="backbone")
     convolutions = nn.Sequential(nn.Identity(), nn.Conv2d(3, 8, 4, 4))
     found = first_layer_filters(vitkit.ViT(spec, convolutions))
-    assert found.components.shape == (7, 4, 4, 3) or found.components.shape == (8, 4, 4, 3)
+    assert found.components.shape == (7, 4, 4, 3)  # 8 filters around their mean
     pool = first_layer_filters(vitkit.ViT(spec, nn.AvgPool2d(4)))
     assert pool.components.size == 0
     assert pool.missing == "The backbone has no convolution that takes the image."

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from vitkit.io.atomic import replacing_folder, replacing_in_cache
+from vitkit.errors import OutputError
+from vitkit.io.atomic import replacing_folder, replacing_in_cache, write_bytes
 from vitkit.io.digests import file_sha256
 from vitkit.io.progress import progress_bar
 
@@ -34,6 +35,14 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path):
         interrupted()
     assert path.read_bytes() == b"old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+def test_too_long_a_name_is_one_line(tmp_path: Path):
+    with pytest.raises(OutputError, match=r"cannot write .* File name too long \("):
+        write_bytes(tmp_path / ("a" * 300), b"content")
+    with pytest.raises(OutputError, match="File name too long"):
+        write_bytes(tmp_path / ("a" * 300) / "b", b"content")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_two_writers_at_once_do_not_mix(tmp_path: Path):

@@ -158,6 +158,13 @@ def test_stochastic_depth_rises_or_is_constant():
     assert [b.drop_path2.rate for b in constant.blocks] == pytest.approx([0.4] * 3)
 
 
+def test_a_block_that_always_drops_its_branches_returns_its_tokens():
+    """A rate of 1 would divide 0 by 0."""
+    block = vitkit.EncoderBlock(8, 2, 16, drop_path=1.0).train()
+    tokens = torch.randn(3, 5, 8)
+    assert torch.equal(block(tokens), tokens)
+
+
 def test_normed_patches_are_norm_matrix_norm():
     model = small(stem="normed_linear", patch_size=(8, 4))
     patch = IMAGES[:, :, 8:16, 20:24].flatten(1)
@@ -195,9 +202,9 @@ def test_a_backbone_that_does_not_fit_is_refused():
     spec = vitkit.ViTSpec(**SMALL, stem="backbone")
     with pytest.raises(SpecError, match="patch_size 8 is not a multiple of 16 pixels"):
         vitkit.ViT(spec, backbone=Tiny(stride=16))
-    with pytest.raises(SpecError, match="needs ViT's backbone="):
+    with pytest.raises(SpecError, match=r"needs a network; pass ViT\(spec, backbone="):
         vitkit.ViT(spec)
-    with pytest.raises(SpecError, match="a backbone: stem 'convolution' takes none"):
+    with pytest.raises(SpecError, match="stem 'convolution' takes no backbone"):
         vitkit.ViT(vitkit.ViTSpec(**SMALL), backbone=Tiny())
     with pytest.raises(SpecError, match="one map"):
         vitkit.ViT(spec, backbone=nn.Flatten())

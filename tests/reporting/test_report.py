@@ -7,14 +7,17 @@ import csv
 import json
 import re
 import shutil
+import struct
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from reporting.small_runs import HOSTILE, digits_run, photo_run
+from safetensors.torch import save
 
 import vitkit
 from vitkit import cli
@@ -35,6 +38,13 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(digits: Path, tmp_path: Path) -> Path:
     return shutil.copytree(digits, tmp_path / "run")
+
+
+@pytest.fixture
+def unweighted(run: Path) -> Path:
+    """A run without its weights: half the time of a report goes into the sheet of the model."""
+    shutil.rmtree(run / "weights")
+    return run
 
 
 class Elements(HTMLParser):
@@ -188,6 +198,16 @@ def test_without_a_test_split_the_validation_logits_are_shown(run):
     assert {*shown} <= names
 
 
+def test_predictions_of_another_split_keep_its_name(run):
+    words = ["eval", str(run), "digits", "--split", "val", "--predictions"]
+    assert cli.run([*words, str(run / "predictions.csv"), "--device", "cpu"]) == 0
+    count = len(rows_of(run))
+    found = page(vitkit.report(run))
+    assert f"10 classes, {count} validation images" in found.sections["classes"]
+    assert "test images" not in found.sections["mistakes"]
+    assert [a for a in found.all("img") if a.get("class") == "small"]
+
+
 def test_images_are_left_out_where_the_data_have_changed(run):
     rows = [tuple(row.values()) for row in rows_of(run)]
     write_rows(run, rows[1:])
@@ -218,17 +238,18 @@ def test_two_and_a_thousand_classes_and_one_without_an_image(count, run):
     assert ("Confusion matrix of 1,000 classes" in str(found.all("img"))) == (count == 1000)
 
 
-def test_a_foreign_file_is_never_replaced_without_the_flag(run, tmp_path, capsys):
+def test_a_foreign_file_is_never_replaced_without_the_flag(unweighted, tmp_path, capsys):
     mine = tmp_path / "mine.html"
     mine.write_text("<p>my own page</p>", encoding="utf-8")
-    words = ["report", str(run), "--output", str(mine)]
+    words = ["report", str(unweighted), "--output", str(mine)]
     assert cli.run(words) == 2
     assert "is not a report of vitkit" in capsys.readouterr().err
     assert mine.read_text(encoding="utf-8") == "<p>my own page</p>"
     assert cli.run([*words, "--overwrite"]) == 0
     assert cli.run(words) == 0  # an earlier report
     assert capsys.readouterr().out.startswith(f"report: {mine}")
-    assert cli.run(["report", str(run), "--output", str(run / "config.yaml"), "--overwrite"]) == 2
+    words[3] = str(unweighted / "config.yaml")
+    assert cli.run([*words, "--overwrite"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -247,22 +268,57 @@ def test_a_folder_that_is_no_run_is_refused(name, problem, tmp_path, capsys):
 
 
 class TakesThePlace(vitkit.Callback):
-    """Makes a folder in the place of the report of a run."""
+    """Makes a folder in the place of files of a run."""
 
     run = Path()
+    names: tuple[str, ...] = ()
 
     def on_end(self, trainer):
-        (self.run / "report.html").mkdir()
+        for name in self.names:
+            (self.run / name).unlink(missing_ok=True)
+            (self.run / name).mkdir()
+
+
+def test_neither_a_report_nor_a_log_that_cannot_be_written_fails_a_run(tmp_path):
+    TakesThePlace.run, TakesThePlace.names = tmp_path / "run", ("report.html", "train.log")
+    run = digits_run(tmp_path / "run", callbacks=[TakesThePlace()])
+    assert rows_of(run)
 
 
 def test_a_report_that_cannot_be_written_is_a_line_in_the_log(tmp_path):
-    TakesThePlace.run = tmp_path / "run"
+    TakesThePlace.run, TakesThePlace.names = tmp_path / "run", ("report.html",)
     run = digits_run(tmp_path / "run", callbacks=[TakesThePlace()])
     *_, before, last = (run / "train.log").read_text(encoding="utf-8").splitlines()
     assert "ended after all 2 epochs" in before
     assert "warning: report.html is not written" in last
     assert last.endswith("the results are complete without it")
     assert not any((run / "report.html").iterdir())
+
+
+def a_png_with_a_damaged_chunk() -> bytes:
+    content = BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(content, "png")
+    # the pixels end too early, so that others of them are read as a chunk: a SyntaxError of Pillow
+    length = struct.pack(">I", 8_000)
+    return content.getvalue()[:33] + length + content.getvalue()[37:]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("augmented.png", a_png_with_a_damaged_chunk()),
+     ("check.json", b"[" * 100_000),
+     ("metrics.jsonl", b"[" * 100_000 + b"\n"),
+     ("state/validation.safetensors",
+      save({"logits": torch.zeros(200, 10), "labels": torch.full((200,), 10)}))],
+    ids=["png", "json", "lines", "labels"],
+)  # fmt: skip
+def test_a_file_that_is_almost_whole_costs_its_part_alone(name, content, run):
+    (run / "predictions.csv").unlink()
+    (run / name).write_bytes(content)
+    sections = page(vitkit.report(run)).sections
+    assert len(sections) == 13
+    assert "2 epochs" in sections["curves"]
 
 
 @pytest.mark.parametrize(
@@ -277,12 +333,12 @@ def test_a_damaged_file_costs_its_part_alone(name, run):
     assert "2 epochs" in sections["curves"]
 
 
-def test_findings_of_the_check_are_listed(run):
+def test_findings_of_the_check_are_listed(unweighted):
     finding = {"kind": "leak", "severity": "warning", "message": "2 images <b>leak</b>", "count": 2,
                "images": [["a.png", "b.png"]], "split": ""}  # fmt: skip
     document = {"findings": [finding], "images": {"train": {"0": 5, "1": 3}}}
-    (run / "check.json").write_text(json.dumps(document), encoding="utf-8")
-    text = page(vitkit.report(run)).sections["check"]
+    (unweighted / "check.json").write_text(json.dumps(document), encoding="utf-8")
+    text = page(vitkit.report(unweighted)).sections["check"]
     assert "8 images checked." in text
     assert "warning 2 images <b>leak</b>" in re.sub(r"\s+", " ", text)
     assert "a.png = b.png" in text
@@ -315,31 +371,44 @@ def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
     assert "validation" not in text
 
 
-def test_names_may_have_every_sign_that_ends_a_line(run):
+def test_settings_of_a_checkpoint_may_be_of_any_kind(run, tmp_path):
+    ours = vitkit.load(run)
+    paths = []
+    for name, recipe in (("a", {"spec": 5, "lr": 0.5}), ("b", {"spec": None, "lr": [1]})):
+        path = tmp_path / f"{name}.safetensors"
+        vitkit.save(path, ours.model, preprocess=ours.preprocess, classes=ours.classes,
+                    recipe=recipe)  # fmt: skip
+        paths.append(str(path))
+    words = ["compare", *paths, "--data", "digits", "--report", str(tmp_path / "both.html")]
+    assert cli.run(words) == 0
+    assert "<td>0.5</td><td>[1]</td>" in (tmp_path / "both.html").read_text(encoding="utf-8")
+
+
+def test_names_may_have_every_sign_that_ends_a_line(unweighted):
     name = "a\u2028b\x0bc\x85d.png"
-    write_rows(run, [(name, "0", "1", "0.75", "0.25", "1.39", 1)])
-    text = page(vitkit.report(run)).sections["mistakes"]
+    write_rows(unweighted, [(name, "0", "1", "0.75", "0.25", "1.39", 1)])
+    text = page(vitkit.report(unweighted)).sections["mistakes"]
     assert "1 of 1 test images" in text
     assert "75.0\xa0%" in text
 
 
 @pytest.mark.parametrize("cell", ["nan", "1.5", "x", "0" * 200_000])
-def test_predictions_without_a_probability_cost_their_parts_alone(cell, run):
-    write_rows(run, [("a.png", "0", "1", cell, "0.5", "0.7", 1)])
-    sections = page(vitkit.report(run)).sections
+def test_predictions_without_a_probability_cost_their_parts_alone(cell, unweighted):
+    write_rows(unweighted, [("a.png", "0", "1", cell, "0.5", "0.7", 1)])
+    sections = page(vitkit.report(unweighted)).sections
     assert "predictions.csv" in sections["mistakes"]
     assert "top-1 accuracy" in sections["headline"]
 
 
-def test_times_that_are_missing_are_left_out(run):
-    lines = (run / "metrics.csv").read_text(encoding="utf-8").splitlines()
+def test_times_that_are_missing_are_left_out(unweighted):
+    lines = (unweighted / "metrics.csv").read_text(encoding="utf-8").splitlines()
     header = lines[0].split(",")
     place = header.index("seconds")
     for number in range(1, len(lines)):
         cells = lines[number].split(",")
         cells[place] = ""
         lines[number] = ",".join(cells)
-    (run / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    text = page(vitkit.report(run)).sections["costs"]
+    (unweighted / "metrics.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = page(vitkit.report(unweighted)).sections["costs"]
     assert "training" not in text
     assert "images/s" in text

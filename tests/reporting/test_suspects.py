@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import csv
+import io
 import re
 import shutil
 from pathlib import Path
@@ -11,12 +13,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from reporting.small_runs import HOSTILE, photo_run
+from reporting.small_runs import HOSTILE, digits_run, photo_run
 from reporting.test_report import page
 
 import vitkit
 from vitkit import cli
+from vitkit.errors import DataError
 from vitkit.evaluation.features.wrong_labels import out_of_fold_probabilities, rank_suspects
+from vitkit.evaluation.open_data import open_as_in_training
+from vitkit.reporting.sections.suspects import SUSPECTS_HEADER
 
 CHANGED = 6
 
@@ -89,6 +94,38 @@ def test_without_the_list_the_predictions_are_searched(run):
     assert "suspects train" in text
 
 
+def test_each_image_is_that_of_its_own_split(tmp_path):
+    run = digits_run(tmp_path / "run", report=False)
+    splits = vitkit.open_dataset("digits").splits
+    names = [splits["test"].name(index) for index in range(len(splits["test"]))]
+    with (run / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        wrong = [names.index(row["image"]) for row in csv.DictReader(file)
+                 if row["label"] != row["predicted"]]  # fmt: skip
+    data = open_as_in_training(vitkit.load(run), "digits", None, None)
+    train = data.splits["train"]
+    # training images with the numbers of test images that the page shows, too
+    rows = [(train.path(n), "train", n, data.classes[train.labels[n]], "0", 0.9, 0.01)
+            for n in wrong[:20]]  # fmt: skip
+    with (run / "suspects.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([SUSPECTS_HEADER, *rows])
+    images = {a["alt"].partition(":")[0]: a["src"] for a in page(vitkit.report(run)).all("img")}
+    for path, _, number, *_ in rows:
+        content = base64.b64decode(images[path].partition(",")[2])
+        pixels = np.asarray(Image.open(io.BytesIO(content)))
+        assert np.array_equal(pixels, train.read(number)[..., 0])
+
+
+def test_images_that_are_shown_are_not_called_missing(run):
+    with (run / "predictions.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.reader(file))
+    with (run / "predictions.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(rows[:-1])
+    found = page(vitkit.report(run))
+    assert "the data have changed" in found.sections["mistakes"]
+    assert found.all("input")
+    assert "images are not shown" not in found.sections["suspects"]
+
+
 def test_a_damaged_list_names_the_command(run):
     (run / "suspects.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     text = page(vitkit.report(run)).sections["suspects"]
@@ -157,6 +194,18 @@ def test_a_label_has_no_part_in_its_own_probability():
     changed[0] = 1
     again = out_of_fold_probabilities(features, changed, 4)
     assert again[0].argmax() == 0  # of class 0, whatever its label
+
+
+def test_a_single_image_of_the_second_class_hides_its_own_fold_alone():
+    features = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(50, dtype=torch.long)
+    labels[7] = 1
+    found = out_of_fold_probabilities(features, labels, 2)
+    assert found[7].isnan().all()
+    # no classifier can be fitted on the others of its fold's images, which are of one class
+    assert found[:, 0].isnan().sum() == 10
+    with pytest.raises(DataError, match="the same class"):
+        out_of_fold_probabilities(features, labels * 0, 2)
 
 
 def test_the_check_of_training_is_in_the_report(noisy):

@@ -18,7 +18,7 @@ TINY = {
     "recipe": "digits", "epochs": 3, "save_every": 10, "warmup_epochs": 1.0, "amp": "off",
     "batch_size": 128, "quiet": True, "device": "cpu", "log_interval": 5, "threads": 1,
     "plots": False, "report": False,
-    "spec": {"depth": 1, "width": 32, "patch_size": 2},
+    "spec": {"depth": 1, "width": 32, "patch_size": 4},
 }  # fmt: skip
 """10 steps an epoch, 30 of the whole run."""
 

@@ -101,3 +101,8 @@ def test_a_slow_transform_of_the_users_is_part_of_the_augmentation(tmp_path):
     (augmentation,) = re.findall(r"augmentation ([\d.]+) ms", line)
     assert float(augmentation) >= 2
     assert "disk or network" not in line
+
+
+def test_a_time_just_below_a_tenth_of_a_second_is_a_plain_number():
+    line = diagnose(pace(0.0, 0.0997, 0.0997), None, Machine(2, 0))
+    assert line.startswith("after 30 steps: 0.10 s per step, ")

@@ -500,3 +500,41 @@ def test_wrong_teachers_are_refused_in_one_line(teacher, tmp_path):
 def test_a_teacher_without_class_names_is_taken_with_a_line(tmp_path):
     made = taught(tmp_path / "run", f"{__name__}:ten_digits", max_steps=1)
     assert "the teacher has no class names; its 10 logits" in (made.run / "train.log").read_text()
+
+
+def test_other_files_beside_the_cached_logits_are_left_alone(teacher, tmp_path):
+    """Only views of other settings go: notebooks and people leave files of their own there."""
+    output = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        taught(output, teacher, stopping(3), distill_views=1)
+    folder = output / "teacher"
+    (view,) = folder.iterdir()
+    (folder / ".ipynb_checkpoints").mkdir()
+    (folder / "view-of-mine.npy").write_text("mine")
+    old = view.rename(folder / f"view-0-{'0' * 16}.npy")
+    taught(output, teacher, distill_views=1, resume=str(output), max_steps=5)
+    assert not old.exists()
+    assert {path.name for path in folder.iterdir()} == {
+        view.name, ".ipynb_checkpoints", "view-of-mine.npy"
+    }  # fmt: skip
+
+
+class Unfinished(nn.Module):
+    """A model whose forward has a mistake."""
+
+    def forward(self, images):
+        return self.missing(images)
+
+
+def no_file() -> nn.Module:
+    return {}["teacher"]
+
+
+def test_mistakes_in_a_teacher_of_ones_own_are_named(tmp_path):
+    here = f"{__name__}:"
+    for source, message in (
+        ("Unfinished", "the teacher Unfinished cannot take images .*no attribute 'missing'"),
+        ("no_file", "no_file cannot be built: KeyError: 'teacher'; pass a checkpoint"),
+    ):
+        with pytest.raises(SettingError, match=message):
+            taught(tmp_path / "run", here + source)

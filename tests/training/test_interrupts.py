@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from training.faulty import at, on
-from training.tiny_runs import end_of, run
+from training.tiny_runs import TINY, end_of, run
 
 import vitkit
 from vitkit.errors import (
     Interrupted,
-    exit_code,
 )
+from vitkit.exit_codes import exit_code
 from vitkit.training import run_evaluation
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal
 from vitkit.training.trainer import Trainer
@@ -114,7 +114,7 @@ def test_a_signal_to_a_fork_is_left_to_its_parent(caught):
         assert os.waitpid(child, 0)[1] == 0
 
 
-def interrupted_twice(output: Path, complaints: Path) -> None:
+def interrupted_twice(output: Path, complaints: Path, *, as_object: bool) -> None:
     """A run with loader processes that Ctrl-C reaches twice in one step, as a process group."""
     os.setpgid(0, 0)
     os.dup2(os.open(complaints, os.O_WRONLY | os.O_CREAT), 2)
@@ -123,17 +123,28 @@ def interrupted_twice(output: Path, complaints: Path) -> None:
         for _ in range(2):
             os.killpg(0, signal.SIGINT)
 
-    run(output, at(7, twice), workers=2)
+    if as_object:
+        settings = TINY | {"save_every": 5, "workers": 2}
+        vitkit.train("digits", output=output, callbacks=[at(7, twice)()], **settings)
+    else:
+        run(output, at(7, twice), workers=2)
 
 
-def test_ctrl_c_twice_leaves_at_once_with_one_line(tmp_path):
+@pytest.mark.parametrize("as_object", [False, True])
+def test_ctrl_c_twice_leaves_at_once_with_one_line(tmp_path, as_object):
     output, complaints = tmp_path / "run", tmp_path / "complaints"
     fork = multiprocessing.get_context("fork")
-    process = fork.Process(target=interrupted_twice, args=(output, complaints))
+    process = fork.Process(
+        target=interrupted_twice, args=(output, complaints), kwargs={"as_object": as_object}
+    )
     process.start()
     process.join()
     assert process.exitcode == 130
+    how = f"with: vitkit train --resume {output}"
+    if as_object:
+        call = f"vitkit.train(data, resume={str(output)!r}, callbacks=...)"
+        how = f"with the same objects: {call}"
     assert complaints.read_text() == (
         f"vitkit: stopped at once by a second signal, SIGINT; the newest state is {output}/state/"
-        f"step-00000005, resume with: vitkit train --resume {output}\n"
+        f"step-00000005, resume {how}\n"
     )

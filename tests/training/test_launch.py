@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from processes import forked, wait_until
 from training.faulty import Faulty
 from training.worlds import config_of, order, run
 
+import vitkit
 from vitkit.errors import SettingError, UserCodeError, VitkitError
 from vitkit.training import train
 from vitkit.training.state.state_folder import newest_state
@@ -240,3 +242,14 @@ def test_under_torchrun_every_process_has_its_exit_code(tmp_path, target, signum
     assert process.returncode == 1
     assert [(tmp_path / rank).read_text() for rank in "01"] == [str(128 + signum)] * 2
     assert complaint.count("everything is saved, resume with: vitkit train --resume") == 2
+
+
+def test_processes_that_fail_before_there_is_a_run_name_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(VitkitError) as error:
+        vitkit.train("digits", output=tmp_path / "run", devices=2, device="cpu")
+    assert re.search(
+        r"^rank 0 on .* \(process \d+\) exited early with code 1 before its first step; "
+        r"all 2 processes are stopped; no state is saved yet$",
+        str(error.value),
+    )

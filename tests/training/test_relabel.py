@@ -232,6 +232,7 @@ def test_files_that_a_spreadsheet_saved(encoding, separator, photos, tmp_path):
     rows = [("path", "old_class", "new_class"), ("train/cat/1.png", "cat", "dog")]
     file = tmp_path / "fix.csv"
     text = "".join(f"{separator.join(row)}\r\n" for row in rows)
+    text += 2 * separator + "\r\n"  # an empty row of the table
     file.write_bytes(text.encode(encoding))
     assert vitkit.check(photos, relabel=file).images["train"] == {"cat": 15, "dog": 17}
 

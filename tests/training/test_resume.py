@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import random
 import shutil
@@ -35,7 +36,7 @@ from vitkit.training import callbacks
 from vitkit.training.setup import make_plan
 from vitkit.training.state import state_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest
-from vitkit.training.state.registry import Progress
+from vitkit.training.state.progress import Progress
 from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback, Trainer
 
@@ -342,6 +343,7 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
             OutputError, match=r"cannot write .*disk is full.*; free some space, or"
         ):
             run(place / "run", resume=str(place / "run"), max_steps=10)
+        gc.collect()  # the errors above keep frames that have files open
         subprocess.run(["mount", "-o", "remount,ro", str(place)], check=True)
         with pytest.raises(OutputError, match=r"file system is read-only.*; choose another place"):
             run(place / "run", resume=str(place / "run"), max_steps=10)
@@ -351,4 +353,5 @@ def test_a_disk_that_is_full_or_read_only_leaves_the_states_before(tmp_path):
         run(place / "run", resume=str(place / "run"), max_steps=10)
         assert newest_state(place / "run" / "state")[0].name == "step-00000010"
     finally:
+        gc.collect()
         subprocess.run(["umount", str(place)], check=True)

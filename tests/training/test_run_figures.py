@@ -264,3 +264,9 @@ def test_a_recipe_that_is_gone_leaves_the_curves(result, tmp_path):
     assert "reference" in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())
     recipe.write_text("recipe: [\n")
     assert "reference" not in svg_text(vitkit.LearningCurves.read(tmp_path / "run").plot())
+
+
+def test_a_cell_that_no_table_has_is_refused_with_its_path(tmp_path):
+    (tmp_path / "metrics.csv").write_text(f"epoch,lr,train_loss\n1,0.1,{'5' * 200_000}\n")
+    with pytest.raises(DataError, match=r"metrics\.csv: cannot be read: field larger than"):
+        vitkit.LearningCurves.read(tmp_path)

@@ -384,3 +384,13 @@ def test_a_run_is_not_resumed_on_other_named_data(saved):
     _, settings = saved
     with pytest.raises(SettingError, match="not digits; leave out DATA"):
         vitkit.train(**settings | {"data": "digits"})
+
+
+def test_the_home_folder_is_meant_by_a_tilde(images, tmp_path, monkeypatch):
+    """A shell leaves the one of `--output=~/runs` as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    made = vitkit.train(images, output="~/runs/a", **SMALL)
+    assert made.run == tmp_path / "home" / "runs" / "a"
+    assert vitkit.train(images, resume="~/runs/a").run == made.run
+    assert not (tmp_path / "~").exists()

@@ -17,7 +17,9 @@ from vitkit.distributed import ProcessGroup
 from vitkit.errors import OutputError
 from vitkit.training.optimization.ema import EMA
 from vitkit.training.optimization.optimizers import make_optimizer
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.state import state_folder
+from vitkit.training.state.progress import Progress
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
 from vitkit.training.state.state_folder import (
     load_state,
     newest_state,
@@ -94,8 +96,9 @@ def kill() -> None:
 
 
 @pytest.fixture
-def saved(tmp_path) -> tuple[Path, str]:
-    """Make a folder with two states."""
+def saved(tmp_path, monkeypatch) -> tuple[Path, str]:
+    """Make a folder with two states; another attempt at a save comes at once."""
+    monkeypatch.setattr(state_folder, "PAUSES", (0.0, 0.0))
     folder = tmp_path / "state"
     for step in (2, 4):
         save_state(folder, registry(step), step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -29,3 +30,9 @@ def test_equal_files_stay_together_and_changed_copies_across_the_cut_are_reporte
     assert not any(
         "in train" in note for note in make_plan(TrainConfig(**settings, val_fraction=0)).notes
     )
+
+
+def test_a_job_with_fewer_cores_than_the_machine_gets_fewer_workers(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    plan = make_plan(TrainConfig(data="digits", workers=2))
+    assert "--workers 2 on 1 core: fewer would be as fast" in plan.notes

@@ -60,3 +60,9 @@ def test_a_terminal_without_a_width_ends_no_run(tmp_path, monkeypatch, capsys):
     assert any("ended after 2 steps" in line for line in printed)
     (first,) = [line for line in printed if "model: 13,834 parameters" in line]
     assert first.endswith("MLP width 128, 1 block,")  # the rest is on the next line
+
+
+def test_a_file_name_is_printed_as_it_is(capsys):
+    """Colons around a word are not the name of an emoji."""
+    terminal.Display(total=1, done=0, quiet=False).print("skipped photos/:cat:/[bold]1.jpg")
+    assert capsys.readouterr().out == "skipped photos/:cat:/[bold]1.jpg\n"

@@ -25,8 +25,8 @@ from vitkit.errors import (
     Interrupted,
     NonFiniteError,
     SettingError,
-    exit_code,
 )
+from vitkit.exit_codes import exit_code
 from vitkit.training import callbacks
 from vitkit.training import train as session
 from vitkit.training.config.merging import layered
@@ -47,7 +47,7 @@ TINY = {
     "batch_size": 128,
     "quiet": True,
     "device": "cpu",
-    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
+    "spec": {"depth": 1, "width": 32, "patch_size": 4, "mlp_dropout": 0.1, "drop_path": 0.1},
 }
 """10 steps an epoch, 30 of the whole run."""
 TIMES = ("images_per_s", "data_wait", "seconds")
@@ -137,7 +137,7 @@ def test_a_run_in_bfloat16_is_judged_as_eval_judges_its_file(tmp_path):
 
 
 def test_the_temperature_is_of_the_validation_images_and_helps_them(tmp_path):
-    quick = {"depth": 1, "width": 32, "patch_size": 2}
+    quick = {"depth": 1, "width": 32, "patch_size": 4}
     result = train(tmp_path / "run", lr=1e-2, warmup_epochs=0.2, epochs=6, label_smoothing=0.5,
                    spec=quick)  # fmt: skip
     best = vitkit.load(result.best)
@@ -344,6 +344,15 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_take_it_in(tmp_path)
         from safetensors.torch import load_file
 
         assert all(torch.isfinite(value).all() for value in load_file(path).values()), path
+
+
+@pytest.mark.parametrize("until", [{"epochs": 1}, {"max_steps": 1}])
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, until):
+    """A step with a finite loss may overflow them, and no validation shows it."""
+    few = {"batch_size": 800, "val_fraction": 0.0, "warmup_epochs": 0.0, "min_lr": 0.0}
+    with pytest.raises(NonFiniteError, match=r"weights are not finite after step 1 \(lr 1e\+300\)"):
+        train(tmp_path / "run", lr=1e300, **few | until)
+    assert not list((tmp_path / "run").rglob("*.safetensors"))
 
 
 def test_a_loss_that_grows_without_end_is_a_divergence(tmp_path):

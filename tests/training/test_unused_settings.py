@@ -55,6 +55,21 @@ def test_a_setting_without_effect_is_refused(settings, message):
         planned(**settings)
 
 
+@pytest.mark.parametrize(
+    ("settings", "mend"),
+    [
+        ({"batch_size": 1}, "raise --batch-size"),
+        (
+            {"batch_size": 4, "grad_accum_steps": 4},
+            "raise --batch-size, or lower --grad-accum-steps 4",
+        ),
+    ],
+)
+def test_an_image_is_mixed_with_another_one(settings, mend):
+    with pytest.raises(SettingError, match=f"at least 2 images .* there is 1; {mend}$"):
+        planned(mixup=0.8, **settings)
+
+
 def test_settings_beyond_the_end_or_for_other_data_are_noted():
     notes = planned(
         epochs=2, mixup=0.8, mixup_off_epoch=2, patience=5, max_steps=10**6, val_fraction=0.3,

@@ -97,6 +97,7 @@ def test_names_are_flags(tmp_path, own, monkeypatch):
     words = ["train", "digits", "--output", "run", "--epochs", "1", "--quiet", "--workers", "0"]
     words += [f"--spec.{name}={value}" for name, value in SPEC.items()]
     words += ["--metrics", "own_code:worst", "--transform", "own_code:shaken"]
+    words += ["--no-plots", "--no-report"]
     assert command([*words, "--callbacks", "own_code:Epochs"]) == 0
     assert own.SEEN == [1]
     assert "worst" in vitkit.load("run").metadata["metrics"]["test"]

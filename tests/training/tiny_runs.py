@@ -16,7 +16,7 @@ TINY = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "grad_accum_steps": 2, "model_ema": True, "save_every": 5, "quiet": True, "device": "cpu",
     "threads": 1, "plots": False, "report": False,
-    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.1, "drop_path": 0.1},
+    "spec": {"depth": 1, "width": 32, "patch_size": 4, "mlp_dropout": 0.1, "drop_path": 0.1},
 }  # fmt: skip
 STEPS = 30
 """Of the whole run; 10 an epoch."""

@@ -18,7 +18,8 @@ from torch.distributed import TCPStore
 
 from vitkit.data.loading.batch import Batch
 from vitkit.distributed import ProcessGroup, join_process_group, local_tensor
-from vitkit.errors import VitkitError, exit_code
+from vitkit.errors import VitkitError
+from vitkit.exit_codes import exit_code
 from vitkit.training import train
 from vitkit.training.callbacks.ema import AverageWeights
 from vitkit.training.config.merging import layered
@@ -30,7 +31,7 @@ from vitkit.training.trainer import Callback, Trainer
 PLAIN = {
     "recipe": "digits", "epochs": 3, "warmup_epochs": 1.0, "amp": "off", "batch_size": 128,
     "quiet": True, "device": "cpu", "threads": 1, "timeout": 100.0, "plots": False, "report": False,
-    "spec": {"depth": 1, "width": 32, "patch_size": 2, "mlp_dropout": 0.0, "drop_path": 0.0},
+    "spec": {"depth": 1, "width": 32, "patch_size": 4, "mlp_dropout": 0.0, "drop_path": 0.0},
 }  # fmt: skip
 """10 steps an epoch, and nothing random in the model: the loss depends on the images alone."""
 
@@ -41,7 +42,13 @@ def together(size: int, work: Callable[[int], Any]) -> list[Any]:
     store = TCPStore("127.0.0.1", 0, size, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # fork beside the store's thread
-        pids = [os.fork() or _be(rank, size, store.port, Path(place), work) for rank in range(size)]
+        start = os.pipe()
+        pids = [
+            os.fork() or _be(rank, size, store.port, Path(place), work, start)
+            for rank in range(size)
+        ]
+        for end in start:
+            os.close(end)
         for pid in pids:
             os.waitpid(pid, 0)
         found = [json.loads((Path(place) / str(rank)).read_text()) for rank in range(size)]
@@ -50,8 +57,19 @@ def together(size: int, work: Callable[[int], Any]) -> list[Any]:
     return [result["value"] for result in found]
 
 
-def _be(rank: int, size: int, port: int, place: Path, work: Callable[[int], Any]) -> int:
+def _be(
+    rank: int,
+    size: int,
+    port: int,
+    place: Path,
+    work: Callable[[int], Any],
+    start: tuple[int, int],
+) -> int:
     gc.disable()
+    # Until all are forked: while the store's thread serves one of them, it may hold a lock, which
+    # a process that is forked then would wait for without end.
+    os.close(start[1])
+    os.read(start[0], 1)
     os.environ |= {
         "RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",

@@ -122,7 +122,7 @@ def test_classes_that_it_knows_keep_their_rows():
 def test_a_head_of_another_size_is_fresh_and_the_features_stay():
     given = checkpoint(initialisation="timm")
     torch.manual_seed(0)
-    made = vitkit.adapt(given, num_classes=9)
+    made = vitkit.adapt(given, num_classes=np.int64(9))  # as `labels.max() + 1` gives it
     assert (made.model.spec.num_classes, made.classes) == (9, ())
     assert 0.01 < made.model.head.weight.std() < 0.03
     images = torch.randn(2, 3, 32, 32)

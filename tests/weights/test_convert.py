@@ -133,6 +133,20 @@ def test_what_a_format_cannot_hold_is_named(tmp_path):
         vitkit.convert(own, tmp_path / "out", to="torchvison")
 
 
+@pytest.mark.parametrize(
+    ("to", "fields", "message"),
+    [
+        ("lucidrains", {"num_heads": 1, "norm_eps": 1e-5, "qkv_bias": False}, "attn.proj is no id"),
+        ("huggingface", {"image_size": (32, 48), "layer_scale": 1.0, "pooling": "cls_mean"},
+         "dinov2 assumes a square grid"),
+    ],
+)  # fmt: skip
+def test_a_refusal_of_the_writer_names_the_file_and_the_format(tmp_path, to, fields, message):
+    _, path = saved(tmp_path, **fields)
+    with pytest.raises(CheckpointError, match=rf"^{path}: as {to}: {message}"):
+        vitkit.convert(path, tmp_path / "out", to=to, allow_lossy=True)
+
+
 def test_inspect_says_what_it_knows_and_how(tmp_path, capsys):
     model, own = saved(tmp_path)
     vitkit.convert(own, tmp_path / "out", to="torchvision")

@@ -6,8 +6,10 @@ import hashlib
 import shutil
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 import torch
+from huggingface_hub.errors import HfHubHTTPError
 from weights.hub_cache import REVISION, empty, put
 from weights.hub_cache import published as published_as
 from weights.round_trips import noisy, same_bits
@@ -121,6 +123,18 @@ def test_what_the_cache_does_not_hold_is_an_error(cache):
             vitkit.load(address)
     with pytest.raises(CheckpointError, match="expected a name that ends in one of"):
         vitkit.load("hf://someone/small:README.md")
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_download_that_breaks_off_is_one_line(monkeypatch):
+    """Its client passes on the errors of its HTTP library, which are no `OSError`."""
+
+    def broken(*arguments: object, **keywords: object) -> str:
+        raise HfHubHTTPError.__bases__[0]("peer closed connection\nwithout a complete body")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", broken)
+    with pytest.raises(CheckpointError, match=r"someone/x: cannot be downloaded: peer closed conn"):
+        vitkit.load("hf://someone/x")
 
 
 def test_a_pickle_waits_for_trust(cache):

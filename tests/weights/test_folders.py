@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import re
+import shlex
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -82,7 +86,7 @@ def test_the_format_is_the_first_that_holds_the_model(tmp_path, fields, kind):
 def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
     model = with_origin(tmp_path)
     others = vitkit.Preprocess(image_size=32)
-    model.save_pretrained(tmp_path / "made", to="vitkit", preprocess=others, classes="xyz")
+    model.save_pretrained(tmp_path / "made", to="vitkit", preprocess=others, classes=list("xyz"))
     again = vitkit.load(tmp_path / "made")
     assert (again.preprocess, again.classes) == (others, ("x", "y", "z"))
     model.head = torch.nn.Linear(64, 2)
@@ -92,6 +96,63 @@ def test_what_the_caller_names_goes_before_what_the_model_knows(tmp_path):
     fresh.save_pretrained(tmp_path / "fresh", to="vitkit")
     again = vitkit.load(tmp_path / "fresh")
     assert (again.preprocess.mean, again.dtype) == ((0.5,), "float16")
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_class_names_may_be_an_array(tmp_path):
+    """Such as `numpy.unique` gives it, also where the model knows other names."""
+    names = np.array(["x", "y", "z"])
+    model = with_origin(tmp_path)
+    model.save_pretrained(tmp_path / "made", classes=names)
+    path = vitkit.save(tmp_path / "one.safetensors", model, classes=names)
+    for written in (tmp_path / "made", path):
+        assert vitkit.load(written).classes == ("x", "y", "z")
+
+
+@pytest.mark.parametrize("to", ["auto", "huggingface", "timm", "vitkit"])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"classes": "cat"}, r"classes contains 'cat'; pass a list of class names"),
+        ({"classes": [1, 2, 3]}, "classes contains 1; pass a list"),
+        ({"classes": ["x", "y"]}, "2 class names do not match a head of 3"),
+        (
+            {"preprocess": vitkit.Preprocess(image_size=32, mean=(0.5,), std=(0.5,))},
+            "its preprocessing has 1 channel, its model 3",
+        ),
+    ],
+    ids=["text", "numbers", "count", "channels"],
+)
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_folder_that_could_not_be_read_is_not_written(tmp_path, to, wrong, message):
+    with pytest.raises(CheckpointError, match=message):
+        noisy(SPEC).save_pretrained(tmp_path / "made", to=to, **wrong)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("classes", [3, 0])
+def test_the_card_s_code_runs_for_a_folder_of_any_name(tmp_path, classes):
+    folder = tmp_path / 'my "best" model'
+    noisy(SPEC.replace(num_classes=classes)).save_pretrained(folder)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    for language, code in blocks:
+        if language == "sh":
+            words = shlex.split(code)
+        else:
+            nodes = ast.walk(ast.parse(code))
+            words = [node.value for node in nodes if isinstance(node, ast.Constant)]
+        assert str(folder) in words
+    assert len(blocks) == 2
+
+
+def test_a_name_of_two_endings_is_a_file(tmp_path):
+    """A `.pth.tar` was once a folder of that name."""
+    with pytest.raises(OutputError, match=r"expected a folder; vitkit\.save writes a single file"):
+        noisy(SPEC).save_pretrained(tmp_path / "model.pth.tar")
+    source = with_origin(tmp_path).save_pretrained(tmp_path / "made")[0]
+    with pytest.raises(CheckpointError, match=r"timm writes 2 files .*; name a folder instead"):
+        vitkit.convert(source, tmp_path / "model.pth.tar", to="timm")
+    assert not (tmp_path / "model.pth.tar").exists()
 
 
 def test_nothing_is_replaced(tmp_path):

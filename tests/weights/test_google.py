@@ -267,14 +267,14 @@ def test_heads_that_contradict_the_kernels_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("case", "fields"),
+    ("case", "fields", "message"),
     [
-        ("classic", {"pooling": "mean"}),
-        ("R+Ti", {"positions_cover_prefix": False}),
-        ("R+Ti gap", {"pooling": "map"}),
+        ("classic", {"pooling": "mean"}, "no class token beside pooling 'mean'"),
+        ("R+Ti", {"positions_cover_prefix": False}, "hybrids are learned and cover the class"),
+        ("R+Ti gap", {"pooling": "map"}, "hybrids have no attention pool"),
     ],
 )
-def test_what_neither_code_computes_is_not_written(case, fields):
+def test_what_neither_code_computes_is_not_written(case, fields, message):
     spec = spec_of(case).replace(**fields)
-    with pytest.raises(CheckpointError, match="google: "):
+    with pytest.raises(CheckpointError, match=message):
         GOOGLE.write(Bundle(spec, {}, vitkit.Preprocess(), ()))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HFValidationError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from peers import peer
 from weights.round_trips import noisy, same_bits
 
@@ -110,7 +110,9 @@ def test_the_card_shows_only_what_will_run(tmp_path, norm_eps, known):
     ("licence", "stated"),
     [("cc-by-nc-4.0", {"license": "cc-by-nc-4.0"}),
      ("dinov3-license", {"license": "other", "license_name": "dinov3-license"}),
-     ("My Own Terms", {"license": "other", "license_name": "my-own-terms"})],
+     ("My Own Terms", {"license": "other", "license_name": "my-own-terms"}),
+     ("[mine]", {"license": "other", "license_name": "[mine]"}),
+     ("1.0", {"license": "other", "license_name": "1.0"})],
 )  # fmt: skip
 def test_a_licence_that_the_hub_does_not_list_has_a_name_of_its_own(tmp_path, licence, stated):
     named = Checkpoint(noisy(SPEC), GREY, ("a", "b", "c"), metadata={"licence": licence})
@@ -135,6 +137,17 @@ def test_what_goes_wrong_is_one_line_and_nothing_is_left(tmp_path, checkpoint):
     ):
         Checkpoint(noisy(attention), GREY, ()).push_to_hub("me/x", hub=LocalHub(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(checkpoint):
+    """Its client raises the error of its HTTP library, which is no `OSError`."""
+
+    class NoNetwork(LocalHub):
+        def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+            raise HfHubHTTPError.__bases__[0]("Connection refused")
+
+    with pytest.raises(OutputError, match=r"^me/ants: cannot be uploaded: Connection refused; log"):
+        checkpoint.push_to_hub("me/ants", hub=NoNetwork(Path()))
 
 
 def test_a_head_put_in_place_of_the_old_one_is_written_in_every_format(tmp_path):

@@ -10,7 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import vitkit
-from vitkit.errors import SpecError
+from vitkit.errors import CheckpointError, SpecError
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.resized_model import resize_kernel
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "num_heads": 2,
@@ -72,6 +73,13 @@ def test_a_head_that_was_replaced_is_kept(head):
     other = vitkit.resized(model, image_size=(48, 40))
     torch.testing.assert_close(other(images), model(images))
     assert other.spec.num_classes == model.num_classes
+
+
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_a_checkpoint_is_refused_with_what_to_call():
+    checkpoint = Checkpoint(small(), vitkit.Preprocess(), ())
+    with pytest.raises(CheckpointError, match=r"such as checkpoint\.model, not a Checkpoint; to"):
+        vitkit.resized(checkpoint, patch_size=4)
 
 
 def test_stems_without_a_pixel_kernel_are_refused():

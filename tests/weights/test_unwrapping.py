@@ -323,6 +323,33 @@ def test_inspect_lists_unknown_and_missing_tensors(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["unknown"] == ["extra.weight"]
 
 
+def test_names_of_tensors_do_not_reach_a_terminal_as_they_are(tmp_path, caplog):
+    """A name may hold the codes that clear a screen or set its title."""
+    path = tmp_path / "model.safetensors"
+    save_file({**TIMM, "\x1b[2J": torch.ones(3)}, path)
+    with caplog.at_level("INFO", logger="vitkit"):
+        vitkit.load(path, strict=False)
+        vitkit.create_model("vit_tiny_patch16_224", pretrained=path, strict=False, image_size=32,
+                            width=64, num_heads=1, depth=2, mlp_width=96, patch_size=8)  # fmt: skip
+        report = vitkit.convert(path, tmp_path / "out", to="vitkit", strict=False)
+    texts = [caplog.text, f"{report}\n{vitkit.inspect(path)}"]
+    save_file({**TIMM, "\x1b[2J": torch.ones(3, dtype=torch.int64)}, path)
+    texts.append(f"{vitkit.inspect(path)}\n{vitkit.convert(path, tmp_path / 'two', to='vitkit')}")
+    for shown in texts:
+        assert "\x1b" not in shown
+        assert shown.count(r"\x1b[2J") >= 2
+
+
+def test_a_prefix_that_repeats_is_removed_a_few_times(tmp_path):
+    prefix = "module." * 2000
+    path = tmp_path / "model.safetensors"
+    save_file(under(prefix, TIMM), path)
+    with pytest.raises(CheckpointError, match="in no known format"):
+        vitkit.load(path)
+    save_file(under("module._orig_mod.module.", TIMM), path)
+    assert same_logits(vitkit.load(path).model)
+
+
 def test_inspect_shows_what_a_vitkit_file_says_of_its_training(tmp_path, capsys):
     path = vitkit.save(
         tmp_path / "model.safetensors", MODEL, preprocess=vitkit.Preprocess(image_size=32),

@@ -1,7 +1,6 @@
 """The command `vitkit`: one verb per file, parsing and printing only.
 
-Exit codes: 0 done; 2 the user's input, data or settings are wrong; 3 a number is not finite;
-128 + N stopped by signal N after saving (130 for Ctrl-C, 143 for SIGTERM); 1 a fault of ours.
+`vitkit/exit_codes.py` has the exit codes with their meanings.
 
 A new verb is a file with a function `run(arguments)` and a line of `VERBS`. Nothing here may import
 torch: `vitkit --help` must not wait for it.
@@ -18,7 +17,8 @@ from contextlib import suppress
 from importlib import import_module
 
 import vitkit
-from vitkit.errors import Interrupted, SettingError, VitkitError, exit_code
+from vitkit.errors import Interrupted, SettingError, VitkitError
+from vitkit.exit_codes import DONE, FAULT, USER_ERROR, exit_code, of_signal
 from vitkit.io.progress import discard_stdout
 from vitkit.messages import did_you_mean
 from vitkit.process import (
@@ -67,8 +67,8 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:  # a second one, while the first was reported
-        code = 128 + signal.SIGINT
-    if code > 128:
+        code = of_signal(signal.SIGINT)
+    if code > of_signal(0):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a further one must not print a traceback
         from vitkit.training.interrupts import end_process
 
@@ -93,29 +93,55 @@ def run(arguments: list[str]) -> int:
         return exit_code(error)
     except KeyboardInterrupt as error:
         _print_error(_interruption(verb, error))
-        return 128 + signal.SIGINT
+        return of_signal(signal.SIGINT)
     except BrokenPipeError:  # the reader has left (`| head`)
         discard_stdout()
-        return 0
-    except Exception as error:  # noqa: BLE001 - any other error is a bug of vitkit
-        if _is_full_stdout(error):
-            discard_stdout()
-            _print_error(
-                f"cannot write to the standard output: {error}; free some space, or redirect the "
-                "output to another place",
-                debug=debug,
-            )
-            return 2
-        if INTERRUPTS and not debug:  # an import that Ctrl-C broke
-            _print_error(_interruption(verb, KeyboardInterrupt()))
-            return 128 + signal.SIGINT
+        return DONE
+    except Exception as error:  # noqa: BLE001 - a full disk or memory, or a bug of vitkit
+        return _report_other(error, verb, debug=debug)
+    return DONE
+
+
+def _report_other(error: Exception, verb: str, *, debug: bool) -> int:
+    """Print an error that was not raised on purpose, and return the exit code."""
+    if _is_full_stdout(error):
+        discard_stdout()
         _print_error(
-            f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
-            "the traceback",
+            f"cannot write to the standard output: {error}; free some space, or redirect the "
+            "output to another place",
             debug=debug,
         )
-        return 1
-    return 0
+        return USER_ERROR
+    if INTERRUPTS and not debug:  # an import that Ctrl-C broke
+        _print_error(_interruption(verb, KeyboardInterrupt()))
+        return of_signal(signal.SIGINT)
+    if _is_out_of_memory(error):
+        first = str(error).partition("\n")[0] or type(error).__name__
+        _print_error(f"out of memory: {first}; {_less_memory(verb)}", debug=debug)
+        return USER_ERROR
+    _print_error(
+        f"internal error, please report it: {type(error).__name__}: {error}; --debug shows "
+        "the traceback",
+        debug=debug,
+    )
+    return FAULT
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # the error is not about tensors
+        return isinstance(error, MemoryError)
+    from vitkit.training.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
+def _less_memory(verb: str) -> str:
+    """Say how a verb needs less memory."""
+    if verb in ("train", "eval", "compare", "predict", "embed"):
+        return "lower --batch-size, or pass --device cpu"
+    if verb in ("explain", "report"):
+        return "pass --device cpu, or end other programs"
+    return "end other programs"
 
 
 def _call(verb: str, arguments: list[str]) -> None:

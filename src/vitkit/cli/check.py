@@ -15,10 +15,6 @@ from vitkit.cli.images import files_of_data
 from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.columns import fold, terminal_width
 from vitkit.cli.printing.next_steps import flags, print_results
-from vitkit.data.checks.check import Report, check_dataset
-from vitkit.data.datasets.label_changes import read_label_changes
-from vitkit.data.datasets.relabelling import relabel as with_corrections
-from vitkit.data.sources.open import open_dataset
 from vitkit.errors import DataError
 from vitkit.io.atomic import write_bytes
 from vitkit.io.progress import progress_bar
@@ -28,11 +24,10 @@ from vitkit.messages import plural
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from vitkit.data.checks.check import Report
     from vitkit.data.checks.finding import Finding
+    from vitkit.data.datasets.dataset import Dataset
 
-REPORT_FILE = json_result(
-    "a report", ["refused", *(field.name for field in dataclasses.fields(Report))]
-)
 LINES_SHOWN = 10
 """Images of a finding that are printed."""
 STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
@@ -83,10 +78,44 @@ def check_command(
             are checked with them, and stay as they are.
         workers: number of threads; 0 means one per core.
     """
+    from vitkit.data.checks.check import check_dataset
+
     if output is not None:
-        # before the images are read, which may take minutes
-        inputs = files_of_data(data, output, REPORT_FILE, data_root=data_root)
-        check_outputs([output], REPORT_FILE, inputs=inputs, overwrite=overwrite, flag="--output")
+        _check_output(output, data, data_root, overwrite=overwrite)
+    choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
+    dataset = _open(data, data_root, relabel, **choice)
+    with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
+        report = check_dataset(dataset, workers=workers, advance=advance)
+    _deliver(report, output, as_json=json)
+    _refuse(report, strict=strict)
+    if not json:  # a program reads the report alone
+        given = flags(data_root=data_root, relabel=relabel, **choice)
+        print_results(then=[("train", data, *given)])
+
+
+def _check_output(output: Path, data: str, data_root: str | None, *, overwrite: bool) -> None:
+    """Refuse an output that cannot be written, before the images are read, which takes minutes."""
+    from vitkit.data.checks.check import Report
+
+    kind = json_result("a report", ["refused", *(f.name for f in dataclasses.fields(Report))])
+    inputs = files_of_data(data, output, kind, data_root=data_root)
+    check_outputs([output], kind, inputs=inputs, overwrite=overwrite, flag="--output")
+
+
+def _open(
+    data: str,
+    data_root: str | None,
+    relabel: Path | None,
+    *,
+    ignore_extra_classes: bool,
+    follow_links: bool,
+) -> Dataset:
+    """Open the data, with corrected labels where a file of them is given."""
+    # imported here: the help of the command needs none of them
+    from vitkit.data.datasets.label_changes import read_label_changes
+    from vitkit.data.datasets.relabelling import relabel as with_corrections
+    from vitkit.data.sources.open import open_dataset
+
     changes = None if relabel is None else read_label_changes(relabel)
     dataset = open_dataset(
         data,
@@ -94,16 +123,7 @@ def check_command(
         ignore_extra_classes=ignore_extra_classes,
         follow_links=follow_links,
     )
-    if changes is not None:
-        dataset = with_corrections(dataset, changes)
-    with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
-        report = check_dataset(dataset, workers=workers, advance=advance)
-    _deliver(report, output, as_json=json)
-    _refuse(report, strict=strict)
-    if not json:  # a program reads the report alone
-        choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
-        given = flags(data_root=data_root, relabel=relabel, **choice)
-        print_results(then=[("train", data, *given)])
+    return dataset if changes is None else with_corrections(dataset, changes)
 
 
 def _deliver(report: Report, output: Path | None, *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ from vitkit.cli.parsing.fields import as_flags
 from vitkit.io.results import check_outputs
 from vitkit.messages import escape, plural
 from vitkit.prediction.features_file import FEATURES_FILE, write_features
+from vitkit.process import uncollected_imports
 
 EXAMPLES = (
     "vitkit embed runs/photos-vit-1 photos --out features.npz  # all images of a folder",
@@ -66,8 +67,9 @@ def embed_command(
     inputs = chain(named, found.files())
     check_outputs([path], FEATURES_FILE, inputs=inputs, overwrite=overwrite, flag="--out")
     # imported here: --help and wrong paths do not wait for torch
-    from vitkit.prediction.features import feature_predictor
-    from vitkit.weights.load import load
+    with uncollected_imports():
+        from vitkit.prediction.features import feature_predictor
+        from vitkit.weights.load import load
 
     loaded = load(checkpoint)
     predictor = feature_predictor(loaded, device=device, batch_size=batch_size)

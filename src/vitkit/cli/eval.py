@@ -100,7 +100,7 @@ def eval_command(
     # before the evaluation, which may take minutes
     for flag, path, kind in _outputs(confusion, predictions):
         data_files = files_of_data(data, path, kind, data_root=data_root)
-        inputs = chain(files_of_checkpoint(checkpoint), data_files)
+        inputs = chain(files_of_checkpoint(checkpoint), filter(None, [relabel]), data_files)
         check_outputs([path], kind, inputs=inputs, overwrite=overwrite, flag=flag)
     evaluation = evaluate(
         checkpoint,
@@ -144,7 +144,7 @@ def _outputs(
             )
         yield "--confusion", confusion, CONFUSION_FILES[confusion.suffix.lower()]
     if predictions is not None:
-        if confusion is not None and confusion.absolute() == predictions.absolute():
+        if confusion is not None and confusion.resolve() == predictions.resolve():
             raise SettingError(
                 f"--confusion and --predictions both name {predictions}; choose another name for "
                 "one of them"

@@ -137,21 +137,21 @@ def refuse_images_first(verb: str, checkpoint: str, others: str) -> None:
 
 
 def _is_image_folder(folder: Path) -> bool:
-    """Return True for a folder with class folders, and no file of a run or a checkpoint."""
+    """Return True for a folder with images, and no file of a run or a checkpoint."""
     # a checkpoint may have a folder of example images, and a run its plots
     checkpoints = ("config.yaml", "config.json", "weights", "*/config.yaml", "*/*/config.yaml")
     endings = ("*.safetensors", "*.npz", "*.pth", "*.pth.tar", "*.pt", "*.bin", "*.ckpt")
     if any(True for pattern in (*checkpoints, *endings) for _ in folder.glob(pattern)):
         return False
-    # <class>/*.jpg or train/<class>/*.jpg
-    inside = itertools.chain(folder.glob("*/*"), folder.glob("*/*/*"))
+    # *.jpg, <class>/*.jpg or train/<class>/*.jpg
+    inside = itertools.chain.from_iterable(map(folder.glob, ("*", "*/*", "*/*/*")))
     return any(path.suffix.lower() in IMAGE_ENDINGS for path in inside)
 
 
 class StreamedImages:
     """Found images that are read once, with their outputs; broken ones are named and counted.
 
-    Iterating hands them to a predictor; only those without an output yet are kept.
+    A predictor iterates over them; only those without an output yet are kept.
 
     Args:
         images: the found images.

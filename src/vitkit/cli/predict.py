@@ -28,6 +28,7 @@ from vitkit.cli.printing.predictions import Write, print_json, print_table
 from vitkit.io.atomic import replacing
 from vitkit.io.results import ResultPlaces, check_new_files, check_outputs, csv_result
 from vitkit.messages import escape, plural
+from vitkit.process import uncollected_imports
 
 if TYPE_CHECKING:
     from vitkit.prediction.image_list import ImageList
@@ -99,9 +100,9 @@ def predict_command(
     found = find_arguments(images, split=split, data_root=data_root, strict=strict)
     outputs.check(found, named)
     # imported here: --help and wrong paths do not wait for torch
-    from vitkit.prediction.predictor import Predictor
-    from vitkit.weights.load import load
-
+    with uncollected_imports():
+        from vitkit.prediction.predictor import Predictor
+        from vitkit.weights.load import load
     loaded = load(checkpoint, strict=not allow_partial)
     predictor = Predictor.from_checkpoint(loaded, device=device, batch_size=batch_size)
     usable = StreamedImages(found, strict=strict, outputs={"--csv": outputs.table})

@@ -137,11 +137,14 @@ def run(arguments: list[str]) -> None:
     words_of_run, spec = take_fields(words.flag_words(*OF_THE_VERB))
     data = _data(words, stored)
     config = _configured(data, words_of_run, spec, (stored, recipe), words)
+    show, prove = words.last("show_batch") == "True", words.last("prove_resume") == "True"
+    if show and prove:
+        raise SettingError("--show-batch and --prove-resume do different things; leave one out")
     with as_flags(*spec, group="spec."):
-        if words.last("show_batch") == "True":
+        if show:
             write_batch_figure(config)
         else:
-            _begin(config, prove=words.last("prove_resume") == "True")
+            _begin(config, prove=prove)
 
 
 def _data(words: Words, stored: Settings) -> str:

@@ -57,7 +57,8 @@ def evaluate(
         and `.rows()`, a row an image.
 
     Raises:
-        CheckpointError, DataError, DeviceError, SettingError: the message names the wrong value.
+        CheckpointError, DataError, DeviceError, ImageError, SettingError, UserCodeError: the
+            message names the wrong value, image or metric.
     """
     checkpoint = as_checkpoint(checkpoint)
     if batch_size < 1:
@@ -74,8 +75,7 @@ def evaluate(
     num_classes = checkpoint.model.spec.num_classes
     scores, counts = evaluate_outputs(outputs, num_classes, checkpoint.temperature)
     scores |= outputs.scores(own)
-    # a checkpoint without class names uses the data's
-    names = names_for_data(checkpoint, dataset.classes) or dataset.classes
+    names = names_for_data(checkpoint, dataset.classes) or dataset.classes  # else the data's own
     return Evaluation(scores, counts, images, names, split)
 
 

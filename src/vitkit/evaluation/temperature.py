@@ -213,8 +213,7 @@ class HeldOutLogits:
     """
 
     def __init__(self, images: int, num_classes: int) -> None:
-        # Rounded up, so that no more than `MOST_LOGITS` are kept.
-        self._every = -(-images * num_classes // MOST_LOGITS)
+        self._every = self.step(images, num_classes)
         kept = -(-images // self._every)
         self._logits = torch.zeros(kept, num_classes)
         self._labels = torch.zeros(kept, dtype=torch.long)
@@ -225,6 +224,16 @@ class HeldOutLogits:
         # an epoch that improves no fold is not written again
         self._is_saved = False
         self.is_complete = True
+
+    @staticmethod
+    def step(images: int, num_classes: int) -> int:
+        """Return n where the logits of every n-th image are kept, no more than 2**22 numbers.
+
+        Args:
+            images: number of validation images.
+            num_classes: K.
+        """
+        return -(-images * num_classes // MOST_LOGITS)  # rounded up
 
     def watched(
         self, predictions: Iterable[LabelledLogits], world: ProcessGroup
@@ -293,7 +302,6 @@ class HeldOutLogits:
         if self._is_saved or not self.is_complete:
             return
         tensors = {"logits": self._logits, "labels": self._labels}
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, safetensors.torch.save(tensors, {"best": json.dumps(self._best)}))
         self._is_saved = True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from vitkit.errors import SettingError
-from vitkit.explaining.method import Method
+from vitkit.explaining.method import Method, whole_number
 from vitkit.explaining.methods import DEFAULTS, METHODS
 from vitkit.messages import did_you_mean
 
@@ -16,9 +16,10 @@ def find_method(name: str) -> Method:
     Raises:
         SettingError: another name; the message lists the methods.
     """
-    if name not in METHODS:
+    # one name, and no list of names
+    if not isinstance(name, str) or name not in METHODS:
         raise SettingError(
-            f"method {name!r} does not exist{did_you_mean(name, METHODS)}; "
+            f"method {name!r} does not exist{did_you_mean(str(name), METHODS)}; "
             f"methods are {', '.join(METHODS)}"
         )
     return METHODS[name]
@@ -55,7 +56,7 @@ def choose_method(
 
 
 def method_options(method: Method, options: Mapping[str, object]) -> dict[str, object]:
-    """Return the options that were set, without those that are None.
+    """Return the options that were set, without those that are None; whole numbers as `int`.
 
     Raises:
         SettingError: one that the method does not have; the message names the methods that do.
@@ -70,4 +71,7 @@ def method_options(method: Method, options: Mapping[str, object]) -> dict[str, o
             else:
                 expected += f"its options: {', '.join(method.options) or 'none'}"
             raise SettingError.about(name, value, expected)
+        # JSON has no numbers of NumPy
+        number = whole_number(value)
+        chosen[name] = value if number is None else number
     return chosen

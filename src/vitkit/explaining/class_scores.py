@@ -61,7 +61,7 @@ def check_finite(logits: Logits) -> Logits:
 
 
 def class_scores(logits: Logits, classes: Int64[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """Return the logit of each row's class: (B, K) -> (B,)."""
+    """Return the logit of each row's class: (B, K), (B,) -> (B,)."""
     # a copy: a graph cannot keep the predicted classes of `torch.inference_mode`
     return logits.gather(1, classes.to(logits.device).clone()[:, None])[:, 0]
 

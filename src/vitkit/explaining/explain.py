@@ -16,7 +16,7 @@ from vitkit.errors import SettingError
 from vitkit.explaining.choice import choose_method, method_options
 from vitkit.explaining.class_scores import check_finite
 from vitkit.explaining.explanation import Explanation, heatmap_over
-from vitkit.explaining.method import Method
+from vitkit.explaining.method import Method, whole_number
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.truth.deletion import ReferenceAreas
 from vitkit.explaining.truth.score import TruthScore, is_cheap, references, truth_score
@@ -71,9 +71,10 @@ def find_class(checkpoint: Checkpoint, wanted: str | int) -> int:
     names = checkpoint.classes or tuple(map(str, range(count)))
     if isinstance(wanted, str) and wanted in names:
         return names.index(wanted)
-    # "7" is a number only where no class has that name; True is an int, and none.
-    number = int(wanted) if isinstance(wanted, int) or wanted.isdecimal() else -1
-    if 0 <= number < count and not isinstance(wanted, bool):
+    # "7" is a number only where no class has that name
+    is_digits = isinstance(wanted, str) and wanted.isdecimal()
+    number = int(wanted) if is_digits else whole_number(wanted)
+    if number is not None and 0 <= number < count:
         return number
     if count == 0:
         expected = "this model has no head, so it has no classes; leave the class out"
@@ -134,6 +135,7 @@ class ImageExplainer:
         Raises:
             SettingError: a method or an option that does not exist, or a method that needs a class
                 where the model has none.
+            MissingExtraError: a method whose library is not installed.
         """
         explanation = self.explain_untested(method, **options)
         return replace(

@@ -99,9 +99,10 @@ class Explanation:
             if self.predicted not in ("", self.label):
                 share = percent(self.predicted_probability)
                 lines[0] += f" (predicted: {self.predicted}, {share})"
-        if self._view != self._whole:
-            top, left, bottom, right = box(self._view)
-            height, width = self.image.shape[:2]
+        height, width = self.image.shape[:2]
+        top, left, bottom, right = box(self._view)
+        # in whole pixels: a view may be off by a rounding error
+        if (top, left, bottom, right) != (0, 0, height, width):
             seen = f"{right - left} x {bottom - top}"
             lines.append(f"the model sees {seen} of {width} x {height} pixels")
         return (*lines, *self.notes)
@@ -128,8 +129,9 @@ class Explanation:
         if self._has_colours or not np.isfinite(self.values).any():
             return words
         rows, columns = self.values.shape
-        # A patch without a value is not the most important one.
-        row, column = np.unravel_index(np.nanargmax(self.values), self.values.shape)
+        # A patch without a number is not the most important one.
+        numbers = np.where(np.isfinite(self.values), self.values, -np.inf)
+        row, column = np.unravel_index(numbers.argmax(), numbers.shape)
         place = f"row {row + 1} of {rows}, column {column + 1} of {columns}"
         return f"{words}: the most important patch is in {place}"
 

@@ -101,8 +101,8 @@ def draw_attention_sheet(checkpoint: Checkpoint, pixels: RGBPixels) -> NotebookF
         pixels: (H, W, 3) uint8 RGB.
     """
     model = checkpoint.model
-    device = next(model.parameters()).device
-    images = preprocess_images([pixels], checkpoint.preprocess).to(device)
+    # of the model's device and dtype
+    images = preprocess_images([pixels], checkpoint.preprocess).to(next(model.parameters()))
     maps = attention_of_heads(model, images)[0].cpu().numpy()  # L k gh gw
     seen = fit(pixels, checkpoint.preprocess)
     seen = np.repeat(seen, 3, axis=2) if seen.shape[2] == 1 else seen

@@ -264,13 +264,20 @@ class EveryMethod(ExplanationFiles):
     def _pages(self) -> list[Path]:
         return [self.folder / PAGE]
 
+    def _is_of_another(self, stem: Path, name: str) -> bool:
+        # the folder of `index.html.png` must not stand where the page, or a report, will be
+        is_report = stem.parent == self.folder and stem.suffix.lower() in (".html", ".json")
+        return is_report or super()._is_of_another(stem, name)
+
     def _save(self, stem: Path, name: str, explainer: ImageExplainer) -> tuple[Explanation, Path]:
         # imported here: matplotlib takes half a second
         from vitkit.explaining.figures import draw_image, draw_maps
 
         explanations = [made for method in METHODS if (made := self._explain(method, explainer))]
         if not explanations:
-            raise SettingError("no method: " + "; ".join(self.refused.values()))
+            raise SettingError(
+                "no method can explain this model: " + "; ".join(self.refused.values())
+            )
         figures = []
 
         def add(file: str, figure: NotebookFigure, description: str, *lines: str) -> None:

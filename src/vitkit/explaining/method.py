@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -50,3 +51,13 @@ class Method:
             import_module(f"vitkit.explaining.methods.{file}"), file
         )
         return function
+
+
+def whole_number(value: object) -> int | None:
+    """Return a whole number, NumPy's too, as an `int`; None for any other value, also for True."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        return None

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import operator
-
 from vitkit.errors import SettingError
+from vitkit.explaining.method import whole_number
 from vitkit.models.record import resolve_layers
 from vitkit.models.vit import ViT
 from vitkit.shapes import Grid
 
 
-def check_number(name: str, number: object) -> int:
-    """Return an option as a whole number; numpy's are taken too.
+def check_number(name: str, value: object) -> int:
+    """Return an option as a whole number; NumPy's are taken too.
 
     Raises:
         SettingError: not one whole number.
     """
-    try:
-        if not isinstance(number, bool):
-            return operator.index(number)  # type: ignore[arg-type]
-    except TypeError:
-        pass
-    more = "; for the maps of several use vitkit.Record"
-    raise SettingError.about(name, number, "must be one whole number", more)
+    number = whole_number(value)
+    if number is None:
+        more = "; for the maps of several use vitkit.Record"
+        raise SettingError.about(name, value, "must be one whole number", more)
+    return number
 
 
 def check_layer(layer: object, model: ViT) -> int:

@@ -8,7 +8,7 @@ Scalable Vision Learners", arXiv 2111.06377; "Missingness Bias in Model Debuggin
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Int64
 from torch import Tensor
 
 from vitkit.errors import SettingError
@@ -94,8 +94,3 @@ def drop_in_order(
     """
     part = order[:, :kept] if first else order[:, order.shape[1] - kept :]
     return part.sort(dim=1).values
-
-
-def order_by(grid: Float[Tensor, "B gh gw"]) -> Int64[Tensor, "B N"]:
-    """Return the patches of each image from the largest value to the smallest; ties by number."""
-    return grid.flatten(1).argsort(dim=1, descending=True, stable=True)

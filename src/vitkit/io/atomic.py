@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -54,7 +54,8 @@ def output_error(path: Path, error: OSError, needed: int | None = None) -> Outpu
     advice = _ADVICE.get(error.errno or 0, "choose another place")
     sizes = ""
     if needed is not None:
-        existing = next((p for p in (path, *path.parents) if p.exists()), Path("/"))
+        # `Path.exists` raises for too long a name
+        existing = next((p for p in (path, *path.parents) if os.path.exists(p)), Path("/"))
         free = shutil.disk_usage(existing).free
         sizes = f" ({needed / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free)"
     return OutputError(
@@ -129,9 +130,9 @@ def replacing(path: Path, needed: int | None = None) -> Iterator[Path]:
     except OSError as error:
         raise output_error(path, error, needed) from error
     finally:
-        # below a path that is no folder, even a missing file raises
-        if path.parent.is_dir():
-            temporary.unlink(missing_ok=True)
+        # below a path that is no folder, and of too long a name, even a missing file raises
+        with suppress(OSError):
+            temporary.unlink()
 
 
 @contextmanager
@@ -151,7 +152,7 @@ def replacing_in_cache(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(descriptor, "wb") as file:  # closed before the rename
             yield file
         os.replace(temporary, path)
-    except BaseException:  # also Ctrl-C must leave nothing behind
+    except BaseException:  # Ctrl-C, too, must leave no temporary file behind
         os.unlink(temporary)
         raise
 
@@ -175,7 +176,7 @@ def replacing_folder(path: Path, temporary: Path) -> Iterator[Path]:
         temporary.mkdir()
         yield temporary
         os.replace(temporary, path)
-    except BaseException:  # as above
+    except BaseException:  # Ctrl-C, too, must leave no unfinished folder behind
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
@@ -222,7 +223,7 @@ def write_new(folder: Path, contents: Mapping[str, FileWriter]) -> tuple[Path, .
             with replacing(file, needed=content.size) as temporary:
                 content.write(temporary)
             written.append(file)
-    except BaseException:  # as above
+    except BaseException:  # after Ctrl-C, too, either all files are there or none
         for file in written:
             file.unlink(missing_ok=True)
         raise

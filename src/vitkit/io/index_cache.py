@@ -24,8 +24,9 @@ from vitkit.io.atomic import replacing_in_cache
 from vitkit.io.cache_folder import cache_folder
 
 INDEX_VERSION = 2
-DAMAGE_ERRORS = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-"""Errors that reading a missing or damaged .npz file raises."""
+DAMAGE_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
+"""Errors that reading a missing or damaged .npz file raises, `RuntimeError` where a wrong bit marks
+a member as encrypted or of a later version."""
 TEXT_PREFIX = "text:"
 STAMP_KEY = "stamp"
 NO_STAMP = (0, 0)

@@ -48,8 +48,8 @@ class ResultKind:
     Attributes:
         name: for messages, with its article.
         ending: of the file's name, such as `.csv`.
-        recognise: returns True for the file of an earlier result; may raise `OSError` or
-            `ValueError` for any other file.
+        recognise: returns True for the file of an earlier result; may raise any of
+            `NOT_A_RESULT` for another file.
     """
 
     name: str
@@ -212,7 +212,9 @@ def _stem(place: PurePath) -> str:
     parts = [part for part in place.parts if part not in (place.anchor, os.pardir)]
     inside = PurePath(*(parts or ["image"])).with_suffix("")
     # in bytes, which file systems limit; the last part of an address may be longer
-    short = os.fsdecode(os.fsencode(inside.name)[:LONGEST_STEM])
+    short = inside.name[:LONGEST_STEM]
+    while len(os.fsencode(short)) > LONGEST_STEM:
+        short = short[:-1]  # whole characters, as half of one is no text
     return str(inside.with_name(short))
 
 

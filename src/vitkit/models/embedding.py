@@ -155,11 +155,11 @@ STEMS["normed_linear"] = NormedPatchEmbedding
 
 
 def make_stem(spec: ViTSpec, backbone: nn.Module | None) -> PatchEmbedding:
-    """Create the stem of a spec; `SpecError` where it and a backbone do not fit each other."""
+    """Create the stem of a spec; `SpecError` if it and the backbone do not fit each other."""
     if spec.stem == "backbone" and backbone is None:
-        raise SpecError(f"a backbone: stem {spec.stem!r} needs ViT's backbone=")
+        raise SpecError("stem 'backbone' needs a network; pass ViT(spec, backbone=...)")
     if spec.stem != "backbone" and backbone is not None:
-        raise SpecError(f"a backbone: stem {spec.stem!r} takes none; set it to 'backbone'")
+        raise SpecError(f"stem {spec.stem!r} takes no backbone; set stem to 'backbone'")
     common = {name: getattr(spec, name) for name in ("in_channels", "patch_size", "width")}
     common["bias"] = spec.patch_bias
     if backbone is not None:
@@ -222,7 +222,7 @@ class Embedding(nn.Module):
 class PatchDropout(nn.Module):
     """Dropout of whole patch tokens of each image in training: "PatchDropout" (arXiv 2208.07220).
 
-    A part `rate` of the patches goes, but one; the `prefix` tokens before them stay.
+    A share `rate` of an image's patches is dropped, never all; the `prefix` tokens before stay.
     """
 
     def __init__(self, rate: float, prefix: int) -> None:

@@ -100,7 +100,7 @@ def _fill_linear(linear: nn.Linear, role: str, scheme: Scheme, head_bias: float)
 
 
 def _own(model: nn.Module, spec: ViTSpec) -> Iterator[tuple[str, nn.Module]]:
-    theirs = "patch_embed.backbone." if spec.stem == "backbone" else "\0"
+    theirs = "patch_embed.backbone." if spec.stem == "backbone" else "\0"  # as no name begins
     return ((n, m) for n, m in model.named_modules() if not f"{n}.".startswith(theirs))
 
 

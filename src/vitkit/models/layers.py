@@ -57,9 +57,9 @@ class DropPath(nn.Module):
         """Return 0 for an image with probability `rate`, else branch / (1 - rate)."""
         if self.rate == 0.0 or not self.training:
             return branch
-        keep_rate = 1.0 - self.rate
+        keep_rate = 1.0 - self.rate  # 0 at rate 1, where every image is dropped
         shape = (branch.shape[0],) + (1,) * (branch.ndim - 1)  # one draw for each image
-        return branch * torch.bernoulli(branch.new_full(shape, keep_rate)).div_(keep_rate)
+        return branch * torch.bernoulli(branch.new_full(shape, keep_rate)).div_(keep_rate or 1.0)
 
 
 class LayerScale(nn.Module):

@@ -132,7 +132,7 @@ class Transformer(nn.Module):
         self, target: Tensor, memory: Tensor, target_mask: Tensor | None = None,
         source_mask: Tensor | None = None, target_record: Record | None = None,
     ) -> Float[Tensor, "B T _"]:  # fmt: skip
-        """Return the output of `forward`, from an existing memory (B, S, D)."""
+        """Return the output of `forward`, from a memory (B, S, D) of `encode`; errors as there."""
         z, looks = self._read("target", target, target_mask)
         length, across, record = z.shape[1], Context(), target_record or Record()
         if memory.shape != (expected := (z.shape[0], memory.shape[1], self.width)):

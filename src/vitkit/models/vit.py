@@ -157,7 +157,7 @@ class ViT(Backbone, Pretrained):
         return cls, distillation
 
     def pooled(self, features: Features) -> Float[Tensor, "B E"]:
-        """Return the input of the head: Eq. 4, and the representation layer if there is one."""
+        """Return the head's input (B, E): Eq. 4, and the representation layer if there is one."""
         return self._merge(self._readouts(features))
 
     def _readouts(self, features: Features, record: Record | None = None) -> list[Tensor]:

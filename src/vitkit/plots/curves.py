@@ -119,7 +119,7 @@ def draw_compared_curves(runs: Sequence[RunCurves]) -> NotebookFigure:
     Without validation in any of them there is one panel.
 
     Args:
-        runs: from 1 to 7, as many as there are colours that everybody can tell apart.
+        runs: from 1 to 7, one for each colour; people with any colour vision see them differ.
     """
     columns: dict[str, list[Float64[np.ndarray, " E"] | None]] = {
         "training loss (nats)": [run.train_loss for run in runs],

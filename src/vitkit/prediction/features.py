@@ -29,9 +29,10 @@ def feature_predictor(
     """
     model_device = resolve_device(device)
     model = on_device(checkpoint.model, model_device)
+    dtype = next(model.parameters()).dtype
     return Predictor(
         # (B, C, H, W) -> (B, D), before the head
-        lambda images: model.pooled(model.forward_features(images)),
+        lambda images: model.pooled(model.forward_features(images.to(dtype))),
         checkpoint.preprocess,
         device=model_device,
         batch_size=batch_size,

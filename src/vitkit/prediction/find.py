@@ -57,8 +57,9 @@ def find_images(
         An iterable of images with `.name` and `.label`, whose `.total` is their number.
 
     Raises:
-        DataError: no names, a list of them, a name that nothing is found under, a folder or a
-            pattern without images, a split that does not exist, or a dataset that cannot be opened.
+        DataError: no names, a list of them, an empty name, a name that nothing is found under, a
+            folder or a pattern without images, a split that does not exist, or a dataset that
+            cannot be opened.
     """
     if not names:
         raise DataError("no images given; name files, folders or a dataset")
@@ -69,12 +70,7 @@ def find_images(
         if isinstance(name, Dataset):
             parts += dataset_parts(name, split)
             continue
-        if not isinstance(name, str | os.PathLike):
-            raise DataError(
-                f"a {type(name).__name__} is not a name; pass each name by itself, as in "
-                "find_images(*names)"
-            )
-        text = os.fspath(name)
+        text = _as_text(name)
         if text == STDIN and stdin is not None:
             if any(isinstance(part, Lines) for part in parts):
                 raise DataError("- (the standard input) is given twice; name it once")
@@ -89,6 +85,18 @@ def find_images(
         else:
             parts += _find_many(name, split, data_root, warnings)
     return ImageList(parts, warnings)
+
+
+def _as_text(name: str | os.PathLike[str]) -> str:
+    """Return a name as text; raise `DataError` for an empty one, and for anything else."""
+    if not isinstance(name, str | os.PathLike):
+        raise DataError(
+            f"a {type(name).__name__} is not a name; pass each name by itself, as in "
+            "find_images(*names)"
+        )
+    if not os.fspath(name):  # the folder would be the working folder
+        raise DataError("a name of images is empty; '.' is the working folder")
+    return os.fspath(name)
 
 
 def _missing_files(names: Sequence[str | os.PathLike[str] | Dataset]) -> set[str]:

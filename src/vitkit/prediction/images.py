@@ -139,6 +139,8 @@ def read_any_image(image: AnyImage, name: str = "image", admit: Admit = _admit_a
     """
     if isinstance(image, FoundImage):
         return image.read(admit)
+    if isinstance(image, str) and not image:
+        raise ImageError("''", "missing", "the path is empty")
     if isinstance(image, str) and is_web_address(image):
         return WebImage.at(image).read(admit)
     return read_image(image, name, admit)

@@ -21,7 +21,8 @@ from torch import Tensor
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
 from vitkit.data.images.preprocess import fit, normalise
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import CheckpointError, ImageError, SettingError
+from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
+from vitkit.messages import plural
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import find_images
 from vitkit.prediction.image_list import SlowStream
@@ -75,7 +76,8 @@ class Predictor:
         temperature: divides the logits before the softmax.
 
     Attributes:
-        forward: the engine itself, as given.
+        forward: the engine itself, as given; one that returns something else than (B, K) raises
+            `UserCodeError` in a call.
 
     Raises:
         SettingError: a batch size below 1, or a temperature that is not positive.
@@ -143,9 +145,11 @@ class Predictor:
         model_device = resolve_device(device)
         model = on_device(checkpoint.model, model_device)
 
+        dtype = next(model.parameters()).dtype  # float16 where the caller has converted the model
+
         def forward(images: Tensor) -> Tensor:
             with torch.autocast(model_device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                logits: Tensor = model(images)
+                logits: Tensor = model(images.to(dtype))
             return logits
 
         return cls(
@@ -169,7 +173,8 @@ class Predictor:
         Raises:
             ImageError: an image that cannot be used, by name or number.
             DataError: a path, a folder or a pattern with no images.
-            SettingError: top_k below 1, or one array, PIL image or file's bytes instead of a list.
+            SettingError: top_k below 1; one array, PIL image or file's bytes instead of a list; or
+                another number of classes than of logits.
         """
         predictions = []
         for prediction in self.stream(images, top_k):
@@ -192,11 +197,17 @@ class Predictor:
             A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
 
         Raises:
-            SettingError: top_k below 1, or one image where a list is expected.
+            SettingError: top_k below 1, one image where a list is expected, or another number of
+                classes than of logits.
         """
         if top_k < 1:
             raise SettingError.about("top_k", top_k, "must be 1 or more")
         for logits, results in self._batches(images):
+            if self.classes and len(self.classes) != logits.shape[1]:
+                raise SettingError(
+                    f"{plural(len(self.classes), 'class')} given, but the model returns "
+                    f"{logits.shape[1]} logits; name one class for each"
+                )
             # by the logits, as several probabilities may be rounded to 0
             classes = _largest(logits, top_k)
             probabilities = (logits / self.temperature).softmax(1).gather(1, classes)
@@ -313,7 +324,14 @@ class Predictor:
 
     def _outputs(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         with torch.inference_mode():
-            return self.forward(images.to(self.device)).float().cpu()
+            outputs = self.forward(images.to(self.device))
+        shape = tuple(getattr(outputs, "shape", ()))
+        if not isinstance(outputs, Tensor) or len(shape) != 2 or shape[0] != len(images):
+            raise UserCodeError(
+                f"forward returned a {type(outputs).__name__} of shape {shape}; expected a tensor "
+                f"with a row for each of the {plural(len(images), 'image')}, ({len(images)}, K)"
+            )
+        return outputs.float().cpu()
 
 
 def _as_list(images: Images) -> Iterable[AnyImage]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -29,7 +30,7 @@ def truth_report(
     images: Images,
     *,
     method: str | None = None,
-    labels: Sequence[str | int] | None = None,
+    labels: Sequence[str | int] | np.ndarray | Tensor | None = None,
     parts: Collection[Part] = PARTS,
     mosaics: int = MOSAICS,
     seed: int = 0,
@@ -44,13 +45,12 @@ def truth_report(
         checkpoint: a checkpoint or its path.
         images: as for a call of `Predictor`, all in memory; some tens, not trained on.
         method: as for `explain`; not one whose maps are colours.
-        labels: the right class of each image, by name or number, for mosaics and the fit; default
-            the predicted classes.
+        labels: the right class of each image, by name or number; default the predicted classes.
         parts: of `weights` (does the map change with them?), `class` (mosaics of four classes),
             `stability` (shift and JPEG), `fit` (can the model do without patches?) and `removal`
             (patches grey or blurred instead of dropped); default all.
-        mosaics: the number of mosaics.
-        seed: of everything that is random; the same seed gives the same numbers.
+        mosaics: the number of mosaics, 1 or more.
+        seed: of everything that is random, 0 or more; the same seed gives the same numbers.
         device: `cpu`, `cuda`, `mps`; auto picks the fastest available.
         **options: of the method; None leaves one to the method.
 
@@ -60,18 +60,20 @@ def truth_report(
 
     Raises:
         SettingError: a method, an option, a part or a class that does not exist, a model without a
-            head, no images, or another number of labels than images.
+            head, no images, another number of labels than images, no mosaic, or a negative seed.
         ImageError, DataError, CheckpointError, DeviceError: the message names the wrong value.
     """
+    labels = labels.tolist() if isinstance(labels, np.ndarray | Tensor) else labels
     # before the weights are loaded
     chosen, _ = choose_method(method, options)
     maker = MapMaker(chosen, method_options(chosen, options))
-    _check_parts(parts)
+    _check(parts, mosaics, seed)
     checkpoint = as_checkpoint(checkpoint)
     require_head(checkpoint.model)  # before the images are read
     model = on_device(checkpoint.model, resolve_device(device))
     inputs = _preprocessed(checkpoint.preprocess, images).to(next(model.parameters()))
-    found = [find_class(checkpoint, label) for label in labels or ()]
+    # NumPy's arrays are taken too, whose truth value is an error
+    found = [] if labels is None else [find_class(checkpoint, label) for label in labels]
     return measure_truth(
         maker.method,
         model,
@@ -85,10 +87,14 @@ def truth_report(
     )
 
 
-def _check_parts(parts: Collection[str]) -> None:
+def _check(parts: Collection[str], mosaics: int, seed: int) -> None:
     for part in parts:
         if part not in PARTS:
             raise SettingError.about("parts", part, f"must be of {', '.join(PARTS)}")
+    if mosaics < 1:
+        raise SettingError.about("mosaics", mosaics, "must be 1 or more")
+    if seed < 0:
+        raise SettingError.about("seed", seed, "must be 0 or more")
 
 
 def _preprocessed(preprocess: Preprocess, images: Images) -> Float[Tensor, "N C H W"]:

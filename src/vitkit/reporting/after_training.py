@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
 from vitkit.errors import Interrupted
-from vitkit.io.atomic import output_error
 from vitkit.reporting.write import report
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import raise_on_signal
@@ -29,7 +29,7 @@ def train_and_report(config: TrainConfig) -> tuple[TrainResult, Path | None]:
         VitkitError: as `train` and `run_search`. A report that cannot be written is a line in the
             log.
     """
-    # imported here: a search is rare, and brings much along
+    # imported here: a search is rare, and imports much more
     if config.auto:
         from vitkit.training.auto.auto import run_search
 
@@ -77,8 +77,6 @@ def _report(result: TrainResult, config: TrainConfig) -> Path | None:
 def _log(folder: RunFolder, line: str, *, quiet: bool) -> None:
     """Print a line, and add it to the log of a run that has ended."""
     Display(total=0, done=0, quiet=quiet).print(line)
-    try:
-        with folder.log.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
-    except OSError as error:
-        raise output_error(folder.log, error) from error
+    # a full disk must not fail a run whose results are written
+    with suppress(OSError), folder.log.open("a", encoding="utf-8") as file:
+        file.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")

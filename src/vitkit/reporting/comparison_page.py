@@ -14,7 +14,6 @@ from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 from vitkit.messages import escape
 from vitkit.reporting.sections.overview import SCORES, Score, format_score
-from vitkit.training.config.merging import with_flat_spec
 from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.weights.inspection import inspect
 
@@ -23,8 +22,18 @@ MARK = f'<meta name="generator" content="{GENERATOR}">'.encode()
 """Text of the first lines of a comparison."""
 MOST_CURVES = 7
 """Runs that have curves: as many as there are colours that everybody can tell apart."""
-NOT_LISTED = ("output", "resume", "overwrite", "quiet", "plots", "report", "recipe", "start")
-"""Settings that are about the folder or the call alone."""
+NOT_LISTED = (
+    "output",
+    "resume",
+    "overwrite",
+    "quiet",
+    "plots",
+    "report",
+    "recipe",
+    "start",
+    "spec",
+)
+"""Settings that are about the folder or the call alone, or listed field by field."""
 
 
 def _is_comparison(path: Path) -> bool:
@@ -110,9 +119,10 @@ def _settings(name: str) -> dict[str, Any]:
     """Return the settings that a checkpoint stores, of a model each field apart."""
     stored = inspect(name)
     recipe = stored.metadata.get("recipe")
-    settings = with_flat_spec(recipe) if isinstance(recipe, Mapping) else {}
+    settings = recipe if isinstance(recipe, Mapping) else {}
+    # the model's own fields, all of them, in the place of those that the recipe set
     spec = {f"spec.{field}": value for field, value in stored.spec.to_json().items()}
-    return {key: value for key, value in (settings | spec).items() if key not in NOT_LISTED}
+    return {key: value for key, value in (spec | {**settings}).items() if key not in NOT_LISTED}
 
 
 def _different(settings: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

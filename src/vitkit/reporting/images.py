@@ -42,7 +42,7 @@ class RunImages:
     ) -> None:
         self._checkpoint, self._settings = checkpoint, settings
         self._relabel_file = relabel_file
-        self._encoded: dict[int, str | None] = {}
+        self._encoded: dict[str, str | None] = {}
         self.problem = ""
         """Why there are no images, a sentence; empty where there are."""
 
@@ -106,13 +106,19 @@ class RunImages:
         return bool(np.array_equal(labels[predictions.places], predictions.labels))
 
     def thumbnail(self, split: Split, place: int) -> str | None:
-        """Return the address of a small copy of an image, `data:...`; None if it is unreadable."""
-        if place not in self._encoded:
+        """Return the address of a small copy of an image, `data:...`; None if it is unreadable.
+
+        Args:
+            split: the images.
+            place: number of the image in it.
+        """
+        path = split.path(place)  # another split has another image in this place
+        if path not in self._encoded:
             try:
-                self._encoded[place] = encode_thumbnail(split.read(place))
+                self._encoded[path] = encode_thumbnail(split.read(place))
             except (ImageError, OSError):
-                self._encoded[place] = None
-        return self._encoded[place]
+                self._encoded[path] = None
+        return self._encoded[path]
 
 
 def encode_thumbnail(pixels: UInt8[np.ndarray, "H W C"]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from vitkit.evaluation.prediction_table import PREDICTIONS_HEADER
+from vitkit.evaluation.temperature import HeldOutLogits
 from vitkit.reporting.missing import Missing
 
 
@@ -62,13 +63,17 @@ class HeldOut:
 
     Each fold of the images has those of the model that the other folds choose, so a few may come
     from other epochs than that of the best weights.
+
+    Attributes:
+        logits: (N, K), without the temperature.
+        labels: class numbers (N,).
     """
 
     logits: Float[Tensor, "N K"]
     labels: Int64[Tensor, "N"]
 
     def probabilities(self, temperature: float) -> Float[Tensor, "N K"]:
-        """Return the softmax of the logits divided by a temperature."""
+        """Return the softmax of the logits divided by a temperature: (N, K), in [0, 1]."""
         return (self.logits.double() / temperature).softmax(1)
 
 
@@ -81,7 +86,10 @@ def read_held_out(path: Path) -> HeldOut | None:
         return None
     if logits.ndim != 2 or labels.shape != logits.shape[:1] or not len(labels):
         return None
-    return HeldOut(logits.float(), labels.long())
+    labels = labels.long()
+    if labels.min() < 0 or labels.max() >= logits.shape[1]:
+        return None
+    return HeldOut(logits.float(), labels)
 
 
 def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
@@ -118,7 +126,7 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
         raise Missing(f"{path.name} has a line that is not complete, or no probability.") from None
     return Predictions(
         split="test",
-        origin=f"{path.name}: the best weights, with the stored temperature",
+        origin=f"{path.name}: the best weights, with their temperature if they have one",
         classes=tuple(numbers),
         names=[row[0] for row in rows],
         places=np.arange(len(rows)),
@@ -130,7 +138,7 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
 
 
 def validation_predictions(
-    held_out: HeldOut, classes: Sequence[str], temperature: float, images: Mapping[str, int]
+    held_out: HeldOut, classes: Sequence[str], temperature: float, images: int
 ) -> Predictions:
     """Return the predictions that the kept validation logits give.
 
@@ -138,12 +146,12 @@ def validation_predictions(
         held_out: the logits.
         classes: the K names; numbers where they do not fit.
         temperature: divides the logits.
-        images: split -> its number of images; of very many not all logits are kept.
+        images: number of validation images; of very many not all logits are kept.
     """
     probabilities = held_out.probabilities(temperature)
     count, num_classes = probabilities.shape
-    # `HeldOutLogits` keeps those of every n-th image, so image i is number i * n of the split.
-    every = -(-images.get("val", count) // count)  # rounded up
+    # logits i are those of image i * n of the split
+    every = HeldOutLogits.step(images, num_classes)
     confidence, predicted = probabilities.max(1)
     own = probabilities.gather(1, held_out.labels[:, None])[:, 0]
     names = tuple(classes)
@@ -151,8 +159,8 @@ def validation_predictions(
         names = tuple(map(str, range(num_classes)))
     return Predictions(
         split="val",
-        origin="the validation logits of the run, with the stored temperature; each fifth of the "
-        "images by the epoch that the other four choose",
+        origin="the validation logits of the run, with the temperature if there is one; each fifth "
+        "of the images by the epoch that the other four choose",
         classes=names,
         names=(),
         places=np.arange(count) * every,
@@ -166,7 +174,15 @@ def validation_predictions(
 def as_confidence(
     held_out: HeldOut, temperature: float
 ) -> tuple[Float64[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
-    """Return the confidence of each validation image, and whether its prediction is right."""
+    """Return the confidence of each validation image, and whether its prediction is right.
+
+    Args:
+        held_out: the logits of N images.
+        temperature: divides them.
+
+    Returns:
+        The probability of the most probable class (N,), in [0, 1], and True where that is right.
+    """
     confidence, predicted = held_out.probabilities(temperature).max(1)
     right: Tensor = torch.eq(predicted, held_out.labels)
     return confidence.numpy(), right.numpy()

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ class ReportedRun:
         for line in text.splitlines():
             try:
                 document = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
             if isinstance(document, dict):
                 found.append(document)
@@ -181,6 +182,9 @@ class ReportedRun:
             if self.checkpoint is None:
                 # without weights the names of the table alone are known
                 found = read_predictions(self.folder.predictions, natural_order(found.classes))
+            # `vitkit eval --split val --predictions` may have written them
+            if self.image_counts.get("val") == len(found.labels) != self.image_counts.get("test"):
+                found = replace(found, split="val")
             return found
         if self.held_out is None:
             raise Missing(
@@ -191,11 +195,17 @@ class ReportedRun:
                     "eval", self.root, self.data, "--predictions", self.folder.predictions
                 ),
             )
+        count = self.image_counts.get("val", len(self.held_out.labels))
+        return validation_predictions(self.held_out, classes, self.temperature, count)
+
+    @property
+    def image_counts(self) -> dict[str, int]:
+        """The number of images of each split in training; empty where the weights do not say."""
         stored = self.metadata.get("data")
         images = stored.get("images") if isinstance(stored, dict) else None
-        return validation_predictions(
-            self.held_out, classes, self.temperature, images if isinstance(images, dict) else {}
-        )
+        if not isinstance(images, dict):
+            return {}
+        return {name: count for name, count in images.items() if type(count) is int and count > 0}
 
     @property
     def root(self) -> Path:

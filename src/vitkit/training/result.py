@@ -26,7 +26,8 @@ class TrainResult:
         run: its folder.
         best: weights of the best epoch by validation top-1.
         last: weights of the last step.
-        metrics: split -> metrics of the best weights: `val`, and `test` where there is one.
+        metrics: split -> metrics of the best weights, as `vitkit.evaluate` gives them: shares in
+            [0, 1], losses in nats; `val`, and `test` where there is one.
         stopped: why the run ended.
     """
 

@@ -20,7 +20,8 @@ from vitkit.training.monitoring.run_log import RunLog
 from vitkit.training.optimization.ema import EMA
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
-from vitkit.training.state.registry import Progress, Registry
+from vitkit.training.state.progress import Progress
+from vitkit.training.state.registry import Registry
 from vitkit.training.step import TrainingStep
 from vitkit.training.trainer import Callback
 

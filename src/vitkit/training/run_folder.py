@@ -133,15 +133,19 @@ class RunFolder:
         """Validation logits that the temperature will be fitted on."""
         return self.state / "validation.safetensors"
 
-    def resume_hint(self) -> str:
-        """Return one line with the newest state of the run and the command that resumes it."""
+    def resume_hint(self, call: str | None = None) -> str:
+        """Return one line with the newest state of the run and the command that resumes it.
+
+        Args:
+            call: the call in Python that resumes it instead, of a run with passed objects.
+        """
         saved = list_states(self.state)
         if not saved:
             return f"no state is saved in {self.root}"
-        return (
-            f"the newest state is {saved[-1]}, resume with: vitkit train --resume "
-            f"{shlex.quote(str(self.root))}"
-        )
+        how = f"resume with: vitkit train --resume {shlex.quote(str(self.root))}"
+        if call is not None:
+            how = f"resume with the same objects: {call}"
+        return f"the newest state is {saved[-1]}, {how}"
 
     def last_state_hint(self) -> str:
         """Name the newest state, to go on from, where there is one yet."""
@@ -224,9 +228,9 @@ def resumed_folder(resume: str, output: str | None) -> RunFolder | None:
     if resume == "auto":
         if not output:
             raise SettingError("--resume auto needs --output, the run folder to resume")
-        folder = RunFolder(Path(output))
+        folder = RunFolder(Path(os.path.expanduser(output)))
         return folder if has_state(folder) else None
-    folder = RunFolder(Path(resume))
+    folder = RunFolder(Path(os.path.expanduser(resume)))
     if not folder.root.is_dir():
         raise OutputError(f"--resume {resume}: no such run folder; {nearest_parent(folder.root)}")
     if not has_state(folder):

@@ -98,7 +98,7 @@ class TrainingStep:
         compile: compile the objective; a model that is sharded or kept in step is compiled, too.
         world: the processes that share the batch; a model that is not sharded is kept the same in
             all of them.
-        stop: raised by a signal to this process.
+        stop: set by a signal to this process.
 
     Attributes:
         scale: of the loss in float16, a part of the run's state; else `None`.
@@ -138,7 +138,7 @@ class TrainingStep:
         total = torch.zeros((), device=self.objective.device)
         last = self.accumulate - 1
         for number, micro in enumerate(batch.parts(self.accumulate)):
-            # of all processes and micro-batches, the part that holds the places part, part + n ...
+            # its number among the parts of all processes, by which mixing and dropout are drawn
             part = self.world.rank + self.world.size * number
             self._seed(step, part)
             fed = self.transform(micro, step, part)

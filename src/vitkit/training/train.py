@@ -129,9 +129,11 @@ def _begin(
     plan = plan.without_weights()  # the model has them
     log = stack.enter_context(open_log(plan, folder, stopped, world))
 
+    resume_hint = partial(folder.resume_hint, plan.python_call_to_resume(folder.root))
+
     def hint() -> str:
         log.display.stop()
-        return folder.resume_hint()
+        return resume_hint()
 
     prints = world.is_main and not is_launched()
     stop = stack.enter_context(stop_on_signal(hint if prints else None))
@@ -139,7 +141,7 @@ def _begin(
         log.info(line)
     log_model(plan, log, model)
     tune = partial(tune_settings, plan, model, log.info, goes_on=goes_on, folder=folder)
-    with raise_on_signal(folder.resume_hint):
+    with raise_on_signal(resume_hint):
         plan = plan.with_settings(world.broadcast_from_main(tune))
     log.set_total(plan.last_step)
     run = make_run(plan, folder, log, model, stop, world)

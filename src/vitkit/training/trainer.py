@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import UserCodeError, VitkitError
 from vitkit.training.out_of_memory import is_out_of_memory, out_of_memory
-from vitkit.training.state.registry import Progress
+from vitkit.training.state.progress import Progress
 from vitkit.training.step import StepResult, TrainingStep
 
 if TYPE_CHECKING:
@@ -45,7 +45,13 @@ class Callback:
         """
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
-        """Called after a step, which `trainer.progress.step` includes."""
+        """Called after a step, which `trainer.progress.step` includes.
+
+        Args:
+            trainer: of the run.
+            result: mean loss and gradient norm over the images of all processes; `result.bad` where
+                one of them was not finite, and the step changed nothing.
+        """
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Called after the last step of an epoch.
@@ -54,7 +60,10 @@ class Callback:
         """
 
     def after_evaluation_batch(self, split: str) -> None:
-        """Called after each batch of an evaluation; `split` is `val` or `test`."""
+        """Called after each batch of an evaluation; `split` is `val` or `test`.
+
+        An exception ends the run at once.
+        """
 
     def on_end(self, trainer: Trainer) -> None:
         """Called once, after the last step of this process, also where a callback ended the run.
@@ -67,7 +76,7 @@ def call_event(callback: Callback, event: str, *arguments: object) -> None:
     """Call a callback at an event; `UserCodeError` names one that is not vitkit's and raises."""
     try:
         getattr(callback, event)(*arguments)
-    except Exception as error:
+    except Exception as error:  # a callback of the user may raise anything
         # an error of vitkit's has its message, and one of a callback of vitkit's is a fault
         if isinstance(error, VitkitError) or is_own(callback):
             raise
@@ -141,7 +150,12 @@ class Trainer:
         self._error = self._error or error
 
     def run(self) -> None:
-        """Make the steps that remain; an error that ends the run is raised after `on_end`."""
+        """Make the steps that remain; an error that ends the run is raised after `on_end`.
+
+        Raises:
+            SettingError: a step is out of memory; the message names settings that need less.
+            UserCodeError: a callback that is not vitkit's raised.
+        """
         self.is_ending, self._error = False, None
         self._call("on_start")
         if self.progress.unvalidated:  # a kill or a signal came between the last step and here
@@ -206,7 +220,7 @@ class Trainer:
         for callback in self.callbacks:
             try:
                 call_event(callback, event, self, *arguments)
-            except Exception as error:
+            except Exception as error:  # likewise: the run is saved before it is raised again
                 # the run's own depend on each other; the other processes may not have raised it
                 if is_own(callback) or self.training_step.world.size > 1:
                     raise

@@ -1,1 +1,1 @@
-"""Checkpoints in and out. `checkpoint` is vitkit's own format, `files` writes all or nothing."""
+"""Checkpoints in and out: `formats` has vitkit's own and all others, `files` opens files."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from vitkit.data.datasets.class_names import match_classes
@@ -21,7 +20,7 @@ from vitkit.frozen import frozen
 from vitkit.messages import did_you_mean
 from vitkit.models.interface.classifier import fresh_heads, is_of_head
 from vitkit.models.vit import ViT
-from vitkit.spec import Channel, Fit, Preprocess, Resampling, Size, ViTSpec
+from vitkit.spec import Channel, Count, Fit, Preprocess, Resampling, Size, ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.converting.resized_model import exact_dtype, rebuilt, resized
 from vitkit.weights.formats.format import Step
@@ -55,7 +54,7 @@ class Adaptation:
     """Likewise."""
     fit: Fit | None = None
     """`crop` or `squash`, how images are resized to `image_size`; weights stay as they are."""
-    num_classes: Annotated[int, Field(ge=0, strict=True)] | None = None
+    num_classes: Count | None = None
     """The size of a fresh head, made as `spec.initialisation` makes one, also where the head has
     that size already; 0 for none."""
     classes: tuple[str, ...] | None = None
@@ -185,8 +184,6 @@ def _with_channels(adapted: _Adapted, channels: int) -> _Adapted:
     """Change colour to grey or back, so that grey images give the same tokens."""
     old, spec = adapted.preprocess, adapted.model.spec
     _refuse_stem(spec, "in_channels")
-    if spec.in_channels not in (1, 3):
-        raise SpecError(f"in_channels {spec.in_channels} -> {channels}: only 1 and 3 are supported")
     state = dict(adapted.model.state_dict())
     if channels == 3:  # grey = (r + g + b) / 3 where they are equal
         state[KERNEL] = state[KERNEL].repeat(1, 3, 1, 1) / 3  # D 1 P P -> D 3 P P

@@ -34,23 +34,6 @@ class Hub(Protocol):
         """Upload all files of a folder in one commit."""
 
 
-class Publisher(Protocol):
-    """A function that uploads a checkpoint; the arguments are those of `push_to_hub`."""
-
-    def __call__(
-        self,
-        checkpoint: Checkpoint,
-        name: str,
-        *,
-        to: str,
-        private: bool,
-        allow_lossy: bool,
-        message: str,
-        hub: Hub | None,
-    ) -> str:
-        """Upload, and return the address."""
-
-
 @dataclass(frozen=True, repr=False)
 class Checkpoint:
     """A model with everything it needs to be used.
@@ -168,10 +151,10 @@ class Checkpoint:
             MissingExtraError: `huggingface_hub` is not installed.
         """
         # By its name, so that a reader of checkpoints does not import the writers of all formats.
-        publish: Publisher = resolve_name(PUBLISHER)
-        return publish(
+        address: str = resolve_name(PUBLISHER)(
             self, name, to=to, private=private, allow_lossy=allow_lossy, message=message, hub=hub
         )
+        return address
 
 
 def texts(metadata: Mapping[str, Any], key: str) -> tuple[str, ...]:

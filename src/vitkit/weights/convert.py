@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitkit.errors import CheckpointError
 from vitkit.io.results import nonempty_path
+from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.adapt import adapt as adapt_checkpoint
 from vitkit.weights.checkpoint import Checkpoint, texts
@@ -71,7 +72,7 @@ class ConversionReport:
     def __str__(self) -> str:
         lines = [f"{self.source} -> {self.target}: {self.kept} tensors kept"]
         for name in ("folded", "approximated", "lost", "notes"):
-            lines += [f"  {name}: {line}" for line in getattr(self, name)]
+            lines += [f"  {name}: {escape(line)}" for line in getattr(self, name)]
         worst = max(self.differences, default=0.0)
         if self.unproved:
             lines.append(f"  not verified by another library: {self.unproved}")

@@ -191,7 +191,6 @@ def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import (
-            HfHubHTTPError,
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
             RevisionNotFoundError,
@@ -215,8 +214,20 @@ def _snapshot(address: str, name: str, revision: str | None, patterns: list[str]
             "HF_HUB_OFFLINE, or pass a file"
         ) from None
     # Last, as the exceptions above are subclasses of these.
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except hub_errors() as error:
         reason = str(error).strip() or repr(error)
         raise CheckpointError(
-            f"{address}: cannot be downloaded: {reason.splitlines()[0]}"
+            f"{address}: cannot be downloaded: {reason.splitlines()[0]}; try again, or pass a file"
         ) from None
+
+
+def hub_errors() -> tuple[type[BaseException], ...]:
+    """Return the exceptions of the Hub's client, for an `except`; `huggingface_hub` is installed.
+
+    Its own, those of its HTTP library (httpx or httpx2, by its version), `OSError`, and
+    `ValueError` for a wrong name or a wrong model card.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # The error of the HTTP library is a base of the client's own.
+    return (HfHubHTTPError, *HfHubHTTPError.__bases__, OSError, ValueError)

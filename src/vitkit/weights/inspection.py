@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
+from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.fetch import locate
@@ -106,7 +107,8 @@ class Inspection:
             lines += _paragraph(f"tensors {name.replace('_', ' ')}", getattr(self, name), width)
         if self.unknown or self.missing:
             lines.append(f"  vitkit.load refuses this file; {PARTIAL_HINT}")
-        lines += [f"  warning: {line}" for line in self.warnings]
+        # Warnings may quote names of tensors, which hold any text: a terminal must not obey it.
+        lines += [f"  warning: {escape(line)}" for line in self.warnings]
         return "\n".join(lines)
 
     def _class_lines(self, width: int) -> list[str]:
@@ -139,21 +141,16 @@ def _paragraph(title: str, parts: Sequence[str], width: int, most: int = 200) ->
     """Return lines of at most `width` characters, or none where there are no parts."""
     if not parts:
         return []
-    shown = [_printable(part[:120]) for part in parts[:most]]
+    shown = [escape(part[:120]) for part in parts[:most]]
     if len(parts) > most:
         shown.append(f"... and {len(parts) - most} more")
     return textwrap.wrap(
-        f"{_printable(title[:120])}: {', '.join(shown)}",
+        f"{escape(title[:120])}: {', '.join(shown)}",
         width,
         break_on_hyphens=False,
         initial_indent="  ",
         subsequent_indent="    ",
     )
-
-
-def _printable(text: str) -> str:
-    """Escape characters that would move a terminal's cursor."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def inspect(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError
-from vitkit.messages import plural
+from vitkit.messages import escape, plural
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.fetch import locate
@@ -68,7 +68,8 @@ def load(
     """
     checkpoint = load_silently(path, model, trust_pickle=trust_pickle, strict=strict, **overrides)
     for line in checkpoint.warnings:
-        logging.getLogger("vitkit").warning("%s: %s", path, line)
+        # A line may quote names of tensors, which hold any text.
+        logging.getLogger("vitkit").warning("%s: %s", path, escape(line))
     return checkpoint
 
 

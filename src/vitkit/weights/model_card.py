@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
+from vitkit.messages import plural
 from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import Checkpoint, texts
 from vitkit.weights.formats.format import Step
@@ -115,7 +118,8 @@ def _front_matter(checkpoint: Checkpoint, to: str) -> Iterator[str]:
     if licence in LICENCES:
         yield f"license: {licence}"
     elif licence:
-        yield f"license: other\nlicense_name: {licence}"
+        # Quoted, as the text of a file may mean something in YAML: `[mine]` would be a list.
+        yield f"license: other\nlicense_name: {json.dumps(licence)}"
     yield f"library_name: {CARD_LIBRARIES.get(to, 'vitkit')}"
     if checkpoint.model.spec.num_classes:
         yield "pipeline_tag: image-classification"
@@ -133,12 +137,12 @@ def _body(
     count = sum(map(torch.numel, checkpoint.model.parameters()))
     head = "no head"
     if spec.num_classes:
-        head = f"{spec.num_classes} classes"
+        head = plural(spec.num_classes, "class")
     yield f"# {name}\n"
     yield (
-        f"A Vision Transformer: {count / 1e6:.1f} million parameters, {spec.depth} blocks of width "
-        f"{spec.width}, images of {_by(preprocess.image_size)} in patches of "
-        f"{_by(spec.patch_size)}, {head}.\n"
+        f"A Vision Transformer: {count / 1e6:.1f} million parameters, "
+        f"{plural(spec.depth, 'block')} of width {spec.width}, images of "
+        f"{_by(preprocess.image_size)} in patches of {_by(spec.patch_size)}, {head}.\n"
     )
     yield "## Use\n"
     yield from use
@@ -165,19 +169,26 @@ def _snippets(name: str, to: str, spec: ViTSpec, on_hub: bool) -> Iterator[str]:
         task = "image-classification"
         yield _python(
             "import vitkit",
-            f'predictor = vitkit.Predictor.from_checkpoint("{address}")\npredictor(["image.jpg"])',
+            f"predictor = vitkit.Predictor.from_checkpoint({_quoted(address)})\n"
+            'predictor(["image.jpg"])',
         )
     else:
         task = "image-feature-extraction"
-        yield f"```sh\nvitkit embed {address} image.jpg --out features.npz\n```\n"
+        yield f"```sh\nvitkit embed {shlex.quote(address)} image.jpg --out features.npz\n```\n"
     if to == "huggingface":
         yield _python(
-            "from transformers import pipeline", f'pipeline("{task}", "{name}")("image.jpg")'
+            "from transformers import pipeline", f'pipeline("{task}", {_quoted(name)})("image.jpg")'
         )
     # Without an architecture of its registry, timm cannot load the folder by its name.
     elif to == "timm" and timm_architecture(spec):
         timm_address = f"hf-hub:{name}" if on_hub else f"local-dir:{name}"
-        yield _python("import timm", f'timm.create_model("{timm_address}", pretrained=True)')
+        code = f"timm.create_model({_quoted(timm_address)}, pretrained=True)"
+        yield _python("import timm", code)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as Python writes it, in double quotes: a folder's name may hold some."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _python(imports: str, code: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 from vitkit.errors import CheckpointError, SettingError
+from vitkit.messages import escape
 from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
@@ -229,7 +230,7 @@ def _preset_of(name: str) -> str:
 def _log_warnings(path: str, checkpoint: Checkpoint) -> None:
     # Without class names: a warning on assumed ones does not concern the model alone.
     for line in replace(checkpoint, classes=()).warnings:
-        logging.getLogger("vitkit").warning("%s: %s", path, line)
+        logging.getLogger("vitkit").warning("%s: %s", path, escape(line))
 
 
 def _adapted_model(

@@ -24,9 +24,11 @@ from vitkit.weights.converting.write import (
     refuse_unknown_format,
     write_checkpoint,
 )
+from vitkit.weights.fetch import hub_errors
 from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.saved_model import as_saved, unwrapped
 from vitkit.weights.formats.timm.architecture import timm_architecture
+from vitkit.weights.formats.vitkit import class_names
 from vitkit.weights.model_card import CARD_LIBRARIES, model_card
 
 
@@ -60,7 +62,7 @@ def save_pretrained(
 ) -> tuple[Path, ...]:
     """Write a model as a folder; `ViT.save_pretrained` has the arguments and errors."""
     path = nonempty_path(folder, "folder")
-    if path.suffix in FILE_ENDINGS:
+    if path.name.endswith(FILE_ENDINGS):
         raise OutputError(f"{path}: expected a folder; vitkit.save writes a single file")
     vit = unwrapped(model, path)
     if to != "auto":
@@ -69,9 +71,11 @@ def save_pretrained(
     origin = vit.origin
     if origin is None:
         origin = Origin(source="", format=OWN_FORMAT, preprocess=default_preprocess(spec))
-    # A head that was replaced has other classes.
-    if classes is None and len(origin.classes) == spec.num_classes:
-        classes = origin.classes
+    names: tuple[str, ...] = ()
+    if classes is not None:
+        names = class_names(classes, path)
+    elif len(origin.classes) == spec.num_classes:  # a head that was replaced has other classes
+        names = origin.classes
     metadata: dict[str, Any] = {}
     if origin.licence:
         metadata["licence"] = origin.licence
@@ -80,7 +84,7 @@ def save_pretrained(
     checkpoint = Checkpoint(
         model=vit,
         preprocess=preprocess or origin.preprocess,
-        classes=tuple(classes or ()),
+        classes=names,
         metadata=metadata,
         path=path,
         dtype=str(dtype).removeprefix("torch."),
@@ -129,7 +133,6 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
     """Create the repository, upload the folder in one commit, and return the address."""
     try:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HfHubHTTPError
     except ImportError:
         raise MissingExtraError(
             f"uploading {name} needs huggingface_hub; install it: pip install 'vitkit[hub]'"
@@ -140,8 +143,7 @@ def _upload(hub: Hub | None, name: str, folder: Path, private: bool, message: st
     try:
         hub.create_repo(name, private=private, exist_ok=True)
         hub.upload_folder(repo_id=name, folder_path=folder, commit_message=message)
-    except (HfHubHTTPError, ValueError, OSError) as error:
-        # The Hub's client raises ValueError for a wrong name or a wrong model card.
+    except hub_errors() as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise OutputError(
             f"{name}: cannot be uploaded: {reason}; log in with `hf auth login`, and write the "

@@ -64,9 +64,10 @@ def test_memory_does_not_grow_with_the_steps(monkeypatch):
     torch.testing.assert_close(COMPUTE(model, images, classes=CLASSES, steps=50), expected)
 
 
-@pytest.mark.parametrize("steps", [0, -3])
+@pytest.mark.usefixtures("wrong_types_come_in")
+@pytest.mark.parametrize("steps", [0, -3, True, 2.0])
 def test_steps_are_one_or_more(steps):
-    with pytest.raises(SettingError, match=r"steps = .*: must be 1 or more"):
+    with pytest.raises(SettingError, match=r"steps = .*: must be a whole number, 1 or more"):
         COMPUTE(variant("cls"), noise_images(), classes=CLASSES, steps=steps)
 
 

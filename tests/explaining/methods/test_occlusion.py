@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import plain_pairs
 import pytest
 import torch
@@ -51,12 +52,13 @@ def test_a_window_of_several_patches(monkeypatch):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [0, 3, -1])
+@pytest.mark.usefixtures("wrong_types_come_in")
+@pytest.mark.parametrize("window", [0, 3, -1, True, 1.0, np.int64(3)])
 def test_a_window_leaves_some_patch(window):
-    with pytest.raises(SettingError, match=r"window = .*: must be from 1 to 2 for 2 x 3 patches"):
+    with pytest.raises(SettingError, match=r"must be a whole number from 1 to 2 for 2 x 3 patches"):
         OCCLUSION(variant("cls"), noise_images(), classes=CLASSES, window=window)
     square = torch.zeros(1, 3, 16, 16, dtype=torch.float64)
-    with pytest.raises(SettingError, match=r"must be from 1 to 1 for 2 x 2 patches"):
+    with pytest.raises(SettingError, match=r"from 1 to 1 for 2 x 2 patches"):
         OCCLUSION(variant("cls"), square, classes=CLASSES[:1], window=2)
 
 

@@ -41,6 +41,7 @@ def photos(tmp_path_factory):
     return folder, pixels
 
 
+@pytest.mark.usefixtures("wrong_types_come_in")  # labels in an array
 def test_it_is_the_measurement_of_the_preprocessed_images(checkpoint, photos):
     folder, pixels = photos
     report = vitkit.truth_report(checkpoint, folder, mosaics=10)
@@ -58,10 +59,14 @@ def test_it_is_the_measurement_of_the_preprocessed_images(checkpoint, photos):
     assert labels.model_fit.labelled
     with torch.no_grad():
         right = checkpoint.model(images).argmax(1) == torch.tensor([1, 2, 0, 4, 0, 1])
+    numbers = np.array([1, 2, 0, 4, 0, 1])
+    for same in (numbers, torch.from_numpy(numbers)):
+        assert vitkit.truth_report(checkpoint, pixels, labels=same, parts=["fit"]) == labels
     assert labels.model_fit.full == pytest.approx(right.double().mean().item())
     assert labels.stability is None
-    layer = vitkit.truth_report(checkpoint, pixels, layer=0, parts=())
+    layer = vitkit.truth_report(checkpoint, pixels, layer=np.int64(0), parts=())
     assert (layer.method, layer.options) == ("attention", {"layer": 0})
+    assert json.loads(json.dumps(layer.as_json()))["options"] == {"layer": 0}
 
 
 @pytest.mark.usefixtures("wrong_types_come_in")
@@ -74,6 +79,9 @@ def test_it_is_the_measurement_of_the_preprocessed_images(checkpoint, photos):
         ({"parts": ["speed"]}, "parts = 'speed': must be of weights, class"),
         ({"labels": ["ant"]}, "1 labels for 6 images; expected one each"),
         ({"labels": ["fly"] * 6}, "fly.* is not a class of this model"),
+        ({"labels": np.full(6, 9)}, "class_name = .*9.*: is not a class of this model"),
+        ({"mosaics": 0}, "mosaics = 0: must be 1 or more"),
+        ({"seed": -1}, "seed = -1: must be 0 or more"),
     ],
 )
 def test_what_does_not_fit_is_named(checkpoint, photos, arguments, message):

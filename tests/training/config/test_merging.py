@@ -45,7 +45,7 @@ def test_a_short_name_wins_over_the_long_one_of_an_earlier_layer(
     kept = layered({"data": "digits", "spec": small}, earlier, later)
     result = vitkit.train(
         **kept, epochs=2, max_steps=1, warmup_epochs=0.5, amp="off", quiet=True,
-        output=str(tmp_path / "run"),
+        output=str(tmp_path / "run"), report=False, plots=False,
     )  # fmt: skip
     spec = vitkit.load(result.last).model.spec
     assert (spec.image_size, spec.drop_path, spec.patch_size) == (image_size, drop_path, (4, 4))

@@ -50,6 +50,7 @@ def test_a_section_alone_is_validated_like_the_whole():
         ({"sched": "cosin"}, "must be 'cosine', 'linear', .* .did you mean 'cosine'?"),
         ({"std": (1.0, 2.0)}, "must be 1 number or must be 3 numbers"),
         ({"mean": []}, r"^mean = \[\]: must be 1 number or must be 3 numbers$"),
+        ({"mean": [0.5, float("nan"), 0.5]}, r"^mean = .*\]: must be a finite number$"),
     ],
 )
 def test_values_out_of_range_are_named(settings, message):

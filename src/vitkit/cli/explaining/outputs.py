@@ -52,9 +52,10 @@ def check_one_file(
     reason = ""
     if method == ALL:
         reason = "--method all writes several"
+    elif count is None:
+        reason = "the paths of - may be several"
     elif count != 1:
-        reason = "the paths of - may be several" if count is None else plural(count, "image")
-        reason = f"{reason} need several" if count is not None else reason
+        reason = f"{plural(count, 'image')} need several"
     for flag, is_given in extras.items():
         if is_given and not reason:
             reason = f"--{flag} writes another"

@@ -11,6 +11,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+from rich.cells import cell_len
+
 FEWEST_COLUMNS = 40
 """Columns that text is written for, however narrow the terminal is; it breaks longer lines."""
 
@@ -46,7 +48,7 @@ def _packed(cells: Sequence[str], width: int) -> list[str]:
     """Return cells in as few lines as have room for them; a longer cell has its own line."""
     lines = [" "]
     for cell in filter(None, map(str.strip, cells)):
-        if len(lines[-1]) + 2 + len(cell) > width and lines[-1].strip():
+        if cell_len(lines[-1]) + 2 + cell_len(cell) > width and lines[-1].strip():
             lines.append(" ")
         # the first cell of a line is indented by two, as the others are apart
         lines[-1] += f"  {cell}" if lines[-1].strip() else f" {cell}"
@@ -75,14 +77,17 @@ def fold(text: str, width: int | None) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    # Chinese and Japanese characters, among others, take two columns of a terminal
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        cells = [
+            cell + " " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)
+        ]
         # no trailing spaces, for diff and grep
         lines.append("  ".join(cells).rstrip())
     return lines
 
 
 def _widest(lines: Sequence[str]) -> int:
-    return max(map(len, lines), default=0)
+    return max(map(cell_len, lines), default=0)

@@ -8,13 +8,13 @@ On uint8 pixels, where a loader process makes the batch (`loading.loader`):
 
 On floats, on the device of the model:
 
-4. `BatchTransform.images`: the policy and the colour jitter (`policies`, `operations`),
-   normalisation, random erasing (`random_erasing`);
+4. `BatchTransform.images`: a policy such as RandAugment and the colour jitter (`policies`,
+   `policy_operations`), normalisation (`images.preprocess`), random erasing (`random_erasing`);
 5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixup`).
 
 `training_transform` does 2 to 4 with one image, for a training loop of one's own.
 
-A new operation of a policy is a function and a row in `operations`, and a row in `policies`.
+A new operation of a policy is a function and a row in `policy_operations`, and a row in `policies`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from vitkit.data.augmentation.crop_flip import (
 )
 from vitkit.data.augmentation.mixup import Mixing
 from vitkit.data.augmentation.model_inputs import ModelInputs
-from vitkit.data.augmentation.operations import apply
 from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
+from vitkit.data.augmentation.policy_operations import apply
 from vitkit.data.augmentation.random_erasing import erase
 from vitkit.data.images.preprocess import fit, squash, standardise_in_place, to_unit
 from vitkit.data.images.read import ImageSource, read_image
@@ -226,7 +226,8 @@ class TrainingTransform:
         """Return the augmented image, (C, h, w) float32 on the CPU.
 
         Args:
-            image: a path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8.
+            image: a path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or
+                (H, W) uint8 [0, 255].
             key: (seed, epoch, index) or (seed, epoch, index, view), whole numbers from 0: the same
                 key gives the same tensor, that of image `index` in epoch `epoch` of a run with this
                 `seed`. Without a key it is drawn from torch's global generator, which differs
@@ -301,9 +302,10 @@ def training_transform(
         flip: probability of a horizontal flip, [0, 1].
         shift: largest random shift up, down, left and right, in pixels.
         crop_scale: smallest fraction of the area that a random crop keeps, (0, 1]; 1 turns it off.
-        aa: augmentation policy: RandAugment such as `rand-m9-mstd0.5-inc1`, `trivial` or `3`.
+        aa: augmentation policy: RandAugment (arXiv 1909.13719) such as `rand-m9-mstd0.5-inc1`,
+            `trivial` (TrivialAugment, arXiv 2103.10158) or `3` (3-Augment, arXiv 2204.07118).
         color_jitter: largest random change of brightness, contrast and saturation, [0, 1].
-        reprob: probability that a random box is replaced by noise, [0, 1].
+        reprob: probability that a random box is replaced by noise (arXiv 1708.04896), [0, 1].
 
     Raises:
         SettingError: a value out of range, or a policy that does not exist.
@@ -316,8 +318,7 @@ def training_transform(
         color_jitter=color_jitter,
         reprob=reprob,
     )
-    # a wrong policy is refused here, not at the first image
-    BatchTransform(preprocess, torch.device("cpu"), augmentation)
+    BatchTransform(preprocess, torch.device("cpu"), augmentation)  # refuses a wrong policy now
     return TrainingTransform(preprocess, augmentation)
 
 
@@ -328,7 +329,7 @@ def _key(key: Sequence[int] | None) -> tuple[int, int, int, int]:
     try:
         numbers = [*map(int, key)]
         is_whole = all(number == given for number, given in zip(numbers, key, strict=True))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # int(infinity) overflows
         numbers, is_whole = [], False
     if not is_whole or len(numbers) not in (3, 4) or min(numbers) < 0:
         raise SettingError(

@@ -1,4 +1,4 @@
-"""Augmentation policies: tables of operations and their strengths, and random draws from them.
+"""RandAugment, TrivialAugment and 3-Augment: tables of operations and strengths, and random draws.
 
 A draw is a function of (seed, epoch, index, view), so that no image depends on its batch.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64, Shaped
 
-from vitkit.data.augmentation.operations import IDENTITY
+from vitkit.data.augmentation.policy_operations import IDENTITY
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 from vitkit.randomness import uniform
@@ -28,7 +28,7 @@ class Choice:
     """An operation and its value at a level t: start + t (end - start).
 
     Attributes:
-        operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
+        operation: its name, a key of `policy_operations.POINTWISE` or one of `GEOMETRIC`.
         start: the value at level 0.
         end: the value at level 1.
         mirrored: True to take the value on the other side of `start` for half of the images.

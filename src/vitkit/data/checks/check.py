@@ -143,7 +143,7 @@ def check(
         if training would refuse the data; `.as_dict()` for JSON.
 
     Raises:
-        DataError: data that cannot be opened.
+        DataError: data that cannot be opened, or corrected labels that do not fit them.
         MissingExtraError: a Parquet file or a set of the Hub, without `vitkit[hub]`.
         SettingError: a negative number of workers.
     """

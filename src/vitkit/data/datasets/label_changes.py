@@ -18,7 +18,7 @@ from vitkit.messages import escape, nearest_parent
 RELABEL_HEADER = ("path", "old_class", "new_class")
 """Columns of a list: the image as `Split.path` names it, its class now, and its right class."""
 LARGEST_CELL = 2**20
-"""Bytes of a name at most, instead of the 128 KB of the module `csv`."""
+"""Characters of a name at most, instead of the 131,072 of the module `csv`."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def read_label_changes(path: str | os.PathLike[str]) -> LabelChanges:
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         header = next(reader, [])
         # Of a cell over several lines, the number of the last one.
-        rows = [(reader.line_num, row) for row in reader if row]
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
     except csv.Error as error:
         raise DataError(f"--relabel {where} is not a CSV file: {error}") from None
     finally:

@@ -31,10 +31,11 @@ from vitkit.data.images.integrity import (
     check_png_rows,
     check_tiff_coverage,
     ends_early,
+    is_cut_short,
 )
 from vitkit.data.images.orientation import UPRIGHT, exif_orientation, turned_upright
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
-from vitkit.data.images.tiff import pixel_layout, tiff_orientation
+from vitkit.data.images.tiff import pixel_layout, tiff_orientation, tile_size
 from vitkit.errors import ImageError
 from vitkit.messages import escape
 
@@ -64,7 +65,8 @@ def decode(
         source: the file's bytes, or its path.
         name: the image's name for messages; the path where absent.
         max_pixels: largest width x height, read from the header before any pixel is decoded; of
-            a WebP half as many. Pillow's own limit, about 179 million, holds besides.
+            a WebP half as many. A tile of a TIFF may have no more, either. Pillow's own limit,
+            about 179 million, holds besides.
         max_aspect: largest ratio of the longer to the shorter side.
 
     Returns:
@@ -126,7 +128,7 @@ def decode_with_properties(
 
 def _refusal(handle: Stream, format: str | None, name: str, error: BaseException) -> ImageError:
     """Return the error for a file that Pillow cannot decode."""
-    is_cut = format is not None and _is_cut_short(handle, format, error)
+    is_cut = format is not None and is_cut_short(handle, format, error)
     if format == "TIFF" and isinstance(error, UnidentifiedImageError) and not is_cut:
         layout = pixel_layout(handle)
         if layout:
@@ -147,12 +149,13 @@ def as_rgb(image: Image.Image | np.ndarray, name: str = "image") -> RGBPixels:
         name: the image's name for messages.
 
     Raises:
-        ImageError: "mode" for another array or for float and 32-bit pixels; as `decode` for a PIL
-            image that was opened and not yet loaded.
+        ImageError: "mode" for another array or for float and 32-bit pixels; "damaged" for a PIL
+            image without pixels; as `decode` for one that was opened and not yet loaded.
     """
     name = escape(name)
     if isinstance(image, np.ndarray):
         return array_as_rgb(image, name)
+    _refuse_no_pixels(image.size, name)
     try:
         with PillowKeptQuiet():
             if isinstance(image, ImageFile.ImageFile) and image.format == "PNG":
@@ -207,6 +210,9 @@ def _decode(
     max_aspect: float,
     admit: Callable[[int], object],
 ) -> tuple[RGBPixels, frozenset[FileProperty]]:
+    # First: Pillow would go through all the markers of the header, however many.
+    if format == "JPEG":
+        check_jpeg_scans(handle, name)
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
         # Only the header has been read so far: a huge image is refused before it takes memory.
@@ -215,22 +221,39 @@ def _decode(
             # Other code has set Pillow to fill missing pixels with grey; here that is an error.
             raise ImageError(name, "truncated", f"the {format} file ends too early")
         position = handle.tell()  # Pillow goes on reading from here
-        if format == "JPEG":
-            check_jpeg_scans(handle, name)
         if format == "PNG":
             check_png_chunks(handle, name)
             scale_key_colour(image)
+        pixels_at_once = image.width * image.height
         if format == "TIFF":
             check_tiff_coverage(image, name)
+            pixels_at_once = max(pixels_at_once, _tile_pixels(image, name, most))
         handle.seek(position)
         stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
         turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # loading forgets it
-        admit(image.width * image.height)
+        admit(pixels_at_once)
         image.load()
         if format == "PNG":
             check_png_rows(handle, image, name)
         pixels = turned_upright(rgb_pixels(image, name), image)
         return pixels, frozenset(_file_properties(image, stored, turned))
+
+
+def _tile_pixels(image: ImageFile.ImageFile, name: str, max_pixels: int) -> int:
+    """Return the pixels of a tile of a TIFF, which may be far larger than the image.
+
+    Raises:
+        ImageError: "too large": libtiff takes the memory of a whole tile.
+    """
+    height, width = tile_size(image)
+    if height * width > max_pixels:
+        raise ImageError(
+            name,
+            "too large",
+            f"tiles of {height} x {width} pixels; at most {max_pixels:,} are decoded; save it "
+            "again without tiles",
+        )
+    return height * width
 
 
 def _file_properties(
@@ -260,20 +283,15 @@ def _file_properties(
             yield "frames"
 
 
-def _is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
-    """Return True if a file cannot be decoded because its end is missing."""
-    if "truncat" in str(error).lower():
-        return True
-    try:
-        return ends_early(handle, format)
-    except OSError:  # the disk fails, and that is what `error` reports already
-        return False
-
-
-def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect: float) -> None:
+def _refuse_no_pixels(size: tuple[int, int], name: str) -> None:
     width, height = size
     if min(size) < 1:
         raise ImageError(name, "damaged", f"expected at least 1 x 1 pixels, got {height} x {width}")
+
+
+def _check_limits(size: tuple[int, int], name: str, max_pixels: int, max_aspect: float) -> None:
+    _refuse_no_pixels(size, name)
+    width, height = size
     if width * height > max_pixels:
         raise ImageError(
             name, "too large", f"{height} x {width} pixels; at most {max_pixels:,} are decoded"

@@ -1,4 +1,4 @@
-"""Checks that an image file is complete, where the decoder itself does not notice.
+"""Truncated and incomplete image files, also those that Pillow decodes all the same.
 
 Pillow decodes a PNG without its chunks' checksums, and leaves rows black where the pixel data end
 properly but early; it decodes a TIFF whose strips do not cover the image. Both are refused here.
@@ -179,6 +179,22 @@ def ends_early(handle: Stream, format: str) -> bool:
     if format == "BMP":
         return size < max(int.from_bytes(head[2:6], "little"), 54)  # 54: its two headers
     return _tiff_ends_early(handle, head, size)
+
+
+def is_cut_short(handle: Stream, format: str, error: BaseException) -> bool:
+    """Return True if a file cannot be decoded because its end is missing.
+
+    Args:
+        handle: the file.
+        format: one of the six.
+        error: what Pillow raised.
+    """
+    if "truncat" in str(error).lower():
+        return True
+    try:
+        return ends_early(handle, format)
+    except OSError:  # the disk fails, and that is what `error` reports already
+        return False
 
 
 def _chunks(handle: Stream, name: str) -> Iterator[tuple[bytes, Iterator[bytes]]]:

@@ -1,7 +1,8 @@
-"""The one evaluation transform, used by training, evaluation and prediction alike.
+"""The one evaluation transform: size, centre crop, normalisation by mean and standard deviation.
 
-Grey or colour, then size, then centre crop on uint8 pixels (Pillow); normalisation on the tensor's
-own device (torch). The crop's arithmetic is timm's, so that its checkpoints see the same pixels.
+Training, evaluation and prediction all use it. Grey or colour, then size, then centre crop on uint8
+pixels (Pillow, `fit`); normalisation on the tensor's own device (torch, `normalise`). The crop's
+arithmetic is timm's, so that its checkpoints see the same pixels.
 """
 
 from __future__ import annotations

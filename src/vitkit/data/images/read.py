@@ -14,7 +14,7 @@ from vitkit.data.images.decode import as_rgb, decode_with_properties
 from vitkit.errors import SettingError
 
 ImageSource: TypeAlias = str | PathLike[str] | bytes | Image.Image | np.ndarray
-"""A path, an encoded file's bytes, a PIL image, or (H, W, 3) or (H, W) uint8."""
+"""A path, an encoded file's bytes, a PIL image, or (H, W, 3), (H, W, 1) or (H, W) uint8."""
 
 
 def read_image(

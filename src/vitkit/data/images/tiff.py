@@ -10,6 +10,8 @@ from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
 
 BITS, COMPRESSION, PHOTOMETRIC, ORIENTATION, SAMPLES, KIND = 258, 259, 262, 274, 277, 339
 """Tags (TIFF 6.0, Sec. 8 and 19)."""
+TILE_WIDTH, TILE_LENGTH = 322, 323
+"""Tags (TIFF 6.0, Sec. 15)."""
 WHITE_IS_ZERO = 0
 SAMPLE_TYPES = {
     1: "unsigned integers",
@@ -62,3 +64,12 @@ def tiff_orientation(image: Image.Image) -> int:
     """
     orientation = getattr(image, "tag_v2", {}).get(ORIENTATION, 1)
     return orientation if isinstance(orientation, int) else 1
+
+
+def tile_size(image: Image.Image) -> tuple[int, int]:
+    """Return (H, W) of the tiles of an opened TIFF, in pixels; (0, 0) where it has strips."""
+    tags = getattr(image, "tag_v2", {})
+    height, width = tags.get(TILE_LENGTH), tags.get(TILE_WIDTH)
+    if isinstance(height, int) and isinstance(width, int):
+        return height, width
+    return 0, 0

@@ -21,7 +21,7 @@ from vitkit.data.datasets.file_digests import file_digests
 from vitkit.data.datasets.path_list import Paths
 from vitkit.errors import DataError
 from vitkit.io.csv_format import csv_encoding, csv_separator
-from vitkit.messages import escape
+from vitkit.messages import escape, plural
 
 COLUMNS = {
     "path": (
@@ -89,7 +89,8 @@ def open_csv(
         groups.setdefault(row.split, []).append(row)
     parts = {split: _part(group, root) for split, group in groups.items()}
     repeated = len(rows) - len({row.path for row in rows})
-    notes = [f"{repeated:,} rows repeat an image"] if repeated else []
+    repeat = "repeats" if repeated == 1 else "repeat"
+    notes = [f"{plural(repeated, 'row')} {repeat} an image"] if repeated else []
     return assemble(
         escape(path.stem), where, parts, ignore_extra_classes=ignore_extra_classes, notes=notes
     )

@@ -120,6 +120,12 @@ def _open_place(
     follow_links: bool,
 ) -> Dataset:
     """Open a dataset by its name, its address or its path."""
+    # As a path, an empty text would be the working folder.
+    if data == "":
+        raise DataError(
+            "the name of the data is empty; expected a folder, a file, an address or one of "
+            f"{', '.join(NAMES)}; pass . for the working folder"
+        )
     # `Path.expanduser` raises for an unknown user.
     root = None if data_root is None else Path(os.path.expanduser(data_root))
     # Names and addresses are text; a `Path` is always a path.

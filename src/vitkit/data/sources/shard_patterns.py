@@ -43,11 +43,17 @@ def find_shards(pattern: str) -> list[Path]:
         shards += matches
     missing = [shard for shard in shards if not shard.is_file()]
     if missing:
-        raise DataError(
-            f"{escape(missing[0])}: no such file, and {len(missing):,} of {len(shards):,} "
-            f"shards are not there; {nearest_parent(missing[0])}"
-        )
+        raise DataError(_about_missing(missing, len(shards)))
     return shards
+
+
+def _about_missing(missing: Sequence[Path], total: int) -> str:
+    """Return the message about shards that are not there, `total` having been named."""
+    first = escape(missing[0])
+    if missing[0].is_dir():
+        return f"{first} is a folder; name the shards in it, such as wds:{first}/*.tar"
+    count = "" if total == 1 else f", and {len(missing):,} of {total:,} shards are not there"
+    return f"{first}: no such file{count}; {nearest_parent(missing[0])}"
 
 
 def expand(pattern: str) -> list[str]:

@@ -40,8 +40,8 @@ def out_of_fold_probabilities(
         device: where to compute.
 
     Returns:
-        (N, K) float32 on the CPU. An image that is the only one of its class has NaN: no
-        classifier can know it.
+        (N, K) float32 on the CPU. An image that is the only one of its class has NaN, as no
+        classifier can know it, and so has a fold where all other images are of one class.
 
     Raises:
         DataError: all images are of one class.
@@ -51,6 +51,9 @@ def out_of_fold_probabilities(
     probabilities = torch.full((len(labels), num_classes), torch.nan)
     for number in range(min(folds, int(fold.max(initial=-1)) + 1)):
         inside = torch.from_numpy(fold == number)
+        # the second of two classes may have one image alone, and nothing is fitted to one class
+        if len(labels[~inside].unique()) < 2 <= len(labels.unique()):
+            continue
         fitted = fit_linear(
             features[~inside],
             labels[~inside],

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitkit.errors import MissingExtraError, SettingError
 from vitkit.explaining.class_scores import at_least_float32, check_classes, gradients_in_eval_mode
+from vitkit.explaining.method import whole_number
 from vitkit.explaining.methods import METHODS
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
@@ -41,8 +42,9 @@ def integrated_gradients(
         ShapeError: images that do not fit the model.
     """
     check_classes(model, classes, METHODS)
-    if not isinstance(steps, int) or steps < 1:
-        raise SettingError.about("steps", steps, "must be 1 or more")
+    count = whole_number(steps)
+    if count is None or count < 1:
+        raise SettingError.about("steps", steps, "must be a whole number, 1 or more")
     rows, columns = model.patch_embed.grid(images)
     # imported here: an optional dependency
     try:
@@ -56,7 +58,7 @@ def integrated_gradients(
             images,
             baselines=0.0,
             target=classes.to(images.device),
-            n_steps=steps,
+            n_steps=count,
             internal_batch_size=max(len(images), IMAGES_AT_ONCE),
         )
     pixels = at_least_float32(pixels.detach())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from vitkit.errors import SettingError
 from vitkit.explaining.class_scores import at_least_float32, check_classes, class_scores
+from vitkit.explaining.method import whole_number
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.token_subset import TokenSubsets
 from vitkit.models.layers import eval_mode
@@ -72,9 +73,9 @@ def _windows(grid: Grid, window: int) -> Int64[Tensor, "V w"]:
             f"{', '.join(able)}"
         )
     most = min(grid) - int(grid[0] == grid[1])  # some patch must stay
-    if not isinstance(window, int) or not 1 <= window <= most:
-        raise SettingError.about(
-            "window", window, f"must be from 1 to {most} for {grid[0]} x {grid[1]} patches"
-        )
+    side = whole_number(window)
+    if side is None or not 1 <= side <= most:
+        expected = f"must be a whole number from 1 to {most} for {grid[0]} x {grid[1]} patches"
+        raise SettingError.about("window", window, expected)
     numbers = torch.arange(grid[0] * grid[1]).view(grid)
-    return numbers.unfold(0, window, 1).unfold(1, window, 1).reshape(-1, window * window)
+    return numbers.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side * side)

@@ -35,7 +35,7 @@ def pca(model: ViT, images: Images, *, layer: int = -1) -> Float[Tensor, "B gh g
 
     Returns:
         (B, gh, gw, 3) in [0, 1], each component from 0 to 1 over the foreground; 0 on the
-        background.
+        background. NaN for an image whose features are not all finite.
 
     Raises:
         SettingError: a layer that does not exist.
@@ -54,6 +54,8 @@ def pca(model: ViT, images: Images, *, layer: int = -1) -> Float[Tensor, "B gh g
 
 
 def _colours(patches: Float[Tensor, "N D"], grid: Grid) -> Float[Tensor, "N 3"]:
+    if not torch.isfinite(patches).all():  # such as half precision that overflows
+        return patches.new_full((len(patches), COLOURS), torch.nan)
     first = _projections(patches)[:, 0]
     border = _border(grid)
     if not border.all() and first[border].mean() > first[~border].mean():

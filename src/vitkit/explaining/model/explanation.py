@@ -93,14 +93,16 @@ class ModelExplanation:
         from vitkit.plots.model.sheet import draw_model_panels
 
         panels = list(self._panels())
+        if not panels:
+            raise SettingError(f"nothing to draw: {' '.join(self.notes)}")
         if panel is None:
-            if not panels:
-                raise SettingError(f"nothing to draw: {' '.join(self.notes)}")
             return draw_model_panels(panels, self.caption)
         chosen = [each for each in panels if each.name == panel]
         if not chosen:
-            names = ", ".join(each.name for each in panels)
-            raise SettingError.about("panel", panel, f"must be one of {names}")
+            expected = f"must be one of {', '.join(each.name for each in panels)}"
+            if panel in PANELS:  # one that other models or some images have
+                expected += f". {' '.join(self.notes)}"
+            raise SettingError.about("panel", panel, expected)
         return draw_model_panels(chosen, f"{self.caption}{self._detail(panel)}")
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> tuple[Path, ...]:
@@ -115,6 +117,7 @@ class ModelExplanation:
 
         Raises:
             OutputError: a file that is no earlier result, or a folder that cannot be written.
+            SettingError: a model without any figure, as its `notes` say.
         """
         from vitkit.plots.figure import encode_png, encode_svg
 

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
+from vitkit.errors import CheckpointError
 from vitkit.models.embedding import HybridEmbedding, NormedPatchEmbedding
 from vitkit.models.hybrid import StdConv2d, standardise
 from vitkit.models.vit import ViT
@@ -46,29 +47,41 @@ def first_layer_filters(model: ViT, count: int = MOST_FILTERS) -> Filters:
 
     Args:
         model: any ViT; only its weights are used.
-        count: components at most.
+        count: components at most; those without variance are left out.
+
+    Raises:
+        CheckpointError: weights that are not finite.
     """
     found = _pixel_kernel(model)
     if found is None:
-        empty = np.zeros((0, 0, 0, model.spec.in_channels))
-        return Filters(
-            empty, np.zeros(0), missing="The backbone has no convolution that takes the image."
-        )
+        return _no_filters(model, "The backbone has no convolution that takes the image.")
     kernel, layer = found
     weights = kernel.detach().double().cpu().numpy()  # D C P Q
+    if not np.isfinite(weights).all():
+        raise CheckpointError(
+            f"the weights of the {layer} are not finite (NaN or infinity); use an earlier model"
+        )
     rows = weights.reshape(len(weights), -1)
     rows = rows - rows.mean(axis=0)
     # right singular vectors of the centred filters are the components, largest variance first
     _, sizes, directions = np.linalg.svd(rows, full_matrices=False)
     variances = sizes**2
-    total = variances.sum()
-    shares = variances / total if total > 0 else np.zeros_like(variances)
-    directions = directions[:count]
+    # the others, as the last of no more filters than pixel values, are rounding errors
+    rank = int((sizes > sizes[0] * max(rows.shape) * np.finfo(np.float64).eps).sum())
+    if not rank:
+        return _no_filters(model, "All first-layer filters are equal, so they have no components.")
+    shares = variances / variances.sum()
+    directions = directions[: min(count, rank)]
     largest = np.abs(directions).argmax(axis=1)
     # The sign of a singular vector is arbitrary; a fixed rule makes figures repeatable.
     signs = np.sign(directions[np.arange(len(directions)), largest])
     components = (directions * signs[:, None]).reshape(-1, *weights.shape[1:])
-    return Filters(components.transpose(0, 2, 3, 1), shares[:count], layer)
+    return Filters(components.transpose(0, 2, 3, 1), shares[: len(directions)], layer)
+
+
+def _no_filters(model: ViT, reason: str) -> Filters:
+    empty = np.zeros((0, 0, 0, model.spec.in_channels))
+    return Filters(empty, np.zeros(0), missing=reason)
 
 
 def _pixel_kernel(model: ViT) -> tuple[Float[Tensor, "D C P Q"], str] | None:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitkit.errors import CheckpointError
 from vitkit.explaining.methods.attention import attention
 from vitkit.explaining.model.artefacts import count_artefacts, patch_norms
 from vitkit.explaining.model.depth_statistics import DepthMeasurement, batch_size_for
@@ -38,14 +39,23 @@ class ModelMeasurement:
         """Measure a batch.
 
         Args:
-            images: (B, C, H, W) normalised, on the model's device.
+            images: (B, C, H, W) normalised; they are moved to the model's device and dtype.
 
         Returns:
             The largest norm of a patch token of each image, (B, 1).
+
+        Raises:
+            CheckpointError: tokens that are not finite.
         """
+        images = images.to(next(self.model.parameters()))
         tokens = self._depth.add(images)
         grid = self.model.patch_embed.grid(images)
         norms = patch_norms(self.model, tokens, grid).cpu()
+        if not torch.isfinite(norms).all():
+            raise CheckpointError(
+                "the model's tokens are not finite (NaN or infinity), so they cannot be measured; "
+                "check its weights, or use the model in float32"
+            )
         self._norms.append(norms)
         self._attention.append(attention(self.model, images).cpu())
         return norms.flatten(1).amax(dim=1, keepdim=True)

@@ -29,7 +29,7 @@ AT_A_TIME = 8
 
 @dataclass(frozen=True)
 class ClassMatters:
-    """How well maps point at their class in mosaics of 2 x 2 images; chance is 25 %.
+    """How well maps point at their class in mosaics of 2 x 2 images: shares in [0, 1], chance 0.25.
 
     Attributes:
         mosaics: their number.

@@ -54,8 +54,8 @@ def measure_truth(
         options: of the method, such as `layer`.
         preprocess: of the images, for JPEG; without it that part is left out.
         parts: the expensive parts that are measured; default all.
-        mosaics: the number of mosaics.
-        seed: of everything that is random; the same seed gives the same numbers.
+        mosaics: the number of mosaics, 1 or more.
+        seed: of everything that is random, 0 or more; the same seed gives the same numbers.
         reference: of the same images and classes, as `references` measures it.
         covered: the same with grey and blurred patches, as `covered_references` measures it.
 

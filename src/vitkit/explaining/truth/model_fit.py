@@ -25,7 +25,7 @@ LEAST = 0.5
 
 @dataclass(frozen=True)
 class ModelFit:
-    """Accuracy while random patches are dropped.
+    """Accuracy, in [0, 1], while random patches are dropped.
 
     Attributes:
         labelled: whether it is measured by labels; else it is the share of images whose prediction

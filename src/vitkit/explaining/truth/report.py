@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitkit.explaining.truth.class_matters import ClassMatters
+from vitkit.explaining.truth.class_matters import CHANCE, ClassMatters
 from vitkit.explaining.truth.model_fit import ModelFit
 from vitkit.explaining.truth.other_removals import OtherRemovals
 from vitkit.explaining.truth.score import TruthScore, score_line
 from vitkit.explaining.truth.stability import Stability
 from vitkit.explaining.truth.statistics import kendall_tau, median_or_none
 from vitkit.explaining.truth.weights_matter import STRONGEST
-from vitkit.messages import plural
+from vitkit.messages import percent, plural
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class TruthReport:
         method: its name.
         options: its options, as measured.
         scores: of each image.
-        p: of a paired permutation test over the images that insertion is not above deletion.
-        weights_matter: mean Spearman correlation with maps of the model with a random top; above
-            0.5 the method hardly looks at the model.
-        class_matters: pointing in mosaics of 2 x 2 images; chance is 25 %.
+        p: of a paired permutation test over the images that insertion is not above deletion, in
+            (0, 1].
+        weights_matter: mean Spearman correlation, in [-1, 1], with maps of the model with a random
+            top (arXiv 1810.03292); above 0.5 the method hardly looks at the model.
+        class_matters: pointing in mosaics of 2 x 2 images; chance is 25 %. None, too, where fewer
+            than four classes are predicted right.
         stability: Spearman correlations after a shift of one pixel and JPEG 90.
         model_fit: accuracy with 25 and 50 % of the patches dropped.
         other_removals: deletion by grey and by blurred patches.
@@ -45,17 +47,17 @@ class TruthReport:
 
     @property
     def deletion(self) -> float | None:
-        """The median over the images where it is measurable."""
+        """The median over the images where it is measurable, 1 at best; see `TruthScore`."""
         return median_or_none([score.deletion for score in self.scores])
 
     @property
     def insertion(self) -> float | None:
-        """The median over the images where it is measurable."""
+        """The median over the images where it is measurable, 1 at best; see `TruthScore`."""
         return median_or_none([score.insertion for score in self.scores])
 
     @property
     def saco(self) -> float | None:
-        """The median over the images where it is measurable."""
+        """The median over the images where it is measurable, in [-1, 1]."""
         return median_or_none([score.saco for score in self.scores])
 
     @property
@@ -100,9 +102,10 @@ class TruthReport:
 
 def _class_line(found: ClassMatters) -> str:
     return (
-        f"class: {found.pointing:.1%} of {found.mosaics} mosaics point at the right image "
-        f"({found.low:.1%} to {found.high:.1%}; chance 25.0%, by positive values alone "
-        f"{found.positive_pointing:.1%}, the model itself {found.model_pointing:.1%})"
+        f"class: {percent(found.pointing)} of {found.mosaics} mosaics point at the right image "
+        f"({percent(found.low)} to {percent(found.high)}; chance {percent(CHANCE)}, by positive "
+        f"values alone {percent(found.positive_pointing)}, the model itself "
+        f"{percent(found.model_pointing)})"
     )
 
 

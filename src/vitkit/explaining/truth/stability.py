@@ -25,7 +25,7 @@ QUALITY = 90
 
 @dataclass(frozen=True)
 class Stability:
-    """Mean Spearman correlations of maps with those of images that look the same.
+    """Mean Spearman correlations, in [-1, 1], of maps with those of images that look the same.
 
     Attributes:
         shift: after a shift by one pixel to the right; None where all maps are constant.

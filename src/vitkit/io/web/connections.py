@@ -71,7 +71,13 @@ class Attempts(urllib3.Retry):
     def after(
         self, address: str, response: urllib3.BaseHTTPResponse | None, error: Exception | None
     ) -> Attempts | None:
-        """Return what is left after an attempt, or a redirection; None where no other may help."""
+        """Return what is left after an attempt, or a redirection; None where no other may help.
+
+        Args:
+            address: that was asked.
+            response: of the server; None where there was none.
+            error: why there was none.
+        """
         if response is None:
             may_help = not isinstance(error, LocationValueError)
         else:

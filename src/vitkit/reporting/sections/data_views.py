@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
+from vitkit.data.images.decode import decode
+from vitkit.errors import ImageError
 from vitkit.messages import escape
 from vitkit.reporting.images import data_address
 from vitkit.reporting.missing import Missing
@@ -21,7 +23,7 @@ LARGEST = 400_000
 
 
 def check_findings(run: ReportedRun) -> dict[str, Any]:
-    """Return the findings of the check of the data that the folder has."""
+    """Return the findings of the check of the data. Raises `Missing` without check.json."""
     command = run.command("check", run.data, *run.relabel_words, "--output", run.folder.check)
     try:
         document = json.loads(run.folder.check.read_bytes())
@@ -33,7 +35,7 @@ def check_findings(run: ReportedRun) -> dict[str, Any]:
             "report again afterwards.",
             command,
         ) from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise Missing(
             f"{run.folder.check.name} is not a report of vitkit check.", command
         ) from None
@@ -53,7 +55,7 @@ def _finding(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def augmented(run: ReportedRun) -> dict[str, Any]:
-    """Return the grid of augmented images of the first step."""
+    """Return the grid of augmented images of the first step. Raises `Missing` without it."""
     path = run.folder.augmented
     again = run.root.with_name(f"{run.root.resolve().name}-augmented")
     command = run.command(
@@ -67,11 +69,10 @@ def augmented(run: ReportedRun) -> dict[str, Any]:
             command,
         )
     try:
-        with Image.open(path) as image:
-            image.load()
-            if path.stat().st_size <= LARGEST:
-                return {"image": data_address(image.convert("RGB"), "png")}
-            image.thumbnail((WIDEST, 2 * WIDEST))
-            return {"image": data_address(image.convert("RGB"), "jpeg")}
-    except (OSError, UnidentifiedImageError) as error:
-        raise Missing(f"{path.name} cannot be read: {error}.", command) from None
+        image = Image.fromarray(decode(path, name=path.name))
+    except ImageError as error:
+        raise Missing(f"The sample cannot be read: {error}.", command) from None
+    if path.stat().st_size <= LARGEST:
+        return {"image": data_address(image, "png")}
+    image.thumbnail((WIDEST, 2 * WIDEST))
+    return {"image": data_address(image, "jpeg")}

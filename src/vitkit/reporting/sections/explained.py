@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
-from jaxtyping import UInt8
 from PIL import Image
 
 from vitkit.data.datasets.split import Split
+from vitkit.data.images.decode import as_rgb
 from vitkit.errors import ImageError, VitkitError
 from vitkit.explaining.methods import DEFAULTS
 from vitkit.reporting.images import THUMBNAIL, data_address
@@ -52,7 +51,7 @@ class Explanations:
         from vitkit.explaining.explain import ImageExplainer
 
         try:
-            pixels = _rgb(split.read(place))
+            pixels = as_rgb(split.read(place))
         except (ImageError, OSError):
             return ""
         try:
@@ -65,7 +64,3 @@ class Explanations:
         # two pixels for each one of the page, since the map has fine lines
         image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL), Image.Resampling.LANCZOS)
         return data_address(image.convert("RGB"), "jpeg")
-
-
-def _rgb(pixels: UInt8[np.ndarray, "H W C"]) -> UInt8[np.ndarray, "H W 3"]:
-    return np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vitkit.data.images.decode import as_rgb
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.errors import ImageError, VitkitError
 from vitkit.reporting.missing import Missing
@@ -20,7 +21,11 @@ SHEET_DPI = 110
 
 
 def what_was_learned(run: ReportedRun) -> dict[str, Any]:
-    """Return the sheet of a model: filters, positions, and attention over depth."""
+    """Return the sheet of a model: filters, positions, and attention over depth.
+
+    Raises:
+        Missing: no weights, or a model that the sheet cannot show.
+    """
     command = run.command("explain", run.root, "--model", "--output", run.root / "model")
     if run.checkpoint is None:
         raise Missing(
@@ -62,8 +67,7 @@ def _images(run: ReportedRun) -> list[np.ndarray]:
     found = []
     for place in places.tolist():
         try:
-            pixels = split.read(place)
+            found.append(as_rgb(split.read(place)))
         except (ImageError, OSError):
             continue
-        found.append(np.repeat(pixels, 3, axis=2) if pixels.shape[2] == 1 else pixels)
     return found

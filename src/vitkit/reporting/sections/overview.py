@@ -41,7 +41,11 @@ OWN_PLACE = ("data", "output", "start", "resume", "overwrite", "quiet", "plots",
 
 
 def best_score(run: ReportedRun) -> dict[str, Any]:
-    """Return the score of the best weights with its interval, and the other scores."""
+    """Return the score of the best weights with its interval, and the other scores.
+
+    Raises:
+        Missing: no epoch was complete.
+    """
     splits = [name for name in SPLITS if "top1" in run.scores.get(name, {})]
     if not splits:
         raise Missing(
@@ -110,7 +114,11 @@ def format_score(scores: Metrics, name: str) -> Score:
 
 
 def repetition(run: ReportedRun) -> dict[str, Any]:
-    """Return the command that repeats the run, and the settings that differ from the defaults."""
+    """Return the command that repeats the run, and the settings that differ from the defaults.
+
+    Raises:
+        Missing: config.yaml cannot be read.
+    """
     if not run.settings:
         raise Missing("config.yaml cannot be read, so the settings of the run are not known.")
     config = run.folder.config
@@ -154,9 +162,8 @@ def environment(run: ReportedRun) -> dict[str, Any]:
         rows += [(f"{name} (training)", str(value)) for name, value in versions.items()]
     rows += [(name, str(run.settings[name])) for name in PLACES if name in run.settings]
     if isinstance(data, dict):
-        images = data.get("images")
-        if isinstance(images, dict):
-            counts = ", ".join(f"{count:,} {name}" for name, count in images.items())
+        counts = ", ".join(f"{count:,} {name}" for name, count in run.image_counts.items())
+        if counts:
             rows.append(("images", counts))
         rows.append(("fingerprint of the data", str(data.get("fingerprint", ""))))
     times = [line.partition(" ")[0] for line in run.log]
@@ -167,7 +174,7 @@ def environment(run: ReportedRun) -> dict[str, Any]:
 
 
 def costs(run: ReportedRun) -> dict[str, Any]:
-    """Return time, speed, memory and size."""
+    """Return time, speed, memory and size. Raises `Missing` where none of them is known."""
     rows = []
     try:
         columns = run.curves.columns

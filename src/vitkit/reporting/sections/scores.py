@@ -1,4 +1,7 @@
-"""Sections about the predictions: curves, classes, confusions, mistakes, calibration."""
+"""Sections about the predictions: curves, classes, confusions, mistakes, calibration.
+
+Each raises `Missing` where the run has neither predictions.csv nor validation logits.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ from vitkit.reporting.sections.overview import SPLITS
 
 
 def curves(run: ReportedRun) -> dict[str, Any]:
-    """Return the learning curves as SVG, with the range of the reference runs."""
+    """Return the learning curves as SVG, with the range of the reference runs.
+
+    Raises:
+        Missing: no epoch was complete.
+    """
     # imported here, as in each section that draws: matplotlib takes half a second
     from vitkit.reporting.figures import inline_svg
 

@@ -162,11 +162,17 @@ def _to_csv(split: str, suspected: Sequence[Suspect]) -> bytes:
 
 
 def suspects(run: ReportedRun) -> dict[str, Any]:
-    """Return the suspects of suspects.csv, else those among the predictions of the run."""
+    """Return the suspects of suspects.csv, else those among the predictions of the run.
+
+    Raises:
+        Missing: neither of them, or a suspects.csv of another program.
+    """
     again = run.command("report", run.root, "--suspects", "train")
     found = _read(run, again) if run.folder.suspects.exists() else _predicted(run, again)
     split = run.images.split(found.split)
     shown = [_with_image(run, split, one) for one in found.suspects[:SHOWN]]
+    # without images nobody can judge a label
+    can_tick = any(one.image for one in shown)
     dataset = run.images.dataset
     return {
         "count": len(found.suspects),
@@ -175,9 +181,9 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
         "is_out_of_fold": found.is_out_of_fold,
         "folds": FOLDS,
         "table": run.folder.suspects.name,
-        # without images nobody can judge a label
-        "can_tick": any(one.image for one in shown),
-        "problem": run.images.problem,
+        "can_tick": can_tick,
+        # a problem may be that of another split
+        "problem": "" if can_tick else run.images.problem,
         "classes": [] if dataset is None else dataset.classes,
         "earlier": _earlier(run),
         "again": again,

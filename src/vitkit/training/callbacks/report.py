@@ -21,7 +21,7 @@ from vitkit.training.monitoring.terminal import epochs_per_line
 from vitkit.training.monitoring.throughput import StepTimer, TimingSnapshot, memory
 from vitkit.training.recipes.reference_comparison import ReferenceMonitor, comparable_result
 from vitkit.training.run import EpochResult, Run
-from vitkit.training.state.registry import Progress
+from vitkit.training.state.progress import Progress
 from vitkit.training.step import StepResult
 from vitkit.training.trainer import Callback, Trainer
 

@@ -147,7 +147,14 @@ class SaveBeforeValidation(Callback):
 def write_weights(path: Path, model: ViT, run: Run, metrics: dict[str, Metrics]) -> str:
     """Write a model in one piece as a file that describes itself; returns the path.
 
+    Args:
+        path: of the file.
+        model: the weights, not sharded.
+        run: has preprocessing, classes, settings and data.
+        metrics: split -> scores of these weights.
+
     Raises:
+        CheckpointError: a weight is not a finite number.
         OutputError: the file cannot be written.
     """
     plan, dataset = run.plan, run.plan.dataset

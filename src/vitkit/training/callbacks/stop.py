@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from vitkit.distributed import local_tensor
 from vitkit.errors import NonFiniteError
 from vitkit.io.atomic import write_bytes
 from vitkit.messages import plural
@@ -75,7 +76,7 @@ class Deadline:
     """The time at which the training of a run must be over.
 
     Attributes:
-        ends: by the clock.
+        ends: by the clock, in seconds.
         clock: returns the current time, in seconds.
     """
 
@@ -156,6 +157,15 @@ class HandleBadNumbers(Callback):
 
     def after_step(self, trainer: Trainer, result: StepResult) -> None:
         """Count a step that changed nothing. Raises `NonFiniteError` where the run stops."""
+        self._count(trainer, result)
+        step = trainer.progress.step
+        is_checked = step == trainer.last_step
+        if step % trainer.steps_per_epoch == 0:  # validation would show it
+            is_checked = "val" not in self.run.plan.dataset.splits
+        if is_checked:
+            self._refuse_bad_weights(trainer)
+
+    def _count(self, trainer: Trainer, result: StepResult) -> None:
         progress, log = trainer.progress, self.run.log
         if result.overflow:
             step = progress.step - 1
@@ -174,6 +184,18 @@ class HandleBadNumbers(Callback):
                 mend += " or --amp off"
             raise NonFiniteError(f"{text}; {self.run.folder.last_state_hint()}; {mend}")
         log.info(f"{text}; step skipped ({progress.skipped} so far)")
+
+    def _refuse_bad_weights(self, trainer: Trainer) -> None:
+        """Raise `NonFiniteError` for weights that are not finite numbers, in all processes."""
+        # a rate far too high overflows them with a gradient that is finite
+        weights = (local_tensor(weight) for weight in self.run.model.parameters())
+        is_bad = not all(bool(weight.isfinite().all()) for weight in weights)
+        if self.run.world.all_reduce_max(int(is_bad)):
+            raise NonFiniteError(
+                f"the weights are not finite after step {trainer.progress.step} (lr "
+                f"{trainer.learning_rate:.3g}); {self.run.folder.last_state_hint()}; try a lower "
+                "--lr (--find-lr searches for one)"
+            )
 
     def after_epoch(self, trainer: Trainer) -> None:
         """Raise `NonFiniteError` far above ln K, the cross-entropy of a uniform guess."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from vitkit.data.augmentation.policies import policy
 from vitkit.errors import SettingError
 from vitkit.messages import flag_name, plural
@@ -139,10 +141,12 @@ def _check_augmentation(config: TrainConfig, processes: int) -> None:
     # images are mixed with others of the same part, not of the whole batch
     together = config.batch_size // (config.grad_accum_steps * processes)
     if (config.mixup > 0 or config.cutmix > 0) and together < 2:
+        mend = "raise --batch-size"
+        if config.grad_accum_steps > 1:
+            mend += f", or lower --grad-accum-steps {config.grad_accum_steps}"
         raise SettingError(
             "--mixup and --cutmix need at least 2 images in each micro-batch, and there is "
-            f"{together}; raise --batch-size, or lower --grad-accum-steps "
-            f"{config.grad_accum_steps}"
+            f"{together}; {mend}"
         )
     if config.repeated_aug > 1 and config.repeated_aug >= config.batch_size:
         raise SettingError(
@@ -170,14 +174,15 @@ def _check_batch(settings: OptimizerSettings, processes: int) -> None:
         sizes = f"{below} or {below + shares}" if below else f"{shares}"
         allowed = _divisors(batch // parts)
         raise SettingError(
-            f"--batch-size {batch} is not divisible by {processes} processes x {parts} "
-            f"accumulation steps; pass --batch-size {sizes}, or start "
+            f"--batch-size {batch} is not divisible by {processes} processes x "
+            f"{plural(parts, 'accumulation step')}; pass --batch-size {sizes}, or start "
             f"one of these numbers of processes: {', '.join(map(str, allowed))}"
         )
 
 
 def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def _check_sharding(config: TrainConfig, processes: int) -> None:

@@ -220,7 +220,7 @@ def _overruled(config: TrainConfig) -> Iterator[Unused]:
             ["distill_alpha"],
             "--distill-alpha 0 removes the teacher from the loss; raise it, or leave out --teacher",
         )
-    # the default smoothing is not held against the user
+    # the default smoothing is not refused: the user did not ask for it
     only_teacher = config.teacher is not None and config.distill_alpha == 1
     if only_teacher and _set(config, ["label_smoothing"]):
         yield Unused(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -36,6 +37,15 @@ def _weights_source(value: Any) -> Any:
 
 WeightsSource = Annotated[str | None, BeforeValidator(_weights_source)]
 """Where weights are; `True` becomes `"auto"`, and a path its text."""
+
+
+def _expanded(value: Any) -> Any:
+    # a shell leaves the tilde of `--output=~/runs` as it is, and Python all of them
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+RunPath = Annotated[str | None, BeforeValidator(_expanded)]
+"""The path of a run folder; `~` at its beginning becomes the home folder."""
 
 
 def stored_as_text(setting: str) -> BeforeValidator:

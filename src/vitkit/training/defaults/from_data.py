@@ -140,6 +140,8 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> list[str]
     if chooses_model(config) and decided.spec:
         spec = decided.spec
         side = config.img_size or spec["image_size"]
+        if isinstance(side, list | tuple):  # height and width
+            side = " x ".join(map(str, side))
         # the spec is checked later: its depth may be any value here
         blocks = "1 block" if spec["depth"] == 1 else f"{spec['depth']} blocks"
         parts.append(f"a ViT of width {spec['width']} with {blocks} at {side} px")

@@ -67,6 +67,10 @@ def student_logits(student: nn.Module, images: Images) -> tuple[Logits, Logits]:
     They are different for a `ViT` with a distillation token and for a module that returns a pair
     (the distilled models of timm and DeiT in training mode); otherwise they are the same tensor.
 
+    Args:
+        student: images (B, C, H, W) -> logits (B, K), a pair of them, or an object with `.logits`.
+        images: normalised for the student.
+
     Raises:
         SettingError: a `ViT` with two heads is wrapped in a module that returns only their mean.
     """

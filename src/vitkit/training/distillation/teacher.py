@@ -1,4 +1,4 @@
-"""`Teacher`: a frozen classifier with its preprocessing and its classes."""
+"""`Teacher`: a frozen classifier that gives logits for the images of a student."""
 
 from __future__ import annotations
 
@@ -21,6 +21,17 @@ from vitkit.spec import Preprocess
 
 REC_601 = (0.299, 0.587, 0.114)
 """Weights of red, green and blue in the luma of ITU-R BT.601."""
+
+CANNOT_TAKE = (
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    UserError,
+)
+"""Exceptions that a model raises for images which it cannot take, or by a mistake of its own."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +164,7 @@ class Teacher:
             return self(image).shape[1]
         except SettingError:  # it has a message of its own
             raise
-        except (RuntimeError, TypeError, ValueError, LookupError, AssertionError, UserError) as why:
+        except CANNOT_TAKE as why:
             raise SettingError(
                 f"the teacher {type(self.model).__name__} cannot take images "
                 f"{tuple(image.shape)} ({why}); describe its input: Teacher(model, "

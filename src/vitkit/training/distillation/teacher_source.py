@@ -96,11 +96,14 @@ def _import_source(name: str, argument: str) -> Teacher | Checkpoint | nn.Module
         source = import_by_name(name)
         if not isinstance(source, Teacher | Checkpoint | nn.Module):
             source = source()
-    except Exception as error:  # noqa: BLE001 - whatever a user's own function raises
+    except Exception as error:  # whatever a user's own function raises
+        reason = f"{type(error).__name__}: {error}"
+        if isinstance(error, ImportError | UserError):  # their messages are sentences
+            reason = str(error)
         raise SettingError(
-            f"{argument} {name} cannot be built: {error}; pass a checkpoint, or "
+            f"{argument} {name} cannot be built: {reason}; pass a checkpoint, or "
             "package.module:function of a function without arguments that returns a module"
-        ) from None
+        ) from error
     if not isinstance(source, Teacher | Checkpoint | nn.Module):
         raise SettingError(
             f"{argument} {name} returns {describe_value(source)}; expected a Teacher or a module"

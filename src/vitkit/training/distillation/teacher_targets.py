@@ -1,4 +1,4 @@
-"""Teacher targets: computed in every step, or once per augmented view and cached.
+"""Targets from the teacher's logits, computed in every step, or once per augmented view and cached.
 
 With V views an image has V variants in the whole run (`TrainingSteps.cycle`). The teacher evaluates
 each of them once, before the first step, and its logits are cached in the run folder. They are a
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -29,7 +30,7 @@ from vitkit.data.loading.loader import BatchSource, TrainingSteps, batches
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import CheckpointError, Interrupted, OutputError
 from vitkit.frozen import to_json
-from vitkit.io.atomic import output_error, replacing
+from vitkit.io.atomic import output_error, remove_temporaries, replacing
 from vitkit.spec import Preprocess
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.teacher import Teacher
@@ -39,6 +40,8 @@ from vitkit.training.state.registry import Metadata, Tensors
 
 BLOCK = 256
 """Images in a batch of the teacher; the last bits of its logits depend on it."""
+VIEW_FILE = re.compile(r"view-\d+-[0-9a-f]{16}\.npy")
+"""Names of the files with cached logits; any other file in their folder is left alone."""
 CachedLogits = Float32[np.ndarray, "N K"]
 
 
@@ -116,7 +119,7 @@ class TeacherTargets:
         self._views: dict[int, CachedLogits] = {}
 
     def __call__(self, batch: Batch, step: int, part: int = 0) -> ModelInputs:
-        """Transform a batch as `BatchTransform` does, and add soft targets.
+        """Transform a batch as `BatchTransform` does, and add soft targets, probabilities (B, K).
 
         Without views, the teacher gets the images of the student, mixed ones included (as in DeiT).
         With views, the cached targets are mixed.
@@ -201,9 +204,10 @@ class TeacherTargets:
         """Remove unfinished files of a killed process, and views of other settings."""
         if not self._folder.is_dir():
             return
+        remove_temporaries(self._folder)
         wanted = {self._path(view) for view in views}
-        for path in self._folder.iterdir():
-            if path not in wanted:
+        for path in self._folder.glob("view-*.npy"):
+            if path not in wanted and VIEW_FILE.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 
     def _compute(self, view: int, path: Path) -> None:

@@ -58,7 +58,7 @@ def augmented_grid(
 def fed_pixels(
     fed: ModelInputs, preprocess: Preprocess, count: int
 ) -> UInt8[np.ndarray, "N H W C"]:
-    """Return the first inputs of a model as images (N, H, W, C), at most `count`."""
+    """Return the first inputs of a model as images (N, H, W, C), RGB or grey, at most `count`."""
     mean = np.array(preprocess.mean)[:, None, None]
     std = np.array(preprocess.std)[:, None, None]
     images = fed.images[:count].cpu().numpy() * std + mean

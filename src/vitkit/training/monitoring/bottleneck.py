@@ -185,7 +185,8 @@ def _step_seconds(timing: TimingSnapshot) -> float:
 
 
 def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+    # 99.5 ms would be rounded to 1e+02 ms
+    return f"{seconds:.2f} s" if seconds >= 0.0995 else f"{1000 * seconds:.2g} ms"
 
 
 def available_cores() -> int:

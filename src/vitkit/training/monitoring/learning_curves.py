@@ -43,7 +43,8 @@ class LearningCurves:
     Attributes:
         run: the run folder.
         columns: the columns of the file by name (E,), `epoch`, `train_loss`, `val_top1` and `lr`
-            among them; an epoch is there once, and a value that is missing is NaN.
+            among them: losses in nats, scores in [0, 1], times in seconds. An epoch is there once,
+            and a value that is missing is NaN.
     """
 
     run: Path
@@ -166,7 +167,11 @@ def _rows(path: Path) -> list[dict[str, str]]:
     # the last line may be incomplete while a run writes it
     complete = text[: text.rfind("\n") + 1]
     reader = csv.DictReader(complete.splitlines())
-    header = reader.fieldnames or COLUMNS
+    try:
+        header = reader.fieldnames or COLUMNS
+        rows = [*reader]
+    except csv.Error as error:  # such as a cell of more than 131,072 characters
+        raise DataError(f"{path}: cannot be read: {error}") from error
     missing = [repr(name) for name in COLUMNS if name not in header]
     if missing:
         raise DataError(
@@ -174,7 +179,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
             "vitkit train"
         )
     by_epoch = {}
-    for row in reader:
+    for row in rows:
         # a row with other columns than the header has None
         if None not in row and None not in row.values() and math.isfinite(_number(row["epoch"])):
             by_epoch[_number(row["epoch"])] = row  # a later row replaces that of a killed run

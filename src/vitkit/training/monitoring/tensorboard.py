@@ -113,7 +113,7 @@ class TensorBoardFiles:
             return self._curves
         # The file of an earlier end is replaced, else its values would be shown twice.
         if self._end is None:
-            for earlier in self._run.tensorboard.glob(f"*{END}"):
+            for earlier in self._run.tensorboard.glob(f"events.out.tfevents.*{END}"):
                 earlier.unlink()
             self._end = SummaryWriter(str(self._run.tensorboard), filename_suffix=END)
             self._open.append(self._end)

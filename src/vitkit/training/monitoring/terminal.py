@@ -61,7 +61,7 @@ class Display:
     """
 
     def __init__(self, *, total: int, done: int, quiet: bool) -> None:
-        self._console = _Console(quiet=quiet, highlight=False, soft_wrap=True)
+        self._console = _Console(quiet=quiet, highlight=False, emoji=False, soft_wrap=True)
         if self._console.width < 1:  # COLUMNS=0, as some terminals of editors have it
             self._console.width = USUAL_WIDTH
         self._bar = Progress(

@@ -27,7 +27,7 @@ def data_parallel(objective: nn.Module, model: nn.Module, world: ProcessGroup) -
     if world.size == 1 or has_shards(model):
         return objective
     # A head that is not read gets no gradient, and is looked for only where there is one. The
-    # layout of the gradient of a token is of no weight.
+    # layout of the gradient of a token does not matter.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view")
     idle = isinstance(model, ViT) and model.spec.distilled_readout == "cls"
     return nn.parallel.DistributedDataParallel(

@@ -42,7 +42,14 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def place_like(model: ViT, other: ViT, world: ProcessGroup, device: torch.device) -> ViT:
-    """Move an unsharded model to the device, and shard it if another model is sharded."""
+    """Move an unsharded model to the device, and shard it if another model is sharded.
+
+    Args:
+        model: with whole weights; changed in place, and returned.
+        other: the model whose layout it gets.
+        world: the processes of the run, all of which must call.
+        device: of this process.
+    """
     if not has_shards(other):
         return model.to(device)
     shard(model, world, device)

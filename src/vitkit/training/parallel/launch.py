@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -220,7 +219,7 @@ def _result(ranks: list[Rank], stop: StopFlag, folder: Path) -> dict[str, Any]:
         raise VitkitError(
             f"rank {culprit.number} on {socket.gethostname()} (process {culprit.process.pid}) "
             f"{_how_it_ended(culprit)} {_after_step(folder, culprit.number)}; all {len(ranks)} "
-            f"processes are stopped; resume with: {_resume_command(folder)}"
+            f"processes are stopped; {_resume_hint(folder)}"
         )
     lost_contact: VitkitError | None = None
     for document in documents:
@@ -271,16 +270,8 @@ def _after_step(folder: Path, rank: int) -> str:
 
 
 def _resume_hint(folder: Path) -> str:
-    """Return a line on what can be resumed, for a launcher that ends at once."""
+    """Return a line on what can be resumed."""
     try:
         return RunFolder(Path((folder / RUN_FILE).read_text())).resume_hint()
-    except OSError:
+    except OSError:  # there is no run folder yet
         return "no state is saved yet"
-
-
-def _resume_command(folder: Path) -> str:
-    try:
-        root = (folder / RUN_FILE).read_text()
-    except OSError:  # it failed before there was a run folder
-        return "--resume"
-    return f"vitkit train --resume {shlex.quote(root)}"

@@ -15,7 +15,8 @@ from pkgutil import resolve_name
 from typing import Any
 
 from vitkit.distributed import error_to_json
-from vitkit.errors import VitkitError, exit_code
+from vitkit.errors import VitkitError
+from vitkit.exit_codes import DONE, FAULT, exit_code, of_signal
 from vitkit.io.atomic import replacing_in_cache
 from vitkit.training.config.train_config import TrainConfig
 
@@ -50,14 +51,13 @@ def serve(folder: Path, train: Callable[[TrainConfig, Any], Any]) -> int:
         _write(report, {"error": error_to_json(error) | {"trace": traceback.format_exc()}})
         return exit_code(error)
     except KeyboardInterrupt:
-        # as shells report a process that a signal ended
-        return 128 + signal.SIGINT
+        return of_signal(signal.SIGINT)
     except Exception as error:  # noqa: BLE001 - the launcher reports it with the rank
         fault = {"kind": "", "fault": f"{type(error).__name__}: {error}"}
         _write(report, {"error": fault | {"trace": traceback.format_exc()}})
-        return 1
+        return FAULT
     _write(report, {"result": result.to_json()})
-    return 0
+    return DONE
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
@@ -75,4 +75,4 @@ def _end_with_launcher() -> None:
         pass
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(ORPHAN_GRACE)
-    os._exit(128 + signal.SIGTERM)
+    os._exit(of_signal(signal.SIGTERM))

@@ -16,13 +16,13 @@ from vitkit.training.parallel.fsdp import shard
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
-from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.setup.build_step import (
     make_objective,
     make_step,
     make_teacher_targets,
 )
-from vitkit.training.state.registry import ModelPart, OptimizerPart, Progress, Registry
+from vitkit.training.state.progress import Progress
+from vitkit.training.state.registry import ModelPart, OptimizerPart, Registry
 
 
 def make_run(
@@ -54,7 +54,7 @@ def make_run(
         plan,
         make_objective(plan, model, precision),
         optimizer,
-        targets or make_transform(plan),
+        targets,
         compile=config.compile,
         world=world,
         stop=stop,

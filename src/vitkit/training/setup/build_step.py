@@ -79,7 +79,7 @@ def _named_in_errors(loss: Loss, name: str) -> Loss:
     def call(logits: Logits, targets: Targets) -> Tensor:
         try:
             return loss(logits, targets)
-        except Exception as error:
+        except Exception as error:  # a function of the user may raise anything
             # an error of vitkit's has its message, and one of memory is answered elsewhere
             if isinstance(error, VitkitError) or is_out_of_memory(error):
                 raise
@@ -92,18 +92,28 @@ def make_step(
     plan: Plan,
     objective: Objective,
     optimizer: optim.Optimizer,
-    transform: Transform,
+    transform: Transform | None = None,
     *,
     compile: bool = False,
     world: ProcessGroup | None = None,
     stop: StopFlag | None = None,
 ) -> TrainingStep:
-    """Build the step of a run from its settings and parts."""
+    """Build the step of a run from its settings and parts.
+
+    Args:
+        plan: the run.
+        objective: the model and its loss.
+        optimizer: over the model's parameters.
+        transform: makes the inputs of the objective; default the augmentation of the run.
+        compile: as for `TrainingStep`.
+        world: the processes of the run.
+        stop: set by a signal.
+    """
     config = plan.config
     return TrainingStep(
         objective,
         optimizer,
-        transform,
+        transform or make_transform(plan),
         accumulate=config.grad_accum_steps,
         clip=config.clip_grad,
         seed=config.seed,

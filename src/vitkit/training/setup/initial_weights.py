@@ -154,7 +154,14 @@ def make_model(
 ) -> ViT:
     """Build the model of a run on its device, and freeze the parts that the settings name.
 
-    Initial weights that are not given come from torch's global generator.
+    Args:
+        spec: of the model.
+        weights: of the whole model; `None` for random ones, from torch's global generator.
+        config: names the frozen parts and the optimizer.
+        device: where the model trains.
+
+    Raises:
+        SettingError: parts to freeze that the model does not have, or nothing is left to train.
     """
     # on the CPU first, so that the random numbers are the same for every device
     model = ViT(spec)

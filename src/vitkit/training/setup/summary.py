@@ -17,6 +17,17 @@ from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder
 from vitkit.training.run_plan import Plan
 
+IN_OTHER_LINES = ("output", "start")
+IN_LINE_ON_TRAINING = ("epochs", "batch_size", "lr")
+"""Settings that are logged in lines of their own; a probe has no line on training."""
+IN_LINE_ON_MODEL = (
+    "spec.patch_size",
+    "spec.width",
+    "spec.mlp_width",
+    "spec.depth",
+    "spec.num_heads",
+)
+
 
 def open_log(
     plan: Plan, folder: RunFolder, stopped: StoppedRun | None, world: ProcessGroup
@@ -83,18 +94,23 @@ def log_settings(run: Run) -> None:
 
 
 def _settings_shown(config: TrainConfig) -> str:
-    """Return the settings that differ from the defaults; config.yaml has all."""
+    """Return the settings that differ from the defaults and have no line; config.yaml has all."""
     # a setting that was left open is shown where it got another value than usual
     usual = TrainConfig(data=config.data).to_json() | USUAL
-    # both are logged in lines of their own
-    hidden = ("output", "start")
+    hidden: tuple[str, ...] = IN_OTHER_LINES
+    if config.probe is None:
+        hidden += IN_LINE_ON_TRAINING
     shown = {k: v for k, v in config.to_json().items() if v != usual[k] and k not in hidden}
     # a model of another size than the named one has nothing of it
     if {"width", "depth"} <= config.spec.keys():
         shown.pop("model", None)
     if "image_size" in config.spec:
         shown.pop("img_size", None)
-    changed = [f"{name} {_short(value)}" for name, value in with_flat_spec(shown).items()]
+    changed = [
+        f"{name} {_short(value)}"
+        for name, value in with_flat_spec(shown).items()
+        if name not in IN_LINE_ON_MODEL
+    ]
     return ", ".join(changed) or "all have their defaults"
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.loading.sampler import class_counts, sizes_of_epochs
 from vitkit.distributed import ProcessGroup
+from vitkit.messages import plural
 from vitkit.spec import Preprocess
 from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.sections.data import DataSettings
+from vitkit.training.monitoring.bottleneck import available_cores
 from vitkit.training.setup.build_augmentation import augmentation_of, user_transform
 
 MOST_WORKERS = 8
@@ -21,7 +21,17 @@ MOST_WORKERS = 8
 def training_steps(
     config: RunConfig, train: Split, preprocess: Preprocess, world: ProcessGroup
 ) -> TrainingSteps:
-    """Return every training batch of the run, of which this process loads its part."""
+    """Return every training batch of the run, of which this process loads its part.
+
+    Args:
+        config: the settings, all of them decided.
+        train: the training images.
+        preprocess: size of the model's images.
+        world: the processes that share each batch.
+
+    Raises:
+        UserError: more images in a batch than there are, or a transform that cannot be imported.
+    """
     batch_size = config.batch_size
     if config.probe is not None or config.find_batch_size:
         # neither a probe nor a later search must be refused for small data
@@ -53,12 +63,12 @@ def loader_processes(
         train: the images; those in memory need no workers.
         world: processes on this machine share its cores.
     """
-    cores = max(1, (os.cpu_count() or 1) // world.local_size)
+    cores = max(1, available_cores() // world.local_size)
     if workers is None:
         # images in memory take longer to send to another process than to read
         return (0 if train.in_memory else min(cores, MOST_WORKERS)), []
     if workers > cores:
-        return workers, [f"--workers {workers} on {cores} cores: fewer would be as fast"]
+        return workers, [f"--workers {workers} on {plural(cores, 'core')}: fewer would be as fast"]
     return workers, []
 
 

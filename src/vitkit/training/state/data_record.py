@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from vitkit.data.checks.check import Report
@@ -88,7 +89,8 @@ def restore_labels(
 
 def _has_changed(file: str, kept: LabelChanges) -> bool:
     """Return whether a file has other labels now; False where it is gone, as the copy serves."""
-    if not Path(file).expanduser().exists():
+    # `Path.expanduser` raises for a user that this machine does not have
+    if not os.path.exists(os.path.expanduser(file)):
         return False
     try:
         return read_label_changes(file).digest != kept.digest

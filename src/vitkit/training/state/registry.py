@@ -1,4 +1,4 @@
-"""The registry of all resumable training state, by name, and the counters: best epoch, patience.
+"""The registry of all resumable training state, by name, and the state of model and optimizer.
 
 Saving, loading, hashing and the tests that leave a part out all go over this one registry, so that
 state that is not registered cannot be saved by accident. A part is tensors and JSON values: nothing
@@ -7,7 +7,6 @@ that is stored can run code.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -36,89 +35,6 @@ class Stateful(Protocol):
         """Restore both. Raises `CheckpointError` if they belong to another object."""
 
 
-@dataclass
-class Progress:
-    """The counters of the training loop.
-
-    Attributes:
-        step: optimizer steps done.
-        loss_sum: sum of the training losses of this epoch's steps so far.
-        losses: number of losses in that sum.
-        best_top1: best validation top-1 so far; -1 before the first.
-        best_loss: validation loss of the best epoch.
-        best_epoch: number of the best epoch, counted from 1.
-        stale: epochs without a higher top-1.
-        skipped: steps left out because a number was not finite.
-        skipped_in_a_row: the same, since the last step that was made.
-        seconds: time spent training, over all sessions.
-        data: fingerprint of the dataset.
-        unvalidated: True if this step ends an epoch that still has to be validated and logged.
-    """
-
-    step: int = 0
-    loss_sum: float = 0.0
-    losses: int = 0
-    best_top1: float = -1.0
-    best_loss: float = 0.0
-    best_epoch: int = 0
-    stale: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    seconds: float = 0.0
-    data: str = ""
-    unvalidated: bool = False
-
-    @property
-    def mean_loss(self) -> float:
-        """Mean training loss of this epoch's steps so far."""
-        return self.loss_sum / max(self.losses, 1)
-
-    def count_loss(self, loss: float) -> None:
-        """Count a step whose numbers are all finite."""
-        self.loss_sum += loss
-        self.losses += 1
-        self.skipped_in_a_row = 0
-
-    def close_epoch(self) -> float:
-        """Begin the next epoch; returns the mean training loss of this one."""
-        mean = self.mean_loss
-        self.loss_sum, self.losses, self.unvalidated = 0.0, 0, False
-        return mean
-
-    def count_best(self, epoch: int, validation: Mapping[str, float]) -> bool:
-        """Return whether this epoch is the best so far, by validation top-1, then by loss."""
-        if not validation:  # without a validation split the last epoch is the best
-            return True
-        top1, loss = validation["top1"], validation["loss"]
-        self.stale = 0 if top1 > self.best_top1 else self.stale + 1
-        if (top1, -loss) <= (self.best_top1, -self.best_loss):
-            return False
-        self.best_top1 = top1
-        self.best_loss = loss
-        self.best_epoch = epoch
-        return True
-
-    def tensors(self) -> Tensors:
-        """Return no tensors."""
-        return {}
-
-    def metadata(self) -> Metadata:
-        """Return all counters."""
-        return dataclasses.asdict(self)
-
-    def load(self, tensors: Tensors, metadata: Metadata) -> None:
-        """Restore all counters. Raises `CheckpointError` for other names or types."""
-        own = self.metadata()
-        _check_same_names("progress", own, metadata)
-        for name, value in metadata.items():
-            # Compared exactly: True would pass for 1.
-            if type(value) is not type(own[name]):
-                raise CheckpointError(
-                    f"progress: {name} is {value!r}; expected {type(own[name]).__name__}"
-                )
-            setattr(self, name, value)
-
-
 @dataclass(frozen=True)
 class ModelPart:
     """The parameters and buffers of a model."""
@@ -136,7 +52,7 @@ class ModelPart:
     def load(self, tensors: Tensors, metadata: Metadata) -> None:
         """Fill the model in place. Raises `CheckpointError` for other names or shapes."""
         own = self.model.state_dict()
-        _check_same_names("model", own, tensors)
+        check_same_names("model", own, tensors)
         try:
             # Stored tensors are whole; those of a sharded model are split again.
             state = {}
@@ -189,12 +105,12 @@ class OptimizerPart:
         """Fill the optimizer in place. Raises `CheckpointError` for another optimizer."""
         metadata = dict(metadata)
         metadata.setdefault("numbers", {})
-        _check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
+        check_same_names("optimizer", dict.fromkeys(("groups", "kinds", "numbers")), metadata)
         expected: dict[str, None] = {}
         for number, names in metadata["kinds"].items():
             for name in names:
                 expected[f"{number}.{name}"] = None
-        _check_same_names("optimizer", expected, tensors)
+        check_same_names("optimizer", expected, tensors)
         state: dict[int, Metadata] = {}
         for number, numbers in metadata["numbers"].items():
             state[int(number)] = dict(numbers)
@@ -242,7 +158,7 @@ class Registry(Mapping[str, Stateful]):
             SettingError: an attribute is not registered; the message names it.
         """
         for name, value in vars(owner).items():
-            stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Progress)
+            stateful = callable(getattr(value, "state_dict", None)) or isinstance(value, Stateful)
             # Compared by identity: equal modules would be different states.
             if stateful and not any(value is known for known in self._objects):
                 raise SettingError(
@@ -252,7 +168,7 @@ class Registry(Mapping[str, Stateful]):
 
     def check_names(self, stored: Mapping[str, object]) -> None:
         """Raise `CheckpointError` unless exactly the registered parts are stored."""
-        _check_same_names("state", self._parts, stored)
+        check_same_names("state", self._parts, stored)
 
     def __getitem__(self, name: str) -> Stateful:
         return self._parts[name]
@@ -264,7 +180,7 @@ class Registry(Mapping[str, Stateful]):
         return len(self._parts)
 
 
-def _check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
+def check_same_names(part: str, own: Mapping[str, object], stored: Mapping[str, object]) -> None:
     """Raise `CheckpointError` if stored names are missing or unknown; at most 5 are listed."""
     missing = sorted(own.keys() - stored.keys())
     extra = sorted(stored.keys() - own.keys())

@@ -13,7 +13,6 @@ from vitkit.training.optimization.activation_checkpointing import checkpoint_gra
 from vitkit.training.optimization.freezing import train_mode
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.run_plan import Plan
-from vitkit.training.setup.build_augmentation import make_transform
 from vitkit.training.setup.build_step import make_objective, make_step
 from vitkit.training.step import TrainingStep
 
@@ -34,7 +33,7 @@ def trial(plan: Plan, model: ViT) -> TrainingStep:
         use_attention(copied, config.attention_kernel)
     objective = make_objective(plan, copied, plan.precision)
     optimizer = configured_optimizer(copied, config)
-    return make_step(plan, objective, optimizer, make_transform(plan))
+    return make_step(plan, objective, optimizer)
 
 
 def preserve_generators(device: torch.device) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SpecError
+from vitkit.errors import CheckpointError, SpecError
 from vitkit.models.positions import resample_positions
 from vitkit.models.vit import ViT
 from vitkit.spec import ViTSpec
@@ -70,9 +70,15 @@ def resized(
         patch_size: pixels, likewise; default the model's.
 
     Raises:
+        CheckpointError: no `ViT`, such as a checkpoint or a path.
         SpecError: sizes that do not divide, or another patch for a stem that is no projection of
             pixels.
     """
+    if not isinstance(model, ViT):
+        raise CheckpointError(
+            f"resized takes a vitkit.ViT, such as checkpoint.model, not a {type(model).__name__}; "
+            "to change a checkpoint, use vitkit.adapt"
+        )
     old, state = present_state(model)
     sizes = {"image_size": image_size, "patch_size": patch_size}
     # Changed at once: each alone might not divide the other.

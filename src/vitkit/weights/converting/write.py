@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.fit import fit_to_format
 from vitkit.weights.files.open import WEIGHTS_FILES
 from vitkit.weights.files.pickles import PICKLE_ENDINGS
-from vitkit.weights.formats.description import OWN_FORMAT
+from vitkit.weights.formats.description import OWN_FORMAT, refuse_contradictions
 from vitkit.weights.formats.format import WEIGHTS_FILE, Bundle, Fitted, Step
 from vitkit.weights.formats.key_table import write_tensors
 from vitkit.weights.formats.registry import FORMATS
@@ -107,11 +108,11 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
             path=path,
         )
         return _PreparedFiles({WEIGHTS_FILE: writer}, Fitted(spec, before, []))
+    # A file that `load` would refuse is not written; the writer of our own format checks the same.
+    refuse_contradictions(path, spec, checkpoint.preprocess, checkpoint.classes)
     form = FORMATS[to]
-    try:
+    with _named_errors(path, to):
         fitted = form.settle(fit_to_format(spec, before, *form.capabilities))
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: as {to}: {error}") from None
     # "folded" is the same function by other numbers.
     lossy = [step.text for step in fitted.steps if step.kind != "folded"]
     if lossy and not allow_lossy:
@@ -119,12 +120,22 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
             f"{path}: {to} cannot store: {'; '.join(lossy)}; to write it all the same, "
             "pass --allow-lossy (allow_lossy=True)"
         )
-    tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
-    # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
-    if not fitted.steps:
-        tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-    bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, checkpoint.classes)
-    return _PreparedFiles(form.write(bundle), fitted)
+    with _named_errors(path, to):
+        tensors = write_tensors(form.table(fitted.spec), fitted.spec, fitted.state)
+        # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
+        if not fitted.steps:
+            tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+        bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, checkpoint.classes)
+        return _PreparedFiles(form.write(bundle), fitted)
+
+
+@contextmanager
+def _named_errors(path: Path, to: str) -> Iterator[None]:
+    """Put the file and the format before an error of the format's code, which knows neither."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: as {to}: {error}") from None
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
@@ -136,7 +147,7 @@ def _same(left: Tensor, right: Tensor) -> bool:
 
 def _write_files(out: Path, writers: Mapping[str, FileWriter], to: str) -> tuple[Path, ...]:
     """Write into the folder `out`, or the one file of that name."""
-    if out.suffix not in FILE_ENDINGS:
+    if not out.name.endswith(FILE_ENDINGS):
         _refuse_company(out, set(writers), to)
         return write_new(out, writers)
     if len(writers) > 1:
@@ -175,8 +186,9 @@ def _refuse_company(folder: Path, names: set[str], to: str) -> None:
         )
     if to != OWN_FORMAT and existing & documents and not names & documents:
         raise OutputError(
-            f"{', '.join(names)} would be read with {folder / min(existing & documents)}, which "
-            "belongs to another model; choose another folder"
+            f"{', '.join(sorted(names))} would be read with "
+            f"{folder / min(existing & documents)}, which belongs to another model; choose another "
+            "folder"
         )
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vitkit.errors import CheckpointError, SpecError
 from vitkit.io.strict_json import parse_json
+from vitkit.messages import plural
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.files.source import Header
 
@@ -74,15 +76,29 @@ def read_description(header: Header, entry: str = METADATA_KEY) -> Description |
     except (SpecError, LookupError, TypeError, ValueError, RecursionError, AttributeError) as error:
         reason = " ".join(str(error)[:LONGEST_REASON].split())
         raise CheckpointError(f"{header.path}: its description cannot be read: {reason}") from None
-    if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
+    if not isinstance(classes, list):
         raise CheckpointError(f"{header.path}: its class names are not a list of strings")
+    refuse_contradictions(header.path, spec, preprocess, classes)
+    return Description(spec, preprocess, tuple(classes), document)
+
+
+def refuse_contradictions(
+    path: Path, spec: ViTSpec, preprocess: Preprocess, classes: Sequence[str]
+) -> None:
+    """Refuse preprocessing and class names that are not those of the model beside them.
+
+    Raises:
+        CheckpointError: names that are no texts, another number of them than the head has classes,
+            or images of other channels than the model's.
+    """
+    if not all(isinstance(name, str) for name in classes):
+        raise CheckpointError(f"{path}: its class names are not a list of strings")
     if classes and len(classes) != spec.num_classes:
         raise CheckpointError(
-            f"{header.path}: {len(classes)} class names do not match a head of {spec.num_classes}"
+            f"{path}: {len(classes)} class names do not match a head of {spec.num_classes}"
         )
     if preprocess.channels != spec.in_channels:
         raise CheckpointError(
-            f"{header.path}: its preprocessing has {preprocess.channels} channels, its model "
+            f"{path}: its preprocessing has {plural(preprocess.channels, 'channel')}, its model "
             f"{spec.in_channels}"
         )
-    return Description(spec, preprocess, tuple(classes), document)

@@ -171,10 +171,12 @@ def _format_of(source: Source, forms: Sequence[Format]) -> Format | None:
 
 def _without_whole_prefix(source: Source) -> Source:
     """Remove prefixes that all names have, one after the other."""
-    for prefix in WHOLE_PREFIXES:
-        if source and all(name.startswith(prefix) for name in source):
-            names = {name: name.removeprefix(prefix) for name in source}
-            return _without_whole_prefix(source.renamed(names, f"prefix {prefix!r} removed"))
+    for _ in range(MOST_PREFIX_PARTS):  # a forged name may repeat one a million times
+        prefix = next((p for p in WHOLE_PREFIXES if all(n.startswith(p) for n in source)), None)
+        if prefix is None or not source:
+            break
+        names = {name: name.removeprefix(prefix) for name in source}
+        source = source.renamed(names, f"prefix {prefix!r} removed")
     return source
 
 

@@ -87,6 +87,7 @@ def save(
     vit = unwrapped(model, path)
     if vit.origin is not None:
         preprocess = preprocess or vit.origin.preprocess
+        classes = () if classes is None else class_names(classes, path)
         if not classes and len(vit.origin.classes) == vit.spec.num_classes:
             classes = vit.origin.classes
     if not isinstance(preprocess, Preprocess):
@@ -132,7 +133,7 @@ def own_file_writer(
     document = {
         **metadata,
         "format_version": OWN_VERSION,
-        **model_description(spec, preprocess, _class_names(classes, path)),
+        **model_description(spec, preprocess, class_names(classes, path)),
         "versions": {"vitkit": _version("vitkit"), "torch": torch.__version__},
         "sha256": tensor_digests(tensors),
     }
@@ -147,8 +148,8 @@ def own_file_writer(
     return safetensors_writer(tensors, {METADATA_KEY: text}, path)
 
 
-def _class_names(classes: object, path: Path) -> list[str]:
-    """Return the names as a list.
+def class_names(classes: object, path: Path) -> tuple[str, ...]:
+    """Return the class names of any iterable, such as an array of numpy.
 
     Raises:
         CheckpointError: anything but several texts.
@@ -163,8 +164,8 @@ def _class_names(classes: object, path: Path) -> list[str]:
                 f"{path}: classes contains {name!r}; pass a list of class names, such as ['cat', "
                 "'dog']"
             )
-        names.append(name)
-    return names
+        names.append(str(name))  # JSON has no texts of numpy
+    return tuple(names)
 
 
 def read_own(source: Source, description: Description) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from vitkit.data.datasets.dataset import Store, StoredSplit
-from vitkit.data.sources.objects.items import Label, as_label
+from vitkit.data.sources.objects.items import Label, MapStyle, as_label
 from vitkit.data.sources.objects.object_part import ObjectPart
 from vitkit.data.sources.tables.columns import find_columns
 from vitkit.data.sources.tables.table_store import image_bytes
@@ -45,6 +45,9 @@ def is_hub_dataset(data: object) -> bool:
     """Return True for a `datasets.Dataset` with a column of images that no transform changes."""
     features: Any = getattr(data, "features", None)
     if not hasattr(features, "arrow_schema") or not hasattr(data, "cast_column"):
+        return False
+    # A stream of the same library has features, too, but no rows by their number.
+    if not isinstance(data, MapStyle):
         return False
     # A transform of the user's own may change the images: those are read item by item.
     chosen = getattr(data, "format", {})

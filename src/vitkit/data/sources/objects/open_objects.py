@@ -94,8 +94,12 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         classes: names of the class numbers; those of the object itself where absent.
 
     Raises:
-        DataError: an object of another kind, or items that cannot be used, by index.
+        DataError: an object of another kind; items that cannot be used, by index; or classes that
+            are no list of different names.
     """
+    # Text has letters, which would be taken for the names of classes.
+    if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
+        raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
     parts = _splits(data) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
     names = dict.fromkeys(part.kind for part in parts.values())
     found = dict.fromkeys(part.classes for part in parts.values() if part.classes)

@@ -51,9 +51,8 @@ def open_saved(folder: Path, *, ignore_extra_classes: bool = False) -> Dataset:
             elif split not in files:
                 files[split] = _files(folder / name)
         if not files:
-            raise DataError(
-                f"{where}: its splits are {quote_list(names)}; expected train, val or test"
-            )
+            found = quote_list(names) or "none"
+            raise DataError(f"{where}: its splits are {found}; expected train, val or test")
         if unread:
             notes.append(f"splits not read: {quote_list(unread)}")
     else:

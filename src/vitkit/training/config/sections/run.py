@@ -8,7 +8,7 @@ import tyro
 
 from vitkit.errors import SettingError
 from vitkit.frozen import frozen
-from vitkit.training.config.field_types import PositiveInt
+from vitkit.training.config.field_types import PositiveInt, RunPath
 from vitkit.training.config.meaning import Meaning
 
 
@@ -24,7 +24,7 @@ class RunSettings:
     ] = None
     """Settings to start from: the name of a recipe, or a YAML file; flags override them."""
     output: Annotated[
-        str | None,
+        RunPath,
         tyro.conf.arg(aliases=("--output-dir",)),
         Meaning(resume="not compared", changes_result=False, with_probe="used", with_auto="own"),
     ] = None
@@ -36,7 +36,7 @@ class RunSettings:
     """If the run folder exists, rename it (nothing is deleted) and start afresh; folders that are
     not runs of vitkit, or that contain the data, are never renamed."""
     resume: Annotated[
-        str | None, Meaning(resume="not compared", changes_result=False, with_probe="used")
+        RunPath, Meaning(resume="not compared", changes_result=False, with_probe="used")
     ] = None
     """Continue a stopped run: its folder, or `auto` for the one at --output, if it exists."""
     save_every: Annotated[

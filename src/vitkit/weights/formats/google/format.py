@@ -253,13 +253,13 @@ def _write(bundle: Bundle) -> dict[str, FileWriter]:
     """
     spec = bundle.spec
     if spec.class_token and spec.pooling != "cls":
-        raise CheckpointError(f"google: pooling {spec.pooling!r} has no class token there")
+        raise CheckpointError(f"Google's code has no class token beside pooling {spec.pooling!r}")
     covers_token = spec.class_token and spec.positions_cover_prefix and spec.positions == "learned"
     is_hybrid = spec.stem == "resnet"
     if is_hybrid and spec.pooling == "map":
-        raise CheckpointError("google: a hybrid has no attention pool there")
+        raise CheckpointError("Google's hybrids have no attention pool")
     if is_hybrid and (spec.positions != "learned" or (spec.class_token and not covers_token)):
-        raise CheckpointError("google: a hybrid's positions are learned and cover the class token")
+        raise CheckpointError("positions of Google's hybrids are learned and cover the class token")
     name_of = _vit_jax_name if covers_token or is_hybrid else big_vision_name
     # Tensors are already in Flax's axes: the table has transposed them.
     arrays = {name_of(name): _array(tensor) for name, tensor in bundle.tensors.items()}

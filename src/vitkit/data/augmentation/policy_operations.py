@@ -1,8 +1,8 @@
-"""Operations on training images on their device: kornia's functions, with one value an image.
+"""The operations of RandAugment and other policies: kornia's functions, with one value an image.
 
-Every function takes images (B, C, H, W) float in [0, 1] and a value for each (B,), and returns new
-images in [0, 1]; each result depends on its own image alone. Values have the meaning that they have
-in Pillow. `saturation` and `grey` leave grey images (C = 1) as they are.
+Every function takes images (B, C, H, W) float in [0, 1], on any device, and a value for each (B,),
+and returns new images in [0, 1]; each result depends on its own image alone. Values have the
+meaning that they have in Pillow. `saturation` and `grey` leave grey images (C = 1) as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Names = Shaped[np.ndarray, " B"]
 
 BLUR_SIZE = 13
 """Taps of the blur: three standard deviations, of at most two pixels, to either side."""
+SMOOTHING_SIZE = 3
+"""Taps of the smoothing filter of `sharpness`."""
 BRIGHT = 128 / 255
 """From here on a pixel is bright: Pillow's 128 of 255."""
 TRANSLATED = 32
@@ -49,15 +51,18 @@ def saturation(images: Images, factors: OperationValues) -> Images:
     return adjust_saturation_with_gray_subtraction(images, factors)
 
 
-def grey(images: Images, _: OperationValues) -> Images:
+def grey(images: Images, values: OperationValues) -> Images:
     """Put Rec. 601's grey in every channel."""
-    return saturation(images, torch.zeros_like(_))
+    return saturation(images, torch.zeros_like(values))
 
 
 def sharpness(images: Images, factors: OperationValues) -> Images:
     """Sharpen: 0 is smoothed, 1 the image, 2 sharpened."""
     from kornia.enhance import sharpness
 
+    # Pixels at the edge stay as they are, and smaller images have no others.
+    if min(images.shape[2:]) < SMOOTHING_SIZE:
+        return images.clone()
     return sharpness(images, factors)
 
 
@@ -195,7 +200,7 @@ def matrices_of(
 
     Args:
         names: of `GEOMETRIC`, one for each image.
-        values: degrees, or fractions.
+        values: in the units that `GEOMETRIC` gives for each.
         size: (H, W) in pixels.
     """
     height, width = size
