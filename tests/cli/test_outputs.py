@@ -190,6 +190,7 @@ def test_an_output_has_the_ending_of_its_format(refused, command, file, ending):
         ["eval", "CKPT", "pets", "--predictions", "pets/labels.csv"],
         ["eval", "CKPT", "pets", "--relabel", "notes.csv", "--predictions", "notes.csv"],
         ["check", "pets", "--output", "pets/licence.json"],
+        ["check", "pets", "--relabel", "notes.json", "--output", "notes.json"],
         ["predict", "CKPT", "photos", "odd.csv", "--csv", "odd.csv"],
         ["embed", "model.npz", "photos", "--out", "model.npz"],
     ],

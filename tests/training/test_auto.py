@@ -132,6 +132,16 @@ def test_nothing_is_tried_that_could_not_be_significantly_better(tmp_path):
     assert searching(tmp_path).run(more).name == "b"  # 6 of 6: McNemar's p = 0.03125
 
 
+def test_a_candidate_that_is_better_by_the_rule_for_few_images_says_so(tmp_path):
+    lines: list[str] = []
+    search = CandidateSearch(RunFolder(tmp_path), "fakes", 100.0, lines.append, Ticks(0.0), 0.0)
+    search.run([Fake("a", 10), Fake("b", 4), Fake("c", 0)])
+    assert [line.partition("; ")[2] for line in lines if "McNemar" in line] == [
+        "better than a (McNemar, p = 0.031)",
+        "better, by more than half the width of its interval, than b (McNemar, p = 0.12)",
+    ]
+
+
 def test_a_candidate_that_does_not_fit_is_not_begun(tmp_path):
     candidates = [Fake("a", 20), Fake("b", 0, minimum=101.0)]
     search = searching(tmp_path)
@@ -183,6 +193,7 @@ def test_digits_from_noise(tmp_path):
     assert "test" not in candidate.metadata["metrics"]  # looked at once, by the winner
     log = (done.run / "train.log").read_text()
     assert "no flips" in log
+    assert "at 16 px" not in log, "the size at which neighbours are compared is no model's"
     assert f"with scratch: top-1 {report['test']['top1']:.4f} (" in log
     table = log[log.index("candidate  ") :].splitlines()
     assert max(map(len, table)) <= 80

@@ -199,3 +199,9 @@ def test_a_run_with_a_reference_result_says_what_to_expect(tmp_path):
     assert "reference runs of digits: test top-1" in log
     assert "behind the reference runs of digits" in log
     assert "lr 2e-05 instead of 0.004" in log
+    run = vitkit.train(
+        "digits", recipe="digits", val_fraction=0.0, max_steps=1, output=str(tmp_path / "all"),
+        quiet=True, device="cpu", plots=False, report=False,
+    ).run  # fmt: skip
+    log = (run / "train.log").read_text()
+    assert "reference runs" not in log, "they had a validation split, so fewer images"

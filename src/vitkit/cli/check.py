@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json as json_text
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ def check_command(
     from vitkit.data.checks.check import check_dataset
 
     if output is not None:
-        _check_output(output, data, data_root, overwrite=overwrite)
+        _check_output(output, data, data_root, relabel, overwrite=overwrite)
     choice = {"ignore_extra_classes": ignore_extra_classes, "follow_links": follow_links}
     dataset = _open(data, data_root, relabel, **choice)
     with progress_bar(sum(map(len, dataset.splits.values()))) as advance:
@@ -93,12 +94,14 @@ def check_command(
         print_results(then=[("train", data, *given)])
 
 
-def _check_output(output: Path, data: str, data_root: str | None, *, overwrite: bool) -> None:
+def _check_output(
+    output: Path, data: str, data_root: str | None, relabel: Path | None, *, overwrite: bool
+) -> None:
     """Refuse an output that cannot be written, before the images are read, which takes minutes."""
     from vitkit.data.checks.check import Report
 
     kind = json_result("a report", ["refused", *(f.name for f in dataclasses.fields(Report))])
-    inputs = files_of_data(data, output, kind, data_root=data_root)
+    inputs = chain(filter(None, [relabel]), files_of_data(data, output, kind, data_root=data_root))
     check_outputs([output], kind, inputs=inputs, overwrite=overwrite, flag="--output")
 
 

@@ -89,7 +89,9 @@ def explain_command(
         option: further options of the method, such as steps=20.
         sheet: also draw the attention of all layers and heads, in the folder heads of the output.
         animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
-        truth: measure how far the maps may be trusted; print it, and write truth.json.
+        truth: measure how far the maps may be trusted; print it, and write truth.json. Deletion and
+            insertion are 1 at best and 0 for a random order of the patches, SaCo is from -1 to 1,
+            and p below 0.05 is better than chance.
         test_time_registers: move high norms to an extra token; count them in registers.json.
         output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
         format: png or svg, of the figures in a folder.

@@ -18,6 +18,7 @@ from vitkit.explaining.animation import ANIMATION_FILE, ROLLOUT, animate, layere
 from vitkit.explaining.explain import ImageExplainer
 from vitkit.explaining.explanation import EXPLANATION_FILES, WRITER, Explanation
 from vitkit.explaining.methods import METHODS
+from vitkit.explaining.truth.score import SCORE_TERMS
 from vitkit.io.results import ResultPlaces, check_outputs
 from vitkit.plots.gallery import GALLERY_FILE, GalleryFigure, GallerySection, write_gallery
 
@@ -322,6 +323,7 @@ class EveryMethod(ExplanationFiles):
             if method.name in self.refused:
                 meaning = f"not drawn: {self.refused[method.name]}"
             terms.append((method.name, meaning))
+        terms += SCORE_TERMS
         path = self.folder / PAGE
         write_gallery(path, title, self._sections, terms)
         return path

@@ -86,7 +86,7 @@ def write_gallery(
         f"<h1>{html_text(title)}</h1>\n"
     ]
     parts += [_section(section) for section in sections]
-    parts.append("<section>\n<h2>Methods</h2>\n<dl>\n")
+    parts.append("<section>\n<h2>Methods and scores</h2>\n<dl>\n")
     for name, meaning in terms:
         parts.append(f"<dt>{html_text(name)}</dt><dd>{html_text(meaning)}</dd>\n")
     parts.append("</dl>\n</section>\n</body>\n</html>\n")

@@ -72,7 +72,6 @@ def truth_report(
     require_head(checkpoint.model)  # before the images are read
     model = on_device(checkpoint.model, resolve_device(device))
     inputs = _preprocessed(checkpoint.preprocess, images).to(next(model.parameters()))
-    # NumPy's arrays are taken too, whose truth value is an error
     found = [] if labels is None else [find_class(checkpoint, label) for label in labels]
     return measure_truth(
         maker.method,

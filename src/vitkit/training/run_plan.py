@@ -35,6 +35,7 @@ class Plan:
         device: where the model trains.
         workers: loader processes.
         notes: lines to print before the start.
+        chosen: one more line, on the settings that follow from the data; empty where all are given.
         weights: initial weights; None for random ones, and for a run that goes on, whose state
             has them.
         teacher: a model to learn from besides the labels, on the device.
@@ -49,6 +50,7 @@ class Plan:
     device: torch.device
     workers: int
     notes: tuple[str, ...]
+    chosen: str = ""
     weights: Mapping[str, Tensor] | None = None
     teacher: Teacher | None = None
     check: Report | None = None

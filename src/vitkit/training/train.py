@@ -137,7 +137,8 @@ def _begin(
 
     prints = world.is_main and not is_launched()
     stop = stack.enter_context(stop_on_signal(hint if prints else None))
-    for line in (*folder_notes, *plan.notes, *(stopped.notes if stopped else ())):
+    notes = [*folder_notes, *plan.notes, *([plan.chosen] if plan.chosen else [])]
+    for line in (*notes, *(stopped.notes if stopped else ())):
         log.info(line)
     log_model(plan, log, model)
     tune = partial(tune_settings, plan, model, log.info, goes_on=goes_on, folder=folder)

@@ -138,7 +138,7 @@ class Registers:
         if not effect.is_strong:
             self.line = (
                 f"{found.count:,} of {plural(found.high.size, 'patch token')} {where} have a high "
-                "norm, and no few neurons make it; explained without registers"
+                "norm, and it does not come from a few neurons; explained without registers"
             )
             return
         self.effect = effect

@@ -34,6 +34,27 @@ from vitkit.shapes import Images
 CHEAP = 1e11
 """Multiplications of a score that is measured without being asked for: about a second on a CPU."""
 
+SCORE_TERMS = (
+    (
+        "deletion",
+        "Patches are dropped in the order of the map. 1: the probability of the class falls as "
+        "fast as in the order of occlusion, which drops each patch alone to rank them. 0: as in a "
+        "random order. Not measurable: the order of occlusion hardly beats random ones.",
+    ),
+    ("insertion", "The same while patches are added, the most important first."),
+    (
+        "p",
+        "The share of 21 orders, 20 random ones and the map's, in which deletion and insertion "
+        "together do at least as well. Of few patches there are few orders, so that random ones "
+        "often do as well as the map.",
+    ),
+    (
+        "SaCo",
+        "Whether patches with more importance have more effect: from -1, never, to 1, always.",
+    ),
+)
+"""The words of the truth score and their meanings."""
+
 
 @dataclass(frozen=True)
 class TruthScore:

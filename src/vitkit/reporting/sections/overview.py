@@ -55,7 +55,8 @@ def best_score(run: ReportedRun) -> dict[str, Any]:
         )
     main = run.scores[splits[0]]
     low, high = _interval(main)
-    reference = comparable_result(run.settings.get("recipe"), str(run.settings.get("data")))
+    recipe, data = run.settings.get("recipe"), str(run.settings.get("data"))
+    reference = comparable_result(recipe, data, run.image_counts.get("train"))
     ends = [line.partition(" ")[2] for line in run.log if " ended after " in line]
     return {
         "split": SPLITS[splits[0]],

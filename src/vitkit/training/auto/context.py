@@ -150,7 +150,7 @@ def make_context(
             settings.pop("model", None)
     if plan is None:  # from random weights: nearest neighbours compare small images
         plan = _make_plan(settings, {"spec": PIXEL_SPEC, "fit": "squash"})
-    for line in plan.notes:
+    for line in plan.notes:  # not what was chosen: the candidates choose for themselves
         log(line)
     if "val" not in plan.dataset.splits:
         raise SettingError(

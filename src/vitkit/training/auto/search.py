@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitkit.errors import Interrupted, NonFiniteError, SettingError
+from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL
 from vitkit.evaluation.metrics import Metrics
 from vitkit.io.atomic import replacing, write_bytes
 from vitkit.training.auto.results import (
@@ -215,11 +216,14 @@ class CandidateSearch:
         if best is None:
             return line
         verdict = "no significant difference to"
+        p = p_value(best, result)
         if is_better(best, result):
             verdict = "better than"
+            if p >= SIGNIFICANCE_LEVEL:  # by the other rule, for few images
+                verdict = "better, by more than half the width of its interval, than"
         elif is_better(result, best):
             verdict = "worse than"
-        return f"{line}; {verdict} {best.name} (McNemar, p = {p_value(best, result):.2g})"
+        return f"{line}; {verdict} {best.name} (McNemar, p = {p:.2g})"
 
     def save(self) -> None:
         """Write the results as JSON, and the winner's weights.

@@ -36,7 +36,7 @@ def chooses_model(config: TrainConfig) -> bool:
 
 def decide_settings(
     config: TrainConfig, dataset: Dataset, processes: int = 1
-) -> tuple[RunConfig, list[str]]:
+) -> tuple[RunConfig, str]:
     """Decide the settings that were left open; a pure function of settings and data.
 
     What a setting, a recipe or a stopped run names is never changed.
@@ -131,10 +131,10 @@ def _steps(
     }
 
 
-def _describe(config: TrainConfig, decided: RunConfig, images: int) -> list[str]:
-    """Return at most one line, on what was chosen and what may be better."""
+def _describe(config: TrainConfig, decided: RunConfig, images: int) -> str:
+    """Return a line on what was chosen and what may be better; empty where nothing was chosen."""
     if config.probe is not None:
-        return []
+        return ""
     parts = []
     advice = ""
     if chooses_model(config) and decided.spec:
@@ -155,7 +155,7 @@ def _describe(config: TrainConfig, decided: RunConfig, images: int) -> list[str]
     if config.epochs is None:
         parts.append(plural(decided.epochs, "epoch"))
     if not parts:  # all was given
-        return []
+        return ""
     if config.lr is None:
         parts.append(f"lr {decided.lr:g}")
-    return [f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"]
+    return f"chosen for {plural(images, 'training image')}: {', '.join(parts)}{advice}"

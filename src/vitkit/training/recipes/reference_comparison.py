@@ -84,19 +84,24 @@ class ReferenceResult:
         )
 
 
-def comparable_result(recipe: str | None, data: str) -> ReferenceResult | None:
+def comparable_result(
+    recipe: str | None, data: str, images: int | None = None
+) -> ReferenceResult | None:
     """Return the result of a recipe if it was measured on these data, else `None`.
 
     Args:
         recipe: its name, or the path of a YAML file that names it.
         data: the setting `data` of the run.
+        images: number of training images, which must be the same; default any number.
 
     Raises:
         SettingError: a file that is not valid YAML.
     """
     result = reference_result(recipe)
     # scores on other data are higher or lower whatever the settings
-    return result if result is not None and result.data == data else None
+    if result is None or result.data != data:
+        return None
+    return result if images in (None, result.images) else None
 
 
 def reference_result(recipe: str | None) -> ReferenceResult | None:

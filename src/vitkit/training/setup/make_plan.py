@@ -64,14 +64,14 @@ def make_plan(
     dataset, data_notes, check = open_training_data(config, resumed)
     # before the head is adapted to the classes
     check_data(config, dataset)
-    decided, choices = decide_settings(config, dataset, world.size)
+    decided, chosen = decide_settings(config, dataset, world.size)
     check_steps(decided, world.size)
     start = (named or _start(decided, goes_on))(dataset.classes)
     check_head(config, decided.opt, start.spec, start.weights)
     train = dataset.splits["train"]
     steps = training_steps(decided, train, start.preprocess, world)
     check_warmup(decided, steps.steps_per_epoch)
-    notes += [*data_notes, *start.notes, *balance_notes(config, dataset), *choices]
+    notes += [*data_notes, *start.notes, *balance_notes(config, dataset)]
     notes += notes_on_settings(decided, world.size, steps.steps_per_epoch)
     notes += [] if goes_on else note_on_colours(config, start.spec, train)
     workers, worker_notes = loader_processes(config.workers, train, world)
@@ -93,6 +93,7 @@ def make_plan(
         device=device,
         workers=workers,
         notes=(*notes, *worker_notes, *teacher_notes),
+        chosen=chosen,
         weights=start.weights,
         teacher=teacher,
         check=check,

@@ -72,7 +72,8 @@ def log_settings(run: Run) -> None:
         if note is not None:
             log.info(note)
     else:
-        reference = comparable_result(config.recipe, config.data)
+        images = len(plan.dataset.splits["train"])
+        reference = comparable_result(config.recipe, config.data, images)
         if reference is not None:
             log.info(reference.summary())
         log.info(
