@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote
 
-from vitkit.data.datasets.split import Split
+from vitkit.data.datasets.split import Split, admit_any
 from vitkit.data.images.colour import RGBPixels
 from vitkit.data.images.decode import as_rgb, decode_with_properties
 from vitkit.data.images.read import ImageSource, read_image
@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 
 Admit: TypeAlias = Callable[[int], object]
 """Called with the number of pixels before a file is decoded; it may wait."""
-
-
-def _admit_any(pixels: int) -> None:
-    """Let an image of any size be decoded at once."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -46,7 +42,7 @@ class FoundImage(ABC):
     split: str = ""
 
     @abstractmethod
-    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+    def read(self, admit: Admit = admit_any) -> RGBPixels:
         """Return the pixels, (H, W, 3) RGB, uint8 [0, 255].
 
         Args:
@@ -64,7 +60,7 @@ class FileImage(FoundImage):
     def __fspath__(self) -> str:
         return self.name
 
-    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+    def read(self, admit: Admit = admit_any) -> RGBPixels:
         return decode_with_properties(self.name, admit=admit)[0]
 
 
@@ -87,7 +83,7 @@ class WebImage(FoundImage):
         last = unquote(path.rstrip("/").rpartition("/")[2])
         return cls(name=address, place=PurePath(last.replace("\0", "")))
 
-    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+    def read(self, admit: Admit = admit_any) -> RGBPixels:
         # imported here: files on disk need no connections
         from vitkit.io.web.image import fetch_image, wrong_type
 
@@ -111,7 +107,7 @@ class DatasetImage(FoundImage):
     images: Split
     index: int
 
-    def read(self, admit: Admit = _admit_any) -> RGBPixels:
+    def read(self, admit: Admit = admit_any) -> RGBPixels:
         try:
             pixels, _ = self.images.examine(self.index, admit)
         except ImageError as error:
@@ -124,7 +120,7 @@ AnyImage: TypeAlias = ImageSource | FoundImage
 an image of `find_images`."""
 
 
-def read_any_image(image: AnyImage, name: str = "image", admit: Admit = _admit_any) -> RGBPixels:
+def read_any_image(image: AnyImage, name: str = "image", admit: Admit = admit_any) -> RGBPixels:
     """Read an image as (H, W, 3) uint8 RGB, as `read_image` does, or from an http(s) address.
 
     Args:
