@@ -8,10 +8,10 @@ classes, stability, deletion by grey and by blurred patches, and the one-sided p
 permutation test that the method's deletion curve lies below that of attention, rollout and grad-cam
 on the same images. The images are drawn from the test split, or the validation split where there is
 none. A method that cannot carry the model is named with its message. `gradient-rollout-plain` and
-`legrad-plain` are the published forms of these methods. `--confidence 0.9` keeps the images that the
-model recognises with at least this probability, as the localisation metric of CoDA Networks (arXiv
-2104.00032) takes the images recognised with most confidence for its mosaics. The script prints the results and writes
-them to benchmarks/results; it does not pass or fail.
+`legrad-plain` are the published forms of these methods. `--confidence 0.9` keeps the images that
+the model recognises with at least this probability, as the localisation metric of CoDA Networks
+(arXiv 2104.00032) takes the images recognised with most confidence for its mosaics. The script
+prints the results and writes them to benchmarks/results; it does not pass or fail.
 """
 
 from __future__ import annotations
