@@ -174,7 +174,7 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
     fit = prediction.fit
     monkeypatch.setattr(prediction, "fit", slow)
     monkeypatch.setattr(prediction, "PIXELS_AT_ONCE", at_once)
-    monkeypatch.setattr(prediction.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(prediction, "available_cores", lambda: 4)
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
     assert len(predictor([path] * 13)) == 13
     assert seen[0] <= most

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from vitkit.plots.html import html_bars
 from vitkit.prediction.find import find_images
 from vitkit.prediction.image_list import SlowStream
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
+from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
@@ -270,7 +270,7 @@ class Predictor:
         """Yield the outputs of each batch, and the name or the error of each of its images."""
         images = _as_list(images)
         # decoders and resizing release the interpreter lock, so threads are enough
-        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, os.cpu_count() or 1))
+        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
         memory = MemoryLimit(PIXELS_AT_ONCE)
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
