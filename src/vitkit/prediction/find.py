@@ -68,7 +68,7 @@ def find_images(
     warnings: list[str] = []
     is_lenient = missing_ok and split is None and len(names) > 1
     missing = _missing_files(names) if is_lenient else set()
-    first_error: DataError | None = None
+    other: list[DataError] = []
     for name in names:
         if isinstance(name, Dataset):
             parts += dataset_parts(name, split)
@@ -86,16 +86,10 @@ def find_images(
         elif text in missing:
             parts.append(UnusableFile(text, "missing", "no such file"))
         else:
-            try:
-                parts += _find_many(name, split, data_root, warnings)
-            except DataError as error:
-                if not is_lenient or not os.path.exists(text):
-                    raise
-                first_error = first_error or error
-                detail = str(error).removeprefix(f"{escape(text)}: ")
-                parts.append(UnusableFile(text, "not an image", detail.removeprefix(_NO_IMAGE)))
-    if first_error and all(isinstance(part, UnusableFile) for part in parts):
-        raise first_error
+            errors = other if is_lenient and os.path.exists(text) else None
+            parts += _find_many(name, split, data_root, warnings, errors)
+    if other and all(isinstance(part, UnusableFile) for part in parts):
+        raise other[0]
     return ImageList(parts, warnings)
 
 
@@ -135,6 +129,33 @@ def _read_lines(descriptor: int) -> Lines:
 
 
 def _find_many(
+    name: str | os.PathLike[str],
+    split: str | None,
+    data_root: str | os.PathLike[str] | None,
+    warnings: list[str],
+    errors: list[DataError] | None,
+) -> list[ImageGroup]:
+    """Return the images of a dataset, or those of a file, a folder or a pattern.
+
+    Args:
+        name: of the images.
+        split: as for `find_images`.
+        data_root: as for `find_images`.
+        warnings: what is to be warned of is added to these.
+        errors: where not None, a name without images is an unusable file, and its error is added.
+    """
+    try:
+        return [*_open(name, split, data_root, warnings)]
+    except DataError as error:
+        if errors is None:
+            raise
+        errors.append(error)
+        text = os.fspath(name)
+        detail = str(error).removeprefix(f"{escape(text)}: ").removeprefix(_NO_IMAGE)
+        return [UnusableFile(text, "not an image", detail)]
+
+
+def _open(
     name: str | os.PathLike[str],
     split: str | None,
     data_root: str | os.PathLike[str] | None,

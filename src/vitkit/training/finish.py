@@ -102,7 +102,7 @@ def _write_predictions(run: Run, scores: Metrics, counts: PredictionCounts) -> N
 
 
 def _calibrate(run: Run, model: ViT) -> float | None:
-    """Fit the temperature on held-out logits, and draw their confusion matrix if no test follows."""
+    """Fit the temperature on held-out logits; draw their confusion matrix if no test follows."""
     plan, log = run.plan, run.log
     assert run.held_out is not None, "there is a validation split"
     if run.held_out.is_complete:

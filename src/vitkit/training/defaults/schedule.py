@@ -82,5 +82,5 @@ def limit_warmup(warmup: float, epochs: int) -> float:
 
 
 def default_warmup(epochs: int) -> float:
-    """Return the epochs of warm-up for a run of so many epochs, given or following from the data."""
+    """Return the epochs of warm-up of a run, whether its epochs are given or not."""
     return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10
