@@ -92,7 +92,7 @@ def test_an_order_that_is_fixed_and_images_named_twice(root):
         ((), "no images given"),
         (("photos/cats", ""), "a name of images is empty; '.' is the working folder"),
         (("digits", "--"), "--: no such image"),
-        (("photos/notes.txt",), r"notes\.txt is not an image; .* send the file: - < photos/notes"),
+        (("photos/notes.txt",), r"notes\.txt: not an image; .* send the file: - < photos/notes"),
     ],
 )
 def test_what_is_not_found_is_named(root, given, message):

@@ -6,10 +6,12 @@ them from there.
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from vitkit.data.sources.open import DataSource, kept_data
+from vitkit.errors import check_type
 from vitkit.evaluation.comparison import Comparison, compare_checkpoints
 
 if TYPE_CHECKING:
@@ -144,6 +146,8 @@ def compare(
     from vitkit.reporting.comparison_page import check_comparison_output, write_comparison
     from vitkit.training.config.run_kind import kind_of_run
 
+    for checkpoint in checkpoints:
+        check_type(checkpoint, (str, PathLike), "compare", "paths of runs or checkpoints")
     # before the evaluation, which may take minutes
     if report is not None:
         check_comparison_output(report, checkpoints, overwrite=overwrite)

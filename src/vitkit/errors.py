@@ -118,6 +118,23 @@ class SettingError(UserError):
     """A setting that is unknown, out of range, or contradicts another."""
 
 
+def check_type(value: object, kind: type | tuple[type, ...], function: str, expected: str) -> None:
+    """Raise `SettingError` for an argument of another type than a function takes.
+
+    Args:
+        value: the argument.
+        kind: the type that is expected.
+        function: its name.
+        expected: what it takes, in words.
+    """
+    if not isinstance(value, kind):
+        raise SettingError(f"{function} takes {expected}, not a {type(value).__name__}")
+
+
+MODEL = "a model, such as vitkit.load(path).model"
+"""What functions of models take, in words."""
+
+
 class DataError(UserError):
     """A dataset that cannot be read or trained on."""
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitkit.errors import ShapeError
+from vitkit.errors import MODEL, ShapeError, check_type
 
 FLOAT_BYTES = 4
 TEXT_COLUMNS = ("layer (variable)", "input", "output")
@@ -145,8 +145,10 @@ def summary(module: nn.Module, input_size: Sequence[int] | None = None) -> Layer
             image of the model's own `spec`.
 
     Raises:
+        SettingError: not a module.
         ShapeError: no input size for a module without a spec, or one that does not fit the module.
     """
+    check_type(module, nn.Module, "summary", MODEL)
     size = _input_size(module, input_size)
     # Hooks and counters go to a copy: the caller's module stays as it is.
     twin = on_meta(module)

@@ -11,6 +11,8 @@ ENTRIES_SHOWN = 8
 """Names of a list that a message shows."""
 SHORTEST_BEGINNING = 3
 """Letters of a word that may be the beginning of a name."""
+SHORTEST_MISTYPED = 5
+"""Letters of a mistyped word that may be the beginning of a name."""
 SIMILAR_SHOWN = 3
 """Entries of a folder that a message suggests in the place of a missing one."""
 
@@ -77,7 +79,7 @@ def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
 
     >>> did_you_mean("wdith", ["width", "depth"])
     " (did you mean 'width'?)"
-    >>> did_you_mean("vit_ti", ["vit_tiny_patch16_224", "vit_tiny_patch14_224"])
+    >>> did_you_mean("vit_tny", ["vit_tiny_patch16_224", "vit_tiny_patch14_224"])
     " (did you mean 'vit_tiny_patch16_224'?)"
     """
     matches = _nearest(word, choices, count)
@@ -93,7 +95,16 @@ def _nearest(word: str, choices: Iterable[str], count: int) -> list[str]:
     matches = difflib.get_close_matches(wanted, list(by_lower), n=count, cutoff=0.6)
     if not matches and len(wanted) >= SHORTEST_BEGINNING:
         matches = [choice for choice in by_lower if choice.startswith(wanted)][:count]
+    if not matches and len(wanted) >= SHORTEST_MISTYPED:
+        matches = [choice for choice in by_lower if _begins_nearly(choice, wanted)][:count]
     return [by_lower[match] for match in matches]
+
+
+def _begins_nearly(choice: str, word: str) -> bool:
+    """Return True for a longer name with the mistyped word as its beginning."""
+    # a letter may be missing, or one too many
+    beginnings = {choice[: len(word) + extra] for extra in (-1, 0, 1)}
+    return bool(difflib.get_close_matches(word, beginnings, n=1, cutoff=0.85))
 
 
 def nearest_parent(path: Path) -> str:

@@ -139,8 +139,8 @@ class TrainSettings(TypedDict, total=False):
     """Learning rate after the warm-up: `cosine` or `linear` decay to `min_lr`, `constant`, or
     `rsqrt`, which decays as sqrt(warm-up / step)."""
     warmup_epochs: float | None
-    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed. Default: 1,
-    or a twentieth of epochs that follow from the data; a tenth of runs that are too short."""
+    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed. Default: a
+    twentieth of the epochs, at least 1; a tenth of an epoch where there is only one."""
     opt: str | None
     """Optimizer: `adamw`, `sgd`, `adam`; `muon` for the matrices of the blocks, with AdamW for the
     rest; or one of the pytorch-optimizer library whose state can be saved, such as `lamb`, `lion`,

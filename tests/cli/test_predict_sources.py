@@ -109,6 +109,32 @@ def test_a_missing_image_among_others_is_one_that_cannot_be_used(root, checkpoin
     assert "photo: no such image; the nearest folder" in capsys.readouterr().err
 
 
+def test_other_files_that_a_pattern_of_the_shell_matches_are_named_and_the_rest_goes_on(
+    root, checkpoint, capsys
+):
+    Path("photos", "notes.txt").write_text("words")
+    Path("photos", "labels.csv").write_text("file;class\n")
+    Path("photos", "none").mkdir()
+    Path("photos", "readme.md").write_text("words")
+    names = sorted(map(str, Path("photos").iterdir()))
+    images = [name for name in names if name.endswith(".png")]
+    for verb in ("predict", "explain"):
+        assert cli.run([verb, checkpoint, *names]) == 2
+        out, err = capsys.readouterr()
+        lines = [line for line in out.splitlines() if line.startswith("photos/")]
+        assert [line.split(": ")[0] for line in lines] == images
+        lines = err.splitlines()
+        reasons = [line.split(": ")[1:3] for line in lines[:-1]]
+        assert reasons == [[name, "not an image"] for name in names if name not in images]
+        assert f"4 of {len(names)} images could not be used" in lines[-1]
+        assert "- < photos/notes.txt" in err
+    assert cli.run(["predict", checkpoint, *names, "--strict"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    others = ["photos/notes.txt", "photos/none"]
+    assert cli.run(["predict", checkpoint, *others]) == 2
+    assert capsys.readouterr().err.startswith("vitkit: photos/notes.txt: not an image; if it is a")
+
+
 def test_on_a_terminal_predictions_are_a_table_with_bars(root, checkpoint, capsys, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")

@@ -106,6 +106,15 @@ def test_a_named_model_keeps_the_usual_rate_and_augmentation(images, tmp_path):
     assert "5 epochs of 2 steps" in log
 
 
+@pytest.mark.parametrize("given", [{}, {"model": "vit_tiny_patch16_224", "spec": SMALL}],
+                         ids=["model chosen", "model named"])  # fmt: skip
+def test_epochs_that_are_typed_give_the_run_that_chose_them(images, tmp_path, given):
+    chosen = settings_of(images, tmp_path / "chosen", **given)
+    typed = settings_of(images, tmp_path / "typed", epochs=chosen["epochs"], **given)
+    assert typed | {"output": chosen["output"]} == chosen
+    assert chosen["warmup_epochs"] > 1, "a warm-up of one epoch would show no difference"
+
+
 def test_a_field_of_the_model_changes_the_one_that_is_chosen(images, tmp_path):
     chosen = settings_of(images, tmp_path / "chosen")
     found = settings_of(images, tmp_path / "run", spec={"patch_size": 6, "width": 32})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shutil
 import subprocess
 import sys
@@ -122,8 +123,21 @@ def test_without_validation_there_is_no_accuracy(tmp_path):
     figure = run.plot()
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss (nats)", "learning rate"]
     assert (run.run / "curves.png").exists()
-    assert not (run.run / "confusion_matrix.png").exists()
     assert run.curves.best_epoch is None
+    assert "testsplit" in confusion_words(run.run)
+
+
+def confusion_words(run: Path) -> str:
+    """The words that the confusion matrix of a run shows, without spaces."""
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (run / "confusion_matrix.svg").read_text())
+    return "".join("".join(texts).split())
+
+
+def test_the_confusion_matrix_is_of_the_split_of_the_last_score(result, tmp_path):
+    right = round(359 * result.metrics["test"]["top1"])
+    assert f"testsplit:{right}of359imagesright" in confusion_words(result.run)
+    untested = train(tmp_path / "run", epochs=1, warmup_epochs=0.5, test=False)
+    assert "validationsplit:" in confusion_words(untested.run)
 
 
 def test_a_run_of_a_few_steps_has_no_curves_and_says_so_when_asked(tmp_path):

@@ -232,7 +232,7 @@ def test_what_the_end_of_a_run_draws_is_there_once(tmp_path):
                 classes=best.classes, **rest | {"metrics": without})  # fmt: skip
     train(run, resume=str(run), epochs=1, **short)
     assert [p.step for p in curves(run).Scalars("test/top1")] == [10]
-    assert len(curves(run).Images("val/confusion_matrix")) == 1
+    assert len(curves(run).Images("test/confusion_matrix")) == 1
     assert [row["step"] for row in lines(run) if row["kind"] == "test"] == [10]
     train(run, resume=str(run), epochs=2, **short)
     assert [p.step for p in curves(run).Scalars("test/top1")] == [20]

@@ -59,6 +59,11 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
     """
     entries = table()
     if name not in entries:
-        near = did_you_mean(name, sorted(entries, key=lambda entry: "16_224" not in entry), count=3)
+        usual_first = sorted(entries, key=lambda entry: "16_224" not in entry)
+        near = did_you_mean(name, usual_first, count=3)
+        # a part of some names, such as dinov2, is near to none of them
+        containing = [entry for entry in usual_first if name and name.lower() in entry]
+        if containing and not near:
+            near = f" (did you mean {' or '.join(map(repr, containing[:3]))}?)"
         raise SettingError(f"there is no model {name!r}{near}; `vitkit models` lists all")
     return ViTSpec(**entries[name].fields | overrides)

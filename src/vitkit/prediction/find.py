@@ -21,7 +21,7 @@ from vitkit.prediction.image_list import (
     ImageGroup,
     ImageList,
     Lines,
-    MissingFile,
+    UnusableFile,
     dataset_parts,
 )
 from vitkit.prediction.line_stream import LineStream
@@ -50,7 +50,8 @@ def find_images(
         data_root: folder of the named datasets, or the folder that the paths of a CSV begin at.
         stdin: open file descriptor; the name `-` then stands for the paths and addresses that come
             from it, one a line.
-        missing_ok: keep the names of image files that do not exist, if there are others: reading
+        missing_ok: keep the names of image files that do not exist, and of files and folders
+            without images, such as those that `photos/*` also matches, if there are others: reading
             one raises `ImageError`, as for a broken image.
 
     Returns:
@@ -65,7 +66,9 @@ def find_images(
         raise DataError("no images given; name files, folders or a dataset")
     parts: list[ImageGroup] = []
     warnings: list[str] = []
-    missing = _missing_files(names) if missing_ok and split is None else set()
+    is_lenient = missing_ok and split is None and len(names) > 1
+    missing = _missing_files(names) if is_lenient else set()
+    other: list[DataError] = []
     for name in names:
         if isinstance(name, Dataset):
             parts += dataset_parts(name, split)
@@ -81,9 +84,12 @@ def find_images(
         elif split is None and text.lower().endswith(IMAGE_ENDINGS) and os.path.isfile(text):
             parts.append(Files(Paths([text])))
         elif text in missing:
-            parts.append(MissingFile(text))
+            parts.append(UnusableFile(text, "missing", "no such file"))
         else:
-            parts += _find_many(name, split, data_root, warnings)
+            errors = other if is_lenient and os.path.exists(text) else None
+            parts += _find_many(name, split, data_root, warnings, errors)
+    if other and all(isinstance(part, UnusableFile) for part in parts):
+        raise other[0]
     return ImageList(parts, warnings)
 
 
@@ -127,6 +133,33 @@ def _find_many(
     split: str | None,
     data_root: str | os.PathLike[str] | None,
     warnings: list[str],
+    errors: list[DataError] | None,
+) -> list[ImageGroup]:
+    """Return the images of a dataset, or those of a file, a folder or a pattern.
+
+    Args:
+        name: of the images.
+        split: as for `find_images`.
+        data_root: as for `find_images`.
+        warnings: what is to be warned of is added to these.
+        errors: where not None, a name without images is an unusable file, and its error is added.
+    """
+    try:
+        return [*_open(name, split, data_root, warnings)]
+    except DataError as error:
+        if errors is None:
+            raise
+        errors.append(error)
+        text = os.fspath(name)
+        detail = str(error).removeprefix(f"{escape(text)}: ").removeprefix(_NO_IMAGE)
+        return [UnusableFile(text, "not an image", detail)]
+
+
+def _open(
+    name: str | os.PathLike[str],
+    split: str | None,
+    data_root: str | os.PathLike[str] | None,
+    warnings: list[str],
 ) -> Iterator[ImageGroup]:
     """Yield the images of a dataset, or those of a file, a folder or a pattern."""
     # imported here: a single image does not wait for the formats of datasets
@@ -160,7 +193,7 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
     if os.path.exists(path):
         if path.suffix.lower() in _HINTS:
             hint = _HINTS[path.suffix.lower()].format(escape(name))
-            raise DataError(f"{escape(name)} is not an image; {hint}")
+            raise DataError(f"{escape(name)}: {_NO_IMAGE}{hint}")
         return Files(Paths([name]))  # also a file without an image's ending: it was named
     if is_pattern(name):
         files = match_files(name)
@@ -179,6 +212,7 @@ def _find_files(name: str, warnings: list[str], datasets: Sequence[str]) -> File
     raise DataError(f"{escape(name)}: no such image{near}; {nearest_parent(path)}")
 
 
+_NO_IMAGE = "not an image; "
 _HINTS = {
     ".tar": "open shards as wds:{}",
     ".txt": "if it is a list of paths, one a line, pass - and send the file: - < {}",

@@ -12,10 +12,16 @@ from vitkit.data.datasets.class_names import natural_order
 from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import Split
-from vitkit.errors import DataError
+from vitkit.errors import DataError, ImageError, ImageReason
 from vitkit.io.web.address import is_web_address
 from vitkit.messages import did_you_mean
-from vitkit.prediction.images import DatasetImage, FileImage, FoundImage, WebImage
+from vitkit.prediction.images import (
+    DatasetImage,
+    FileImage,
+    FoundImage,
+    UnusableImage,
+    WebImage,
+)
 from vitkit.prediction.line_stream import LineStream
 
 
@@ -83,15 +89,22 @@ class Files(ImageGroup):
         yield from self._paths
 
 
-class MissingFile(Files):
-    """An image file that was named and does not exist: reading it raises `ImageError`.
+class UnusableFile(Files):
+    """A file or a folder that was named and has no image: reading it raises `ImageError`.
 
     Args:
         name: of the file.
+        reason: why, as for `ImageError`.
+        detail: what was expected and what was found.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, reason: ImageReason, detail: str) -> None:
         super().__init__(Paths([name]))
+        self._error = ImageError(name, reason, detail)
+
+    def __iter__(self) -> Iterator[FoundImage]:
+        for image in super().__iter__():
+            yield UnusableImage(name=image.name, place=image.place, error=self._error)
 
 
 class Address(ImageGroup):
@@ -202,7 +215,7 @@ class ImageList:
             [
                 part
                 for part in parts
-                if isinstance(part, Files) and not isinstance(part, MissingFile)
+                if isinstance(part, Files) and not isinstance(part, UnusableFile)
             ]
         )
         self._current: ImageGroup | None = None

@@ -65,6 +65,16 @@ class FileImage(FoundImage):
 
 
 @dataclass(kw_only=True, eq=False)
+class UnusableImage(FileImage):
+    """A name without an image: reading it raises its error."""
+
+    error: ImageError
+
+    def read(self, admit: Admit = admit_any) -> RGBPixels:
+        raise self.error
+
+
+@dataclass(kw_only=True, eq=False)
 class WebImage(FoundImage):
     """An image at a web address, downloaded when it is first read, and kept with this object."""
 

@@ -21,7 +21,7 @@ from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
 from vitkit.data.images.normalisation import normalise
 from vitkit.data.images.preprocess import fit
 from vitkit.devices import on_device, resolve_device
-from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError
+from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
@@ -71,7 +71,7 @@ class Predictor:
 
     Args:
         forward: preprocessed images (B, C, H, W) float32 -> logits (B, K), on `device`.
-        preprocess: the evaluation transform.
+        preprocess: the evaluation transform, such as `checkpoint.preprocess`; required.
         classes: the K names; empty means numbers.
         device: the device of the images that `forward` receives.
         batch_size: images per batch.
@@ -82,19 +82,30 @@ class Predictor:
             `UserCodeError` in a call.
 
     Raises:
-        SettingError: a batch size below 1, or a temperature that is not positive.
+        SettingError: no function, no preprocessing, a batch size below 1, or a temperature that is
+            not positive.
     """
 
     def __init__(
         self,
         forward: Callable[[Tensor], Tensor],
-        preprocess: Preprocess,
+        preprocess: Preprocess | None = None,
         classes: Sequence[str] = (),
         *,
         device: torch.device | str = "cpu",
         batch_size: int = 64,
         temperature: float = 1.0,
     ) -> None:
+        given: object = forward
+        if not callable(given):
+            shown = repr(fspath(given)) if isinstance(given, str | PathLike) else "checkpoint"
+            raise SettingError(
+                "Predictor takes a function from images to logits; write "
+                f"vitkit.Predictor.from_checkpoint({shown})"
+            )
+        expected = "its preprocessing as the second argument, such as checkpoint.preprocess"
+        check_type(preprocess, Preprocess, "Predictor", expected)
+        assert preprocess is not None, "checked above"
         if batch_size < 1:
             raise SettingError.about("batch_size", batch_size, "must be 1 or more")
         if not 0 < temperature < math.inf:

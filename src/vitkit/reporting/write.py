@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from pathlib import Path
 
+from vitkit.errors import check_type
 from vitkit.io.atomic import write_bytes
 from vitkit.io.results import ResultKind, check_outputs, nonempty_path
 
@@ -53,6 +55,8 @@ def report(
     from vitkit.reporting.html import page
     from vitkit.reporting.reported_run import ReportedRun
 
+    expected = "the path of a run folder, such as result.run"
+    check_type(run, (str, PathLike), "report", expected)
     found = ReportedRun(run)
     path = found.folder.report if output is None else nonempty_path(output, "--output")
     # what a run leaves is never replaced; no file of it ends in .html but the report

@@ -114,6 +114,7 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
         own = load_metrics(run.plan.config.metrics)
         outputs = KeptOutputs(evaluate_split(run, "test", model), keep=bool(own))
         test, counts = evaluate_outputs(outputs, classes, temperature or 1.0, run.world)
+        _write_confusion(run, "test", counts)
         test |= finite_scores(outputs.scores(own, run.world))
         _write_predictions(run, test, counts.gathered(run.world))
         how = "evaluated once"
@@ -135,9 +136,8 @@ def _write_predictions(run: Run, scores: Metrics, counts: PredictionCounts) -> N
 
 
 def _calibrate(run: Run, model: ViT) -> float | None:
-    """Fit the temperature on held-out logits, and draw the confusion matrix of validation."""
-    plan, world, log = run.plan, run.world, run.log
-    classes = plan.spec.num_classes
+    """Fit the temperature on held-out logits; draw their confusion matrix if no test follows."""
+    plan, log = run.plan, run.log
     assert run.held_out is not None, "there is a validation split"
     if run.held_out.is_complete:
         calibration = calibrate([run.held_out.predictions()])
@@ -148,16 +148,29 @@ def _calibrate(run: Run, model: ViT) -> float | None:
             f"{run.folder.held_out}",
         )
     log.info(f"best weights: {calibration.message}")
-    if plan.config.plots and classes <= MAX_CLASSES:
-        counts = count_predictions(evaluate_split(run, "val", model), classes)
-        table = counts.confusion(world)
-        world.broadcast_from_main(lambda: _draw_confusion(run, table))
+    # the figure is of the split of the last score that is printed
+    is_last = "test" not in plan.dataset.splits or not plan.config.test
+    if is_last and _is_drawn(run):
+        outputs = evaluate_split(run, "val", model)
+        _write_confusion(run, "val", count_predictions(outputs, plan.spec.num_classes))
     return calibration.temperature
 
 
-def _draw_confusion(run: Run, counts: Int64[np.ndarray, "K K"]) -> None:
-    """Write the confusion matrix of the validation images, and show it in TensorBoard."""
+def _is_drawn(run: Run) -> bool:
+    """Return whether the run draws a confusion matrix."""
+    return run.plan.config.plots and run.plan.spec.num_classes <= MAX_CLASSES
+
+
+def _write_confusion(run: Run, split: str, counts: PredictionCounts) -> None:
+    """Write the confusion matrix of a split where it is wanted. Each process must call."""
+    if _is_drawn(run):
+        table = counts.confusion(run.world)
+        run.world.broadcast_from_main(lambda: _draw_confusion(run, split, table))
+
+
+def _draw_confusion(run: Run, split: str, counts: Int64[np.ndarray, "K K"]) -> None:
+    """Write the confusion matrix of a split, and show it in TensorBoard."""
     classes = run.plan.dataset.classes
-    pixels = write_confusion(run.folder, counts, classes, run.log.info)
+    pixels = write_confusion(run.folder, split, counts, classes, run.log.info)
     if pixels is not None and run.plan.config.log_examples:
-        run.log.image("val/confusion_matrix", pixels, run.progress.step, at_end=True)
+        run.log.image(f"{split}/confusion_matrix", pixels, run.progress.step, at_end=True)

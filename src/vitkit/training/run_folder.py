@@ -95,7 +95,7 @@ class RunFolder:
 
     @property
     def confusion(self) -> Path:
-        """Confusion matrix of the best weights on the validation images; also as .svg."""
+        """Confusion matrix of the best weights: of the test split, or of validation without one."""
         return self.root / "confusion_matrix.png"
 
     @property

@@ -55,8 +55,13 @@ def locate(name: str | Path, *, trust_pickle: bool = False) -> tuple[Path, Catal
         trust_pickle: as for `fetch`.
 
     Raises:
-        CheckpointError: an empty name; else as for `fetch`.
+        CheckpointError: no name, or an empty one; else as for `fetch`.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise CheckpointError(
+            f"a {type(name).__name__} is not the path, the address or the name of a checkpoint; "
+            "vitkit.save and checkpoint.save_pretrained write one"
+        )
     if not str(name):
         raise CheckpointError(
             "the name of the weights is empty; pass a file, a folder or an address"

@@ -95,7 +95,7 @@ def as_checkpoint(source: Checkpoint | str | PathLike[str]) -> Checkpoint:
     if not isinstance(source, str | PathLike):
         raise CheckpointError(
             f"a {type(source).__name__} is not a checkpoint; pass the result of vitkit.load, "
-            "which includes preprocessing and class names, or the path of a file"
+            "which includes preprocessing and class names, or the path of a file or a run"
         )
     return load(fspath(source))
 

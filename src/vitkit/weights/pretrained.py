@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from vitkit.errors import CheckpointError, SettingError
+from vitkit.errors import CheckpointError, SettingError, check_type
 from vitkit.messages import escape
 from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
@@ -134,6 +134,12 @@ def create_model(
     """
     if out_indices is not None and not features_only:
         raise SettingError("out_indices needs features_only=True; pass both, or neither")
+    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
+    if "/" in name and os.path.exists(name):
+        raise SettingError(
+            f"create_model takes the name of a model, and {name} is a path; write "
+            f"vitkit.load({name!r}).model"
+        )
     # None comes from callers that pass a setting on as it is.
     if pretrained is None or pretrained is False:
         model = _fresh_model(name, overrides)

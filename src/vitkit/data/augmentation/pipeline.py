@@ -46,7 +46,7 @@ from vitkit.data.images.normalisation import standardise_in_place, to_unit
 from vitkit.data.images.preprocess import fit, squash
 from vitkit.data.images.read import ImageSource, read_image
 from vitkit.data.loading.batch import Batch
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, check_type
 from vitkit.frozen import frozen
 from vitkit.randomness import augmentation_key
 from vitkit.shapes import Images
@@ -311,6 +311,8 @@ def training_transform(
     Raises:
         SettingError: a value out of range, or a policy that does not exist.
     """
+    expected = "the preprocessing of a model, such as vitkit.load(path).preprocess"
+    check_type(preprocess, Preprocess, "training_transform", expected)
     augmentation = Augmentation(
         flip=flip,
         shift=shift,

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from vitkit.errors import SettingError
+from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.explaining.methods.attention import attention
 from vitkit.messages import plural
 from vitkit.models.layers import eval_mode
@@ -17,6 +17,8 @@ from vitkit.models.record import Record
 from vitkit.models.vit import ViT
 from vitkit.shapes import Grid, Images, Tokens
 
+IMAGES = "preprocessed images, a tensor (B, C, H, W)"
+"""What functions of a model and its images take, in words."""
 DEVIATIONS = 4
 """Median absolute deviations above the median from which a norm is high."""
 
@@ -83,9 +85,11 @@ def find_artefacts(model: ViT, images: Images, *, threshold: float | None = None
             threshold of before.
 
     Raises:
-        SettingError: no image, or a threshold that is not a positive number.
+        SettingError: not a model, no image, or a threshold that is not a positive number.
         ShapeError: images that do not fit the model.
     """
+    check_type(model, ViT, "find_artefacts", MODEL)
+    check_type(images, Tensor, "find_artefacts", IMAGES)
     record = Record(tokens=[-1])
     with eval_mode(model), torch.inference_mode():
         grid = model.forward_features(images, record).grid

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from vitkit.errors import SettingError
-from vitkit.explaining.model.artefacts import Artefacts, find_artefacts
+from vitkit.errors import MODEL, SettingError, check_type
+from vitkit.explaining.model.artefacts import IMAGES, Artefacts, find_artefacts
 from vitkit.messages import plural
 from vitkit.models.attention import PLAIN, Context
 from vitkit.models.layers import LayerScale, eval_mode
@@ -113,6 +113,8 @@ def find_register_neurons(
     Raises:
         SettingError: no image, or a count below 1.
     """
+    check_type(model, ViT, "find_register_neurons", MODEL)
+    check_type(images, Tensor, "find_register_neurons", IMAGES)
     if count < 1:
         raise SettingError.about("count", count, "must be 1 or more")
     high = torch.from_numpy(find_artefacts(model, images, threshold=threshold).high).flatten(1)
@@ -151,6 +153,7 @@ def measure_registers(
         SettingError: no image, a threshold that is not positive, or a neuron that the model does
             not have.
     """
+    check_type(model, ViT, "measure_registers", MODEL)
     before = find_artefacts(model, images, threshold=threshold)
     with test_time_registers(model, neurons):
         after = find_artefacts(model, images, threshold=before.threshold)

@@ -64,7 +64,7 @@ def decide_settings(
     if config.probe is None:
         settings |= _steps(config, len(train), settings["batch_size"], model, processes)
     elif config.epochs is not None:  # a probe makes no steps
-        settings["warmup_epochs"] = default_warmup(config.epochs, given=True)
+        settings["warmup_epochs"] = default_warmup(config.epochs)
     if config.opt is not None and config.opt != settings["opt"]:
         settings |= {name: USUAL[name] for name in OF_OPTIMIZER}
     decided = RunConfig(**settings | _given(config, settings))
@@ -127,7 +127,7 @@ def _steps(
         "batch_size": batch_size,
         "last_batch": last_batch,
         "epochs": epochs,
-        "warmup_epochs": default_warmup(epochs, given=config.epochs is not None),
+        "warmup_epochs": default_warmup(epochs),
     }
 
 

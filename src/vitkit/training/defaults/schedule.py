@@ -19,7 +19,7 @@ SCRATCH_IMAGES = 200_000
 FEWEST_EPOCHS, FINETUNE_EPOCHS, MOST_EPOCHS = 10, 20, 300
 """More epochs than the last gained little in the papers on small data."""
 WARMUP = 1 / 20
-"""Part of the epochs that is warm-up; at least one epoch, and at most a tenth of a run."""
+"""Part of the epochs that is warm-up; at least one epoch, and a tenth of a run of one epoch."""
 
 
 def limit_batch_size(images: int, batch_size: int) -> int:
@@ -81,13 +81,6 @@ def limit_warmup(warmup: float, epochs: int) -> float:
     return min(warmup, epochs / 10)
 
 
-def default_warmup(epochs: int, *, given: bool) -> float:
-    """Return the epochs of warm-up.
-
-    Args:
-        epochs: of the run.
-        given: whether a setting named them; else they follow from the data.
-    """
-    if given:
-        return 1.0 if epochs > 1 else epochs / 10
-    return max(1.0, epochs * WARMUP)
+def default_warmup(epochs: int) -> float:
+    """Return the epochs of warm-up of a run, whether its epochs are given or not."""
+    return max(1.0, epochs * WARMUP) if epochs > 1 else epochs / 10

@@ -19,6 +19,7 @@ from vitkit.training.run_folder import RunFolder
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
 
+SPLIT_TITLES = {"val": "validation split", "test": "test split"}
 SCREEN_REDUCTION = 3
 """Pixels of a PNG file in a row for each pixel on the screen."""
 
@@ -68,11 +69,19 @@ def write_curves(folder: RunFolder, log: Callable[[str], object]) -> None:
 
 def write_confusion(
     folder: RunFolder,
+    split: str,
     counts: Int64[np.ndarray, "K K"],
     classes: Sequence[str],
     log: Callable[[str], object],
 ) -> UInt8[np.ndarray, "H W 3"] | None:
-    """Write the confusion matrix of the validation images, as `write_figure` does.
+    """Write the confusion matrix of a split, as `write_figure` does.
+
+    Args:
+        folder: of the run.
+        split: `val` or `test`, for the title.
+        counts: images of class i predicted as class j, at [i, j].
+        classes: the K names.
+        log: as for `write_figure`.
 
     Returns:
         The figure in a size for the screen; None where it cannot be drawn.
@@ -82,7 +91,7 @@ def write_confusion(
         # imported here: a run needs matplotlib at its end only
         from vitkit.plots.confusion import draw_confusion
 
-        return draw_confusion(counts, classes, "validation split")
+        return draw_confusion(counts, classes, SPLIT_TITLES[split])
 
     content = write_figure(folder.confusion, draw, log)
     if content is None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from vitkit.errors import SettingError
+from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.messages import did_you_mean
 from vitkit.models.attention import Context
 from vitkit.models.vit import ViT
@@ -51,8 +51,7 @@ def checkpoint_gradients(model: ViT, recompute: str | None = "block") -> ViT:
     if recompute is not None and recompute not in modes:
         near = did_you_mean(recompute, modes)
         raise SettingError(f"recompute {recompute!r} is none of {', '.join(modes)}{near}")
-    if not isinstance(model, ViT):
-        raise SettingError(f"gradients of a ViT can be checkpointed, not of {type(model).__name__}")
+    check_type(model, ViT, "checkpoint_gradients", MODEL)
     # The encoder runs every block by this function where there is one.
     model.run_block = modes[recompute] if recompute else None
     return model

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from vitkit.errors import SettingError
+from vitkit.errors import MODEL, SettingError, check_type
 from vitkit.messages import did_you_mean, plural
 from vitkit.models.interface.classifier import is_of_head
 from vitkit.training.config.sections.fine_tuning import FineTuningSettings
@@ -31,12 +31,13 @@ def freeze(model: nn.Module, *patterns: str, blocks: int = 0) -> list[str]:
         The names of the parameters selected by this call, in the model's order.
 
     Raises:
-        SettingError: a pattern matches nothing, or there are fewer blocks.
+        SettingError: not a model, a pattern matches nothing, or there are fewer blocks.
 
     >>> from vitkit import create_model
     >>> freeze(create_model("vit_tiny_patch16_224", depth=2), "head")
     ['head.weight', 'head.bias']
     """
+    check_type(model, nn.Module, "freeze", MODEL)
     depth = len(getattr(model, "blocks", ()))
     if not 0 <= blocks <= depth:
         raise SettingError.about(

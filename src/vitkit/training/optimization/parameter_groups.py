@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from vitkit.errors import SettingError
+from vitkit.errors import MODEL, SettingError, check_type
 
 EMBEDDING = ("patch_embed", "cls_token", "dist_token", "reg_token", "pos_embed", "norm_pre")
 """Modules and parameters before the blocks."""
@@ -42,8 +42,9 @@ def parameter_groups(
         schedule multiplies its learning rate. There are no empty groups.
 
     Raises:
-        SettingError: a layer decay outside (0, 1].
+        SettingError: not a model, or a layer decay outside (0, 1].
     """
+    check_type(model, nn.Module, "parameter_groups", MODEL)
     if not 0.0 < layer_decay <= 1.0:
         raise SettingError(
             f"layer_decay {layer_decay:g} must lie in (0, 1]; 0.75 is usual, and 1 turns it off"

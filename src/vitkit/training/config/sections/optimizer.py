@@ -91,8 +91,8 @@ class OptimizerSettings:
         NonNegativeFloat | None,
         Meaning(resume="may change", changes_result=True, with_probe="ignored"),
     ] = None
-    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed. Default: 1,
-    or a twentieth of epochs that follow from the data; a tenth of runs that are too short."""
+    """Epochs of linear warm-up from zero, 0 or more; fractions such as 0.5 are allowed. Default: a
+    twentieth of the epochs, at least 1; a tenth of an epoch where there is only one."""
     # fixed: its moments are a part of the state
     opt: Annotated[
         LowerCase | None, Meaning(resume="fixed", changes_result=True, with_probe="ignored")
