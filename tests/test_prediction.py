@@ -174,7 +174,7 @@ def test_threads_share_a_bound_of_pixels(tmp_path, monkeypatch, at_once, most):
     fit = prediction.fit
     monkeypatch.setattr(prediction, "fit", slow)
     monkeypatch.setattr(prediction, "PIXELS_AT_ONCE", at_once)
-    monkeypatch.setattr(prediction.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(prediction, "available_cores", lambda: 4)
     predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)), PREPROCESS)
     assert len(predictor([path] * 13)) == 13
     assert seen[0] <= most
@@ -226,6 +226,35 @@ def test_classes_are_as_many_as_logits(images, classes):
 def test_an_engine_returns_a_row_for_each_image(images, forward, found):
     with pytest.raises(UserCodeError, match=rf"forward returned {found}; expected .* \(5, K\)"):
         vitkit.Predictor(forward, PREPROCESS)(images)
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_outputs_that_are_not_finite_are_no_class(images, number):
+    def forward(pixels):
+        logits = pixels.mean(dim=(2, 3))
+        logits[1:3] = torch.tensor([number, 0.0, 0.0])
+        return logits
+
+    predictor = vitkit.Predictor(forward, PREPROCESS)
+    names = r"NaN or infinity for 2 of 5 images \(first: image 1\)"
+    for call in (predictor, predictor.logits):
+        with pytest.raises(CheckpointError, match=names):
+            call(images)
+    with pytest.raises(CheckpointError, match="for 5 of 5 images"):
+        vitkit.Predictor(lambda x: x.mean(dim=(2, 3)) * torch.nan, PREPROCESS)(images)
+
+
+def test_a_class_that_is_ruled_out_may_have_a_logit_of_minus_infinity(images):
+    ruled_out = torch.tensor([0.0, -torch.inf, 0.0])
+    predictor = vitkit.Predictor(lambda x: x.mean(dim=(2, 3)) + ruled_out, PREPROCESS)
+    assert "1" not in {each.label for each in predictor(images)}
+
+
+def test_features_that_overflow_are_not_written_as_such(checkpoint, images):
+    broken = replace(checkpoint, model=copy.deepcopy(checkpoint.model))
+    broken.model.norm.bias.data.fill_(torch.nan)
+    with pytest.raises(CheckpointError, match="NaN or infinity for 5 of 5 images"):
+        vitkit.embed(broken, images)
 
 
 def test_a_model_of_half_precision_predicts_and_embeds_nearly_the_same(checkpoint, images):

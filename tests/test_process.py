@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from vitkit import cli, process
-from vitkit.process import shorten_spinning, uncollected_imports
+from vitkit.process import available_cores, shorten_spinning, uncollected_imports
 
 PROGRAM = """
 import os, sys
@@ -85,3 +85,36 @@ def test_a_ctrl_c_that_a_library_drops_is_no_internal_error(monkeypatch, capsys)
     finally:
         signal.signal(signal.SIGINT, before)
         cli.INTERRUPTS.clear()
+
+
+V1 = {"cpu.cfs_quota_us": "150000\n", "cpu.cfs_period_us": "100000\n"}
+
+
+@pytest.mark.parametrize(
+    ("group", "files", "cores"),
+    [
+        ("0::/job/step\n", {"job/step/cpu.max": "300000 100000\n"}, 3),
+        ("0::/job/step\n", {"job/cpu.max": "200000 100000", "job/step/cpu.max": "max 100000"}, 2),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, 8),
+        ("0::/\n", {"cpu.max": "5000 100000\n"}, 1),
+        ("0::/\n", {"cpu.max": "1600000 100000\n"}, 8),
+        ("4:cpu,cpuacct:/job\n0::/\n", {f"cpu/job/{name}": text for name, text in V1.items()}, 2),
+        ("4:cpuset:/\n", {f"cpu/{name}": text for name, text in V1.items()}, 8),
+        ("4:cpu:/\n", {f"cpu/{name}": "-1\n" for name in V1}, 8),
+        ("0::/\n", {"cpu.max": "nonsense\n"}, 8),
+        ("0::/gone:else\n", {}, 8),
+        (None, {}, 8),
+    ],
+)
+def test_a_job_has_the_cores_of_its_affinity_and_its_quota(
+    group, files, cores, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
+    for name, text in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    if group is not None:
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(group)
+    assert available_cores(tmp_path) == cores

@@ -1,4 +1,4 @@
-"""Process-wide settings: memory and threads for training, quick imports, and a memory of Ctrl-C.
+"""Process-wide settings: cores, memory and threads, quick imports, and a memory of Ctrl-C.
 
 The command line applies them to itself and to the processes that it starts. A script that imports
 vitkit decides for itself; `docs/benchmarks.md` lists the settings.
@@ -7,11 +7,13 @@ vitkit decides for itself; `docs/benchmarks.md` lists the settings.
 from __future__ import annotations
 
 import gc
+import math
 import os
 import signal
 import sys
 from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 
 SPINCOUNT = "1000"
@@ -59,6 +61,45 @@ def shorten_spinning(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in WAIT_VARIABLES):
         environment["GOMP_SPINCOUNT"] = SPINCOUNT
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use, 1 or more.
+
+    A container or a job of a cluster often has fewer than the machine: as it may run on some cores
+    alone (affinity), or gets a share of the time of all (the CPU quota of a control group).
+
+    Args:
+        root: of the file system with /proc and /sys.
+    """
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    return min([cores, *_cpu_quotas(root)])
+
+
+def _cpu_quotas(root: Path) -> Iterator[int]:
+    """Generate the quota of each of the process's control groups, in whole cores, rounded up.
+
+    Source: "Control Group v2" (`cpu.max`) and "CFS Bandwidth Control" (v1), documentation of Linux.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux, or /proc is hidden
+        return
+    for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
+        _, controllers, name = line.split(":", 2)
+        top, files = root / "sys/fs/cgroup", ("cpu.max",)
+        if "cpu" in controllers.split(","):
+            top, files = top / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        group = top / name.strip("/")
+        # a quota of a group holds for all groups in it
+        while group.is_relative_to(top):
+            with suppress(OSError, ValueError):
+                quota, period = " ".join((group / file).read_text() for file in files).split()
+                if quota not in ("max", "-1"):
+                    yield math.ceil(int(quota) / int(period))
+            group = group.parent
 
 
 def keep_freed_memory() -> None:

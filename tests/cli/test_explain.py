@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -91,6 +93,46 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
     assert names == drawn | {"image", "all"}
     words[2] = "photos/cat.png"
     assert cli.run(words) == 0, "earlier explanations are replaced"
+
+
+def test_the_page_shows_all_images_of_its_folder_each_once(photos, checkpoint, capsys):
+    words = ["explain", checkpoint, "photos/cat.png", "--method", "all", "--option", "steps=1"]
+    assert cli.run(words) == 0
+    other = str(Path(checkpoint).with_name("<other>.safetensors"))
+    shutil.copy(checkpoint, other)
+    names = sorted(path.stem for path in photos.iterdir())
+    capsys.readouterr()
+    assert cli.run(["explain", other, "photos", *words[3:]]) == 0
+    assert "earlier" not in capsys.readouterr().out, "the same image is replaced"
+    assert cli.run(words) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "1 image in explanations/index.html, which also shows 1 earlier one"
+    text = Path("explanations/index.html").read_text(encoding="utf-8")
+    shown = re.findall(r"<h(\d)>(?:What )?([^<]*?)(?: looks at)?</h", text)
+    of_other = [("2", html.escape(f"photos/{name}.png")) for name in names if name != "cat"]
+    assert shown == [
+        ("1", html.escape(checkpoint)), ("2", "photos/cat.png"), ("1", html.escape(other)),
+        *of_other, ("2", "Methods and scores"),
+    ]  # fmt: skip
+    # an image whose files were deleted is gone from the page too
+    (left,) = set(names) - {"cat"}
+    shutil.rmtree(Path("explanations", left))
+    assert cli.run(words) == 0
+    text = Path("explanations/index.html").read_text(encoding="utf-8")
+    assert html.escape(other) not in text
+
+
+def test_the_page_shows_a_caption_once(photos, checkpoint):
+    words = ["explain", checkpoint, "photos/cat.png", "--method", "all", "--option", "steps=1"]
+    assert cli.run(words) == 0
+    images = Page(Path("explanations/index.html")).images
+    assert len(images) > 5
+    for image in images:
+        with Image.open(Path("explanations", unquote(image["src"]))) as drawn:
+            ratio = drawn.width / drawn.height
+        width, height = map(int, re.findall(r"\d+", image["style"]))
+        # the caption at the end of the file is cut off, and stands below as text
+        assert 1.03 * ratio < width / height < 2 * ratio
 
 
 def test_files_of_the_user_in_the_folder_are_kept(photos, checkpoint, capsys):

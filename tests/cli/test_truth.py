@@ -16,7 +16,8 @@ from vitkit import cli
 CLASSES = ("ant", "bee", "cat", "dog", "eel")
 SCORE = (
     r"deletion (-?\d+\.\d\d|not measurable), insertion (-?\d+\.\d\d|not measurable) "
-    r"\((no better than chance, )?p = [\d.]+\), SaCo -?\d\.\d\d"
+    r"\((better than chance|no better than chance|too few (patches|images) to tell), "
+    r"p = [\d.]+\), SaCo -?\d\.\d\d"
 )
 
 

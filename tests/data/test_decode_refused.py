@@ -9,6 +9,7 @@ import pickle
 import re
 import stat
 import struct
+import sys
 import threading
 import warnings
 import zlib
@@ -167,6 +168,34 @@ def test_a_jpeg_of_many_markers_is_refused_before_they_are_counted() -> None:
 def test_the_markers_of_a_jpeg_are_counted_before_pillow_reads_them() -> None:
     # no frame follows: Pillow would call it damaged, after reading every marker
     assert reason_of(b"\xff\xd8" + b"\xff\xe1\0\2" * 20_001 + b"\xff\xd9") == "too large"
+
+
+def reads_until_refused(content: bytes) -> int:
+    """Count how often a file is read before it is refused as too large."""
+    reads = 0
+
+    def count(frame: object, event: str, function: object) -> None:
+        nonlocal reads
+        reads += event == "c_call" and getattr(function, "__name__", "") == "read"
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises(ImageError, match="too large: a PNG of more than 100,000 chunks"):
+            decode(content)
+    finally:
+        sys.setprofile(None)
+    return reads
+
+
+@pytest.mark.parametrize("kind", [b"IDAT", b"tEXt", b"abCd"])
+def test_a_png_of_many_chunks_is_refused_before_they_are_read(kind: bytes) -> None:
+    plain = encode(PHOTO, "PNG")
+    start, empty = plain.index(b"IDAT") - 4, chunk(kind, b"")
+    few = plain[:start] + empty * 1000 + plain[start:]
+    assert np.array_equal(decode(few), decode(plain))
+    # the work does not grow with their number
+    for count in (100_000, 1 << 20):
+        assert reads_until_refused(plain[:start] + empty * count + plain[start:]) < 100_010
 
 
 def test_a_tiff_of_a_tile_far_larger_than_the_image_is_refused() -> None:

@@ -179,6 +179,28 @@ def test_a_dataset_of_hugging_face_is_opened_by_its_features(tmp_path):
     assert part.read(7).tobytes() == (255 - IMAGES[7]).tobytes()
 
 
+@pytest.mark.parametrize("unknown", [-1, None])
+def test_a_test_split_without_labels_is_left_out(unknown):
+    hub = pytest.importorskip("datasets")
+    hub.disable_progress_bars()
+    names = hub.ClassLabel(names=["ant", "bee", "cat"])
+    features = hub.Features({"image": hub.Image(), "label": names})
+    rows = {"image": [*map(Image.fromarray, IMAGES)], "label": LABELS.tolist()}
+    known = hub.Dataset.from_dict(rows, features=features)
+    test = hub.Dataset.from_dict(rows | {"label": [unknown] * 40}, features=features)
+    data = hub.DatasetDict({"train": known, "validation": known.select(range(9)), "test": test})
+    opened = vitkit.open_dataset(data)
+    assert {name: len(part) for name, part in opened.splits.items()} == {"train": 40, "val": 9}
+    assert opened.notes == ("test has no labels and is left out",)
+    # alone there is nothing to take, and one label that is missing is a mistake
+    with pytest.raises(DataError, match=r"datasets/test\[0\] has no label"):
+        vitkit.open_dataset({"test": test})
+    mixed = rows | {"label": [*LABELS[:39].tolist(), unknown]}
+    data["test"] = hub.Dataset.from_dict(mixed, features=features)
+    with pytest.raises(DataError, match=r"datasets/test\[39\] has no label"):
+        vitkit.open_dataset(data)
+
+
 def test_an_opened_dataset_is_accepted_again():
     dataset = vitkit.open_dataset((IMAGES, LABELS))
     assert vitkit.open_dataset(dataset) is dataset

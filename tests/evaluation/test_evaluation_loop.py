@@ -8,7 +8,7 @@ import torch
 
 import vitkit
 from vitkit.data.datasets.dataset import ArraySplit
-from vitkit.errors import DataError
+from vitkit.errors import CheckpointError, DataError
 from vitkit.evaluation.evaluation_loop import evaluate_model
 
 
@@ -31,6 +31,16 @@ def test_evaluation_against_a_count_by_hand():
     losses = -table.log_softmax(1).numpy()[np.arange(101), labels]
     assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
     assert found["images"] == 101
+
+
+def test_a_model_whose_logits_are_not_finite_is_refused():
+    model = vitkit.create_model("vit_tiny_patch16_224", num_classes=10, in_channels=1,
+                                image_size=8, patch_size=4, depth=1)  # fmt: skip
+    model.head.bias.data[3] = torch.nan
+    pixels = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+    checkpoint = vitkit.Checkpoint(model, pixels, tuple("0123456789"))
+    with pytest.raises(CheckpointError, match=r"NaN or infinity for 359 of 359 images, so they"):
+        vitkit.evaluate(checkpoint, "digits", device="cpu")
 
 
 def test_with_two_classes_there_is_no_top_k():

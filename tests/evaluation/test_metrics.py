@@ -67,7 +67,15 @@ def test_a_tie_behind_the_first_classes_counts_as_argmax_would():
     tally = PredictionCounts(8)
     tally.add(logits.repeat(8, 1), torch.arange(8).repeat_interleave(2))
     found = tally.counts().scores()
-    assert found["top1"] <= found["top5"] == (5 + 5) / 16  # NaN comes first
+    assert found["top1"] <= found["top5"] == 5 / 16  # NaN is never right
+
+
+def test_logits_that_are_all_nan_are_right_for_no_class():
+    tally = PredictionCounts(10)
+    tally.add(torch.full((10, 10), torch.nan), torch.arange(10))
+    counts = tally.counts()
+    found = counts.scores()
+    assert (found["top1"], found["top5"], counts.not_finite) == (0.0, 0.0, 10)
 
 
 def test_the_calibration_error_is_the_mean_over_fifteen_bins():

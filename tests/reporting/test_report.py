@@ -412,3 +412,50 @@ def test_times_that_are_missing_are_left_out(unweighted):
     text = page(vitkit.report(unweighted)).sections["costs"]
     assert "training" not in text
     assert "images/s" in text
+
+
+def test_the_environment_is_in_plain_words(unweighted):
+    found = page(vitkit.report(unweighted)).sections["environment"]
+    assert "devicecpu" in found
+    assert "mixed precisionnone, float32" in found
+    assert "compiled training stepno" in found
+    config = unweighted / "config.yaml"
+    text = config.read_text().replace("device: cpu", "device: auto")
+    config.write_text(text.replace("workers: 0", "workers: null"))
+    words = page(vitkit.report(unweighted)).sections["environment"]
+    assert "devicecpu" in words, "the log names the one that was chosen"
+    assert "loader processeschosen by the data and the number of cores" in words
+    assert "None" not in words
+    (unweighted / "train.log").unlink()
+    words = page(vitkit.report(unweighted)).sections["environment"]
+    assert "devicethe fastest one available" in words
+
+
+def test_the_losses_are_compared_in_a_sentence(unweighted):
+    words = page(vitkit.report(unweighted)).sections["curves"]
+    assert "2 epochs" in words
+    assert "with augmented images and label smoothing 0.1; the validation loss has none" in words
+    config = unweighted / "config.yaml"
+    text = config.read_text().replace("mixup: 0.0", "mixup: 0.8")
+    config.write_text(text.replace("drop_path: null", "drop_path: 0.2"))
+    words = page(vitkit.report(unweighted)).sections["curves"]
+    assert "augmented images, label smoothing 0.1, mixup and dropout; the validation" in words
+
+
+def test_a_long_report_is_folded_and_names_an_image_in_one_way(digits):
+    text = vitkit.report(digits).read_text(encoding="utf-8")
+    folded = "".join(re.findall(r'<details class="fold">.*?</details>', text, re.DOTALL))
+    pairs = re.findall(r'id="pair-', text)
+    assert len(pairs) > 12
+    assert len(re.findall(r'id="pair-', folded)) == len(pairs) - 9
+    suspects = text[text.index('<section id="suspects"') : text.index('<section id="calibration"')]
+    with (digits / "predictions.csv").open(encoding="utf-8") as file:
+        names = {row["image"] for row in csv.DictReader(file)}
+    shown = re.findall(r'<span class="file">(digits[^<:]*)', text)
+    assert len(shown) > 100
+    assert set(shown) <= names
+    # relabel.csv has the names that do not depend on the folder
+    paths = re.findall(r'data-path="([^"]*)"', suspects)
+    assert paths
+    assert {re.sub(r"digits/(\d+)", r"digits[\1]", path) for path in paths} <= names
+    assert "wrong prediction. Red patches speak for the predicted class" in text

@@ -120,20 +120,30 @@ def started(place: Path, command: Sequence[str] = COMMAND) -> tuple[subprocess.P
     return process, output
 
 
-def rank_of(pid: int) -> str | None:
-    """Read the rank in a process's environment; loader processes inherit it."""
+def variables(pid: int) -> dict[str, str]:
+    """Read a process's environment; loader processes inherit it."""
     environment = (Path("/proc") / str(pid) / "environ").read_bytes().decode().split("\0")
-    return dict(pair.partition("=")[::2] for pair in environment).get("RANK")
+    return dict(pair.partition("=")[::2] for pair in environment)
+
+
+def rank_of(pid: int) -> str | None:
+    """Read the rank in a process's environment."""
+    return variables(pid).get("RANK")
 
 
 def test_devices_starts_processes_and_a_signal_stops_them(tmp_path, monkeypatch):
     """Run the command itself, with SIGTERM to the launcher only."""
     output = tmp_path / "run"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))  # of the launcher
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setenv("VITKIT_TEST_RUN", str(output))
     with forked([*COMMAND[3:], f"--output={output}"], tmp_path) as child:
         wait_until(lambda: child.poll() is not None or list(output.glob("state/step-*")))
+        found = [variables(pid) for pid in still_running(str(output))]
         child.send_signal(signal.SIGTERM)
         assert child.wait() == 143, child.stderr
+    # of 6 cores that the job has, not of all that the machine has
+    assert {each["OMP_NUM_THREADS"] for each in found if "RANK" in each} == {"3"}
     assert child.stdout.count("processes: 2 (ddp), 32 images each make a batch of 64") == 1
     assert child.stderr.count("stopped at step") == 1
     assert still_running(str(output)) == []

@@ -122,6 +122,23 @@ def test_inspect_predict_and_convert_say_that_it_is_an_assumption(tmp_path, caps
     assert set(labels) <= set(imagenet().values())
 
 
+@pytest.mark.parametrize("to", ["vitkit", "huggingface", "timm"])
+def test_assumed_names_are_never_written_as_stated(to, tmp_path):
+    found = vitkit.load(folder("torchvision", tmp_path / "source"))
+    found.model.save_pretrained(tmp_path / "saved", to=to)
+    vitkit.save(tmp_path / "own.safetensors", found.model)
+    vitkit.convert(tmp_path / "source", tmp_path / "converted", to=to)
+    for place in ("saved", "own.safetensors", "converted"):
+        again = vitkit.load(tmp_path / place)
+        assert again.classes_assumed, place
+        assert again.warnings.count(ASSUMED) == 1
+    texts = [file.read_text() for file in (tmp_path / "saved").glob("*.json")]
+    assert not any("tabby" in text for text in texts)
+    # names that the caller states are stated, whatever they are
+    found.model.save_pretrained(tmp_path / "stated", to=to, classes=found.classes)
+    assert not vitkit.load(tmp_path / "stated").classes_assumed
+
+
 @pytest.fixture
 def data(tmp_path) -> Path:
     """Two images of each of two classes under their WordNet ids."""

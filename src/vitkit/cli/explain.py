@@ -91,7 +91,7 @@ def explain_command(
         animate: also write the maps of all layers as an animated GIF; with --method all, rollout's.
         truth: measure how far the maps may be trusted; print it, and write truth.json. Deletion and
             insertion are 1 at best and 0 for a random order of the patches, SaCo is from -1 to 1,
-            and p below 0.05 is better than chance.
+            and p below 0.05 is better than chance; few patches or images are too few to tell.
         test_time_registers: move high norms to an extra token; count them in registers.json.
         output: folder for the files; or, of one image and one method, a .png, .svg or .gif file.
         format: png or svg, of the figures in a folder.
@@ -238,7 +238,8 @@ def _print_end(checkpoint: str, explained: ExplainedImages, class_name: str | No
         folder = DEFAULT_OUTPUT if place != files.folder else place
         every = flags(method=ALL, class_name=class_name, output=f"{folder}-{ALL}")
         then = [("explain", checkpoint, explained.example, *every)]
-    print_results(f"{plural(images.count - images.broken, noun)} in {place}", then=then)
+    also = f", which also shows {plural(files.earlier, 'earlier one')}" if files.earlier else ""
+    print_results(f"{plural(images.count - images.broken, noun)} in {place}{also}", then=then)
     images.refuse_broken()
 
 

@@ -11,6 +11,7 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.loading.loader import EvaluationBatches, batches
 from vitkit.distributed import ProcessGroup
 from vitkit.errors import DataError
+from vitkit.evaluation.finite_outputs import refuse_not_finite
 from vitkit.evaluation.metrics import Metrics, PredictionCounts
 from vitkit.spec import Preprocess
 
@@ -145,6 +146,9 @@ def evaluate_outputs(
         num_classes: K.
         temperature: divides the logits.
         world: the processes that share the images; each must call, and each gets the same.
+
+    Raises:
+        CheckpointError: logits that are NaN or infinite, with the number of images.
     """
     plain = PredictionCounts(num_classes)
     calibrated = PredictionCounts(num_classes)
@@ -153,6 +157,7 @@ def evaluate_outputs(
         # counted apart: top-1 stays, but loss, Brier score and ECE change
         calibrated.add(logits / temperature, labels)
     counts = plain.counts(world)
+    refuse_not_finite(counts.not_finite, int(counts.sums[3]))
     calibrated_scores = calibrated.counts(world).scores()
     scores = counts.scores() | counts.intervals()
     if temperature != 1.0:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitkit.distributed import ProcessGroup
+from vitkit.evaluation.finite_outputs import finite_rows
 from vitkit.evaluation.gather import gather_rows
 from vitkit.evaluation.intervals import balanced_interval, wilson_interval
 
@@ -48,15 +49,18 @@ class PredictionCounts:
         predicted = logits.argmax(1)
         probabilities = logits.softmax(1)
         # tensors stay on the device: reading one back would wait for all of its work
-        hits = predicted == labels
-        top_k_hits = hits | (true_class_ranks(logits, labels) < self.k)
+        # of logits that are all NaN `argmax` is class 0, which would be right by chance
+        finite = finite_rows(logits)
+        hits = finite & (predicted == labels)
+        top_k_hits = hits | (finite & (true_class_ranks(logits, labels) < self.k))
         loss = F.cross_entropy(logits, labels, reduction="sum")
         true_probability = probabilities.gather(1, labels[:, None])[:, 0]
         # |p - y|^2 = sum_j p_j^2 - 2 p_label + 1
         brier = (probabilities.square().sum(1) - 2 * true_probability + 1).sum()
         count = loss.new_full((), len(labels))
         confidence = probabilities.gather(1, predicted[:, None])[:, 0]
-        self._sums.append(torch.stack([hits.sum(), top_k_hits.sum(), loss, count, brier]))
+        sums = [hits.sum(), top_k_hits.sum(), loss, count, brier, (~finite).sum()]
+        self._sums.append(torch.stack(sums))
         # not from the probability, which is 0 where the loss is large
         losses = F.cross_entropy(logits, labels, reduction="none")
         self._predictions.append((labels, predicted, confidence, losses))
@@ -108,7 +112,7 @@ class PredictionCounts:
     def counts(self, world: ProcessGroup | None = None) -> Counts:
         """Sum the counts over the images of all processes; each of them must call."""
         classes = self.num_classes
-        batches = torch.stack(self._sums).cpu() if self._sums else torch.zeros(1, 5)
+        batches = torch.stack(self._sums).cpu() if self._sums else torch.zeros(1, 6)
         labels = self.labels
         right = labels == self.predicted
         confidence = np.nan_to_num(self.confidence)  # NaN cannot be put into a bin
@@ -168,17 +172,23 @@ class Counts:
     Attributes:
         k: of top-k.
         sums: correctly classified images; images with the true class among the first k; sum of
-            losses in nats; images; sum of squared distances between probabilities and truth.
+            losses in nats; images; sum of squared distances between probabilities and truth; images
+            whose logits are not finite.
         images: images of each class.
         right: correctly classified images of each class.
         bins: of each bin of confidence: images, sum of confidences, correctly classified images.
     """
 
     k: int
-    sums: Float64[np.ndarray, "5"]
+    sums: Float64[np.ndarray, "6"]
     images: Float64[np.ndarray, " K"]
     right: Float64[np.ndarray, " K"]
     bins: Float64[np.ndarray, "3 M"]
+
+    @property
+    def not_finite(self) -> int:
+        """The number of images whose logits are NaN or infinite."""
+        return int(self.sums[5])
 
     def scores(self) -> Metrics:
         """Return every score of the model.
@@ -191,7 +201,7 @@ class Counts:
         [0, 1] (Guo et al., arXiv 1706.04599, Eq. 3): sum_m |B_m| / n |acc(B_m) - conf(B_m)|;
         `images`, their number.
         """
-        hits, top_k_hits, loss, images, brier = self.sums.tolist()
+        hits, top_k_hits, loss, images, brier, _ = self.sums.tolist()
         _, confidence, right = self.bins
         present = self.images > 0
         scores: Metrics = {"top1": hits / images}

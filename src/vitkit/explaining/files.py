@@ -20,7 +20,7 @@ from vitkit.explaining.explanation import EXPLANATION_FILES, WRITER, Explanation
 from vitkit.explaining.methods import METHODS
 from vitkit.explaining.truth.score import SCORE_TERMS
 from vitkit.io.results import ResultPlaces, check_outputs
-from vitkit.plots.gallery import GALLERY_FILE, GalleryFigure, GallerySection, write_gallery
+from vitkit.plots.gallery import GALLERY_FILE, GalleryFigure, GalleryPage, GallerySection
 
 if TYPE_CHECKING:
     from vitkit.plots.figure import NotebookFigure
@@ -32,6 +32,8 @@ SHEETS = "heads"
 GIF = ".gif"
 CSS_DPI, SCREEN_DPI = 96, 150
 """Pixels an inch on a page, and in an animation."""
+BELOW_BAR = 0.05
+"""Inches of the lowest number of a colour bar that are below the bar."""
 ACROSS = 4
 """Images in a row of the figure of all maps."""
 FILE_KINDS = {**EXPLANATION_FILES, GIF: ANIMATION_FILE, ".html": GALLERY_FILE}
@@ -76,10 +78,12 @@ class ExplanationFiles(ABC):
 
     Attributes:
         refused: method that the model cannot carry -> the reason.
+        earlier: number of images that the page shows of earlier commands.
     """
 
     def __init__(self, folder: Path, figures: Figures) -> None:
         self.folder, self.figures = folder, figures
+        self.earlier = 0
         self.refused: dict[str, str] = {}
         self._places = self._new_places()
 
@@ -284,10 +288,8 @@ class EveryMethod(ExplanationFiles):
         def add(file: str, figure: NotebookFigure, description: str, *lines: str) -> None:
             path = _with_ending(stem / file, self.figures.ending)
             _write(figure, path, name)
-            # as wide as its texts need to be read
-            width = round(CSS_DPI * figure.get_figwidth())
-            place = path.relative_to(self.folder)
-            figures.append(GalleryFigure(place, width, description, lines))
+            size = _size_on_page(figure)
+            figures.append(GalleryFigure(path.relative_to(self.folder), size, description, lines))
 
         first = explanations[0]
         add(IMAGE, draw_image(first), name)
@@ -306,13 +308,14 @@ class EveryMethod(ExplanationFiles):
         animation = animate(explainer, ROLLOUT, options)
         path = animation.save(stem / f"{ROLLOUT}{GIF}", overwrite=True)
         with Image.open(path) as gif:
-            width = round(gif.width * CSS_DPI / SCREEN_DPI)
+            size = round(gif.width * CSS_DPI / SCREEN_DPI), round(gif.height * CSS_DPI / SCREEN_DPI)
         description = f"{ROLLOUT} of the first layer, then of one layer more in each frame"
         place = path.relative_to(self.folder)
-        return GalleryFigure(place, width, description, [f"{ROLLOUT} over depth"])
+        # its caption changes with the frame, so that it stays in it
+        return GalleryFigure(place, size, description, [f"{ROLLOUT} over depth"])
 
     def finish(self, title: str) -> Path:
-        """Write the page of all images, and return its path.
+        """Write the page of all images, earlier ones included, and return its path.
 
         Args:
             title: of the page.
@@ -324,9 +327,10 @@ class EveryMethod(ExplanationFiles):
                 meaning = f"not drawn: {self.refused[method.name]}"
             terms.append((method.name, meaning))
         terms += SCORE_TERMS
-        path = self.folder / PAGE
-        write_gallery(path, title, self._sections, terms)
-        return path
+        page = GalleryPage(self.folder / PAGE, title, self._sections)
+        page.write(terms)
+        self.earlier = page.earlier
+        return page.path
 
     def _options_of(self, method: str) -> dict[str, object]:
         own = METHODS[method].options
@@ -379,6 +383,15 @@ def _write(figure: NotebookFigure, path: Path, name: str) -> None:
     from vitkit.plots.panels import save_panels
 
     save_panels(figure, path, WRITER, source_mark(name))
+
+
+def _size_on_page(figure: NotebookFigure) -> tuple[int, int]:
+    """Return width and height of a figure without its caption, in pixels of a page."""
+    width, height = figure.get_size_inches()
+    lowest = min(axes.get_position().y0 for axes in figure.axes)
+    # the lowest number of a colour bar is half below it
+    shown = height * (1 - lowest) + BELOW_BAR
+    return round(CSS_DPI * width), round(CSS_DPI * min(shown, height))
 
 
 def _with_ending(stem: Path, ending: str) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,14 +18,17 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.data.images.preprocess import fit, normalise
+from vitkit.data.images.normalisation import normalise
+from vitkit.data.images.preprocess import fit
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
+from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.messages import plural
 from vitkit.plots.html import html_bars
 from vitkit.prediction.find import find_images
 from vitkit.prediction.image_list import SlowStream
 from vitkit.prediction.images import AnyImage, name_in_messages, read_any_image
+from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.load import as_checkpoint
@@ -183,6 +185,7 @@ class Predictor:
 
         Raises:
             ImageError: an image that cannot be used, by name or number.
+            CheckpointError: outputs that are NaN or infinite, with the first image of a batch.
             DataError: a path, a folder or a pattern with no images.
             SettingError: top_k below 1; one array, PIL image or file's bytes instead of a list; or
                 another number of classes than of logits.
@@ -208,6 +211,7 @@ class Predictor:
             A `Prediction`, or the `ImageError` of an image that cannot be used; the others go on.
 
         Raises:
+            CheckpointError: outputs that are NaN or infinite, with the first image of a batch.
             SettingError: top_k below 1, one image where a list is expected, or another number of
                 classes than of logits.
         """
@@ -277,7 +281,7 @@ class Predictor:
         """Yield the outputs of each batch, and the name or the error of each of its images."""
         images = _as_list(images)
         # decoders and resizing release the interpreter lock, so threads are enough
-        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, os.cpu_count() or 1))
+        pool = ThreadPoolExecutor(min(MAX_DECODER_THREADS, available_cores()))
         memory = MemoryLimit(PIXELS_AT_ONCE)
         waiting: deque[list[tuple[str, Future[ResizedImage | ImageError]]]] = deque()
         try:
@@ -329,9 +333,9 @@ class Predictor:
         # every image of the batch failed, so the model has nothing to run
         if not pixels:
             return torch.empty(0, max(len(self.classes), 1)), results
-        return self._outputs(
-            normalise(torch.from_numpy(np.stack(pixels)), self.preprocess)
-        ), results
+        outputs = self._outputs(normalise(torch.from_numpy(np.stack(pixels)), self.preprocess))
+        _refuse_not_finite(outputs, [name for name in results if isinstance(name, str)])
+        return outputs, results
 
     def _outputs(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B K"]:
         with torch.inference_mode():
@@ -358,6 +362,13 @@ def _as_list(images: Images) -> Iterable[AnyImage]:
             f"expected a list of images, got one {type(images).__name__}; write [image]"
         )
     return images
+
+
+def _refuse_not_finite(outputs: Float[Tensor, "B K"], names: Sequence[str]) -> None:
+    """Raise `CheckpointError` for outputs that are NaN or infinite, with the first image's name."""
+    wrong = (~finite_rows(outputs)).nonzero()[:, 0].tolist()
+    if wrong:
+        refuse_not_finite(len(wrong), len(names), names[wrong[0]])
 
 
 def _largest(logits: Float[Tensor, "B K"], count: int) -> Int64[Tensor, "B k"]:

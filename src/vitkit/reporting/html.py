@@ -49,7 +49,7 @@ def render_page(template: str, *, generator: str, **values: Any) -> str:
         generator: the command that writes the page.
         **values: of the template; all text is escaped.
     """
-    script = _text("sort.js") + _text("relabel.js")
+    script = "".join(map(_text, ("sort.js", "relabel.js", "fold.js")))
     return (
         _environment()
         .get_template(template)

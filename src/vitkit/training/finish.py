@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
+from vitkit.errors import CheckpointError
 from vitkit.evaluation.evaluation_loop import count_predictions, evaluate_outputs
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
 from vitkit.evaluation.result import Evaluation
@@ -18,6 +19,7 @@ from vitkit.training.monitoring.plot_files import write_confusion, write_curves
 from vitkit.training.parallel.fsdp import place_like, unsharded_model
 from vitkit.training.run import Run
 from vitkit.training.run_evaluation import evaluate_split
+from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.formats.vitkit import DESCRIBED, save
 from vitkit.weights.load import load
 
@@ -37,6 +39,7 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     Raises:
         Interrupted: a signal came; the run goes on with this.
         OutputError: the run folder cannot be written.
+        CheckpointError: the file of the best weights is another model's.
         UserCodeError: a metric of the user raised.
     """
     plan, folder, log, world = run.plan, run.folder, run.log, run.world
@@ -44,10 +47,13 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         log.info(f"ended after {stopped}; weights: {folder.last}")
         return {}
     best = load(folder.best)
-    metrics: dict[str, Metrics] = dict(best.metadata["metrics"])
+    _refuse_other_classes(run, best)
     splits = plan.dataset.splits
     # the file has whole weights; a sharded run evaluates them in shards
     model = place_like(best.model, run.model, world, plan.device)
+    metrics = _stored_scores(best)
+    if "val" in splits and "val" not in metrics:
+        metrics["val"] = _validate(run, model)
     temperature = _calibrate(run, model) if "val" in splits else None
     if "test" in splits and plan.config.test:
         metrics["test"] = _test(run, model, metrics.get("test"), temperature)
@@ -68,6 +74,34 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         world.broadcast_from_main(lambda: write_curves(folder, log.info))
     log.info(f"ended after {stopped}; best weights: {folder.best}")
     return metrics
+
+
+def _refuse_other_classes(run: Run, best: Checkpoint) -> None:
+    """Raise `CheckpointError` where the best weights were replaced by another model's."""
+    own, found = run.plan.spec.num_classes, best.model.spec.num_classes
+    if found != own:
+        raise CheckpointError(
+            f"{run.folder.best}: a model of {plural(found, 'class')}, and this run has {own}; "
+            "delete the file and resume, or put the weights of this run back"
+        )
+
+
+def _stored_scores(best: Checkpoint) -> dict[str, Metrics]:
+    """Return the scores that the file of weights has, by split."""
+    stored = best.metadata.get("metrics")
+    if not isinstance(stored, dict):  # the user has written the file again
+        return {}
+    return {split: scores for split, scores in stored.items() if isinstance(scores, dict)}
+
+
+def _validate(run: Run, model: ViT) -> Metrics:
+    """Return the validation scores of weights whose file has none."""
+    run.log.info(f"{run.folder.best} has no validation scores; its weights are evaluated now")
+    own = load_metrics(run.plan.config.metrics)
+    outputs = KeptOutputs(evaluate_split(run, "val", model), keep=bool(own))
+    counts = count_predictions(outputs, run.plan.spec.num_classes)
+    scores = counts.counts(run.world).scores() | outputs.scores(own, run.world)
+    return finite_scores(scores)
 
 
 def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | None) -> Metrics:

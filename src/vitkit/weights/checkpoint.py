@@ -102,6 +102,7 @@ class Checkpoint:
             licence=licence,
             left_out=self.left_out,
             missing=self.missing,
+            classes_assumed=self.classes_assumed,
         )
 
     @property

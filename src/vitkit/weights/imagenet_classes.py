@@ -61,7 +61,7 @@ def with_assumption(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **metadata,
         "sure": {**sure, "classes": "usual"},
-        "warnings": [*warnings, ASSUMED],
+        "warnings": [*(line for line in warnings if line != ASSUMED), ASSUMED],
     }
 
 

@@ -24,11 +24,12 @@ from vitkit.weights.converting.write import (
     refuse_unknown_format,
     write_checkpoint,
 )
-from vitkit.weights.fetch import hub_errors
+from vitkit.weights.download_weights import hub_errors
 from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.saved_model import as_saved, unwrapped
 from vitkit.weights.formats.timm.architecture import timm_architecture
 from vitkit.weights.formats.vitkit import class_names
+from vitkit.weights.imagenet_classes import with_assumption
 from vitkit.weights.model_card import CARD_LIBRARIES, model_card
 
 
@@ -79,6 +80,8 @@ def save_pretrained(
     metadata: dict[str, Any] = {}
     if origin.licence:
         metadata["licence"] = origin.licence
+    if origin.classes_assumed and classes is None:
+        metadata = with_assumption(metadata)
     # Where parts differ in precision, the one that holds them all.
     dtype = reduce(torch.promote_types, (weight.dtype for weight in vit.parameters()))
     checkpoint = Checkpoint(

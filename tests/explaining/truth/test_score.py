@@ -18,6 +18,7 @@ from vitkit.explaining.truth.deletion import (
     random_orders,
 )
 from vitkit.explaining.truth.score import TruthScore, references, truth_score
+from vitkit.explaining.truth.verdict import verdict_of_map
 from vitkit.models.attention import Context
 from vitkit.models.readout import Features
 
@@ -197,10 +198,41 @@ def test_what_is_not_measurable_is_none_and_says_so():
 
 
 def test_the_line_of_a_good_map():
-    score = TruthScore(0.714, 0.64, 1 / 21, 0.42, 0.3, 0.7, 0.5)
-    assert score.line == "deletion 0.71, insertion 0.64 (p = 0.048), SaCo 0.42"
+    score = TruthScore(0.714, 0.64, 1 / 21, 0.42, 0.3, 0.7, 0.5, "better than chance")
+    assert score.line == "deletion 0.71, insertion 0.64 (better than chance, p = 0.048), SaCo 0.42"
     assert score.better_than_chance
     assert score.as_json()["deletion_area"] == 0.3
+
+
+def test_a_map_that_is_as_good_as_the_best_random_order_is_not_no_better_than_chance():
+    # such as of 9 patches of which one decides: many random orders have it first
+    random = np.repeat([-0.4, -0.1, 0.1, 0.4], 5)
+    assert verdict_of_map(0.4, random, 9) == "too few patches to tell"
+    assert verdict_of_map(0.4 - 1e-9, random, 9) == "too few patches to tell"
+    assert verdict_of_map(0.1, random, 9) == "no better than chance"
+    assert verdict_of_map(0.5, random, 9) == "better than chance"
+    # no order matters to the model, however many there are
+    assert verdict_of_map(0.0, np.zeros(20), 196) == "no better than chance"
+    # 720 orders of 6 patches are enough, 120 of 5 are not
+    assert verdict_of_map(0.1, random, 6) == "no better than chance"
+    assert verdict_of_map(0.1, random, 5) == "too few patches to tell"
+
+
+@pytest.mark.parametrize(
+    ("gains", "p", "verdict"),
+    [
+        ([0.5] * 4, 1 / 16, "too few images to tell"),
+        ([0.5] * 5, 1 / 32, "better than chance"),
+        ([-0.5] * 5, 1.0, "no better than chance"),
+        ([0.5] * 4 + [0.0] * 3, 1 / 16, "too few images to tell"),
+        ([0.0] * 9, 1.0, "no better than chance"),
+    ],
+)
+def test_the_verdict_of_a_method_needs_images_enough(gains, p, verdict):
+    scores = [TruthScore(1.0, 1.0, 0.5, 1.0, 0.2, 0.2 + gain, 0.3, verdict) for gain in gains]
+    report = vitkit.TruthReport("rollout", {}, tuple(scores), p)
+    assert report.verdict == verdict == report.as_json()["verdict"]
+    assert f"({verdict}, p = {p:.2g})" in report.line
 
 
 @pytest.mark.parametrize("patches", [1, 2])
@@ -210,6 +242,9 @@ def test_very_few_patches(patches):
     grids = torch.rand(2, 1, patches)
     for score in truth_score(vit, images, grids, torch.tensor([0, 1])):
         assert 0 <= score.deletion_area <= 1
+        assert score.p >= 2 / 21
+        assert score.as_json()["verdict"] == "too few patches to tell"
+        assert f"(too few patches to tell, p = {score.p:.2g})" in score.line
         if patches == 1:
             assert (score.deletion, score.insertion, score.saco) == (None, None, None)
 

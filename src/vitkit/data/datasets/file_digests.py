@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int64, UInt8
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.images.rereading import may_pass, patiently
 from vitkit.io.file_cache import FileCache, file_keys
+from vitkit.process import available_cores
 
 DIGEST = np.dtype([("sha256", np.uint8, (32,))])
 LEAST_CACHED = 1000
@@ -36,7 +37,7 @@ def file_digests(paths: Paths) -> UInt8[np.ndarray, "N 32"]:
     known &= _has_content(rows["sha256"])
     new = np.flatnonzero(~known)
     groups = [new[start : start + DIGEST_GROUP] for start in range(0, len(new), DIGEST_GROUP)]
-    with ThreadPoolExecutor(min(HASHING_THREADS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(HASHING_THREADS, available_cores())) as pool:
         for group, digests in zip(groups, pool.map(hasher, groups), strict=True):
             rows["sha256"][group] = digests
     # `rows` and `known` are shared with the cache: what is marked as known is saved.

@@ -36,6 +36,7 @@ from vitkit.io.atomic import replacing_folder
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.index_cache import DAMAGE_ERRORS
 from vitkit.messages import escape
+from vitkit.process import available_cores
 
 DECODER = 1
 """Version of our decoder: to be raised whenever `images.decode` gives other pixels than before."""
@@ -77,7 +78,7 @@ def cached(
         base = Path(os.path.expanduser(folder))
     path = base / _key(dataset)
     try:
-        pixels = _open_or_build(path, stored, workers or os.cpu_count() or 1, progress)
+        pixels = _open_or_build(path, stored, workers or available_cores(), progress)
     except OSError as error:
         why = f"{escape(base)}: {error.strerror or error}"
         return _with_note(dataset, f"cache: cannot be used, the run continues without it ({why})")

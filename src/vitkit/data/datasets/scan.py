@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.images.file_types import FILE_PROPERTIES
 from vitkit.errors import ImageError, ImageReason, SettingError
 from vitkit.io.file_cache import FileCache
+from vitkit.process import available_cores
 
 THUMBNAIL_SIDE = 16
 """Height and width in pixels of the grey thumbnails that near duplicates are found by."""
@@ -112,7 +112,7 @@ def scan_split(
     last_save = time.monotonic()
     scan_group = partial(_scan_group, split, MemoryLimit(PIXELS_AT_ONCE))
     # Threads, not processes: Pillow decodes without the interpreter lock.
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(workers or available_cores()) as pool:
         for start in range(0, len(unknown), SCAN_BLOCK):
             block = unknown[start : start + SCAN_BLOCK]
             # Results of a block are taken in order, so rows and problems are, too.

@@ -27,6 +27,7 @@ from vitkit.data.images.file_types import HEAD_SIZE, IMAGE_FORMATS, FileProperty
 from vitkit.data.images.integrity import (
     Stream,
     check_jpeg_scans,
+    check_png_chunk_count,
     check_png_chunks,
     check_png_rows,
     check_tiff_coverage,
@@ -210,9 +211,11 @@ def _decode(
     max_aspect: float,
     admit: Callable[[int], object],
 ) -> tuple[RGBPixels, frozenset[FileProperty]]:
-    # First: Pillow would go through all the markers of the header, however many.
+    # First: Pillow would go through all the markers or chunks of the header, however many.
     if format == "JPEG":
         check_jpeg_scans(handle, name)
+    if format == "PNG":
+        check_png_chunk_count(handle, name)
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
         most = max_pixels // WEBP_SHARE if format == "WEBP" else max_pixels
         # Only the header has been read so far: a huge image is refused before it takes memory.

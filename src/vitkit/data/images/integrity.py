@@ -6,7 +6,8 @@ One gap stays: a JPEG cut short and then closed with a proper end marker decodes
 and to notice that would take a second entropy decoder.
 
 A JPEG may go over its image any number of times; one with more scans, or more markers, than any
-real image has is refused, since it could keep the decoder or the count itself busy for minutes.
+real image has is refused, since it could keep the decoder or the count itself busy for minutes. So
+is a PNG of more chunks.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ MOST_SCANS = 100
 """Encoders write 10 or so, optimisers some 20. A scan takes up to a nanosecond a pixel."""
 MOST_MARKERS = 20_000
 """A scan has some five; profiles and the like come in pieces of up to 64 kB, a marker each."""
+MOST_CHUNKS = 100_000
+"""Encoders cut the pixels of a PNG into chunks of 8 kB or more: so many would be 0.8 GB."""
 TIFF_STRIPS = (273, 279, 324, 325)  # offsets and lengths of strips, then of tiles
 
 
@@ -94,6 +97,25 @@ def check_jpeg_scans(handle: Stream, name: str) -> None:
     most = f"{MOST_SCANS} scans" if scans > MOST_SCANS else f"{MOST_MARKERS:,} markers"
     raise ImageError(
         name, "too large", f"a JPEG of more than {most}; save it again as a baseline JPEG"
+    )
+
+
+def check_png_chunk_count(handle: Stream, name: str) -> None:
+    """Count a PNG's chunks by their lengths, without reading their content.
+
+    Raises:
+        ImageError: "too large" with more than `MOST_CHUNKS`.
+    """
+    position = PNG_SIGNATURE_SIZE
+    for _ in range(MOST_CHUNKS):
+        handle.seek(position)
+        head = handle.read(8)
+        # what is wrong with a chunk, `check_png_chunks` says
+        if len(head) < 8 or head[4:] == b"IEND":
+            return
+        position += len(head) + int.from_bytes(head[:4]) + PNG_CHECKSUM_SIZE
+    raise ImageError(
+        name, "too large", f"a PNG of more than {MOST_CHUNKS:,} chunks; save it again as a PNG"
     )
 
 

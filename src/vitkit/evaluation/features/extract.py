@@ -19,6 +19,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import DECODER
 from vitkit.errors import OutputError
 from vitkit.evaluation.evaluation_loop import predict_batches
+from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
 from vitkit.io.atomic import replacing
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import weights_fingerprint
@@ -59,6 +60,7 @@ def extract_features(
 
     Raises:
         DataError: an empty split.
+        CheckpointError: features that are NaN or infinite, with the number of images.
     """
     images = dataset.splits[split]
     key = _cache_key(model, dataset, split, preprocess)
@@ -79,6 +81,7 @@ def extract_features(
     )
     # cloned: a tensor of inference mode cannot take part in training
     features = torch.cat([pooled.cpu() for pooled, _ in batches]).clone()
+    refuse_not_finite(int((~finite_rows(features)).sum()), len(features))
     content = safetensors_writer({"features": features}, {})
     try:
         with replacing(path, needed=content.size) as temporary:

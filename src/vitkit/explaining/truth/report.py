@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from vitkit.explaining.truth.class_matters import CHANCE, ClassMatters
 from vitkit.explaining.truth.model_fit import ModelFit
 from vitkit.explaining.truth.other_removals import OtherRemovals
 from vitkit.explaining.truth.score import TruthScore, score_line
 from vitkit.explaining.truth.stability import Stability
 from vitkit.explaining.truth.statistics import kendall_tau, median_or_none
+from vitkit.explaining.truth.verdict import Verdict, verdict_of_method
 from vitkit.explaining.truth.weights_matter import STRONGEST
 from vitkit.messages import percent, plural
 
@@ -66,9 +69,15 @@ class TruthReport:
         return sum(score.deletion is not None for score in self.scores)
 
     @property
+    def verdict(self) -> Verdict:
+        """`better than chance`, `no better than chance` or `too few images to tell`, by `p`."""
+        gains = [score.insertion_area - score.deletion_area for score in self.scores]
+        return verdict_of_method(self.p, np.array(gains))
+
+    @property
     def line(self) -> str:
-        """The medians as one line, such as `deletion 0.71, insertion 0.64 (p = 0.0001), ...`."""
-        return score_line(self.deletion, self.insertion, self.p, self.saco)
+        """The medians in one line, as `TruthScore.line`."""
+        return score_line(self.deletion, self.insertion, self.verdict, self.p, self.saco)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -97,6 +106,7 @@ class TruthReport:
         """Return everything as plain values for JSON; None where not measured."""
         plain = asdict(self)
         plain |= {"deletion": self.deletion, "insertion": self.insertion, "saco": self.saco}
+        plain["verdict"] = self.verdict
         return plain | {"images": len(self.scores), "measurable": self.measurable}
 
 

@@ -13,7 +13,6 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from vitkit.errors import ShapeError
-from vitkit.evaluation.mcnemar import SIGNIFICANCE_LEVEL
 from vitkit.explaining.token_subset import TokenSubsets
 from vitkit.explaining.truth.class_probability import ROWS, ClassProbability
 from vitkit.explaining.truth.deletion import (
@@ -27,6 +26,7 @@ from vitkit.explaining.truth.deletion import (
 from vitkit.explaining.truth.magnitude import saco
 from vitkit.explaining.truth.maps import BATCH, require_head
 from vitkit.explaining.truth.statistics import chance_p
+from vitkit.explaining.truth.verdict import Verdict, verdict_of_map
 from vitkit.models.layers import eval_mode
 from vitkit.models.vit import ViT
 from vitkit.shapes import Images
@@ -45,8 +45,9 @@ SCORE_TERMS = (
     (
         "p",
         "The share of 21 orders, 20 random ones and the map's, in which deletion and insertion "
-        "together do at least as well. Of few patches there are few orders, so that random ones "
-        "often do as well as the map.",
+        "together do at least as well. Better than chance: p is below 0.05. No better than "
+        "chance: it is 0.05 or more. Too few patches to tell: few patches have few orders, so that "
+        "random ones are often as good as the best one, and p says nothing.",
     ),
     (
         "SaCo",
@@ -71,6 +72,8 @@ class TruthScore:
         deletion_area: mean probability while patches are dropped, in [0, 1].
         insertion_area: mean probability while patches are added, in [0, 1].
         random_area: the mean of both over random orders.
+        verdict: `better than chance` if p is below 0.05, else `no better than chance`, or `too few
+            patches to tell` where the best order could not be told from random ones either.
     """
 
     deletion: float | None
@@ -80,35 +83,39 @@ class TruthScore:
     deletion_area: float
     insertion_area: float
     random_area: float
+    verdict: Verdict
 
     @property
     def better_than_chance(self) -> bool:
         """True if p is below 0.05."""
-        return self.p < SIGNIFICANCE_LEVEL
+        return self.verdict == "better than chance"
 
     @property
     def line(self) -> str:
-        """One line, such as `deletion 0.71, insertion 0.64 (p = 0.048), SaCo 0.42`."""
-        return score_line(self.deletion, self.insertion, self.p, self.saco)
+        """One line: `deletion 0.71, insertion 0.64 (better than chance, p = 0.048), SaCo 0.42`."""
+        return score_line(self.deletion, self.insertion, self.verdict, self.p, self.saco)
 
-    def as_json(self) -> dict[str, float | None]:
-        """Return the attributes as plain numbers; None where not measurable."""
+    def as_json(self) -> dict[str, float | str | None]:
+        """Return the attributes as plain values; None where not measurable."""
         return asdict(self)
 
 
 def score_line(
-    deletion: float | None, insertion: float | None, p: float, magnitude: float | None
+    deletion: float | None,
+    insertion: float | None,
+    verdict: Verdict,
+    p: float,
+    magnitude: float | None,
 ) -> str:
-    """Return the scores as one line that names a p-value of 0.05 and more as chance.
+    """Return the scores as one line.
 
-    >>> score_line(0.714, 0.64, 1 / 21, 0.42)
-    'deletion 0.71, insertion 0.64 (p = 0.048), SaCo 0.42'
-    >>> score_line(None, 0.04, 0.381, None)
+    >>> score_line(0.714, 0.64, "better than chance", 1 / 21, 0.42)
+    'deletion 0.71, insertion 0.64 (better than chance, p = 0.048), SaCo 0.42'
+    >>> score_line(None, 0.04, "no better than chance", 0.381, None)
     'deletion not measurable, insertion 0.04 (no better than chance, p = 0.38), SaCo not measurable'
     """
-    chance = "no better than chance, " if p >= SIGNIFICANCE_LEVEL else ""
     return (
-        f"deletion {_shown(deletion)}, insertion {_shown(insertion)} ({chance}p = {p:.2g}), "
+        f"deletion {_shown(deletion)}, insertion {_shown(insertion)} ({verdict}, p = {p:.2g}), "
         f"SaCo {_shown(magnitude)}"
     )
 
@@ -195,7 +202,11 @@ def truth_score(
             insertion.append(areas[1])
             magnitude.append(saco(probability, grids[part], orders))
     return _scores(
-        np.concatenate(deletion), np.concatenate(insertion), np.concatenate(magnitude), reference
+        np.concatenate(deletion),
+        np.concatenate(insertion),
+        np.concatenate(magnitude),
+        reference,
+        grids[0].numel(),
     )
 
 
@@ -204,6 +215,7 @@ def _scores(
     insertion: Float[np.ndarray, " B"],
     magnitude: Float[np.ndarray, " B"],
     reference: ReferenceAreas,
+    patches: int,
 ) -> list[TruthScore]:
     deletion_scores = reference.normalise(deletion, deletion=True)
     insertion_scores = reference.normalise(insertion, deletion=False)
@@ -212,15 +224,17 @@ def _scores(
     scores = []
     for row in range(len(deletion)):
         gain = float(insertion[row] - deletion[row])
+        random = reference.random[row] - swapped[row]
         scores.append(
             TruthScore(
                 _or_none(deletion_scores[row]),
                 _or_none(insertion_scores[row]),
-                chance_p(gain, reference.random[row] - swapped[row]),
+                chance_p(gain, random),
                 _or_none(magnitude[row]),
                 float(deletion[row]),
                 float(insertion[row]),
                 float(reference.random[row].mean()),
+                verdict_of_map(gain, random, patches),
             )
         )
     return scores

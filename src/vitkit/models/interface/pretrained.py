@@ -30,6 +30,8 @@ class Origin:
         licence: of published weights, as their publisher names it; empty where it is not known.
         left_out: tensors of the file that are not in the model (with `strict=False`).
         missing: tensors of the model that are not in the file, and start at random.
+        classes_assumed: True if no file names the classes and they are assumed to be those of
+            ImageNet-1k.
     """
 
     source: str
@@ -39,6 +41,7 @@ class Origin:
     licence: str = ""
     left_out: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    classes_assumed: bool = False
 
 
 class Pretrained(nn.Module):
@@ -63,7 +66,8 @@ class Pretrained(nn.Module):
             return pretrained_config(self.spec, default_preprocess(self.spec))
         config = pretrained_config(self.spec, origin.preprocess)
         config |= {"source": origin.source, "license": origin.licence}
-        if origin.classes:  # timm has no such key where they are not known
+        # timm has no such key where they are not known
+        if origin.classes and not origin.classes_assumed:
             config["label_names"] = list(origin.classes)
         return config
 
@@ -125,7 +129,8 @@ class Pretrained(nn.Module):
                 everything. `auto` is the first of these that holds the model without loss.
             preprocess: how images are resized and normalised for it; default that of `origin`, else
                 mean and deviation 0.5.
-            classes: the class names; default those of `origin`.
+            classes: the class names; default those of `origin`. Names that are only assumed are
+                marked so in files of vitkit, and left out of those of other formats.
             allow_lossy: as for `vitkit.convert`.
 
         Returns:

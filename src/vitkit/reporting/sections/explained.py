@@ -10,6 +10,7 @@ from vitkit.data.datasets.split import Split
 from vitkit.data.images.decode import as_rgb
 from vitkit.errors import ImageError, VitkitError
 from vitkit.explaining.methods import DEFAULTS
+from vitkit.plots.overlay import ColourScale
 from vitkit.reporting.images import THUMBNAIL, data_address
 from vitkit.weights.checkpoint import Checkpoint
 
@@ -32,7 +33,8 @@ class Explanations:
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self._checkpoint = checkpoint
         self._end: float | None = None
-        self.method, self.count, self.problem = DEFAULTS[0], 0, ""
+        self.method, self.problem = DEFAULTS[0], ""
+        self.count = 0
         if checkpoint is None:
             self.problem = "The run has no weights, so its mistakes are not explained."
 
@@ -56,7 +58,10 @@ class Explanations:
             return ""
         try:
             explainer = ImageExplainer(self._checkpoint, pixels, truth=False)
-            image = explainer.explain(self.method).overlay()
+            explanation = explainer.explain(self.method)
+            # one meaning of the colours in all maps: also where no patch speaks against the class
+            scale = ColourScale.of(explanation.values, -explanation.values)
+            image = Image.fromarray(explanation.panel(scale=scale).pixels)
         except VitkitError as error:
             self.problem = f"The mistakes are not explained: {error}."
             return ""

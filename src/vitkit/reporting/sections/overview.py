@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 from importlib.metadata import version
 from typing import Any, NamedTuple
@@ -34,8 +35,24 @@ SCORES = {
     "calibrated_ece": "calibration error with the temperature",
 }
 """Scores of the page, and what they are called there."""
-PLACES = ("device", "amp", "devices", "threads", "workers", "compile", "seed")
-"""Settings that describe the machine, and the seed."""
+PLACES = {
+    "amp": "mixed precision",
+    "devices": "processes",
+    "threads": "CPU threads",
+    "workers": "loader processes",
+    "compile": "compiled training step",
+    "seed": "seed",
+}
+"""Settings that describe the machine, and the seed; and what they are called in the page."""
+CHOSEN = {
+    "amp": {"off": "none, float32", "auto": "chosen for the device"},
+    "threads": {None: "as many as torch chooses"},
+    "workers": {None: "chosen by the data and the number of cores"},
+    "compile": {False: "no", True: "yes"},
+}
+"""Values of these settings in words."""
+DEVICE = re.compile(r"^\S+ training: .*, on (\S+), into ")
+"""The line of train.log that names the device of a run."""
 OWN_PLACE = ("data", "output", "start", "resume", "overwrite", "quiet", "plots", "report")
 """Settings that are not listed: they are shown elsewhere, or about this call alone."""
 
@@ -161,7 +178,13 @@ def environment(run: ReportedRun) -> dict[str, Any]:
     rows = []
     if isinstance(versions, dict):
         rows += [(f"{name} (training)", str(value)) for name, value in versions.items()]
-    rows += [(name, str(run.settings[name])) for name in PLACES if name in run.settings]
+    device = _device(run)
+    if device:
+        rows.append(("device", device))
+    for name, title in PLACES.items():
+        if name in run.settings:
+            value = run.settings[name]
+            rows.append((title, CHOSEN.get(name, {}).get(value, str(value))))
     if isinstance(data, dict):
         counts = ", ".join(f"{count:,} {name}" for name, count in run.image_counts.items())
         if counts:
@@ -172,6 +195,15 @@ def environment(run: ReportedRun) -> dict[str, Any]:
         rows.append(("log from", f"{times[0]} to {times[-1]}".replace("T", " ")))
     here = f"vitkit {version('vitkit')}, Python {platform.python_version()}, {platform.platform()}"
     return {"rows": [*rows, ("this report", here)]}
+
+
+def _device(run: ReportedRun) -> str:
+    """Return the device of the run; of `auto` the one that was chosen, if the log still has it."""
+    found = [match[1] for line in run.log if (match := DEVICE.match(line))]
+    setting = str(run.settings.get("device", ""))
+    if found:
+        return escape(found[-1])
+    return "the fastest one available" if setting == "auto" else escape(setting)
 
 
 def costs(run: ReportedRun) -> dict[str, Any]:

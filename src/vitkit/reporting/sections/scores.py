@@ -19,6 +19,10 @@ from vitkit.reporting.reported_run import ReportedRun
 from vitkit.reporting.sections.explained import Explanations
 from vitkit.reporting.sections.mistakes import MOST_IN_A_TABLE, MistakeList, pair_key
 from vitkit.reporting.sections.overview import SPLITS
+from vitkit.training.config.field_types import Settings
+
+PAIRS_UNFOLDED = 9
+"""Pairs of classes that are shown at once; the others are folded."""
 
 
 def curves(run: ReportedRun) -> dict[str, Any]:
@@ -36,7 +40,25 @@ def curves(run: ReportedRun) -> dict[str, Any]:
         "svg": inline_svg(found.plot(), "curves"),
         "best": best,
         "epochs": int(found.columns["epoch"].max()),
+        "harder": _made_harder(run.settings),
     }
+
+
+def _made_harder(settings: Settings) -> str:
+    """Name what the training loss has and the validation loss has not."""
+    words = ["augmented images"]
+    smoothing = settings.get("label_smoothing")
+    if smoothing:
+        words.append(f"label smoothing {smoothing}")
+    words += [name for name in ("mixup", "cutmix") if settings.get(name)]
+    # a field of the spec, or a setting
+    spec = settings.get("spec") or {}
+    if settings.get("drop_path") or any(spec[name] for name in spec if "drop" in name):
+        words.append("dropout")
+    if settings.get("teacher"):
+        words.append("the loss to the teacher")
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def classes(run: ReportedRun) -> dict[str, Any]:
@@ -127,6 +149,7 @@ def mistakes(run: ReportedRun) -> dict[str, Any]:
         "has_images": any(one.image for one in shown),
         "problem": run.images.problem,
         "explained": explanations.count,
+        "unfolded": PAIRS_UNFOLDED,
         "method": explanations.method,
         "unexplained": explanations.problem,
         "has_table": len(predictions.classes) <= MOST_IN_A_TABLE,

@@ -45,6 +45,8 @@ class, a more probable one, and both probabilities."""
 SUSPECTS_FILE = csv_result("a list of suspects", SUSPECTS_HEADER)
 SHOWN = 120
 """Suspects of the page; suspects.csv has all."""
+UNFOLDED = 24
+"""Suspects that are shown at once; the others are folded."""
 SPLIT_NAMES = {"train": "training"} | SPLITS
 
 
@@ -61,6 +63,7 @@ class Suspect:
         label_probability: of its own class, in [0, 1].
         image: a small copy as an address that contains it; empty where there is none.
         is_small: whether the copy is enlarged without blur.
+        name: the image, as predictions and messages name it; empty where that is not known.
     """
 
     path: str
@@ -71,6 +74,7 @@ class Suspect:
     label_probability: float
     image: str = ""
     is_small: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -177,6 +181,7 @@ def suspects(run: ReportedRun) -> dict[str, Any]:
     return {
         "count": len(found.suspects),
         "shown": shown,
+        "unfolded": UNFOLDED,
         "split": SPLIT_NAMES.get(found.split, found.split),
         "is_out_of_fold": found.is_out_of_fold,
         "folds": FOLDS,
@@ -252,9 +257,10 @@ def _of_prediction(predictions: Predictions, split: Split | None, number: int) -
 
 
 def _with_image(run: ReportedRun, split: Split | None, one: Suspect) -> Suspect:
-    """Return a suspect with its image, where the split still has it in its place."""
+    """Return a suspect with its image and name, where the split still has it in its place."""
     image = None
     if split is not None and one.number < len(split) and split.path(one.number) == one.path:
+        one = replace(one, name=split.name(one.number))
         image = run.images.thumbnail(split, one.number)
     if image is None:
         return one

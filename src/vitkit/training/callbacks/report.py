@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 
 from vitkit.data.loading.batch import Batch
 from vitkit.models.vit import ViT
+from vitkit.process import available_cores
 from vitkit.training.monitoring.bottleneck import (
     DIAGNOSIS_STEP,
     WARM_UP_STEPS,
     Machine,
-    available_cores,
     diagnose,
     measure_image_cost,
     waits_for_images,

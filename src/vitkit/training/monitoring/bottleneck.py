@@ -8,7 +8,6 @@ than this pace needs do not help.
 from __future__ import annotations
 
 import math
-import os
 import time
 from dataclasses import dataclass
 
@@ -187,11 +186,3 @@ def _step_seconds(timing: TimingSnapshot) -> float:
 def _time(seconds: float) -> str:
     # 99.5 ms would be rounded to 1e+02 ms
     return f"{seconds:.2f} s" if seconds >= 0.0995 else f"{1000 * seconds:.2g} ms"
-
-
-def available_cores() -> int:
-    """Return the number of cores that this process may run on, 1 or more."""
-    # In a container or a job there may be fewer than the machine has.
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

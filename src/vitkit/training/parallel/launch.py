@@ -33,7 +33,7 @@ from vitkit.distributed import (
     error_from_json,
 )
 from vitkit.errors import Interrupted, SettingError, VitkitError
-from vitkit.process import shorten_spinning
+from vitkit.process import available_cores, shorten_spinning
 from vitkit.training.config.passed_objects import refuse_passed
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag, stop_on_signal
@@ -159,7 +159,7 @@ def _environment(rank: int, size: int, port: int, exchange: str) -> dict[str, st
     environment = dict(os.environ)
     shorten_spinning(environment)
     # Otherwise every process would use all cores.
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // size)))
     if sys.platform == "linux":
         # All processes are here; gloo would look up the name of the host, which may fail.
         environment.setdefault("GLOO_SOCKET_IFNAME", "lo")

@@ -8,10 +8,10 @@ from vitkit.data.loading.loader import TrainingSteps
 from vitkit.data.loading.sampler import class_counts, sizes_of_epochs
 from vitkit.distributed import ProcessGroup
 from vitkit.messages import plural
+from vitkit.process import available_cores
 from vitkit.spec import Preprocess
 from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.sections.data import DataSettings
-from vitkit.training.monitoring.bottleneck import available_cores
 from vitkit.training.setup.build_augmentation import augmentation_of, user_transform
 
 MOST_WORKERS = 8

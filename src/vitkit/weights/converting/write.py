@@ -125,7 +125,9 @@ def prepare_files(checkpoint: Checkpoint, to: str, allow_lossy: bool) -> _Prepar
         # Computed numbers keep all their bits; copied ones had no more than `dtype` has.
         if not fitted.steps:
             tensors = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-        bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, checkpoint.classes)
+        # other formats cannot mark names as assumed: who reads the file would take them as stated
+        classes = () if checkpoint.classes_assumed else checkpoint.classes
+        bundle = Bundle(fitted.spec, tensors, checkpoint.preprocess, classes)
         return _PreparedFiles(form.write(bundle), fitted)
 
 

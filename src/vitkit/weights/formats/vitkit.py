@@ -33,6 +33,7 @@ from vitkit.weights.formats.description import (
     read_description,
 )
 from vitkit.weights.formats.saved_model import as_saved, refuse_unusable, unwrapped
+from vitkit.weights.imagenet_classes import with_assumption
 from vitkit.weights.model_tensors import tensor_shapes
 
 OWN_VERSION = 1
@@ -90,6 +91,8 @@ def save(
         classes = () if classes is None else class_names(classes, path)
         if not classes and len(vit.origin.classes) == vit.spec.num_classes:
             classes = vit.origin.classes
+            if vit.origin.classes_assumed:
+                metadata = with_assumption(metadata)
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "

@@ -17,6 +17,8 @@ from vitkit.data.sources.tables.table_store import image_bytes
 from vitkit.errors import DataError, ImageError
 from vitkit.io.progress import progress_bar
 
+UNKNOWN = -1
+"""The Hub's mark for a test image whose label is not published."""
 ANYWHERE = (Path("/"),)
 """Folders of files that a row may name: the dataset is the caller's own object."""
 
@@ -87,12 +89,26 @@ def read_hub_dataset(data: Any, origin: str) -> ObjectPart:
     return ObjectPart("datasets", split, labels, digests, columns.classes)
 
 
+def is_unlabelled(data: Any, origin: str) -> bool:
+    """Return True if no row has a label: all are `UNKNOWN`, or missing.
+
+    Args:
+        data: as for `read_hub_dataset`.
+        origin: its name, for messages.
+
+    Raises:
+        DataError: no column of labels, or several.
+    """
+    column = find_columns(data.features.arrow_schema, origin).label
+    rows = data.with_format(None).select_columns([column])
+    return len(rows) > 0 and set(rows[:][column]) <= {UNKNOWN, None}
+
+
 def _labels(data: Any, column: str, origin: str) -> list[Label]:
     rows = data.with_format(None).select_columns([column])
     labels: list[Label] = []
     for number, label in enumerate(rows[:][column]):
-        # The Hub's mark for a test image whose label is not published.
-        if label == -1:
+        if label == UNKNOWN:
             label = None
         labels.append(as_label(label, f"{origin}[{number}]"))
     return labels

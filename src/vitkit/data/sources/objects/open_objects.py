@@ -13,7 +13,7 @@ from typing import Any
 from vitkit.data.datasets.build import POOL, assemble
 from vitkit.data.datasets.dataset import SPLIT_WORDS, Dataset
 from vitkit.data.sources.objects.arrays import is_arrays, is_pairs, read_arrays, read_pairs
-from vitkit.data.sources.objects.hub_dataset import is_hub_dataset, read_hub_dataset
+from vitkit.data.sources.objects.hub_dataset import is_hub_dataset, is_unlabelled, read_hub_dataset
 from vitkit.data.sources.objects.item_split import read_items
 from vitkit.data.sources.objects.items import MapStyle
 from vitkit.data.sources.objects.object_part import ObjectPart
@@ -35,11 +35,13 @@ class ObjectData:
         name: how it was given, such as `arrays`, or the name of its class.
         parts: by split, or all of it as `POOL`.
         classes: the names of the class numbers, where they are known.
+        notes: lines for the user.
     """
 
     name: str
     parts: Mapping[str, ObjectPart]
     classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def address(self) -> str:
@@ -75,7 +77,7 @@ class ObjectData:
         Raises:
             DataError: labels outside of the classes, or as `build.assemble`.
         """
-        notes = [note for part in self.parts.values() for note in part.notes]
+        notes = [*self.notes, *(note for part in self.parts.values() for note in part.notes)]
         return assemble(
             self.name,
             self.name,
@@ -100,7 +102,8 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
     # Text has letters, which would be taken for the names of classes.
     if isinstance(classes, str) or not all(isinstance(name, str) for name in classes):
         raise DataError(f"classes = {classes!r}: expected a list of names such as ['cat', 'dog']")
-    parts = _splits(data) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
+    notes: list[str] = []
+    parts = _splits(data, notes) if isinstance(data, Mapping) else {POOL: _part(data, _name(data))}
     names = dict.fromkeys(part.kind for part in parts.values())
     found = dict.fromkeys(part.classes for part in parts.values() if part.classes)
     if len(found) > 1 and not classes:
@@ -114,11 +117,11 @@ def read_object(data: object, classes: Sequence[str] = ()) -> ObjectData:
         raise DataError(
             f"{name}: the class name {repeated[0]!r} occurs twice; give each class its own name"
         )
-    return ObjectData(name, parts, known)
+    return ObjectData(name, parts, known, tuple(notes))
 
 
-def _splits(data: Mapping[Any, Any]) -> dict[str, ObjectPart]:
-    """Return the parts of a dict of splits."""
+def _splits(data: Mapping[Any, Any], notes: list[str]) -> dict[str, ObjectPart]:
+    """Return the parts of a dict of splits; add a line to `notes` where one is left out."""
     parts: dict[str, ObjectPart] = {}
     for key, value in data.items():
         split = SPLIT_WORDS.get(str(key).lower())
@@ -129,7 +132,13 @@ def _splits(data: Mapping[Any, Any]) -> dict[str, ObjectPart]:
             raise DataError(f"two entries of the dict are the split {split}; keep one")
         if isinstance(value, Mapping):
             raise DataError(f"the split {key!r} is a dict; expected {ACCEPTED}")
-        parts[split] = _part(value, f"{_name(value)}/{split}")
+        origin = f"{_name(value)}/{split}"
+        # a benchmark keeps the labels of its test images to itself; the other splits are complete
+        may_lack = split == "test" and len(data) > 1 and is_hub_dataset(value)
+        if may_lack and is_unlabelled(value, origin):
+            notes.append("test has no labels and is left out")
+            continue
+        parts[split] = _part(value, origin)
     if not parts:
         raise DataError("the dict of splits is empty; expected train, val or test")
     return parts
