@@ -23,9 +23,9 @@ from demo import HERE, processor, run, write_results
 
 from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.sources.open import open_dataset
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 
 REFERENCE_RESULTS = HERE.parent / "src" / "vitkit" / "training" / "recipes" / "reference_results"

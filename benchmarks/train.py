@@ -37,9 +37,9 @@ from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
+from vitkit.training.callbacks.early_stopping import Stop
 from vitkit.training.callbacks.report import ReportProgress
 from vitkit.training.callbacks.save import Save
-from vitkit.training.callbacks.stop import Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.monitoring.run_log import RunLog

@@ -21,9 +21,9 @@ from vitkit.data.datasets.splitting import with_validation
 from vitkit.data.images.preprocess import fit
 from vitkit.data.sources.open import open_dataset
 from vitkit.spec import Preprocess
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 
 KEPT = ("epoch", "train_loss", "val_top1", "val_loss", "seconds")

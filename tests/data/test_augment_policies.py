@@ -7,13 +7,13 @@ import pytest
 import torch
 from data.synthetic_batches import fed, images
 
+from vitkit.data.augmentation.operations import IDENTITY
 from vitkit.data.augmentation.policies import (
     RANDAUGMENT_INCREASING,
     TRIVIALAUGMENT_WIDE,
     colour_jitter,
     policy,
 )
-from vitkit.data.augmentation.policy_operations import IDENTITY
 from vitkit.errors import SettingError
 from vitkit.randomness import augmentation_key
 

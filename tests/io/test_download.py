@@ -18,7 +18,7 @@ from vitkit.io.cache_folder import cache_folder
 from vitkit.io.web import download as downloads
 from vitkit.io.web.download import cached_path, download
 from vitkit.weights.catalogue import find
-from vitkit.weights.fetch import fetch
+from vitkit.weights.download_weights import fetch
 
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 

@@ -11,8 +11,8 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit.errors import SettingError
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.monitoring.image_grids import grid
 from vitkit.training.setup.make_plan import make_plan
 

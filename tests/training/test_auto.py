@@ -28,9 +28,9 @@ from vitkit.training.auto.training_candidates import (
     TrainingOption,
     with_epochs,
 )
-from vitkit.training.callbacks.stop import Deadline
+from vitkit.training.callbacks.early_stopping import Deadline
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.defaults.model_size import SIZES, ImageStatistics, scratch_settings
 from vitkit.training.defaults.schedule import limit_batch_size
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal

@@ -12,8 +12,8 @@ from PIL import Image
 import vitkit
 from vitkit.cli import run as command
 from vitkit.errors import DataError, SettingError
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.run_config import USUAL
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.state.manifest import step_of
 from vitkit.training.state.state_folder import list_states
 

@@ -17,7 +17,7 @@ from training.tiny_runs import end_of, run
 
 import vitkit
 from vitkit.errors import CheckpointError, Interrupted, SettingError
-from vitkit.training.distillation import teacher_targets
+from vitkit.training.distillation import teacher_logits
 from vitkit.training.distillation.teacher import Teacher, renormalise
 from vitkit.training.distillation.teacher_source import as_teacher
 from vitkit.training.result import TrainResult
@@ -337,7 +337,7 @@ class Recording(Callback):
 def test_what_is_kept_is_what_the_teacher_says_of_that_view(teacher, tmp_path, monkeypatch):
     """Check every image, and that epochs with the same draws have the same targets."""
     monkeypatch.setattr(
-        teacher_targets, "BLOCK", 1294
+        teacher_logits, "BLOCK", 1294
     )  # all at once: the last bits depend on the block
 
     class Kept(Recording):

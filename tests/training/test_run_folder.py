@@ -25,8 +25,8 @@ import vitkit
 from vitkit import cli
 from vitkit.errors import Interrupted, OutputError, SettingError
 from vitkit.training import train
+from vitkit.training.config.config_yaml import read_yaml, to_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml, to_yaml
 from vitkit.training.monitoring import terminal as display
 from vitkit.training.run_folder import new_folder, resumed_folder
 from vitkit.training.state.manifest import find_damage, read_manifest, write_manifest

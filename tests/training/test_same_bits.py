@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from training.tiny_runs import end_of, run
 
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.resume_check import prove_resume
 
 SMALL = {"image_size": 16, "patch_size": 4, "width": 32, "depth": 2, "num_heads": 2,

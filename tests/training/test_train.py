@@ -29,9 +29,9 @@ from vitkit.errors import (
 from vitkit.exit_codes import exit_code
 from vitkit.training import callbacks
 from vitkit.training import train as session
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.merging import layered
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.state.state_folder import newest_state
 from vitkit.training.trainer import Callback

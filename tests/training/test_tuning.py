@@ -20,8 +20,8 @@ from vitkit.data.augmentation.pipeline import BatchTransform
 from vitkit.data.loading.loader import TrainingSteps
 from vitkit.errors import CheckpointError, NonFiniteError, SettingError
 from vitkit.plots.curves import draw_rate_search
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.optimization.optimizers import configured_optimizer
 from vitkit.training.optimization.precision import LossScale
 from vitkit.training.run_plan import Plan

@@ -25,8 +25,8 @@ from vitkit.reporting.prediction_source import (
     read_predictions,
     validation_predictions,
 )
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.field_types import Settings
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.monitoring.learning_curves import LearningCurves
 from vitkit.training.run_folder import RunFolder
 from vitkit.weights.checkpoint import Checkpoint

@@ -1,8 +1,8 @@
 """SIGINT, SIGTERM and the other signals that stop a run: as a flag, or as an exception.
 
-`callbacks.stop` reads the flag between two steps and ends the loop; `callbacks.save` then saves.
-Phases without intermediate state are interrupted immediately by `Interrupted`. A second signal ends
-the process at once, with a line on the newest state.
+`callbacks.early_stopping` reads the flag between two steps and ends the loop; `callbacks.save` then
+saves. Phases without intermediate state are interrupted immediately by `Interrupted`. A second
+signal ends the process at once, with a line on the newest state.
 """
 
 from __future__ import annotations

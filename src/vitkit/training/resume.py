@@ -11,12 +11,12 @@ from vitkit.data.sources.open import NAMES
 from vitkit.errors import DataError, SettingError
 from vitkit.frozen import field_names
 from vitkit.training.checks.dependent_defaults import resolve_defaults
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.meaning import fields_where
 from vitkit.training.config.merging import MODEL_DEFAULT, layered, with_flat_spec
 from vitkit.training.config.run_config import RunConfig, left_open
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes import recipe_settings
 from vitkit.training.run import Run
 from vitkit.training.run_folder import RunFolder, resumed_folder

@@ -12,12 +12,13 @@ from vitkit.data.loading.batch import Batch
 from vitkit.data.loading.loader import batches
 from vitkit.devices import resolve_device
 from vitkit.distributed import ProcessGroup, has_rank, is_launched, join_process_group
+from vitkit.training.callbacks.early_stopping import Deadline, KeepDeadline, Stop
 from vitkit.training.callbacks.ema import AverageWeights, TrainMode
 from vitkit.training.callbacks.evaluate import Evaluate
 from vitkit.training.callbacks.missing_images import saved_when_images_fail
+from vitkit.training.callbacks.non_finite_loss import HandleBadNumbers
 from vitkit.training.callbacks.report import ReportProgress
 from vitkit.training.callbacks.save import Save, SaveBeforeValidation
-from vitkit.training.callbacks.stop import Deadline, HandleBadNumbers, KeepDeadline, Stop
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.finish import finish_run
 from vitkit.training.interrupts import raise_on_signal, stop_on_signal

@@ -14,7 +14,7 @@ from vitkit.errors import CheckpointError
 from vitkit.messages import escape
 from vitkit.spec import Preprocess, ViTSpec
 from vitkit.weights.catalogue import CatalogueEntry
-from vitkit.weights.fetch import locate
+from vitkit.weights.download_weights import locate
 from vitkit.weights.files.open import open_source
 from vitkit.weights.files.source import Header, Source
 from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
@@ -24,7 +24,7 @@ from vitkit.weights.formats.vitkit import check_description
 from vitkit.weights.hints import Hints
 from vitkit.weights.imagenet_classes import ASSUMED, assumed_names, names_are_assumed
 from vitkit.weights.model_tensors import tensor_shapes
-from vitkit.weights.recognition import recognise, refuse_other_model
+from vitkit.weights.recognise_format import recognise, refuse_other_model
 
 WIDTH = 100
 """Characters of a line where no terminal tells its width."""

@@ -13,7 +13,7 @@ from vitkit.errors import CheckpointError
 from vitkit.messages import escape, plural
 from vitkit.weights.catalogue import CatalogueEntry
 from vitkit.weights.checkpoint import Checkpoint, texts
-from vitkit.weights.fetch import locate
+from vitkit.weights.download_weights import locate
 from vitkit.weights.files.open import open_source
 from vitkit.weights.files.source import Source
 from vitkit.weights.formats.description import OWN_FORMAT, Description, read_description
@@ -26,7 +26,7 @@ from vitkit.weights.model_tensors import (
     initial_values,
     tensor_shapes,
 )
-from vitkit.weights.recognition import recognise, refuse_other_model
+from vitkit.weights.recognise_format import recognise, refuse_other_model
 
 
 def load(

@@ -24,7 +24,7 @@ from vitkit.weights.converting.write import (
     refuse_unknown_format,
     write_checkpoint,
 )
-from vitkit.weights.fetch import hub_errors
+from vitkit.weights.download_weights import hub_errors
 from vitkit.weights.formats.description import OWN_FORMAT
 from vitkit.weights.formats.saved_model import as_saved, unwrapped
 from vitkit.weights.formats.timm.architecture import timm_architecture

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64, Shaped
 
-from vitkit.data.augmentation.policy_operations import IDENTITY
+from vitkit.data.augmentation.operations import IDENTITY
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 from vitkit.randomness import uniform
@@ -28,7 +28,7 @@ class Choice:
     """An operation and its value at a level t: start + t (end - start).
 
     Attributes:
-        operation: its name, a key of `policy_operations.POINTWISE` or one of `GEOMETRIC`.
+        operation: its name, a key of `operations.POINTWISE` or one of `GEOMETRIC`.
         start: the value at level 0.
         end: the value at level 1.
         mirrored: True to take the value on the other side of `start` for half of the images.

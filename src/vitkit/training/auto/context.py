@@ -14,7 +14,7 @@ from vitkit.devices import on_device
 from vitkit.errors import CheckpointError, SettingError
 from vitkit.evaluation.evaluation_loop import predict_batches
 from vitkit.training.auto.results import CandidateResult, Clock
-from vitkit.training.callbacks.stop import Deadline
+from vitkit.training.callbacks.early_stopping import Deadline
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
 from vitkit.training.config.sections.fine_tuning import CATALOGUE

@@ -11,7 +11,7 @@ from vitkit.messages import plural
 from vitkit.training.auto.candidate_time import Throughput, measure_throughput
 from vitkit.training.auto.context import SearchContext
 from vitkit.training.auto.results import CandidateResult
-from vitkit.training.callbacks.stop import Deadline
+from vitkit.training.callbacks.early_stopping import Deadline
 from vitkit.training.config.field_types import Settings
 from vitkit.training.defaults.model_size import SIZES, scratch_settings
 from vitkit.training.defaults.schedule import (

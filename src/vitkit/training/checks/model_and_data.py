@@ -21,7 +21,7 @@ from vitkit.training.config.run_config import USUAL, RunConfig
 from vitkit.training.config.sections.fine_tuning import FineTuningSettings
 from vitkit.training.config.train_config import TrainConfig
 from vitkit.training.optimization.freezing import freeze_parts
-from vitkit.training.optimization.losses import check_loss
+from vitkit.training.optimization.user_loss import check_loss
 from vitkit.training.recipes import recipe_settings
 
 IMAGES_LOOKED_AT = 4

@@ -15,7 +15,7 @@ from jaxtyping import Float64
 from vitkit.errors import DataError, OutputError, SettingError
 from vitkit.messages import nearest_parent
 from vitkit.plots.html import html_image, html_table
-from vitkit.training.config.yaml_files import read_yaml
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.recipes.reference_comparison import comparable_result
 from vitkit.training.run_folder import RunFolder
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean, nearest_parent
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.config.field_types import Settings
 from vitkit.training.config.merging import layered
-from vitkit.training.config.yaml_files import read_yaml
 from vitkit.training.recipes.imagenet import (
     augreg,
     deit,

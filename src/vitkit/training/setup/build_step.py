@@ -12,7 +12,7 @@ from vitkit.shapes import Logits, Loss, Targets
 from vitkit.training.config.sections.distillation import DistillationSettings
 from vitkit.training.distillation.losses import Distillation
 from vitkit.training.distillation.objective import DistillingObjective
-from vitkit.training.distillation.teacher_targets import TeacherInputs, TeacherTargets
+from vitkit.training.distillation.teacher_logits import TeacherInputs, TeacherTargets
 from vitkit.training.interrupts import StopFlag
 from vitkit.training.optimization.losses import make_loss
 from vitkit.training.optimization.precision import Precision

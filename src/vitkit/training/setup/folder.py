@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vitkit.distributed import ProcessGroup
+from vitkit.training.config.config_yaml import write_yaml
 from vitkit.training.config.passed_objects import refuse_missing
 from vitkit.training.config.run_config import RunConfig
 from vitkit.training.config.train_config import TrainConfig
-from vitkit.training.config.yaml_files import write_yaml
 from vitkit.training.monitoring.augmented_grid import save_augmented_grid
 from vitkit.training.monitoring.metric_files import drop_rows_after
 from vitkit.training.resume import (

@@ -11,7 +11,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.label_changes import LabelChanges, read_label_changes
 from vitkit.errors import DataError, SettingError
 from vitkit.io.atomic import write_bytes
-from vitkit.training.config.yaml_files import read_yaml
+from vitkit.training.config.config_yaml import read_yaml
 from vitkit.training.state.image_list import write_image_list
 
 

@@ -1,4 +1,4 @@
-"""Recognising a file of a foreign format: its format, its tensors, and the model in it."""
+"""Recognise the format of a checkpoint from its keys: its format, its tensors, its model."""
 
 from __future__ import annotations
 

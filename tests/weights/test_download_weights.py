@@ -17,7 +17,7 @@ from weights.round_trips import noisy, same_bits
 import vitkit
 from vitkit.errors import CheckpointError
 from vitkit.weights.catalogue import find
-from vitkit.weights.fetch import fetch, is_address, verify_hub_file
+from vitkit.weights.download_weights import fetch, is_address, verify_hub_file
 
 SMALL = {"image_size": 32, "patch_size": 8, "width": 64, "depth": 2, "num_heads": 1,
          "mlp_width": 96, "num_classes": 7}  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings as YAML: config.yaml of a run, and a user's own recipes."""
+"""`config.yaml` of a run, written and read; a user's own recipes are YAML of the same kind."""
 
 from __future__ import annotations
 

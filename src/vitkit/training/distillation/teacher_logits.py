@@ -1,4 +1,4 @@
-"""Targets from the teacher's logits, computed in every step, or once per augmented view and cached.
+"""The teacher's logits as targets, computed in every step, or once per augmented view and cached.
 
 With V views an image has V variants in the whole run (`TrainingSteps.cycle`). The teacher evaluates
 each of them once, before the first step, and its logits are cached in the run folder. They are a

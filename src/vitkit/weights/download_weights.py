@@ -1,4 +1,4 @@
-"""Addresses of weights, and the local file or folder that each of them is fetched to.
+"""Addresses of pretrained weights, and the local file that each of them is downloaded to.
 
     hf://owner/name                  a repository on the Hugging Face Hub
     hf://owner/name@revision         at a branch, tag or commit
