@@ -53,7 +53,7 @@ lint: .venv/.develop
 	$(BIN)/ruff check .
 
 types: .venv/.develop
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=2 $(BIN)/mypy
 
 layers: .venv/.develop
 	$(BIN)/lint-imports

@@ -32,10 +32,11 @@ SHORT: dict[str, Any] = {
     "spec": {"image_size": 32, "patch_size": 8, "width": 32, "depth": 1, "num_heads": 2,
              "mlp_width": 64},
     "batch_size": 16, "max_steps": 2, "warmup_epochs": 0, "workers": 0, "report": False,
+    "plots": False,
 }  # fmt: skip
 FLAGS = [
     "--spec.depth", "1", "--batch-size", "16", "--warmup-epochs", "0", "--workers", "0", "--quiet",
-    "--no-report",
+    "--no-report", "--no-plots",
 ]  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import json
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -140,17 +141,77 @@ def test_importing_is_silent_and_brings_no_heavy_library():
     assert in_child("import sys, vitkit; print('torch' in sys.modules)") == "False\n"
 
 
-def imported(arguments: list[str], *modules: str) -> tuple[int, list[str]]:
-    """Run one command in a process of its own; return its exit code and which modules it has."""
-    code = (
-        "import json, sys; from vitkit.cli import run\n"
-        f"try: code = run({arguments!r})\n"
-        "except SystemExit as end: code = end.code\n"  # --help ends so
-        f"print('\\n' + json.dumps([code, sorted({set(modules)!r} & set(sys.modules))]))"
-    )
-    (line,) = (line for line in in_child(code).splitlines() if line.startswith("["))
-    exit_code, names = json.loads(line)
-    return exit_code, names
+FORKING = """
+import importlib, io, json, os, sys, warnings
+
+warnings.filterwarnings("ignore", ".*multi-threaded", DeprecationWarning)  # of fork
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+for line in sys.stdin:
+    arguments, modules = json.loads(line)
+    before = sorted({*modules} & {*sys.modules})
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        from vitkit.cli import run
+
+        sys.stdout = sys.stderr = io.StringIO()
+        try:
+            code = run(arguments)
+        except SystemExit as end:  # --help ends so
+            code = end.code
+        os.write(into, json.dumps([code, sorted({*modules} & {*sys.modules}), before]).encode())
+        os._exit(0)
+    os.close(into)
+    with open(out) as pipe:
+        print(pipe.read(), flush=True)
+    os.waitpid(child, 0)
+"""
+
+
+class Fresh:
+    """A process that has imported a few modules alone, and runs each command in a fork of itself.
+
+    A fork has what a new process would have after these imports, which take longest.
+    """
+
+    def __init__(self, *modules: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", FORKING, *modules],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def imported(self, arguments: list[str], *modules: str) -> tuple[int, list[str]]:
+        """Run one command; return its exit code and which of these modules it has imported."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps([arguments, modules]) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line.strip():
+            raise AssertionError(self.process.communicate()[1])
+        exit_code, names, before = json.loads(line)
+        assert before == [], "imported by the modules that every command may have"
+        return exit_code, names
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def without_torch() -> Iterator[Fresh]:
+    """Commands in forks of a process that knows how to read a command line, and no torch."""
+    fresh = Fresh("vitkit.cli", "tyro", "pydantic", "rich")
+    yield fresh
+    fresh.end()
+
+
+@pytest.fixture(scope="module")
+def with_torch() -> Iterator[Fresh]:
+    fresh = Fresh("vitkit.cli", "tyro", "pydantic", "rich", "torch")
+    yield fresh
+    fresh.end()
 
 
 @pytest.mark.parametrize(
@@ -176,12 +237,12 @@ def imported(arguments: list[str], *modules: str) -> tuple[int, list[str]]:
         *[([verb, "--help"], 0) for verb in VERBS],
     ],
 )
-def test_what_needs_no_tensor_needs_no_torch(arguments, expected):
-    assert imported(arguments, "torch") == (expected, [])
+def test_what_needs_no_tensor_needs_no_torch(without_torch, arguments, expected):
+    assert without_torch.imported(arguments, "torch") == (expected, [])
 
 
 @pytest.mark.parametrize("verb", ["predict", "embed", "explain", "eval", "inspect", "convert"])
-def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(verb):
+def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(with_torch, verb):
     arguments = {
         "embed": ["--out", "features.npz"],
         "convert": ["--to", "timm"],
@@ -190,9 +251,9 @@ def test_an_error_of_the_user_waits_for_no_library_that_it_does_not_need(verb):
     operand = {"inspect": [], "eval": ["digits"], "convert": ["out"]}.get(verb, [__file__])
     heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "tensorboard", "torchvision")
     command = [verb, "no-such.safetensors", *operand, *arguments]
-    assert imported(command, *heavy) == (2, [])
+    assert with_torch.imported(command, *heavy) == (2, [])
 
 
-def test_a_wrong_folder_of_images_does_not_wait_for_the_training_loop():
+def test_a_wrong_folder_of_images_does_not_wait_for_the_training_loop(with_torch):
     heavy = ("torch._dynamo", "ignite", "kornia", "matplotlib", "torchvision")
-    assert imported(["train", "no-such-folder"], *heavy) == (2, [])
+    assert with_torch.imported(["train", "no-such-folder"], *heavy) == (2, [])

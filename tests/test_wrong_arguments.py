@@ -74,7 +74,6 @@ def test_what_reads_a_file_takes_no_object(checkpoint, tmp_path, function):
     [
         (lambda c, p: vitkit.create_model(p), "is a path; write vitkit.load('PATH').model"),
         (lambda c, p: vitkit.create_model(c), "create_model takes the name of a model, such as"),
-        (lambda c, p: vitkit.ViT(p), "ViT takes a vitkit.ViTSpec (create_model takes a name"),
         (lambda c, p: vitkit.training_transform(c), "such as vitkit.load(path).preprocess, not a"),
         (lambda c, p: vitkit.report(c), "takes the path of a run folder, such as result.run"),
         (lambda c, p: vitkit.compare(c, p), "takes paths of runs or checkpoints, not a Checkpoint"),

@@ -27,7 +27,7 @@ class Augmented(Dataset):
 
 torch.manual_seed(0)
 model = vitkit.create_model("vit_tiny_patch16_224", img_size=16, patch_size=4, in_chans=1,
-                            num_classes=10, depth=4).train()  # fmt: skip
+                            num_classes=10, depth=2).train()  # fmt: skip
 optimizer = torch.optim.AdamW(vitkit.parameter_groups(model, lr=1e-3, weight_decay=0.05))
 for epoch in range(2):
     for images, labels in DataLoader(Augmented(digits.splits["train"], epoch), 64, shuffle=True):

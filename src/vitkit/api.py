@@ -105,6 +105,11 @@ def _with_recipe(settings: TrainSettings, recipe: str | Path | None) -> dict[str
     return {**settings, "recipe": recipe}
 
 
+def _check_paths(checkpoints: tuple[str | Path, ...]) -> None:
+    for one in checkpoints:
+        check_type(one, (str, PathLike), "compare", "paths of runs or checkpoints")
+
+
 def compare(
     *checkpoints: str | Path,
     data: DataSource | None = None,
@@ -146,10 +151,8 @@ def compare(
     from vitkit.reporting.comparison_page import check_comparison_output, write_comparison
     from vitkit.training.config.run_kind import kind_of_run
 
-    for checkpoint in checkpoints:
-        check_type(checkpoint, (str, PathLike), "compare", "paths of runs or checkpoints")
-    # before the evaluation, which may take minutes
-    if report is not None:
+    _check_paths(checkpoints)
+    if report is not None:  # first, as an evaluation may take minutes
         check_comparison_output(report, checkpoints, overwrite=overwrite)
     with kept_data(data) as address:  # an object has one while this runs; a path is its own
         comparison = compare_checkpoints(

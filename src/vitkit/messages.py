@@ -72,17 +72,22 @@ def quote_list(names: Iterable[str], most: int = ENTRIES_SHOWN) -> str:
     return ", ".join(map(repr, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
-def did_you_mean(word: str, choices: Iterable[str], count: int = 1) -> str:
+def did_you_mean(
+    word: str, choices: Iterable[str], count: int = 1, *, contained: bool = False
+) -> str:
     """Suggest the nearest choices, or return an empty string if none is near.
 
-    Upper and lower case do not matter.
+    Upper and lower case do not matter. With `contained`, names that contain the word are near, too.
 
     >>> did_you_mean("wdith", ["width", "depth"])
     " (did you mean 'width'?)"
     >>> did_you_mean("vit_tny", ["vit_tiny_patch16_224", "vit_tiny_patch14_224"])
     " (did you mean 'vit_tiny_patch16_224'?)"
     """
+    choices = list(choices)
     matches = _nearest(word, choices, count)
+    if contained and word and not matches:
+        matches = [choice for choice in choices if word.lower() in choice.lower()][:count]
     if not matches:
         return ""
     return f" (did you mean {' or '.join(map(repr, matches))}?)"

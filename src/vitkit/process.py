@@ -89,9 +89,11 @@ def _cpu_quotas(root: Path) -> Iterator[int]:
         return
     for line in lines:  # 0::/job (v2), or 4:cpu,cpuacct:/job (v1)
         _, controllers, name = line.split(":", 2)
-        top, files = root / "sys/fs/cgroup", ("cpu.max",)
+        top: Path = root / "sys/fs/cgroup"
+        files: tuple[str, ...] = ("cpu.max",)
         if "cpu" in controllers.split(","):
-            top, files = top / "cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+            top /= "cpu"
+            files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         group = top / name.strip("/")
         # a quota of a group holds for all groups in it
         while group.is_relative_to(top):

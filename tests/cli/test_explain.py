@@ -65,6 +65,7 @@ def test_all_methods_make_a_folder_of_each_image_that_opens_and_one_page(
 ):
     (photos / "broken.png").write_bytes(b"words")
     words = ["explain", checkpoint, "photos", "--method", "all", "--class", CLASSES[1]]
+    words += ["--option", "steps=2"]
     assert cli.run(words) == 2
     out, err = capsys.readouterr()
     assert "broken.png: not an image" in err

@@ -57,13 +57,8 @@ def preset(name: str, **overrides: Any) -> ViTSpec:
         SettingError: no model of that name; the nearest three are named, the usual sizes first.
         SpecError: an unknown field, or a spec that cannot exist.
     """
-    entries = table()
-    if name not in entries:
+    if name not in (entries := table()):
         usual_first = sorted(entries, key=lambda entry: "16_224" not in entry)
-        near = did_you_mean(name, usual_first, count=3)
-        # a part of some names, such as dinov2, is near to none of them
-        containing = [entry for entry in usual_first if name and name.lower() in entry]
-        if containing and not near:
-            near = f" (did you mean {' or '.join(map(repr, containing[:3]))}?)"
+        near = did_you_mean(name, usual_first, count=3, contained=True)
         raise SettingError(f"there is no model {name!r}{near}; `vitkit models` lists all")
     return ViTSpec(**entries[name].fields | overrides)

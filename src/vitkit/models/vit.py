@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SettingError, check_type
+from vitkit.errors import SettingError
 from vitkit.models.attention import Context
 from vitkit.models.embedding import Embedding, PatchDropout, make_stem
 from vitkit.models.encoder import RunBlock, block_calls, stack_blocks
@@ -56,8 +56,6 @@ class ViT(Backbone, Pretrained):
     """
 
     def __init__(self, spec: ViTSpec, backbone: nn.Module | None = None) -> None:
-        expected = "a vitkit.ViTSpec (create_model takes a name, load a path)"
-        check_type(spec, ViTSpec, "ViT", expected)
         super().__init__()
         self.spec = spec
         self.run_block: RunBlock | None = None

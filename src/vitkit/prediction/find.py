@@ -75,9 +75,7 @@ def find_images(
             continue
         text = _as_text(name)
         if text == STDIN and stdin is not None:
-            if any(isinstance(part, Lines) for part in parts):
-                raise DataError("- (the standard input) is given twice; name it once")
-            parts.append(_read_lines(stdin))
+            parts.append(_read_lines(stdin, parts))
         elif is_web_address(text):
             parts.append(Address(text))
         # the usual case, without the imports of the others
@@ -118,7 +116,9 @@ def _is_missing(name: str | os.PathLike[str]) -> bool:
     return is_image and not (os.path.exists(text) or is_pattern(text))
 
 
-def _read_lines(descriptor: int) -> Lines:
+def _read_lines(descriptor: int, before: Sequence[ImageGroup]) -> Lines:
+    if any(isinstance(part, Lines) for part in before):
+        raise DataError("- (the standard input) is given twice; name it once")
     stream = LineStream(descriptor)
     if not stream.wait():
         raise DataError(

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitkit.data.sources.folder_listing import refuse_run_folder
 from vitkit.data.sources.open import NAMES
 from vitkit.errors import OutputError, SettingError
 from vitkit.io.atomic import is_temporary, output_error
@@ -306,7 +307,10 @@ def check_output(config: TrainConfig) -> None:
 
 
 def _refuse_among_data(root: Path, config: TrainConfig) -> None:
-    """Raise `OutputError` if the run folder contains the data, or lies inside them."""
+    """Raise `OutputError` if the run folder contains the data, or lies inside them.
+
+    Data that are the folder of a run are a `DataError`.
+    """
     start = f"--output {root}"
     if not config.output:  # the folder of numbered runs
         start = f"the run would be written to {root}, which"
@@ -316,6 +320,7 @@ def _refuse_among_data(root: Path, config: TrainConfig) -> None:
         # Of shards, `train-{000..009}.tar`, the part before the numbers.
         names.append(config.data.removeprefix("wds:").partition("{")[0])
     for name in names:
+        refuse_run_folder(Path(os.path.expanduser(name)))
         data = Path(os.path.expanduser(name)).resolve()
         if resolved == data or resolved in data.parents:
             raise OutputError(f"{start} contains the data {name}; choose another --output")

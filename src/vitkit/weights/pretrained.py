@@ -134,14 +134,8 @@ def create_model(
     """
     if out_indices is not None and not features_only:
         raise SettingError("out_indices needs features_only=True; pass both, or neither")
-    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
-    if "/" in name and os.path.exists(name):
-        raise SettingError(
-            f"create_model takes the name of a model, and {name} is a path; write "
-            f"vitkit.load({name!r}).model"
-        )
-    # None comes from callers that pass a setting on as it is.
-    if pretrained is None or pretrained is False:
+    _check_name(name)
+    if pretrained is None or pretrained is False:  # None comes from callers with a setting
         model = _fresh_model(name, overrides)
     else:
         model = load_pretrained(
@@ -152,6 +146,16 @@ def create_model(
     if out_indices is None:
         out_indices = 3  # the last three, as timm has it
     return FeatureMaps(model, out_indices).train(model.training)
+
+
+def _check_name(name: str) -> None:
+    """Raise `SettingError` for a path, or for something else than a name."""
+    check_type(name, str, "create_model", "the name of a model, such as 'vit_tiny_patch16_224'")
+    if "/" in name and os.path.exists(name):
+        raise SettingError(
+            f"create_model takes the name of a model, and {name} is a path; write "
+            f"vitkit.load({name!r}).model"
+        )
 
 
 def _fresh_model(name: str, overrides: Mapping[str, Any]) -> ViT:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
+from vitkit.weights.converting.other_words import answer_to
 
 METAVARS = {
     "aa": "POLICY",
@@ -47,6 +49,8 @@ METAVARS = {
 TYPE_METAVARS: dict[type[Any], str] = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
 KINDS: dict[type[Any], str] = {int: "a whole number", float: "a number"}
 """Type of a number -> its words in messages."""
+ANSWERS = {"to": answer_to}
+"""Name of a parameter -> the function that answers a word that is no choice."""
 BARE_VALUES = {
     "cache": "auto",
     "grad_checkpointing": "block",
@@ -78,6 +82,7 @@ class Argument:
         nullable: whether `None` is a value.
         default: its value if it is not given.
         bare: the value of the flag without a value; None if it needs one.
+        answer: returns what to write for a wrong word; empty where the nearest choice is meant.
     """
 
     name: str
@@ -92,6 +97,7 @@ class Argument:
     nullable: bool = False
     default: Any = None
     bare: str | None = None
+    answer: Callable[[str], str] | None = None
 
     @property
     def is_switch(self) -> bool:
@@ -141,9 +147,10 @@ class Argument:
         if self.nullable and value == "None":
             return
         if self.choices and value not in self.choices:
+            answer = self.answer and self.answer(value)
             raise SettingError(
                 f"{flag} {value}: must be one of {', '.join(self.choices)}"
-                f"{did_you_mean(value, self.choices)}"
+                f"{answer or did_you_mean(value, self.choices)}"
             )
         if self.kind in KINDS:
             try:
@@ -189,6 +196,7 @@ def argument(
         nullable=len(inner) < len(_union(plain)),
         default=default,
         bare=None if positional or kind is bool else BARE_VALUES.get(name),
+        answer=ANSWERS.get(name),
     )
 
 

@@ -261,6 +261,10 @@ class TrainingTransform:
         return on_batch.images(batch)[0]
 
 
+OF_A_MODEL = "the preprocessing of a model, such as vitkit.load(path).preprocess"
+"""What `training_transform` takes, in words."""
+
+
 def training_transform(
     preprocess: Preprocess,
     *,
@@ -309,18 +313,13 @@ def training_transform(
         reprob: probability that a random box is replaced by noise (arXiv 1708.04896), [0, 1].
 
     Raises:
-        SettingError: a value out of range, or a policy that does not exist.
+        SettingError: no preprocessing, a value out of range, or a policy that does not exist.
     """
-    expected = "the preprocessing of a model, such as vitkit.load(path).preprocess"
-    check_type(preprocess, Preprocess, "training_transform", expected)
+    check_type(preprocess, Preprocess, "training_transform", OF_A_MODEL)
     augmentation = Augmentation(
-        flip=flip,
-        shift=shift,
-        crop_scale=crop_scale,
-        aa=aa,
-        color_jitter=color_jitter,
+        flip=flip, shift=shift, crop_scale=crop_scale, aa=aa, color_jitter=color_jitter,
         reprob=reprob,
-    )
+    )  # fmt: skip
     BatchTransform(preprocess, torch.device("cpu"), augmentation)  # refuses a wrong policy now
     return TrainingTransform(preprocess, augmentation)
 

@@ -169,3 +169,29 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _leaves(link: str, real_root: str) -> bool:
     target = os.path.realpath(link)
     return target != real_root and not target.startswith(real_root.rstrip("/") + "/")
+
+
+def refuse_run_folder(folder: Path) -> None:
+    """Raise `DataError` for the folder of a run, naming the data that it was trained on."""
+    config = folder / "config.yaml"
+    if not config.is_file() or os.path.isdir(folder / "train"):
+        return
+    if not any(os.path.isdir(folder / part) for part in ("weights", "state")):
+        return
+    raise DataError(
+        f"{escape(folder)} is the folder of a run, not data; name the data{_trained_on(config)}"
+    )
+
+
+def _trained_on(config: Path) -> str:
+    """Return the data of a run for a message; empty where its settings do not say so."""
+    try:
+        lines = config.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    # not parsed: a damaged config.yaml is one of a run, too
+    for line in lines:
+        name, _, value = line.partition(": ")
+        if name == "data" and value.strip():
+            return f": this run was trained on {escape(value.strip())}"
+    return ""

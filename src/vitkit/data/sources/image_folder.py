@@ -33,6 +33,7 @@ from vitkit.data.sources.folder_listing import (
     PathParts,
     count_by_kind,
     list_folder,
+    refuse_run_folder,
 )
 from vitkit.errors import DataError
 from vitkit.messages import escape, plural, quote_list
@@ -52,6 +53,7 @@ def open_folder(
         DataError: no images, no class folders, one class only, unknown or ambiguous classes,
             links out of the folder, folders that cannot be listed.
     """
+    refuse_run_folder(root)
     # Refused and not ignored: a dataset that is half links would silently lose half its images.
     listing = list_folder(root, follow_links)
     if listing.leaving_links:

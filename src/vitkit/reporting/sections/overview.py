@@ -44,7 +44,7 @@ PLACES = {
     "seed": "seed",
 }
 """Settings that describe the machine, and the seed; and what they are called in the page."""
-CHOSEN: dict[str, dict[Any, str]] = {
+CHOSEN: dict[str, dict[object, str]] = {
     "amp": {"off": "none, float32", "auto": "chosen for the device"},
     "threads": {None: "as many as torch chooses"},
     "workers": {None: "chosen by the data and the number of cores"},

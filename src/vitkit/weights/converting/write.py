@@ -13,10 +13,10 @@ from torch import Tensor
 from vitkit.errors import CheckpointError, OutputError
 from vitkit.io.atomic import FileWriter, write_new
 from vitkit.io.strict_json import DOCUMENT_FILES
-from vitkit.messages import did_you_mean
 from vitkit.spec import ViTSpec
 from vitkit.weights.checkpoint import Checkpoint
 from vitkit.weights.converting.fit import fit_to_format
+from vitkit.weights.converting.other_words import right_word
 from vitkit.weights.files.open import WEIGHTS_FILES
 from vitkit.weights.files.pickles import PICKLE_ENDINGS
 from vitkit.weights.formats.description import OWN_FORMAT, refuse_contradictions
@@ -61,7 +61,7 @@ class WrittenCheckpoint(NamedTuple):
 def refuse_unknown_format(to: str) -> None:
     """Raise `CheckpointError` if there is no format of this name."""
     if to not in (OWN_FORMAT, *FORMATS):
-        near = did_you_mean(to, [OWN_FORMAT, *FORMATS])
+        near = right_word(to, [OWN_FORMAT, *FORMATS])
         raise CheckpointError(
             f"--to (to=) {to!r} is not a format; pass one of {OWN_FORMAT}, {', '.join(FORMATS)}"
             f"{near}"
