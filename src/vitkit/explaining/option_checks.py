@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from vitkit.errors import SettingError
 from vitkit.explaining.method import whole_number
-from vitkit.models.record import resolve_layers
 from vitkit.models.vit import ViT
-from vitkit.shapes import Grid
+from vitkit.shapes import Grid, resolve_layers
 
 
 def check_number(name: str, value: object) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.errors import SettingError, WrongValue
+from vitkit.errors import SettingError
 from vitkit.models.attention import KERNELS, Attend, Heads, Mask, attention_weights
-from vitkit.shapes import AttentionMaps
+from vitkit.shapes import AttentionMaps, refuse_absent, resolve_layers, whole_numbers
 
 Maps = dict[int, AttentionMaps]
 
@@ -67,13 +66,13 @@ class Record:
             _call, reason="a Record keeps tensors of its own"
         )
         self._asked = (
-            _whole("attention", attention),
-            _whole("cross_attention", cross_attention),
-            _whole("tokens", tokens),
+            whole_numbers("attention", attention),
+            whole_numbers("cross_attention", cross_attention),
+            whole_numbers("tokens", tokens),
         )
         self._layers: tuple[frozenset[int], ...] = (frozenset(), frozenset(), frozenset())
-        self.heads = None if heads is None else _whole("heads", heads)
-        self.queries = None if queries is None else _whole("queries", queries)
+        self.heads = None if heads is None else whole_numbers("heads", heads)
+        self.queries = None if queries is None else whole_numbers("queries", queries)
         self.gradients = gradients
         self.attention: Maps = {}
         self.cross_attention: Maps = {}
@@ -136,11 +135,11 @@ class Record:
         if mask is not None:
             mask = mask.expand(q.shape[:-1] + k.shape[-2:-1])  # B k N M
         if self.heads is not None:
-            _check(self.heads, q.shape[1], "head")
+            refuse_absent(self.heads, q.shape[1], "head")
             q, k = q[:, list(self.heads)], k[:, list(self.heads)]
             mask = None if mask is None else mask[:, list(self.heads)]
         if self.queries is not None:
-            _check(self.queries, q.shape[2], "query row")
+            refuse_absent(self.queries, q.shape[2], "query row")
             q = q[:, :, list(self.queries)]
             mask = None if mask is None else mask[:, :, list(self.queries)]
         return _weights(q, k, mask)
@@ -155,38 +154,5 @@ def _weights(q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "B _ N M"]:
         return attention_weights(q.float(), k.float(), mask).to(q.dtype)
 
 
-def _whole(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
-    """Return layers, heads or rows as a tuple; `SettingError` for what is not a whole number."""
-    try:
-        if any(isinstance(number, bool) for number in numbers):
-            raise TypeError
-        return tuple(operator.index(number) for number in numbers)
-    except TypeError:
-        expected = "must be a list of whole numbers, such as [0, -1]"
-        raise SettingError.about(name, numbers, expected) from None
-
-
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments)
-
-
-def _check(numbers: Sequence[int], count: int, noun: str) -> None:
-    for number in numbers:
-        if not 0 <= number < count:
-            raise _missing(noun, number, count)
-
-
-def resolve_layers(layers: Sequence[int], depth: int) -> frozenset[int]:
-    """Return layers by their numbers from 0; `SettingError` for one that does not exist."""
-    for layer in layers:
-        if not -depth <= layer < depth:
-            raise _missing("layer", layer, depth)
-    return frozenset(layer % depth for layer in layers)  # -1 is the last layer
-
-
-def _missing(noun: str, number: int, count: int) -> SettingError:
-    kind = noun.rpartition(" ")[2]
-    expected = f"does not exist; {kind}s are 0 to {count - 1}"
-    error = SettingError(f"{noun} {number} {expected}")
-    error.wrong = WrongValue(noun, number, expected)  # for a message that names the flag
-    return error

@@ -59,7 +59,7 @@ SCORE_TERMS = (
 
 @dataclass(frozen=True)
 class TruthScore:
-    """How well the map of one image names the patches that the model uses.
+    """The score of the map of one image: how well it names the patches that the model uses.
 
     Attributes:
         deletion: 1 if dropping patches in the map's order lowers the probability as much as in the
@@ -73,7 +73,7 @@ class TruthScore:
         insertion_area: mean probability while patches are added, in [0, 1].
         random_area: the mean of both over random orders.
         verdict: `better than chance` if p is below 0.05, else `no better than chance`, or `too few
-            patches to tell` where the best order could not be told from random ones either.
+            patches to tell` where the best order would not differ from random ones either.
     """
 
     deletion: float | None

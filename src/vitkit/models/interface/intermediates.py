@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from vitkit.errors import SettingError, ShapeError
 from vitkit.models.attention import Context
 from vitkit.models.encoder import RunBlock, block_calls
-from vitkit.models.record import resolve_layers
-from vitkit.shapes import Grid, Images, Tokens
+from vitkit.shapes import Grid, Images, Tokens, resolve_layers
 from vitkit.spec import ViTSpec
 
 Intermediate: TypeAlias = Tensor | tuple[Tensor, Tensor]
