@@ -168,3 +168,33 @@ def test_the_map_of_a_map_head_is_not_asked_of_a_model_without_one():
     model = vitkit.create_model("vit_tiny_patch16_224", depth=1, num_classes=3)
     with pytest.raises(SettingError, match=r"pooling cannot be recorded: this model's is 'cls'"):
         model(torch.zeros(1, 3, 224, 224), vitkit.Record(pooling=True))
+
+
+@pytest.mark.parametrize("name", ["attention", "tokens", "cross_attention", "heads", "queries"])
+@pytest.mark.parametrize("value", [[0.5], [1.0], ["1"], [True], [None]])
+@pytest.mark.usefixtures("wrong_types_come_in")
+def test_numbers_that_are_not_whole_are_refused_by_name(name, value):
+    with pytest.raises(SettingError, match=rf"^{name} = .*must be a list of whole numbers"):
+        vitkit.Record(**{name: value})
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_maps_of_float16_are_finite_where_their_products_are_not(gradients):
+    spec = vitkit.ViTSpec(
+        image_size=8, patch_size=4, width=16, depth=1, num_heads=1, mlp_width=16, num_classes=2
+    )
+    torch.manual_seed(0)
+    model = vitkit.ViT(spec).eval()
+    with torch.no_grad():
+        model.blocks[0].attn.qkv.weight.mul_(6000)
+    images = torch.randn(1, 3, 8, 8)
+    exact, rounded = vitkit.Record(attention=[0]), vitkit.Record(attention=[0], gradients=gradients)
+    model(images, record=exact)
+    model.half()(images.half(), record=rounded)
+    (q, k, _) = model.blocks[0].attn.heads(model.blocks[0].norm1(model.embed(images.half())[0]))
+    assert (q.float() @ k.float().transpose(-2, -1)).abs().max() > 65_504
+    found = rounded.attention[0]
+    assert found.dtype == torch.float16
+    assert found.isfinite().all()
+    assert torch.allclose(found.float().sum(-1), torch.ones(()), atol=2e-3)
+    assert torch.equal(found.argmax(-1), exact.attention[0].argmax(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ class Record:
         pooling: 0 -> the MAP head's map (B, k, 1, N).
 
     Raises:
-        SettingError: `gradients` with `heads` or `queries`.
+        SettingError: `gradients` with `heads` or `queries`, or numbers that are not whole.
 
     >>> record = Record(attention=[0, -1])
     >>> record.begin(depth=12)
@@ -65,9 +66,15 @@ class Record:
         self.outside_graph: Callable[..., Any] = torch.compiler.disable(
             _call, reason="a Record keeps tensors of its own"
         )
-        self._asked = (tuple(attention), tuple(cross_attention), tuple(tokens))
+        self._asked = (
+            _whole("attention", attention),
+            _whole("cross_attention", cross_attention),
+            _whole("tokens", tokens),
+        )
         self._layers: tuple[frozenset[int], ...] = (frozenset(), frozenset(), frozenset())
-        self.heads, self.queries, self.gradients = heads, queries, gradients
+        self.heads = None if heads is None else _whole("heads", heads)
+        self.queries = None if queries is None else _whole("queries", queries)
+        self.gradients = gradients
         self.attention: Maps = {}
         self.cross_attention: Maps = {}
         self._asked_pooling = pooling
@@ -115,7 +122,7 @@ class Record:
             q: Heads, k: Heads, v: Heads, mask: Mask | None = None, dropout: float = 0.0
         ) -> Heads:
             if self.gradients:
-                weights = maps[layer] = attention_weights(q, k, mask)
+                weights = maps[layer] = _weights(q, k, mask)
                 if weights.requires_grad:
                     weights.retain_grad()  # which no inner node of a graph keeps by itself
                 return F.dropout(weights, dropout) @ v
@@ -136,7 +143,27 @@ class Record:
             _check(self.queries, q.shape[2], "query row")
             q = q[:, :, list(self.queries)]
             mask = None if mask is None else mask[:, :, list(self.queries)]
+        return _weights(q, k, mask)
+
+
+def _weights(q: Heads, k: Heads, mask: Mask | None) -> Float[Tensor, "B _ N M"]:
+    """Compute Eq. 6, of float16 in float32: products beyond 65,504 would make NaN there."""
+    if q.dtype != torch.float16:
         return attention_weights(q, k, mask)
+    # autocast would make float16 of the factors again
+    with torch.autocast(q.device.type, enabled=False):
+        return attention_weights(q.float(), k.float(), mask).to(q.dtype)
+
+
+def _whole(name: str, numbers: Sequence[int]) -> tuple[int, ...]:
+    """Return layers, heads or rows as a tuple; `SettingError` for what is not a whole number."""
+    try:
+        if any(isinstance(number, bool) for number in numbers):
+            raise TypeError
+        return tuple(operator.index(number) for number in numbers)
+    except TypeError:
+        expected = "must be a list of whole numbers, such as [0, -1]"
+        raise SettingError.about(name, numbers, expected) from None
 
 
 def _call(function: Callable[..., Any], *arguments: Any) -> Any:
