@@ -14,7 +14,7 @@ from weights.round_trips import noisy, same_bits
 import vitkit
 from vitkit.cli import run
 from vitkit.errors import SettingError
-from vitkit.weights import fetch
+from vitkit.weights import download_weights
 from vitkit.weights.catalogue import catalogue, find, known, published
 
 ROOT = Path(__file__).parents[2]
@@ -54,12 +54,12 @@ def test_an_entry_is_whole(entry):
     assert re.fullmatch("[0-9a-f]*", entry.sha256)
     if entry.preprocess is not None:
         assert entry.preprocess.image_size == entry.spec.image_size
-    assert fetch.is_address(entry.address)
+    assert download_weights.is_address(entry.address)
     web = re.fullmatch(r"https://[\w.]+/[\w./+-]+\.(npz|pth|pth\.tar)", entry.address)
     assert (
         web
-        or fetch.HUB_ADDRESS.fullmatch(entry.address)
-        or fetch.TIMM_ADDRESS.fullmatch(entry.address)
+        or download_weights.HUB_ADDRESS.fullmatch(entry.address)
+        or download_weights.TIMM_ADDRESS.fullmatch(entry.address)
     )
     assert entry.pickle == entry.address.endswith((".pth", ".pth.tar"))
 

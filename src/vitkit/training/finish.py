@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Int64
 
-from vitkit.errors import CheckpointError
 from vitkit.evaluation.evaluation_loop import count_predictions, evaluate_outputs
 from vitkit.evaluation.metrics import Metrics, PredictionCounts, headline
 from vitkit.evaluation.result import Evaluation
@@ -19,9 +18,8 @@ from vitkit.training.monitoring.plot_files import write_confusion, write_curves
 from vitkit.training.parallel.fsdp import place_like, unsharded_model
 from vitkit.training.run import Run
 from vitkit.training.run_evaluation import evaluate_split
-from vitkit.weights.checkpoint import Checkpoint
+from vitkit.training.state.best_weights import load_best, stored_scores
 from vitkit.weights.formats.vitkit import DESCRIBED, save
-from vitkit.weights.load import load
 
 
 def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
@@ -46,12 +44,11 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     if not world.broadcast_from_main(folder.best.exists):  # stopped before the first epoch ended
         log.info(f"ended after {stopped}; weights: {folder.last}")
         return {}
-    best = load(folder.best)
-    _refuse_other_classes(run, best)
+    best = load_best(folder.best, plan.spec.num_classes)
     splits = plan.dataset.splits
     # the file has whole weights; a sharded run evaluates them in shards
     model = place_like(best.model, run.model, world, plan.device)
-    metrics = _stored_scores(best)
+    metrics = stored_scores(best)
     if "val" in splits and "val" not in metrics:
         metrics["val"] = _validate(run, model)
     temperature = _calibrate(run, model) if "val" in splits else None
@@ -74,24 +71,6 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
         world.broadcast_from_main(lambda: write_curves(folder, log.info))
     log.info(f"ended after {stopped}; best weights: {folder.best}")
     return metrics
-
-
-def _refuse_other_classes(run: Run, best: Checkpoint) -> None:
-    """Raise `CheckpointError` where the best weights were replaced by another model's."""
-    own, found = run.plan.spec.num_classes, best.model.spec.num_classes
-    if found != own:
-        raise CheckpointError(
-            f"{run.folder.best}: a model of {plural(found, 'class')}, and this run has {own}; "
-            "delete the file and resume, or put the weights of this run back"
-        )
-
-
-def _stored_scores(best: Checkpoint) -> dict[str, Metrics]:
-    """Return the scores that the file of weights has, by split."""
-    stored = best.metadata.get("metrics")
-    if not isinstance(stored, dict):  # the user has written the file again
-        return {}
-    return {split: scores for split, scores in stored.items() if isinstance(scores, dict)}
 
 
 def _validate(run: Run, model: ViT) -> Metrics:

@@ -80,8 +80,7 @@ def extract_features(
         workers=workers,
     )
     # cloned: a tensor of inference mode cannot take part in training
-    features = torch.cat([pooled.cpu() for pooled, _ in batches]).clone()
-    refuse_not_finite(int((~finite_rows(features)).sum()), len(features))
+    features = _checked(torch.cat([pooled.cpu() for pooled, _ in batches]).clone())
     content = safetensors_writer({"features": features}, {})
     try:
         with replacing(path, needed=content.size) as temporary:
@@ -90,6 +89,12 @@ def extract_features(
         log(f"the features of {split} cannot be cached: {error}")
     log(f"features of {split}: {len(features):,} x {features.shape[1]}, computed")
     return features, labels
+
+
+def _checked(features: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
+    """Return features that are finite; others are neither cached nor used."""
+    refuse_not_finite(int((~finite_rows(features)).sum()), len(features))
+    return features
 
 
 def _read_cached(path: Path) -> Tensor | None:

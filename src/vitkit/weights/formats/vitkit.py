@@ -91,8 +91,7 @@ def save(
         classes = () if classes is None else class_names(classes, path)
         if not classes and len(vit.origin.classes) == vit.spec.num_classes:
             classes = vit.origin.classes
-            if vit.origin.classes_assumed:
-                metadata = with_assumption(metadata)
+            metadata = with_assumption(metadata) if vit.origin.classes_assumed else metadata
     if not isinstance(preprocess, Preprocess):
         raise CheckpointError(
             f"{path}: preprocess= is missing (how images are resized and normalised for the "
