@@ -357,7 +357,7 @@ def test_place_of_results_and_next_command_of_a_run(tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.endswith(results)  # without an epoch, no best
     assert cli.run(["train", "--resume", "my run", "--max-steps", "10"]) == 0
     out = capsys.readouterr().out
-    assert out.endswith(f"{results}next: vitkit eval 'my run' digits\n")
+    assert out.endswith(f"{results}next: vitkit explain 'my run' --model\n")
     follow = shlex.split(out.splitlines()[-1].removeprefix("next: vitkit "))
     assert cli.run(follow) == 0
-    assert os.listdir() == ["my run"]
+    assert sorted(os.listdir()) == ["explanations", "my run"]

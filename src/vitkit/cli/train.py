@@ -217,7 +217,8 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
         return
     then: list[Sequence[str | Path]] = []
     is_usable = result.best.exists()  # a k-NN probe leaves no weights
-    if is_usable and any(result.metrics.values()):  # else the data have no split to evaluate on
+    scores = [split for split, found in result.metrics.items() if found]
+    if is_usable and scores and "test" not in scores:
         relabel = config.relabel
         copy = result.run / "relabel.csv"
         if relabel is not None and copy.is_file():
@@ -226,6 +227,8 @@ def _print_end(config: TrainConfig, result: TrainResult, report: Path | None) ->
         then.append(("eval", result.run, config.data, *given))
     if is_usable and Path(config.data).is_dir():
         then.append(("predict", result.run, config.data))
+    elif is_usable:
+        then.append(("explain", result.run, "--model"))
     lines = [f"results: {result.run}"]
     if report is not None:
         lines.append(f"report: {report}")

@@ -69,8 +69,14 @@ def finish_run(run: Run, stopped: str) -> dict[str, Metrics]:
     # a probe trains no epochs
     if plan.config.plots and plan.config.probe is None:
         world.broadcast_from_main(lambda: write_curves(folder, log.info))
-    log.info(f"ended after {stopped}; best weights: {folder.best}")
+    log.info(f"ended after {stopped}; {_chosen(run)}: {folder.best}")
     return metrics
+
+
+def _chosen(run: Run) -> str:
+    """Return what the weights that are kept are, in words."""
+    has_validation = "val" in run.plan.dataset.splits
+    return "best weights" if has_validation else "weights of the last epoch"
 
 
 def _validate(run: Run, model: ViT) -> Metrics:
@@ -101,7 +107,7 @@ def _test(run: Run, model: ViT, before: Metrics | None, temperature: float | Non
             how = f"evaluated again (with other weights after step {tested[-1]})"
     shown = "  ".join(headline(test))
     run.log.info(
-        f"test split, {plural(int(test['images']), 'image')}, {how}, best weights: {shown}"
+        f"test split, {plural(int(test['images']), 'image')}, {how}, {_chosen(run)}: {shown}"
     )
     run.log.scored("test", run.progress.step, test)
     return test
