@@ -9,8 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitkit.data.images.normalisation import normalise
-from vitkit.data.images.preprocess import fit, preprocess_images, squash, viewport
+from vitkit.data.images.preprocess import fit, normalise, preprocess_images, squash, viewport
 from vitkit.errors import ShapeError
 from vitkit.spec import Preprocess
 

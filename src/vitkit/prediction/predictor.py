@@ -18,8 +18,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitkit.data.datasets.memory_limit import PIXELS_AT_ONCE, MemoryLimit
-from vitkit.data.images.normalisation import normalise
-from vitkit.data.images.preprocess import fit
+from vitkit.data.images.preprocess import fit, normalise
 from vitkit.devices import on_device, resolve_device
 from vitkit.errors import CheckpointError, ImageError, SettingError, UserCodeError, check_type
 from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite

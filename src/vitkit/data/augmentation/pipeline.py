@@ -9,7 +9,7 @@ On uint8 pixels, where a loader process makes the batch (`loading.loader`):
 On floats, on the device of the model:
 
 4. `BatchTransform.images`: a policy such as RandAugment and the colour jitter (`policies`,
-   `operations`), normalisation (`images.normalisation`), random erasing (`random_erasing`);
+   `operations`), normalisation (`images.preprocess`), random erasing (`random_erasing`);
 5. `BatchTransform`: mixup and CutMix of a batch and its targets (`mixup`).
 
 `training_transform` does 2 to 4 with one image, for a training loop of one's own.
@@ -42,8 +42,7 @@ from vitkit.data.augmentation.model_inputs import ModelInputs
 from vitkit.data.augmentation.operations import apply
 from vitkit.data.augmentation.policies import Policy, colour_jitter, policy
 from vitkit.data.augmentation.random_erasing import erase
-from vitkit.data.images.normalisation import standardise_in_place, to_unit
-from vitkit.data.images.preprocess import fit, squash
+from vitkit.data.images.preprocess import fit, squash, standardise_in_place, to_unit
 from vitkit.data.images.read import ImageSource, read_image
 from vitkit.data.loading.batch import Batch
 from vitkit.errors import SettingError, check_type

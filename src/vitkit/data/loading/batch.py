@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from vitkit.data.images.normalisation import normalise
+from vitkit.data.images.preprocess import normalise
 from vitkit.spec import Preprocess
 
 

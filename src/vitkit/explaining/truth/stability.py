@@ -12,8 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitkit.data.images.normalisation import normalise
-from vitkit.data.images.preprocess import pil_image
+from vitkit.data.images.preprocess import normalise, pil_image
 from vitkit.explaining.truth.maps import MapMaker, rank_correlations
 from vitkit.explaining.truth.statistics import mean_or_none
 from vitkit.models.vit import ViT
