@@ -192,7 +192,7 @@ def test_the_check_counts_the_corrected_labels(photos, tmp_path, capsys):
 
 def test_none_on_resume_keeps_the_labels(photos, tmp_path, capsys):
     file = write(tmp_path / "relabel.csv", ("train/cat/1.png", "cat", "dog"))
-    asked = SETTINGS | {"relabel": file, "max_steps": 2}
+    asked = SETTINGS | {"relabel": file, "max_steps": 2, "test": False}
     run = vitkit.train(photos, output=tmp_path / "run", **asked).run
     vitkit.train(resume=run, relabel=None, max_steps=4)
     # nor does it matter that the user's file is gone
