@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import runpy
@@ -12,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from peers import peer
-
-import vitkit
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 RESEARCH = sorted((EXAMPLES / "research").glob("[0-9]*.py"))
@@ -71,8 +68,6 @@ def test_a_script_is_short_and_imports_the_public_face_alone(script):
 @pytest.mark.parametrize("name", sorted(PRINTED.keys() - APART.keys()))
 def test_a_researcher_s_script_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    quick = functools.partial(vitkit.train, report=False, plots=False)  # of no script the subject
-    monkeypatch.setattr(vitkit, "train", quick)
     if name == "09_lora":
         peer("peft")
     runpy.run_path(str(EXAMPLES / "research" / f"{name}.py"), run_name="__main__")

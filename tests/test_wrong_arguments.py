@@ -48,6 +48,12 @@ def test_a_function_of_models_says_how_to_get_one(path, checkpoint, function):
     OF_MODELS[function](checkpoint.model)
 
 
+def test_a_vit_is_made_of_a_spec(path):
+    for wrong in (path, {"width": 64}):
+        with pytest.raises(UserError, match=r"^ViT takes a ViTSpec \(vitkit\.load takes a path\)"):
+            vitkit.ViT(wrong)
+
+
 def test_a_predictor_of_a_path_says_what_to_write(path, checkpoint, monkeypatch):
     monkeypatch.chdir(path.rpartition("/")[0])
     for wrong in ("m.safetensors", checkpoint):

@@ -418,14 +418,21 @@ def test_times_that_are_missing_are_left_out(unweighted):
     assert "images/s" in text
 
 
+def edit(config: Path, changes: dict[str, str]) -> None:
+    """Replace lines of a file, each of which must be there."""
+    text = config.read_text(encoding="utf-8")
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    config.write_text(text, encoding="utf-8")
+
+
 def test_the_environment_is_in_plain_words(unweighted):
     found = page(vitkit.report(unweighted)).sections["environment"]
     assert "devicecpu" in found
     assert "mixed precisionnone, float32" in found
     assert "compiled training stepno" in found
-    config = unweighted / "config.yaml"
-    text = config.read_text().replace("device: cpu", "device: auto")
-    config.write_text(text.replace("workers: 0", "workers: null"))
+    edit(unweighted / "config.yaml", {"device: cpu": "device: auto", "workers: 0": "workers: null"})
     words = page(vitkit.report(unweighted)).sections["environment"]
     assert "devicecpu" in words, "the log names the one that was chosen"
     assert "loader processeschosen by the data and the number of cores" in words
@@ -440,10 +447,13 @@ def test_the_losses_are_compared_in_a_sentence(unweighted):
     assert "2 epochs" in words
     assert "with augmented images and label smoothing 0.1; the validation loss has none" in words
     config = unweighted / "config.yaml"
-    text = config.read_text().replace("mixup: 0.0", "mixup: 0.8")
-    config.write_text(text.replace("drop_path: null", "drop_path: 0.2"))
+    edit(config, {"mixup: 0.0": "mixup: 0.8", "drop_path: null": "drop_path: 0.2"})
     words = page(vitkit.report(unweighted)).sections["curves"]
     assert "augmented images, label smoothing 0.1, mixup and dropout; the validation" in words
+    edit(config, {"mixup: 0.8": "mixup: 0.0", "drop_path: 0.2": "drop_path: null"})
+    edit(config, {"label_smoothing: 0.1": "label_smoothing: 0.0", "shift: 1": "shift: 0"})
+    words = page(vitkit.report(unweighted)).sections["curves"]
+    assert "while the weights still change." in words, "nothing makes the training loss another one"
 
 
 def test_a_long_report_is_folded_and_names_an_image_in_one_way(digits):

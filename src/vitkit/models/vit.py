@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SettingError
+from vitkit.errors import SettingError, check_type
 from vitkit.models.attention import Context
 from vitkit.models.embedding import Embedding, PatchDropout, make_stem
 from vitkit.models.encoder import RunBlock, block_calls, stack_blocks
@@ -48,6 +48,7 @@ class ViT(Backbone, Pretrained):
 
     Raises:
         SpecError: a backbone that does not fit the spec.
+        SettingError: not a spec.
 
     >>> model = ViT(ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=4,
     ...                     mlp_width=128, num_classes=10))
@@ -56,6 +57,7 @@ class ViT(Backbone, Pretrained):
     """
 
     def __init__(self, spec: ViTSpec, backbone: nn.Module | None = None) -> None:
+        check_type(spec, ViTSpec, "ViT", "a ViTSpec (vitkit.load takes a path)")
         super().__init__()
         self.spec = spec
         self.run_block: RunBlock | None = None

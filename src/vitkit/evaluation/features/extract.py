@@ -19,7 +19,7 @@ from vitkit.data.datasets.dataset import Dataset
 from vitkit.data.datasets.pixel_cache import DECODER
 from vitkit.errors import OutputError
 from vitkit.evaluation.evaluation_loop import predict_batches
-from vitkit.evaluation.finite_outputs import finite_rows, refuse_not_finite
+from vitkit.evaluation.finite_outputs import refuse_not_finite
 from vitkit.io.atomic import replacing
 from vitkit.io.cache_folder import cache_folder
 from vitkit.io.digests import weights_fingerprint
@@ -93,7 +93,7 @@ def extract_features(
 
 def _checked(features: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
     """Return features that are finite; others are neither cached nor used."""
-    refuse_not_finite(int((~finite_rows(features)).sum()), len(features))
+    refuse_not_finite(int((~features.isfinite().all(dim=1)).sum()), len(features))
     return features
 
 

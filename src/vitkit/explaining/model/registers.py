@@ -111,7 +111,7 @@ def find_register_neurons(
         The neurons, the one that writes most first; none where no patch or every patch is high.
 
     Raises:
-        SettingError: no image, or a count below 1.
+        SettingError: not a model, no image, or a count below 1.
     """
     check_type(model, ViT, "find_register_neurons", MODEL)
     check_type(images, Tensor, "find_register_neurons", IMAGES)
@@ -150,8 +150,8 @@ def measure_registers(
         threshold: a norm above it is high; default that of `find_artefacts` without registers.
 
     Raises:
-        SettingError: no image, a threshold that is not positive, or a neuron that the model does
-            not have.
+        SettingError: not a model, no image, a threshold that is not positive, or a neuron that the
+            model does not have.
     """
     check_type(model, ViT, "measure_registers", MODEL)
     before = find_artefacts(model, images, threshold=threshold)

@@ -33,8 +33,7 @@ class Explanations:
     def __init__(self, checkpoint: Checkpoint | None) -> None:
         self._checkpoint = checkpoint
         self._end: float | None = None
-        self.method, self.problem = DEFAULTS[0], ""
-        self.count = 0
+        self.method, self.count, self.problem = DEFAULTS[0], 0, ""
         if checkpoint is None:
             self.problem = "The run has no weights, so its mistakes are not explained."
 

@@ -45,8 +45,8 @@ def curves(run: ReportedRun) -> dict[str, Any]:
 
 
 def _made_harder(settings: Settings) -> str:
-    """Name what the training loss has and the validation loss has not."""
-    words = ["augmented images"]
+    """Name what the training loss has and the validation loss has not; empty if nothing."""
+    words = ["augmented images"] if _is_augmented(settings) else []
     smoothing = settings.get("label_smoothing")
     if smoothing:
         words.append(f"label smoothing {smoothing}")
@@ -57,8 +57,16 @@ def _made_harder(settings: Settings) -> str:
         words.append("dropout")
     if settings.get("teacher"):
         words.append("the loss to the teacher")
-    *first, last = words
+    if settings.get("loss", "cross-entropy") != "cross-entropy":
+        words.append(f"the loss {escape(str(settings['loss']))}")
+    *first, last = words or [""]
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def _is_augmented(settings: Settings) -> bool:
+    """Return whether a setting changes the training images."""
+    names = ("transform", "flip", "shift", "aa", "color_jitter", "reprob")
+    return any(settings.get(name) for name in names) or settings.get("crop_scale", 1) != 1
 
 
 def classes(run: ReportedRun) -> dict[str, Any]:
