@@ -373,6 +373,7 @@ def test_compared_runs_without_validation_have_one_panel(run, tmp_path):
     text = page_file.read_text(encoding="utf-8")
     assert "training loss (nats)" in text
     assert "validation" not in text
+    assert "validation" not in page(vitkit.report(run)).sections["curves"]
 
 
 def test_settings_of_a_checkpoint_may_be_of_any_kind(run, tmp_path):

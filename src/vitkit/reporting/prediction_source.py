@@ -126,7 +126,7 @@ def read_predictions(path: Path, classes: Sequence[str]) -> Predictions:
         raise Missing(f"{path.name} has a line that is not complete, or no probability.") from None
     return Predictions(
         split="test",
-        origin=f"{path.name}: the best weights, with their temperature if they have one",
+        origin=f"{path.name}: the weights of the run, with their temperature if they have one",
         classes=tuple(numbers),
         names=[row[0] for row in rows],
         places=np.arange(len(rows)),

@@ -40,7 +40,7 @@ def curves(run: ReportedRun) -> dict[str, Any]:
         "svg": inline_svg(found.plot(), "curves"),
         "best": best,
         "epochs": int(found.columns["epoch"].max()),
-        "harder": _made_harder(run.settings),
+        "harder": _made_harder(run.settings) if best else "",  # else nothing is validated
     }
 
 
