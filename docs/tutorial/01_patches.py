@@ -47,8 +47,12 @@ plt.rcParams["figure.dpi"] = 80
 # with $P = 16$: 14 rows of 14 patches.
 
 # %%
-photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 255
-image = nn.functional.interpolate(photograph[None], size=224, antialias=True, mode="bilinear")
+photograph = (
+    torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 255
+)
+image = nn.functional.interpolate(
+    photograph[None], size=224, antialias=True, mode="bilinear"
+)
 image = image.clamp(0, 1)
 patches = patchify(image, (16, 16))
 print("image", tuple(image.shape))
@@ -84,7 +88,10 @@ print(tuple(strips.shape), tuple(tiles.shape), "equal:", torch.equal(strips, til
 
 # %% mystnb={"figure": {"caption": "The photograph in grey, cut in both ways into 196 pieces of 256 values. Each piece is drawn as a square of 16 x 16. Left: a piece made by reshape is a little more than one row of pixels, so no square shows an object. Right: the pieces made by patchify are squares of the image."}}
 grey = image.mean(1, keepdim=True)
-cuts = {"reshape": grey.reshape(196, 16, 16), "patchify": patchify(grey, (16, 16)).view(-1, 16, 16)}
+cuts = {
+    "reshape": grey.reshape(196, 16, 16),
+    "patchify": patchify(grey, (16, 16)).view(-1, 16, 16),
+}
 mosaics = [mosaic(pieces, across=14) for pieces in cuts.values()]
 _ = grid_of(mosaics, list(cuts), across=2, size=3.2, colours="gray")
 
@@ -101,8 +108,15 @@ embedding = vitkit.PatchEmbedding(in_channels=3, patch_size=16, width=768)
 tokens = embedding(image)
 by_matrix = patches @ embedding.proj.weight.flatten(1).T + embedding.proj.bias
 print(tuple(image.shape), "->", tuple(tokens.shape))
-print("kernel", tuple(embedding.proj.weight.shape), "bias", tuple(embedding.proj.bias.shape))
-print(f"largest difference between convolution and matrix: {(tokens - by_matrix).abs().max():.1e}")
+print(
+    "kernel",
+    tuple(embedding.proj.weight.shape),
+    "bias",
+    tuple(embedding.proj.bias.shape),
+)
+print(
+    f"largest difference between convolution and matrix: {(tokens - by_matrix).abs().max():.1e}"
+)
 
 # %% [markdown]
 # What does it cost? `vitkit.summary` returns a table of shapes, parameters, multiply-adds and
@@ -144,7 +158,9 @@ print_error(lambda: embedding(torch.rand(1, 3, 250, 250)))
 
 # %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is the position vector of one token. The high frequencies at the left distinguish neighbours; the low frequencies at the right hardly change over the whole image. No two rows are equal."}}
 table = sincos_1d(196, 128)
-_ = heat(table, size=(6, 3.2), xlabel="index in the vector", ylabel="number of the token")
+_ = heat(
+    table, size=(6, 3.2), xlabel="index in the vector", ylabel="number of the token"
+)
 
 # %% [markdown]
 # An image has two dimensions. The fixed 2-D table uses half of the width for the row and half for
@@ -164,12 +180,18 @@ _ = grid_of(similarity, ["fixed 1-D", "fixed 2-D"], across=2, size=2.4)
 
 # %%
 for positions in ("none", "sincos_1d", "sincos_2d", "learned"):
-    model = vitkit.create_model("vit_base_patch16_224", depth=1, positions=positions).eval()
+    model = vitkit.create_model(
+        "vit_base_patch16_224", depth=1, positions=positions
+    ).eval()
     x_p = model.patch_embed(image)
     z_0 = model.embedding(x_p, (14, 14), model.prefix_tokens(x_p), model.pos_embed)
     learned = 0 if model.pos_embed is None else model.pos_embed.numel()
-    print(f"{positions:<10} z_0 {tuple(z_0.shape)}  learned parameters in E_pos: {learned:>7,}")
-print(f"class token {tuple(model.cls_token.shape)}, table {tuple(model.pos_embed[0].shape)}")
+    print(
+        f"{positions:<10} z_0 {tuple(z_0.shape)}  learned parameters in E_pos: {learned:>7,}"
+    )
+print(
+    f"class token {tuple(model.cls_token.shape)}, table {tuple(model.pos_embed[0].shape)}"
+)
 
 # %% [markdown]
 # The learned table starts with small values, so that at first a token depends more on its patch
@@ -194,7 +216,9 @@ two = embedding(image.expand(2, -1, -1, -1))
 for rows in (1, 2):
     class_token = torch.zeros(1, 1, 768).expand(rows, -1, -1)
     try:
-        print(f"{rows} class tokens:", tuple(torch.cat([class_token, two], dim=1).shape))
+        print(
+            f"{rows} class tokens:", tuple(torch.cat([class_token, two], dim=1).shape)
+        )
     except RuntimeError as error:
         print(f"{rows} class token:", str(error).splitlines()[0])
 
@@ -206,9 +230,16 @@ for rows in (1, 2):
 
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-def unpatchify(patches: torch.Tensor, grid: tuple[int, int], patch: int) -> torch.Tensor:
+def unpatchify(
+    patches: torch.Tensor, grid: tuple[int, int], patch: int
+) -> torch.Tensor:
     return rearrange(
-        patches, "B (gh gw) (C P Q) -> B C (gh P) (gw Q)", gh=grid[0], gw=grid[1], P=patch, Q=patch
+        patches,
+        "B (gh gw) (C P Q) -> B C (gh P) (gw Q)",
+        gh=grid[0],
+        gw=grid[1],
+        P=patch,
+        Q=patch,
     )
 
 
@@ -234,7 +265,9 @@ assert len(table.T.unique(dim=0)) == 128
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 shuffled = unpatchify(patches[:, torch.randperm(196)], (14, 14), 16)
 for positions, same in (("none", True), ("learned", False)):
-    model = vitkit.create_model("vit_tiny_patch16_224", depth=2, positions=positions).eval()
+    model = vitkit.create_model(
+        "vit_tiny_patch16_224", depth=2, positions=positions
+    ).eval()
     nn.init.normal_(model.head.weight, std=0.1)  # the head starts at zero
     with torch.no_grad():
         assert torch.allclose(model(image), model(shuffled), atol=1e-4) is same

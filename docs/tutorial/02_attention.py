@@ -60,7 +60,9 @@ for row in (0, 1, 3, 4):
 
 # %%
 first = math.exp(1 / math.sqrt(3))
-print(f"with the root of d {first / (first + 3):.5f}, without {math.e / (math.e + 3):.5f}")
+print(
+    f"with the root of d {first / (first + 3):.5f}, without {math.e / (math.e + 3):.5f}"
+)
 
 # %% [markdown]
 # ## Why the root of d
@@ -76,7 +78,9 @@ widths = [4, 8, 16, 32, 64, 128]
 largest = {"divided by the root": [], "not divided": []}
 for width in widths:
     scores = torch.randn(500, width) @ torch.randn(196, width).T
-    largest["divided by the root"].append((scores / width**0.5).softmax(-1).amax(-1).mean())
+    largest["divided by the root"].append(
+        (scores / width**0.5).softmax(-1).amax(-1).mean()
+    )
     largest["not divided"].append(scores.softmax(-1).amax(-1).mean())
 figure, ax = plt.subplots(figsize=(5, 2.6))
 for name, values in largest.items():
@@ -95,14 +99,22 @@ _ = ax.legend()
 # compared and which are passed on.
 
 # %% mystnb={"figure": {"caption": "The photograph, and the attention weights of each marked patch. The patch on the suit attends to orange, the one on the collar to black, the one on the wall to light grey: a patch attends to patches of its colour, at any position. The blackest patches get more weight than the collar itself, because a scalar product grows with the length of the vectors."}}
-photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float()[None] / 255
-quarters = nn.functional.interpolate(photograph, size=28, antialias=True, mode="bilinear")
+photograph = (
+    torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float()[None] / 255
+)
+quarters = nn.functional.interpolate(
+    photograph, size=28, antialias=True, mode="bilinear"
+)
 colours = patchify(quarters, (2, 2))[0]
 colours = (colours - colours.mean(0)) / colours.std(0)
-_, weights = vitkit.scaled_dot_product_attention(colours, colours, colours, return_weights=True)
+_, weights = vitkit.scaled_dot_product_attention(
+    colours, colours, colours, return_weights=True
+)
 marked = {"suit": (10, 3), "collar": (6, 5), "wall": (2, 4)}
 maps = [weights[14 * row + column].view(14, 14) for row, column in marked.values()]
-figure = grid_of([quarters[0].permute(1, 2, 0).clamp(0, 1), *maps], ["", *marked], across=4, size=2)
+figure = grid_of(
+    [quarters[0].permute(1, 2, 0).clamp(0, 1), *maps], ["", *marked], across=4, size=2
+)
 for ax, (row, column) in zip(figure.axes[1:], marked.values(), strict=True):
     ax.plot(column, row, "rs", fillstyle="none", markersize=10)
 
@@ -156,7 +168,12 @@ figure, ax = plt.subplots(figsize=(5, 2.6))
 for name, scores in rows.items():
     ordered = scores.softmax(-1).flatten(0, -2).sort(descending=True).values.mean(0)
     ax.plot(range(1, 21), ordered[:20], marker=".", label=name)
-ax.set(xlabel="key, sorted by its weight", ylabel="weight", ylim=0, xticks=[1, 5, 10, 15, 20])
+ax.set(
+    xlabel="key, sorted by its weight",
+    ylabel="weight",
+    ylim=0,
+    xticks=[1, 5, 10, 15, 20],
+)
 _ = ax.legend()
 
 # %% [markdown]
@@ -168,10 +185,14 @@ _ = ax.legend()
 # %%
 three = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
 separate = torch.cat([z @ matrix.T + bias for matrix, bias in three], dim=-1)
-print(f"three matrices and one matrix differ by {(separate - attention.qkv(z)).abs().max():.0e}")
+print(
+    f"three matrices and one matrix differ by {(separate - attention.qkv(z)).abs().max():.0e}"
+)
 whole = nn.init.xavier_normal_(torch.empty(3 * 1024, 1024))
 part = nn.init.xavier_normal_(torch.empty(1024, 1024))
-print(f"standard deviation: all three at once {whole.std():.3f}, each by itself {part.std():.3f}")
+print(
+    f"standard deviation: all three at once {whole.std():.3f}, each by itself {part.std():.3f}"
+)
 
 # %% [markdown]
 # ## Equal to torch's attention
@@ -232,7 +253,9 @@ plain = vitkit.scaled_dot_product_attention(q, k, v)
 order, rows = torch.randperm(9), torch.randperm(6)
 same = vitkit.scaled_dot_product_attention(q, k[order], v[order])
 assert torch.allclose(same, plain, atol=1e-6)
-assert torch.allclose(vitkit.scaled_dot_product_attention(q[rows], k, v), plain[rows], atol=1e-6)
+assert torch.allclose(
+    vitkit.scaled_dot_product_attention(q[rows], k, v), plain[rows], atol=1e-6
+)
 
 # %% [markdown]
 # **2.** With a causal mask, token $n$ sees only tokens $0 \dots n$. Write such a mask, and show
@@ -260,6 +283,8 @@ assert not torch.allclose(attend(tokens)[3:], attend(changed)[3:], atol=1e-2)
 scores = 1000 + torch.randn(3, 7)
 naive = scores.exp() / scores.exp().sum(-1, keepdim=True)
 assert naive.isnan().all(), "infinity divided by infinity"
-shifted = (scores - scores.amax(-1, keepdim=True)).exp()  # e^(s - m) / sum e^(s - m): m cancels
+shifted = (
+    scores - scores.amax(-1, keepdim=True)
+).exp()  # e^(s - m) / sum e^(s - m): m cancels
 guarded = shifted / shifted.sum(-1, keepdim=True)
 assert torch.allclose(guarded, scores.softmax(-1), atol=1e-6)

@@ -48,7 +48,8 @@ print(inspect.getsource(vitkit.EncoderBlock.forward))
 x = torch.linspace(-4, 3, 400)
 figure, ax = plt.subplots(figsize=(5, 2.8))
 curves = {
-    name: vitkit.MLP.activations[name]()(x) for name in ("gelu", "quick_gelu", "relu", "silu")
+    name: vitkit.MLP.activations[name]()(x)
+    for name in ("gelu", "quick_gelu", "relu", "silu")
 }
 for name, y in curves.items():
     ax.plot(x, y, label=name)
@@ -85,9 +86,12 @@ block = vitkit.EncoderBlock(width=768, num_heads=12, mlp_width=3072).eval()
 table = vitkit.summary(block, input_size=(1, 197, 768))
 rows = {row.name: row for row in table.rows}
 parts = {
-    name: (rows[name].parameters, rows[name].mult_adds) for name in ("attn.qkv", "attn.proj", "mlp")
+    name: (rows[name].parameters, rows[name].mult_adds)
+    for name in ("attn.qkv", "attn.proj", "mlp")
 }
-products = rows["attn"].mult_adds - rows["attn.qkv"].mult_adds - rows["attn.proj"].mult_adds
+products = (
+    rows["attn"].mult_adds - rows["attn.qkv"].mult_adds - rows["attn.proj"].mult_adds
+)
 parts["products"] = (0, products)
 figure, ax = plt.subplots(figsize=(6, 1.9))
 left = torch.zeros(2)
@@ -116,7 +120,12 @@ for name, (parameters, mult_adds) in parts.items():
 
 # %%
 spec = vitkit.ViTSpec()
-for field in ("position_dropout", "projection_dropout", "mlp_dropout", "attention_dropout"):
+for field in (
+    "position_dropout",
+    "projection_dropout",
+    "mlp_dropout",
+    "attention_dropout",
+):
     print(f"{field:<19} {getattr(spec, field)} by default")
 
 # %%
@@ -155,7 +164,14 @@ LEAVES = {"norm1.": "norm1.", "attn.qkv.": "self_attn.in_proj_", "mlp.fc1.": "li
 
 def torch_layer(eps: float) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(
-        768, 12, 3072, 0.1, "gelu", batch_first=True, norm_first=True, layer_norm_eps=eps
+        768,
+        12,
+        3072,
+        0.1,
+        "gelu",
+        batch_first=True,
+        norm_first=True,
+        layer_norm_eps=eps,
     ).eval()
 
 
@@ -173,9 +189,12 @@ for eps in (1e-6, 1e-5):
     with torch.no_grad():
         large, small = ((layer(x) - block(x)).abs().max() for x in (z, 0.02 * z))
     assert (max(large, small) < 1e-5) == (eps == 1e-6)
-    print(f"eps {eps:g}: outputs differ by {large:.0e}, for inputs of scale 0.02 by {small:.0e}")
+    print(
+        f"eps {eps:g}: outputs differ by {large:.0e}, for inputs of scale 0.02 by {small:.0e}"
+    )
 print(
-    "equal numbers of parameters:", sum(p.numel() for p in layer.parameters()) == table.parameters
+    "equal numbers of parameters:",
+    sum(p.numel() for p in layer.parameters()) == table.parameters,
 )
 print("torch's dropout of attention weights:", layer.self_attn.dropout)
 
@@ -277,7 +296,12 @@ assert torch.equal(usual(changed)[0, 1:], usual(z)[0, 1:])
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 T, D, M = 197, 768, 3072
-qkv, scores_and_mean, proj, dense = T * D * 3 * D, 2 * T * T * D, T * D * D, 2 * T * D * M
+qkv, scores_and_mean, proj, dense = (
+    T * D * 3 * D,
+    2 * T * T * D,
+    T * D * D,
+    2 * T * D * M,
+)
 assert qkv + scores_and_mean + proj + dense == table.mult_adds
 
 # %% [markdown]

@@ -42,7 +42,9 @@ sizes = {
     "H/14": "huge_patch14",
 }  # fmt: skip
 with torch.device("meta"):
-    models = {name: vitkit.create_model(f"vit_{size}_224") for name, size in sizes.items()}
+    models = {
+        name: vitkit.create_model(f"vit_{size}_224") for name, size in sizes.items()
+    }
 print("model   width  blocks  heads   MLP  tokens  parameters")
 for name, model in models.items():
     s = model.spec
@@ -95,7 +97,9 @@ for row in table.rows:
     if row.name in ("patch_embed", "head"):
         print(f"{row.name:<12}{row.mult_adds / 1e6:>9,.1f} M")
 print(f"{len(blocks)} blocks   {sum(blocks) / 1e6:>9,.1f} M")
-print(f"multiply-adds {table.mult_adds / 1e6:,.0f} M, parameters {table.parameter_mb:.2f} MB")
+print(
+    f"multiply-adds {table.mult_adds / 1e6:,.0f} M, parameters {table.parameter_mb:.2f} MB"
+)
 
 # %% [markdown]
 # The tool in notebook A printed one hundredth of that. Its numbers can be reproduced: it counted
@@ -140,8 +144,12 @@ print("logits     ", tuple(logits.shape))
 # With 10 classes:
 
 # %%
-certain = nn.functional.one_hot(torch.arange(10), 10).float()  # probabilities, all correct
-print(f"lowest possible loss: {nn.functional.cross_entropy(certain, torch.arange(10)):.3f}")
+certain = nn.functional.one_hot(
+    torch.arange(10), 10
+).float()  # probabilities, all correct
+print(
+    f"lowest possible loss: {nn.functional.cross_entropy(certain, torch.arange(10)):.3f}"
+)
 
 # %% [markdown]
 # **Class token or mean.** Eq. 4 uses the class token. The other common choice is the mean of the
@@ -183,11 +191,15 @@ _ = grid_of(columns, ["first rows", "resampled"], across=2, size=2.4)
 
 # %%
 cnn = nn.Sequential(
-    nn.Conv2d(3, 32, 3, stride=2, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=4, padding=1)
+    nn.Conv2d(3, 32, 3, stride=2, padding=1),
+    nn.ReLU(),
+    nn.Conv2d(32, 64, 3, stride=4, padding=1),
 )
 spec = tiny.spec.replace(stem="backbone")
 hybrid = vitkit.ViT(spec, backbone=cnn)
-print("map", tuple(cnn(images).shape), "tokens", tuple(hybrid.patch_embed(images).shape))
+print(
+    "map", tuple(cnn(images).shape), "tokens", tuple(hybrid.patch_embed(images).shape)
+)
 print_error(lambda: vitkit.ViT(spec.replace(patch_size=14), backbone=cnn))
 
 # %% [markdown]
@@ -200,13 +212,22 @@ for pixels in (448, 160):
     cells = pixels // 16
     kernel = cells // 14
     patches = (cells // kernel) ** 2 if kernel else 0
-    print(f"{pixels} px, notebook D: kernel {kernel}, {cells**2} positions for {patches} patches")
+    print(
+        f"{pixels} px, notebook D: kernel {kernel}, {cells**2} positions for {patches} patches"
+    )
 for pixels, patch in ((448, 32), (160, 16)):
     with torch.device("meta"):
-        hybrid = vitkit.create_model("vit_base_r50_s16_224", image_size=pixels, patch_size=patch)
+        hybrid = vitkit.create_model(
+            "vit_base_r50_s16_224", image_size=pixels, patch_size=patch
+        )
         patches = hybrid.patch_embed(torch.empty(1, 3, pixels, pixels)).shape[1]
-    kernel, positions = hybrid.patch_embed.proj.kernel_size[0], hybrid.pos_embed.shape[1] - 1
-    print(f"{pixels} px, vitkit: kernel {kernel}, {positions} positions for {patches} patches")
+    kernel, positions = (
+        hybrid.patch_embed.proj.kernel_size[0],
+        hybrid.pos_embed.shape[1] - 1,
+    )
+    print(
+        f"{pixels} px, vitkit: kernel {kernel}, {positions} positions for {patches} patches"
+    )
 
 # %% [markdown]
 # ## Exercises
@@ -225,7 +246,9 @@ def parameters(P: int, C: int, D: int, L: int, M: int, K: int, N: int) -> int:
 
 for name in ("Ti/16", "B/32", "H/14"):
     s = models[name].spec
-    by_formula = parameters(s.patch_size[0], 3, s.width, s.depth, s.mlp_width, 1000, s.num_patches)
+    by_formula = parameters(
+        s.patch_size[0], 3, s.width, s.depth, s.mlp_width, 1000, s.num_patches
+    )
     assert by_formula == count(models[name])
 
 # %% [markdown]

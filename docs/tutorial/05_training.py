@@ -70,7 +70,9 @@ for path in sorted(result.run.iterdir()):
     print(path.name + ("/" if path.is_dir() else ""))
 
 # %% mystnb={"figure": {"caption": "The run, read from metrics.jsonl. Left: the training loss stays above the validation loss, because only the training images are shifted and only their labels are smoothed. Right: the validation accuracy rises fast. Then it changes in visible steps, because a single image counts much in so small a split."}}
-rows = [json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()]
+rows = [
+    json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()
+]
 epochs = [row for row in rows if row["kind"] == "epoch"]
 numbers = [row["epoch"] for row in epochs]
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.6))
@@ -114,17 +116,23 @@ _ = ax.set(xlabel="step", ylabel="learning rate")
 
 # %%
 names = ("vit-paper", "vit-paper-decay01", "digits", "mnist", "cifar10-small")
-recipes = {name: TrainConfig(data="", **(USUAL | recipe_settings(name))) for name in names}
+recipes = {
+    name: TrainConfig(data="", **(USUAL | recipe_settings(name))) for name in names
+}
 fields = ("opt", "lr", "beta1", "beta2", "weight_decay", "batch_size", "epochs", "warmup_epochs",
          "sched", "clip_grad", "label_smoothing", "shift", "flip")  # fmt: skip
 rows = {field: [getattr(recipes[name], field) for name in names] for field in fields}
 rows["dropout"] = [recipes[name].spec.get("mlp_dropout", 0.0) for name in names]
 for field, values in ({"": names} | rows).items():
     columns = zip(names, values, strict=True)
-    print(f"{field:<15}" + "".join(f"{value:>{len(name) + 2}}" for name, value in columns))
+    print(
+        f"{field:<15}" + "".join(f"{value:>{len(name) + 2}}" for name, value in columns)
+    )
 paper = recipes["vit-paper"]
 steps = paper.warmup_epochs * (1_281_167 // paper.batch_size)
-print(f"{paper.warmup_epochs:g} epochs of 1,281,167 images: {steps:,.0f} steps (paper: 10,000)")
+print(
+    f"{paper.warmup_epochs:g} epochs of 1,281,167 images: {steps:,.0f} steps (paper: 10,000)"
+)
 
 # %% [markdown]
 # ## Adam and AdamW
@@ -190,14 +198,18 @@ for group in parameter_groups(model, lr=3e-3, weight_decay=0.3):
 # %%
 theirs = notebook_mnist.NotebookViT()
 heads = [
-    layer for name in ("queries", "keys", "values") for layer in getattr(theirs.attention, name)
+    layer
+    for name in ("queries", "keys", "values")
+    for layer in getattr(theirs.attention, name)
 ]
 unregistered = sum(layer.weight.numel() + layer.bias.numel() for layer in heads)
 images, labels = torch.rand(64, 1, 28, 28), torch.randint(10, (64,))
 strips = images.reshape(64, 49, 16)
 print(f"strips {tuple(strips.shape)}, with the class token "
       f"{(len(strips), strips.shape[1] + 1, theirs.linear(strips).shape[-1])}")  # fmt: skip
-print(f"registered parameters: {count(theirs):,}; in its heads, not registered: {unregistered:,}")
+print(
+    f"registered parameters: {count(theirs):,}; in its heads, not registered: {unregistered:,}"
+)
 
 # %% [markdown]
 # The optimizer gets only the registered parameters. After some steps everything has changed except
@@ -221,7 +233,9 @@ print("a head changed:          ",
 corrected = notebook_mnist.corrected()
 recipe = recipe_settings("mnist")
 ours = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"])
-print(f"corrected: {count(corrected):,} parameters; the recipe's model: {count(ours):,}")
+print(
+    f"corrected: {count(corrected):,} parameters; the recipe's model: {count(ours):,}"
+)
 
 # %% [markdown]
 # All three were trained on the same 54,000 images of MNIST, with the same 6,000 validation images,
@@ -244,7 +258,9 @@ print(results["recipe"]["runs"][0]["command"])
 
 # %% mystnb={"figure": {"caption": "Accuracy on MNIST's validation images after each epoch, by the seconds of training so far. The notebook's model and the model without its mistakes have one line per seed and one thread; the recipe's model has two threads. The dotted line is 99 %."}}
 figure, ax = plt.subplots(figsize=(6, 3))
-for (name, result), colour in zip(results.items(), ("#dd8452", "#55a868", "#4c72b0"), strict=True):
+for (name, result), colour in zip(
+    results.items(), ("#dd8452", "#55a868", "#4c72b0"), strict=True
+):
     for number, run in enumerate(result["runs"]):
         ax.plot(
             [row["seconds"] for row in run["epochs"]], [row["val_top1"] for row in run["epochs"]],
@@ -317,7 +333,9 @@ _ = figure.tight_layout()
 
 # %%
 small = recipe_settings("cifar10-small")
-print(f"{count(vitkit.create_model(small['model'], num_classes=10, **small['spec'])):,} parameters")
+print(
+    f"{count(vitkit.create_model(small['model'], num_classes=10, **small['spec'])):,} parameters"
+)
 (run,) = measured("cifar10")["runs"]
 print(run["command"])
 print(f"test {run['test_top1']:.2%} after {run['seconds'] / 60:.0f} minutes, "

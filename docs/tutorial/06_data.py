@@ -54,7 +54,9 @@ vit = vitkit.create_model(recipe["model"], num_classes=10, **recipe["spec"]).eva
 cnn = SmallCNN().eval()
 for name, network in (("ViT", vit), ("CNN", cnn)):
     table = vitkit.summary(network, input_size=(1, 1, 28, 28))
-    print(f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds per image")
+    print(
+        f"{name}: {count(network):,} parameters, {table.mult_adds:,} multiply-adds per image"
+    )
 
 # %% [markdown]
 # The CNN needs more arithmetic, because it applies its weights at more positions: 49 to 196, where
@@ -63,7 +65,9 @@ for name, network in (("ViT", vit), ("CNN", cnn)):
 # assumption, with the convolution kernel.
 
 # %%
-print(f"dense matrix {28 * 28 * 32 * 14 * 14:,} parameters, kernel {cnn.maps[0].weight.numel()}")
+print(
+    f"dense matrix {28 * 28 * 32 * 14 * 14:,} parameters, kernel {cnn.maps[0].weight.numel()}"
+)
 
 # %% [markdown]
 # ## Translation
@@ -74,7 +78,9 @@ print(f"dense matrix {28 * 28 * 32 * 14 * 14:,} parameters, kernel {cnn.maps[0].
 # that both images mean the same. Random shifts during training help it to do so.
 
 # %% mystnb={"figure": {"caption": "A photograph is shifted by some pixels, and the output of a layer is shifted back. The feature maps of a convolution are then unchanged, for every shift. Tokens of 7 x 7 patches are unchanged only at 0, 7 and 14 pixels; halfway between, the change is about half as large as the tokens themselves."}}
-photograph = torch.from_numpy(data.camera()[100:212, 180:292]).float()[None, None] / 255 - 0.5
+photograph = (
+    torch.from_numpy(data.camera()[100:212, 180:292]).float()[None, None] / 255 - 0.5
+)
 kernel = nn.Conv2d(1, 32, 3, padding=1, padding_mode="circular", bias=False)
 embedding = vitkit.PatchEmbedding(in_channels=1, patch_size=7, width=96)
 
@@ -92,8 +98,12 @@ def change(layer, shift: int, cell: int) -> float:
 shifts = range(15)
 with torch.no_grad():
     figure, ax = plt.subplots(figsize=(5.4, 2.6))
-    ax.plot(shifts, [change(kernel, s, 1) for s in shifts], "o-", label="3 x 3 convolution")
-    ax.plot(shifts, [change(tokens_of, s, 7) for s in shifts], "o-", label="7 x 7 patches")
+    ax.plot(
+        shifts, [change(kernel, s, 1) for s in shifts], "o-", label="3 x 3 convolution"
+    )
+    ax.plot(
+        shifts, [change(tokens_of, s, 7) for s in shifts], "o-", label="7 x 7 patches"
+    )
 ax.set(xlabel="shift in pixels", ylabel="relative change", ylim=(-0.05, 0.9))
 _ = ax.legend()
 
@@ -109,12 +119,16 @@ _ = ax.legend()
 # %%
 sizes = measured("data-size")
 for network, number in sizes["parameters"].items():
-    tried = {row["lr"]: row["top1"] for row in sizes["tried"] if row["network"] == network}
+    tried = {
+        row["lr"]: row["top1"] for row in sizes["tried"] if row["network"] == network
+    }
     print(f"{network}: {number:,} parameters, learning rate {sizes['rates'][network]:g} of",
           ", ".join(f"{rate:g} ({top1:.1%})" for rate, top1 in tried.items()))  # fmt: skip
 accuracies = {}  # number of images -> network -> accuracy of each seed
 for row in sizes["rows"]:
-    accuracies.setdefault(row["images"], {}).setdefault(row["network"], []).append(row["top1"])
+    accuracies.setdefault(row["images"], {}).setdefault(row["network"], []).append(
+        row["top1"]
+    )
 print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} images")
 print(f"{'images':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
 for number, scores in accuracies.items():
@@ -125,7 +139,13 @@ for number, scores in accuracies.items():
 # %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their range as a band. The CNN is 5 to 7 points better everywhere, far more than the width of the bands. Both lines are flat from 10,000 images on."}}
 figure, ax = plt.subplots(figsize=(5.6, 3))
 for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
-    band(ax, list(accuracies), [scores[network] for scores in accuracies.values()], network, colour)
+    band(
+        ax,
+        list(accuracies),
+        [scores[network] for scores in accuracies.values()],
+        network,
+        colour,
+    )
 ax.set(xscale="log", xlabel="training images", ylabel="accuracy")
 ax.set_xticks([], minor=True)
 ax.set_xticks(list(accuracies), [f"{number:,}" for number in accuracies])
@@ -147,7 +167,10 @@ by_size = {}
 for row in longer["rows"]:
     by_size.setdefault(row["images"], {})[row["network"]] = row["top1"]
 for number, top1 in by_size.items():
-    gain = {network: 100 * (top1[network] - accuracies[number][network][0]) for network in top1}
+    gain = {
+        network: 100 * (top1[network] - accuracies[number][network][0])
+        for network in top1
+    }
     print(f"{number:>7,} images: ViT {top1['ViT']:.2%} ({gain['ViT']:+.2f} points), "
           f"CNN {top1['CNN']:.2%} ({gain['CNN']:+.2f}), "
           f"CNN - ViT {100 * (top1['CNN'] - top1['ViT']):+.2f} points")  # fmt: skip
@@ -193,10 +216,15 @@ masked_model = MaskedImages(
 losses = pretrain(masked_model, train_images, steps=500, batch=128, lr=4e-3, seed=0)
 with torch.no_grad():
     hidden = masked_model.hide(len(test_images))  # (images, patches), True where hidden
-    patches, predicted = patchify(test_images, (2, 2)), masked_model(test_images, hidden)
+    patches, predicted = (
+        patchify(test_images, (2, 2)),
+        masked_model(test_images, hidden),
+    )
 error = (predicted - patches)[hidden].square().mean()
 baseline = (patches - train_images.mean())[hidden].square().mean()
-print(f"first loss {losses[0]:.2f}, last loss {losses[-1]:.2f}; on test digits {error:.2f}")
+print(
+    f"first loss {losses[0]:.2f}, last loss {losses[-1]:.2f}; on test digits {error:.2f}"
+)
 print(f"predicting the mean of all pixels: {baseline:.2f}")
 
 
@@ -207,7 +235,11 @@ def images_of(patches: torch.Tensor) -> torch.Tensor:
 
 rows = (patches, patches.masked_fill(hidden[..., None], 0.0),
         torch.where(hidden[..., None], predicted.clamp(-1, 1), patches))  # fmt: skip
-_ = grid_of([(image + 1) / 2 for row in rows for image in images_of(row)[:8]], across=8, size=0.8)
+_ = grid_of(
+    [(image + 1) / 2 for row in rows for image in images_of(row)[:8]],
+    across=8,
+    size=0.8,
+)
 
 # %% [markdown]
 # Does this help? The ViT of this chapter is pre-trained on 44,000 images of Fashion-MNIST without
@@ -232,8 +264,16 @@ for number, scores in by_labels.items():
 
 # %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled images: the mean of the seeds as a line, their range as a band. The model pre-trained on hidden patches (blue) is better than the one trained from scratch for equally many steps (orange) everywhere, most at the left. The model trained from scratch for three times as many steps (green) crosses the blue line: with 3,000 labels it is the best."}}
 figure, ax = plt.subplots(figsize=(5.6, 3))
-for method, colour in zip(LABELS.values(), ("#dd8452", "#55a868", "#4c72b0"), strict=True):
-    band(ax, list(by_labels), [scores[method] for scores in by_labels.values()], method, colour)
+for method, colour in zip(
+    LABELS.values(), ("#dd8452", "#55a868", "#4c72b0"), strict=True
+):
+    band(
+        ax,
+        list(by_labels),
+        [scores[method] for scores in by_labels.values()],
+        method,
+        colour,
+    )
 ax.set(xscale="log", xlabel="labelled images", ylabel="accuracy")
 ax.set_xticks([], minor=True)
 ax.set_xticks(list(by_labels), [f"{number:,}" for number in by_labels])
@@ -285,7 +325,9 @@ print(f"{position_runs['images']:,} training images, {position_runs['steps']} st
       f"of {position_runs['batch']}, scored on {position_runs['scored_on']:,} images")  # fmt: skip
 without = mean(scores["none"])
 for kind, values in scores.items():
-    print(f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points")
+    print(
+        f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points"
+    )
 
 # %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Every kind of positions gains 6 to 9 points. The three kinds differ by at most 2.5 points, which is more than the range of the seeds of one kind."}}
 figure, ax = plt.subplots(figsize=(5.4, 1.9))
@@ -321,10 +363,14 @@ def inside(maps: torch.Tensor) -> torch.Tensor:
 
 
 with torch.no_grad():
-    unmoved, by_one, by_two = (strided(photograph.roll(shift, dims=-1)) for shift in (0, 1, 2))
+    unmoved, by_one, by_two = (
+        strided(photograph.roll(shift, dims=-1)) for shift in (0, 1, 2)
+    )
 torch.testing.assert_close(inside(by_two.roll(-1, dims=-1)), inside(unmoved))
 for cells in (0, 1):
-    assert not torch.allclose(inside(by_one.roll(-cells, dims=-1)), inside(unmoved), atol=1e-2)
+    assert not torch.allclose(
+        inside(by_one.roll(-cells, dims=-1)), inside(unmoved), atol=1e-2
+    )
 
 # %% [markdown]
 # **2.** Write the number of parameters of `SmallCNN` as a sum, and show that it differs from the
@@ -344,5 +390,7 @@ assert abs(count(cnn) - count(vit)) / count(vit) < 0.01
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 needed = round(1.96**2 * 0.9 * 0.1 / 0.005**2)
 assert needed == 13_830
-simulated = torch.distributions.Binomial(needed, torch.tensor(0.9)).sample((20_000,)) / needed
+simulated = (
+    torch.distributions.Binomial(needed, torch.tensor(0.9)).sample((20_000,)) / needed
+)
 assert 0.94 < ((simulated - 0.9).abs() <= 0.005).float().mean() < 0.96

@@ -46,7 +46,9 @@ plt.rcParams["figure.dpi"] = 80
 # untrained ViT-S/16. The fused attention kernel stays in use; the maps are computed beside it.
 
 # %%
-photograph = torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 127.5 - 1
+photograph = (
+    torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float() / 127.5 - 1
+)
 astronaut = F.interpolate(photograph[None], size=224, antialias=True, mode="bilinear")
 small = vitkit.create_model("vit_small_patch16_224").eval()
 record = vitkit.Record(attention=range(12))
@@ -54,7 +56,9 @@ with torch.inference_mode():
     logits = small(astronaut, record=record)
 print(f"{len(record.attention)} layers of (images, heads, queries, keys) =",
       tuple(record.attention[0].shape))  # fmt: skip
-print(f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one image")
+print(
+    f"{sum(maps.numel() for maps in record.attention.values()) * 4 / 1e6:.1f} MB for one image"
+)
 
 # %% [markdown]
 # In [notebook D](index.md) a flag of the constructor decides whether the model returns attention
@@ -69,7 +73,9 @@ with torch.inference_mode():
 print({layer: tuple(maps.shape) for layer, maps in row.attention.items()})
 
 # %% mystnb={"figure": {"caption": "Attention of the class token of an untrained ViT-S/16 to the 14 x 14 patches of the photograph: a row is a head, a column is a layer. Black is 0, white is three times a uniform weight. Every map shows a pattern, even outlines of the image. The patterns mean nothing: they are the response of random matrices to the pixels."}}
-of_class_token = torch.stack([record.attention[layer][0, :, 0, 1:] for layer in range(12)], dim=1)
+of_class_token = torch.stack(
+    [record.attention[layer][0, :, 0, 1:] for layer in range(12)], dim=1
+)
 squares = list(of_class_token.reshape(72, 14, 14))
 _ = grid_of(squares, across=12, size=0.58, vmax=3 / 197)
 
@@ -85,8 +91,13 @@ _ = grid_of(squares, across=12, size=0.58, vmax=3 / 197)
 # %% mystnb={"figure": {"caption": "Ten of the test images. Each is a digit on a part of a photograph, darkened by half. The digits were not seen in training; the photographs were."}}
 sources = (data.coffee(), data.rocket(), data.chelsea(), data.camera())
 photographs = [task.grey(photograph, 0.4) for photograph in sources]
-(digits, labels), (test_digits, test_labels) = task.digits_of("train"), task.digits_of("test")
-images, positions = task.hide(test_digits, photographs, task.SIDE, torch.Generator().manual_seed(1))
+(digits, labels), (test_digits, test_labels) = (
+    task.digits_of("train"),
+    task.digits_of("test"),
+)
+images, positions = task.hide(
+    test_digits, photographs, task.SIDE, torch.Generator().manual_seed(1)
+)
 _ = grid_of(list(images[:10, 0]), across=5, size=1.1)
 
 # %% [markdown]
@@ -112,17 +123,27 @@ with torch.inference_mode():
     logits = model(images)
 parts = {"digit": task.CLASS, "row": task.ROW, "column": task.COLUMN}
 truths = (test_labels, *positions.T)
-print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(images)} test images")
+print(
+    f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(images)} test images"
+)
 for (name, part), truth in zip(parts.items(), truths, strict=True):
-    print(f"accuracy of the {name}: {(logits[:, part].argmax(1) == truth).float().mean():.1%}")
+    print(
+        f"accuracy of the {name}: {(logits[:, part].argmax(1) == truth).float().mean():.1%}"
+    )
 
 # %% [markdown]
 # The head has twenty rows. From here on only the ten rows of the digits are used, so that the
 # question is always: why this digit? `vitkit.adapt` keeps them by their names.
 
 # %%
-names = (*"0123456789", *(f"row {n}" for n in range(5)), *(f"column {n}" for n in range(5)))
-preprocess = vitkit.Preprocess(image_size=task.SIDE, mean=(0.5,), std=(0.5,), fit="squash")
+names = (
+    *"0123456789",
+    *(f"row {n}" for n in range(5)),
+    *(f"column {n}" for n in range(5)),
+)
+preprocess = vitkit.Preprocess(
+    image_size=task.SIDE, mean=(0.5,), std=(0.5,), fit="squash"
+)
 folder = tempfile.TemporaryDirectory()
 path = Path(folder.name)
 vitkit.save(path / "whole.safetensors", model, preprocess=preprocess, classes=names)
@@ -170,7 +191,9 @@ def share(weights: Tensor) -> Tensor:
 
 for name, recorded in (("trained", maps), ("untrained", maps_of(untrained, images))):
     for layer, heads in enumerate(share(recorded[:, :, :, 0, 1:].transpose(1, 2))):
-        print(f"{name:<10} layer {layer}  ", "  ".join(f"{head:6.1%}" for head in heads))
+        print(
+            f"{name:<10} layer {layer}  ", "  ".join(f"{head:6.1%}" for head in heads)
+        )
 print(f"uniform    {4 / 36:.1%}")
 
 # %% [markdown]
@@ -248,9 +271,13 @@ def gradient_rollout(model: vitkit.ViT, images: Tensor, classes: Tensor) -> Tens
 some, classes = images[:40], predicted[:40]
 ours = gradient_rollout(reader, some, classes)
 of_library = (
-    METHODS["gradient-rollout"].compute(reader, some, classes=classes, gradients="plain").flatten(1)
+    METHODS["gradient-rollout"]
+    .compute(reader, some, classes=classes, gradients="plain")
+    .flatten(1)
 )
-print(f"largest value {ours.max():.2f}, largest difference {(ours - of_library).abs().max():.0e}")
+print(
+    f"largest value {ours.max():.2f}, largest difference {(ours - of_library).abs().max():.0e}"
+)
 
 # %% [markdown]
 # ## LibraGrad: gradient times input that adds up
@@ -301,7 +328,9 @@ print("logit               ", *(f"{value:6.2f}" for value in scores[:6]))
 print("sum, plain gradient ", *(f"{value:6.2f}" for value in plain.sum(1)[:6]))
 print("sum, LibraGrad      ", *(f"{value:6.2f}" for value in balanced.sum(1)[:6]))
 of_library = METHODS["libragrad"].compute(reader, some, classes=classes).flatten(1)
-print(f"largest difference from the library: {(balanced[:, 1:] - of_library).abs().max():.0e}")
+print(
+    f"largest difference from the library: {(balanced[:, 1:] - of_library).abs().max():.0e}"
+)
 
 # %% [markdown]
 # The plain products add up to almost nothing, because of LayerNorm. The output of a norm does not
@@ -331,7 +360,9 @@ def occlusion(images: Tensor, classes: Tensor) -> Tensor:
     def score(kept: Tensor) -> Tensor:
         return logits_of(tokens[:, kept]).gather(1, classes[:, None])[:, 0]
 
-    return torch.stack([score(every) - score(every[every != patch]) for patch in every[1:]], dim=1)
+    return torch.stack(
+        [score(every) - score(every[every != patch]) for patch in every[1:]], dim=1
+    )
 
 
 asked = occlusion(some, classes)
@@ -373,8 +404,14 @@ for name, values in found.items():
     print(f"{name:<17} share {on_digit:4.0%}   first {first:4.0%}")
 squares, titles = [], []
 for n in range(4):
-    squares += [images[n, 0], *(values[n].unflatten(0, (6, 6)) for values in found.values())]
-    titles += ["image" if n == 0 else "", *(name if n == 0 else "" for name in compared)]
+    squares += [
+        images[n, 0],
+        *(values[n].unflatten(0, (6, 6)) for values in found.values()),
+    ]
+    titles += [
+        "image" if n == 0 else "",
+        *(name if n == 0 else "" for name in compared),
+    ]
 figure = grid_of(squares, titles, across=8, size=1.15)
 for ax in figure.axes[::8]:
     ax.images[0].set_cmap("gray")
@@ -390,11 +427,15 @@ for ax in figure.axes[::8]:
 
 # %% mystnb={"figure": {"caption": "The astronaut with a digit, and its maps by four methods. Grey is the input of the model, 128 x 128 pixels. A colour bar has the values of each map. All four have large values on the digit, but gradient rollout also marks other objects, and the last layer's attention is almost uniform: read its colour bar. The lines below each map have the method and the truth score, which the next section explains."}}
 portrait = task.grey(data.astronaut(), 0.25)
-large, _ = task.hide(test_digits[:100], [portrait], 128, torch.Generator().manual_seed(3))
+large, _ = task.hide(
+    test_digits[:100], [portrait], 128, torch.Generator().manual_seed(3)
+)
 larger = vitkit.adapt(checkpoint, image_size=128)
 with torch.inference_mode():
     correct = larger.model(large).argmax(1) == test_labels[:100]
-print(f"{tuple(large.shape[2:])} pixels: accuracy {correct.float().mean():.0%} on 100 digits")
+print(
+    f"{tuple(large.shape[2:])} pixels: accuracy {correct.float().mean():.0%} on 100 digits"
+)
 shown_number = int(correct.nonzero()[0])
 pixels = ((large[shown_number, 0] + 1) * 127.5).byte().numpy()
 explanations = [
@@ -423,10 +464,14 @@ _ = vitkit.plot_explanations(explanations, across=3)
 
 # %% mystnb={"figure": {"caption": "Probability of the class while patches are dropped, for one image. In the order of LibraGrad it falls at once: the first patches to go are those of the digit. In random order it falls slowly. LeGrad, on this model, is closer to random. The areas under these curves make the deletion score."}}
 @torch.inference_mode()
-def deletion_curve(image: Tensor, order: Tensor, number: int) -> tuple[list[int], list[float]]:
+def deletion_curve(
+    image: Tensor, order: Tensor, number: int
+) -> tuple[list[int], list[float]]:
     """Return how many patches were dropped at each of ten steps, and the probabilities."""
     tokens, count = reader.embed(image).tokens, len(order)
-    kept_sizes = sorted({max(1, round(count * step / 10)) for step in range(11)}, reverse=True)
+    kept_sizes = sorted(
+        {max(1, round(count * step / 10)) for step in range(11)}, reverse=True
+    )
     class_token, heights = torch.zeros(1, dtype=torch.long), []
     for size in kept_sizes:
         kept = torch.cat([class_token, order[count - size :].sort().values + 1])
@@ -447,7 +492,10 @@ figure, ax = plt.subplots(figsize=(5, 2.8))
 areas = {}
 for name, order in orders.items():
     dropped, heights = deletion_curve(images[chosen : chosen + 1], order, number)
-    areas[name] = torch.trapezoid(torch.tensor(heights), torch.tensor(dropped)).item() / dropped[-1]
+    areas[name] = (
+        torch.trapezoid(torch.tensor(heights), torch.tensor(dropped)).item()
+        / dropped[-1]
+    )
     ax.plot(dropped, heights, label=f"{name}, area {areas[name]:.2f}")
 ax.set(xlabel="patches dropped, of 36", ylabel=f"probability of {number}")
 ax.legend(fontsize=8)
@@ -473,7 +521,9 @@ reports = {
     )
     for name in compared
 }
-pairs, first_class, corners = task.two_digits(test_digits, test_labels, photographs, count=100)
+pairs, first_class, corners = task.two_digits(
+    test_digits, test_labels, photographs, count=100
+)
 for name, report in reports.items():
     values = maps_by(name, reader, pairs, first_class).clamp(min=0)
     right, wrong = ((values * corner).sum(1) for corner in corners)
@@ -574,7 +624,9 @@ print(vitkit.find_artefacts(reader, images))
 # %%
 ill = copy.deepcopy(reader)
 inputs: list[Tensor] = []
-handle = ill.blocks[0].norm2.register_forward_hook(lambda module, args, out: inputs.append(out))
+handle = ill.blocks[0].norm2.register_forward_hook(
+    lambda module, args, out: inputs.append(out)
+)
 with torch.no_grad():
     ill(images)
     handle.remove()
@@ -582,7 +634,9 @@ with torch.no_grad():
     limit = (inputs[0][:, 1:] @ direction).quantile(0.995)  # one patch of 200 fires
     mlp = ill.blocks[0].mlp
     mlp.fc1.weight[7], mlp.fc1.bias[7] = 5 * direction, -5 * limit
-    mlp.fc2.weight[:, 7] = 20 * torch.randn(64, generator=torch.Generator().manual_seed(1))
+    mlp.fc2.weight[:, 7] = 20 * torch.randn(
+        64, generator=torch.Generator().manual_seed(1)
+    )
 neurons = vitkit.find_register_neurons(ill, images, threshold=60.0)
 print("found:", *neurons)
 print(vitkit.measure_registers(ill, images, neurons, threshold=60.0))
@@ -627,7 +681,9 @@ def entropy(maps: Tensor) -> Tensor:
 even = torch.full((1, 1, 1, 37, 37), 1 / 37)
 maps_untrained = maps_of(untrained, images)
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.8), layout="constrained")
-for ax, measure, unit in zip(axes, (distance, entropy), ("pixels", "nats"), strict=True):
+for ax, measure, unit in zip(
+    axes, (distance, entropy), ("pixels", "nats"), strict=True
+):
     for name, recorded in (("trained", maps), ("untrained", maps_untrained)):
         layers = torch.arange(3).repeat_interleave(4)
         ax.scatter(layers, measure(recorded).flatten(), label=name)
@@ -651,7 +707,9 @@ def similarity(model: vitkit.ViT) -> Tensor:
 
 
 figure, axes = plt.subplots(1, 2, figsize=(7, 3.5))
-for ax, vit, name in zip(axes, (untrained, model), ("untrained", "trained"), strict=True):
+for ax, vit, name in zip(
+    axes, (untrained, model), ("untrained", "trained"), strict=True
+):
     similarity_grid(ax, similarity(vit), 6, name)
 row, column = torch.arange(36) // 6, torch.arange(36) % 6
 same_row, same_column = row[:, None] == row, column[:, None] == column
@@ -672,10 +730,15 @@ for name, chosen in zip(("same row", "same column", "neither"), pairs, strict=Tr
 def components(model: vitkit.ViT) -> tuple[Tensor, Tensor]:
     kernel = model.patch_embed.proj.weight.detach().flatten(1)
     _, strength, rows = torch.linalg.svd(kernel - kernel.mean(0))
-    return rows.unflatten(1, (task.PATCH, task.PATCH)), strength.square() / strength.square().sum()
+    return rows.unflatten(
+        1, (task.PATCH, task.PATCH)
+    ), strength.square() / strength.square().sum()
 
 
-(filters, trained_share), (noise, noise_share) = components(model), components(untrained)
+(filters, trained_share), (noise, noise_share) = (
+    components(model),
+    components(untrained),
+)
 _ = grid_of([*filters[:14], *noise[:14]], across=14, size=0.5)
 print("variance of the first 14 of 64 components:",
       f"trained {trained_share[:14].sum():.0%}, untrained {noise_share[:14].sum():.0%}")  # fmt: skip
@@ -687,7 +750,9 @@ print("variance of the first 14 of 64 components:",
 # --model` does the same on the command line. The numbers are those of the cells above.
 
 # %% mystnb={"figure": {"caption": "The sheet of the model: filters, similarity of positions, attention distance and entropy of every head, similarity of the class token with its last state, and norms of the patch tokens. The class token changes most in the first block, where it finds the digit."}}
-shown_images = [((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:128]]
+shown_images = [
+    ((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:128]
+]
 learned = vitkit.explain_model(checkpoint, shown_images, name="hidden digits")
 print(*learned.lines(), sep="\n")
 of_library = torch.from_numpy(learned.depth.distance).float()
@@ -742,7 +807,10 @@ for block in reader.blocks:
     usual, block.attn.attend = block.attn.attend, plain_mean
     accuracies.append(digit_accuracy(images))
     block.attn.attend = usual
-print("uniform attention in layer 0, 1, 2:", *(f"{accuracy:.0%}" for accuracy in accuracies))
+print(
+    "uniform attention in layer 0, 1, 2:",
+    *(f"{accuracy:.0%}" for accuracy in accuracies),
+)
 assert accuracies[0] < 0.5 < accuracies[-1], "the digit is found in layer 0"
 assert digit_accuracy(images) >= max(accuracies) - 0.02
 
@@ -754,7 +822,8 @@ assert digit_accuracy(images) >= max(accuracies) - 0.02
 biases = {
     name: bias
     for name, bias in reader.named_parameters()
-    if name.endswith("bias") and not name.startswith("patch_embed")  # its bias is part of z_0
+    if name.endswith("bias")
+    and not name.startswith("patch_embed")  # its bias is part of z_0
 }
 tokens = reader.embed(images[:1]).tokens.detach().requires_grad_()
 with BalancedGradients():
@@ -775,12 +844,16 @@ assert of_qkv[:128].abs().max() == 0 < of_qkv[128:].abs().max()
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 fours, nines = torch.full((40,), 4), torch.full((40,), 9)
-contrast = maps_by("libragrad", reader, some, fours) - maps_by("libragrad", reader, some, nines)
+contrast = maps_by("libragrad", reader, some, fours) - maps_by(
+    "libragrad", reader, some, nines
+)
 tokens = reader.embed(some).tokens.detach().requires_grad_()
 with BalancedGradients():
     both = logits_of(tokens)
 (gradient,) = torch.autograd.grad((both[:, 4] - both[:, 9]).sum(), tokens)
-torch.testing.assert_close((gradient * tokens).sum(-1)[:, 1:], contrast, atol=1e-4, rtol=1e-4)
+torch.testing.assert_close(
+    (gradient * tokens).sum(-1)[:, 1:], contrast, atol=1e-4, rtol=1e-4
+)
 # gradient rollout cannot: max(0, x) of a difference is not the difference of the max(0, x)
 assert (gradient_rollout(reader, some, fours) >= 0).all()
 

@@ -74,7 +74,10 @@ for name in ("many", "few"):
 def enlarged(classes: range, size: int) -> list[np.ndarray]:
     part = DIGITS["train"]
     first = [int(np.flatnonzero(part.labels == label)[0]) for label in classes]
-    return [np.asarray(Image.fromarray(part.read(n)[..., 0]).resize((size, size))) for n in first]
+    return [
+        np.asarray(Image.fromarray(part.read(n)[..., 0]).resize((size, size)))
+        for n in first
+    ]
 
 
 _ = grid_of([*enlarged(range(5), 12), *enlarged(range(5, 10), 20)], across=5, size=0.9)
@@ -122,11 +125,22 @@ print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
 # %%
 base = vitkit.create_model("vit_base_patch16_224", depth=1).eval()
 larger = vitkit.resized(base, image_size=384)
-print("table at 224:", tuple(base.pos_embed.shape), " at 384:", tuple(larger.pos_embed.shape))
+print(
+    "table at 224:",
+    tuple(base.pos_embed.shape),
+    " at 384:",
+    tuple(larger.pos_embed.shape),
+)
 image = torch.randn(1, 3, 384, 384)
 with torch.inference_mode():
-    difference = (base.forward_features(image).cls - larger.forward_features(image).cls).abs().max()
-print(f"the model for 224 pixels resamples its positions itself: difference {difference:.0e}")
+    difference = (
+        (base.forward_features(image).cls - larger.forward_features(image).cls)
+        .abs()
+        .max()
+    )
+print(
+    f"the model for 224 pixels resamples its positions itself: difference {difference:.0e}"
+)
 
 # %% [markdown]
 # [Notebook C](index.md) takes `pos_embed[:, :N + 1]` for an image of another size. For a larger
@@ -181,7 +195,9 @@ methods = {
     "from scratch, twice as long": SCRATCH | TRAINING | {"epochs": 80},
 }
 runs = {
-    name: vitkit.train(few, seed=0, output=str(folder / name), **settings, **IMAGES, **PLAIN)
+    name: vitkit.train(
+        few, seed=0, output=str(folder / name), **settings, **IMAGES, **PLAIN
+    )
     for name, settings in methods.items()
 }
 tuned = runs["fine-tuned"]
@@ -207,7 +223,9 @@ for height, (name, score) in enumerate(scores.items()):
     ax.plot(score["top1"], height, "o", color="C0")
     print(f"{name:<27} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
           f" of {score['images']:.0f}")  # fmt: skip
-ax.set(yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy")
+ax.set(
+    yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy"
+)
 _ = ax.axvline(0.2, color="0.8", linestyle=":")
 
 # %% [markdown]
@@ -299,7 +317,9 @@ except vitkit.VitkitError as error:
 
 # %%
 reports = {
-    target: vitkit.convert(first.best, folder / target, to=target, allow_lossy=target == "google")
+    target: vitkit.convert(
+        first.best, folder / target, to=target, allow_lossy=target == "google"
+    )
     for target in ("huggingface", "torchvision", "google")
 }
 for target, report in reports.items():
@@ -318,7 +338,9 @@ for target, report in reports.items():
 
 # %%
 logging.getLogger("vitkit").setLevel(logging.ERROR)
-images = preprocess_images([DIGITS["test"].read(n) for n in range(64)], before.preprocess)
+images = preprocess_images(
+    [DIGITS["test"].read(n) for n in range(64)], before.preprocess
+)
 
 
 def logits_of(model: vitkit.ViT) -> torch.Tensor:
@@ -396,7 +418,11 @@ loss = F.cross_entropy(fresh(images), torch.randint(5, (len(images),)))
 assert abs(loss.item() - log(5)) < 1e-5
 loss.backward()
 # the gradient reaches the backbone through the head's matrix, which is zero
-changed = {name.partition(".")[0] for name, p in fresh.named_parameters() if p.grad.abs().sum() > 0}
+changed = {
+    name.partition(".")[0]
+    for name, p in fresh.named_parameters()
+    if p.grad.abs().sum() > 0
+}
 assert changed == {"head"}
 
 # %% [markdown]
@@ -412,7 +438,9 @@ known = np.isin(labels, range(5))  # the model knows the digits 0 to 4
 truth = torch.from_numpy(labels[known])
 for count, model in ((3, three), (4, four)):
     correct = logits_of(model)[known].argmax(1) == truth
-    print(f"{count} heads: accuracy {correct.float().mean():.0%} on {len(truth)} digits of 0 to 4")
+    print(
+        f"{count} heads: accuracy {correct.float().mean():.0%} on {len(truth)} digits of 0 to 4"
+    )
 # 90 % looks like a badly trained model, not like a wrongly read one: only the logits show it
 
 # %% tags=["remove-cell"]

@@ -98,7 +98,9 @@ for row, number in zip(axes, (largest.argmin(), certain), strict=True):
     for ax, temperature in zip(row[1:], temperatures, strict=True):
         probabilities = (teacher_logits[number] / temperature).softmax(0)
         ax.bar(range(10), probabilities.tolist(), color="#4c72b0")
-        ax.set(title=f"temperature {temperature}", ylim=(0, 1), xticks=range(10), yticks=[])
+        ax.set(
+            title=f"temperature {temperature}", ylim=(0, 1), xticks=range(10), yticks=[]
+        )
 _ = figure.tight_layout()
 
 # %% [markdown]
@@ -138,24 +140,37 @@ def student(seed: int, **fields: object) -> vitkit.ViT:
 
 plain, distilled = student(0), student(0, distillation_token=True)
 print(f"{count(plain):,} parameters, with token and second head {count(distilled):,}")
-print(f"difference {count(distilled) - count(plain)} = 64 (token) + 64 (its position) + 65 * 10")
+print(
+    f"difference {count(distilled) - count(plain)} = 64 (token) + 64 (its position) + 65 * 10"
+)
 
 images, labels = test[0][:32], test[1][:32]
 T, share = 3.0, 0.5  # temperature, weight of the teacher
-for head in (plain.head, distilled.head, distilled.head_dist):  # the heads start at zero
+for head in (
+    plain.head,
+    distilled.head,
+    distilled.head_dist,
+):  # the heads start at zero
     nn.init.normal_(head.weight, std=0.3)
 z_t = teacher(images)
 one = plain(images)
 two = distilled.forward_heads(distilled.forward_features(images))
 # z_s: logits that learn from the labels, z_d: logits that learn from the teacher
-for heads, model, (z_s, z_d) in (("one head", plain, (one, one)), ("two heads", distilled, two)):
+for heads, model, (z_s, z_d) in (
+    ("one head", plain, (one, one)),
+    ("two heads", distilled, two),
+):
     label_loss = -z_s.log_softmax(1)[range(32), labels].mean()
     p, q = (z_t / T).log_softmax(1), (z_d / T).log_softmax(1)
     soft = (1 - share) * label_loss + share * T**2 * (p.exp() * (p - q)).sum(1).mean()
-    hard = (1 - share) * label_loss - share * z_d.log_softmax(1)[range(32), z_t.argmax(1)].mean()
+    hard = (1 - share) * label_loss - share * z_d.log_softmax(1)[
+        range(32), z_t.argmax(1)
+    ].mean()
     for name, by_hand in (("soft", soft), ("hard", hard)):
         wrapper = vitkit.DistillWrapper(model, teacher, T, share, hard=name == "hard")
-        print(f"{heads:<10}{name}: {wrapper(images, labels):.5f}, by hand {by_hand:.5f}")
+        print(
+            f"{heads:<10}{name}: {wrapper(images, labels):.5f}, by hand {by_hand:.5f}"
+        )
         assert torch.allclose(wrapper(images, labels), by_hand, rtol=1e-4)
 
 # %% [markdown]
@@ -184,18 +199,25 @@ def trained(kind: str, seed: int) -> vitkit.ViT:
         return F.cross_entropy(model(images), labels)
 
     settings = DISTILLED.get(kind)
-    loss = alone if settings is None else vitkit.DistillWrapper(model, teacher, **settings)
+    loss = (
+        alone if settings is None else vitkit.DistillWrapper(model, teacher, **settings)
+    )
     fit(loss, model.parameters(), labelled, steps=200, lr=5e-3, seed=seed)
     return model.eval()
 
 
-students = {kind: [trained(kind, seed) for seed in SEEDS] for kind in ("alone", *DISTILLED)}
+students = {
+    kind: [trained(kind, seed) for seed in SEEDS] for kind in ("alone", *DISTILLED)
+}
 with torch.no_grad():
     scores = {
-        kind: [accuracy(model(test[0])) for model in models] for kind, models in students.items()
+        kind: [accuracy(model(test[0])) for model in models]
+        for kind, models in students.items()
     }
 for kind, values in scores.items():
-    gains = [f"{100 * (a - b):+.1f}" for a, b in zip(values, scores["alone"], strict=True)]
+    gains = [
+        f"{100 * (a - b):+.1f}" for a, b in zip(values, scores["alone"], strict=True)
+    ]
     print(f"{kind:<12}{with_spread(values)}  gain by seed {' '.join(gains)}")
 
 # %% mystnb={"figure": {"caption": "Test accuracy of students with 200 labelled images: a dot for each seed and a line at the mean. The dashed line is the teacher. A kind of distillation helps if all its dots lie above the student trained alone, not only its mean."}}
@@ -224,7 +246,9 @@ with torch.no_grad():
     views = [teacher(shifted(labelled[0], generator)) for _ in range(20)]
 agree = torch.stack([view.argmax(1) == labelled[1] for view in views]).float().mean()
 elsewhere = torch.stack([1 - view.softmax(1).amax(1) for view in views]).mean()
-print(f"predictions equal to the label {agree:.1%}, probability elsewhere {elsewhere:.1%}")
+print(
+    f"predictions equal to the label {agree:.1%}, probability elsewhere {elsewhere:.1%}"
+)
 
 # %% [markdown]
 # ## Two heads, one prediction
@@ -238,7 +262,10 @@ print(f"predictions equal to the label {agree:.1%}, probability elsewhere {elsew
 print("seed  class head  distillation head  mean of both")
 for seed, model in zip(SEEDS, students["token, hard"], strict=True):
     with torch.no_grad():
-        heads, output = model.forward_heads(model.forward_features(test[0])), model(test[0])
+        heads, output = (
+            model.forward_heads(model.forward_features(test[0])),
+            model(test[0]),
+        )
     torch.testing.assert_close(output, (heads[0] + heads[1]) / 2)  # the default readout
     of_class, of_teacher, of_both = (accuracy(logits) for logits in (*heads, output))
     print(f"{seed:>4}{of_class:>12.1%}{of_teacher:>19.1%}{of_both:>14.1%}")
@@ -263,7 +290,9 @@ for _ in range(40):
     wrapper(half[0][chosen], half[1][chosen])
 with torch.no_grad():
     difference = (careless(test[0][:2])[0] - careless(test[0][:64])[0]).abs().max()
-    print(f"training mode: logits of one image in two batches differ by {difference:.1f}")
+    print(
+        f"training mode: logits of one image in two batches differ by {difference:.1f}"
+    )
     for name, model in {"training mode": careless, "DistillWrapper": wrapped}.items():
         moved = (model[1].running_mean - teacher[1].running_mean).norm()
         print(f"{name}: the mean of the first BatchNorm has moved by {moved:.2f},",
@@ -344,7 +373,9 @@ for kind, name in (("alone", "alone"), ("taught", "distilled")):
     print(f"{name:<11}", with_spread(results[kind]["each"]))
 gain = results["taught"]["mean"] - results["alone"]["mean"]
 spread = max(results[kind]["range"] for kind in ("alone", "taught"))
-print(f"distilled minus alone: {100 * gain:+.2f} points; range of the seeds {100 * spread:.2f}")
+print(
+    f"distilled minus alone: {100 * gain:+.2f} points; range of the seeds {100 * spread:.2f}"
+)
 print(f"time ratio {results['time_ratio']:.2f}, without the time of the teacher "
       f"{results['time_ratio_kept']:.2f}")  # fmt: skip
 
@@ -381,7 +412,10 @@ assert abs(soft_part(1.0) - limit) > 5e-2 * limit, "not yet at temperature 1"
 # if it is 1?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-for weight, frozen, learning in ((0.0, "head_dist", "head"), (1.0, "head", "head_dist")):
+for weight, frozen, learning in (
+    (0.0, "head_dist", "head"),
+    (1.0, "head", "head_dist"),
+):
     model = student(0, distillation_token=True)
     vitkit.DistillWrapper(model, teacher, alpha=weight)(*labelled).backward()
     assert model.get_submodule(frozen).weight.grad.abs().max() == 0

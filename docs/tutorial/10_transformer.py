@@ -35,7 +35,18 @@ from drawing import count, grid_of
 from matplotlib import pyplot as plt
 from torch import Tensor, nn
 from torch.nn import functional as F
-from words import END, LETTERS, LONGEST, PADDING, START, as_text, backwards, draw, ordered, with_end
+from words import (
+    END,
+    LETTERS,
+    LONGEST,
+    PADDING,
+    START,
+    as_text,
+    backwards,
+    draw,
+    ordered,
+    with_end,
+)
 
 import vitkit
 from vitkit.models.attention import Context
@@ -59,12 +70,16 @@ with torch.device("meta"):
     output = vitkit.Transformer()(torch.rand(64, 32, 512), torch.rand(64, 16, 512))
     print("(64, 32, 512), (64, 16, 512) ->", tuple(output.shape))
     sizes = {
-        "as torch.nn.Transformer": vitkit.Transformer(positions=False, output_projection=False),
+        "as torch.nn.Transformer": vitkit.Transformer(
+            positions=False, output_projection=False
+        ),
         "output projection, no final norms": vitkit.Transformer(final_norm=False),
         "the same with 6 heads of 85": vitkit.Transformer(
             num_heads=6, head_width=85, final_norm=False
         ),
-        "torch.nn.Transformer itself": nn.Transformer(512, 8, 6, 6, 2048, batch_first=True),
+        "torch.nn.Transformer itself": nn.Transformer(
+            512, 8, 6, 6, 2048, batch_first=True
+        ),
     }
 for name, model in sizes.items():
     print(f"{name:<35}{count(model):>11,}")
@@ -98,13 +113,19 @@ def torch_names(ours: vitkit.Transformer) -> dict[str, Tensor]:
 
 ours = vitkit.Transformer(positions=False, output_projection=False).eval()
 theirs = sizes["torch.nn.Transformer itself"].eval()
-for parameter in ours.parameters():  # biases start at 0; with noise, a swapped bias shows
+for (
+    parameter
+) in ours.parameters():  # biases start at 0; with noise, a swapped bias shows
     parameter.data += 0.02 * torch.randn_like(parameter)
 theirs.load_state_dict(torch_names(ours), assign=True)
 source, target = torch.randn(2, 32, 512), torch.randn(2, 16, 512)
 with torch.inference_mode():
-    hidden = torch.ones(16, 16, dtype=torch.bool).triu(1)  # torch's masks: True is NOT allowed
-    difference = (ours(source, target) - theirs(source, target, tgt_mask=hidden)).abs().max()
+    hidden = torch.ones(16, 16, dtype=torch.bool).triu(
+        1
+    )  # torch's masks: True is NOT allowed
+    difference = (
+        (ours(source, target) - theirs(source, target, tgt_mask=hidden)).abs().max()
+    )
 print(f"outputs differ by {difference:.0e}")
 assert difference <= 1e-5
 
@@ -120,7 +141,10 @@ assert difference <= 1e-5
 
 # %% mystnb={"figure": {"caption": "Where attention is allowed: a row is a query, a column is a key, yellow means a weight above 0. Left: a target of 6 real tokens, with the causal triangle. Middle: a target with 4 real tokens; only tokens 5 and 6 themselves attend to columns 5 and 6. Right: the 6 target tokens attend to a source of 8 tokens, 5 of them real."}}
 model = vitkit.Transformer(32, 4, encoder_depth=1, decoder_depth=1, mlp_width=64).eval()
-real = {"target": torch.arange(6) < torch.tensor([[6], [4]]), "source": torch.arange(8) < 5}
+real = {
+    "target": torch.arange(6) < torch.tensor([[6], [4]]),
+    "source": torch.arange(8) < 5,
+}
 record = vitkit.Record(attention=[0], cross_attention=[0])
 model(
     torch.randn(2, 8, 32), torch.randn(2, 6, 32), target_record=record,
@@ -130,7 +154,9 @@ maps = [*record.attention[0][:, 0], record.cross_attention[0][0, 0]]
 allowed = [weights > 0 for weights in maps]
 assert torch.equal(allowed[0], torch.ones(6, 6, dtype=torch.bool).tril())
 assert torch.equal(allowed[1], allowed[0] & (real["target"][1] | torch.eye(6).bool()))
-_ = grid_of(allowed, ["causal", "causal and padding", "padding of the source"], across=3, size=2)
+_ = grid_of(
+    allowed, ["causal", "causal and padding", "padding of the source"], across=3, size=2
+)
 
 # %% [markdown]
 # ## Positions
@@ -151,7 +177,9 @@ _ = grid_of(allowed, ["causal", "causal and padding", "padding of the source"], 
 # %%
 examples = draw(30, torch.Generator().manual_seed(1))[:4]
 for name, task in (("backwards", backwards), ("in order", ordered)):
-    pairs = (f"{as_text(source)} -> {as_text(task(source[None])[0])}" for source in examples)
+    pairs = (
+        f"{as_text(source)} -> {as_text(task(source[None])[0])}" for source in examples
+    )
     print(f"{name:<10}", ", ".join(pairs))
 print(examples[0].tolist(), "->", with_end(backwards(examples))[0].tolist())
 
@@ -189,7 +217,9 @@ def shifted(target: Tensor) -> Tensor:
     return F.pad(target[:, :-1], (1, 0), value=START)
 
 
-def learn(model: vitkit.Transformer, task: Task, forward: Forward = masked) -> list[float]:
+def learn(
+    model: vitkit.Transformer, task: Task, forward: Forward = masked
+) -> list[float]:
     """Train the model in place; return the loss of each step."""
     generator = torch.Generator().manual_seed(2)
     optimizer = torch.optim.Adam(model.parameters(), lr=PEAK, betas=(0.9, 0.98))
@@ -220,7 +250,9 @@ models, losses = {}, {}
 for name, task in (("backwards", backwards), ("in order", ordered)):
     models[name] = small()
     losses[name] = learn(models[name], task)
-    written = models[name].generate(held_out, START, END, source_mask=held_out != PADDING)
+    written = models[name].generate(
+        held_out, START, END, source_mask=held_out != PADDING
+    )
     score = accuracy(written, with_end(task(held_out)))
     print(f"{name:<10} {score:.1%} of {len(held_out)} held-out words are correct")
     assert score > 0.95
@@ -290,7 +322,9 @@ print("equal to generate:", torch.equal(so_far[:, 1:], model.generate(ids, START
 
 
 # %%
-def decoder(model: vitkit.Transformer, source: Tensor, inputs: Tensor, own: Context) -> Tensor:
+def decoder(
+    model: vitkit.Transformer, source: Tensor, inputs: Tensor, own: Context
+) -> Tensor:
     """Compute the logits; `own` holds the mask of self-attention in the target."""
     real = source != PADDING
     memory, cross = model.encode(source, real), Context(mask=real[:, None, None])
@@ -326,11 +360,16 @@ def written_by(model: vitkit.Transformer, forward: Forward) -> Tensor:
 careless = small()  # trained without a causal mask
 losses["no causal mask"] = learn(careless, backwards, unmasked)
 target = with_end(backwards(held_out))
-for name, model, forward in (("causal", models["backwards"], masked), ("none", careless, unmasked)):
+for name, model, forward in (
+    ("causal", models["backwards"], masked),
+    ("none", careless, unmasked),
+):
     with torch.no_grad():
         loss = loss_of(forward(model, held_out, inputs), target)
     score = accuracy(written_by(model, forward), target)
-    print(f"mask {name:<7} loss {loss:.4f}, {score:.1%} of the held-out words are correct")
+    print(
+        f"mask {name:<7} loss {loss:.4f}, {score:.1%} of the held-out words are correct"
+    )
 assert loss < 0.01
 assert score < 0.1
 
@@ -338,7 +377,9 @@ assert score < 0.1
 plot_losses("backwards", "no causal mask")
 for source in held_out[:3]:
     wrong = written_by(careless, unmasked)[(held_out == source).all(1)][0]
-    print(f"without the mask: {as_text(source)} -> {as_text(wrong) or 'no letter at all'}")
+    print(
+        f"without the mask: {as_text(source)} -> {as_text(wrong) or 'no letter at all'}"
+    )
 
 # %% [markdown]
 # The other bugs of notebook E's Transformer are in [chapter
@@ -357,7 +398,9 @@ padded = F.pad(word, (0, 2), value=PADDING)
 inputs = torch.tensor([[START, 1, 2, 4]])
 with torch.no_grad():
     expected = model(word, inputs)
-    torch.testing.assert_close(masked(model, padded, inputs), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(
+        masked(model, padded, inputs), expected, rtol=0, atol=1e-4
+    )
     assert (model(padded, inputs) - expected).abs().max() > 0.1
 
 # %% [markdown]

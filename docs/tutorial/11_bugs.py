@@ -43,7 +43,10 @@ def zeros(tensor: torch.Tensor) -> str:
 # %%
 two = torch.rand(2, 196, 768)
 print_error(lambda: torch.cat([torch.ones(1, 1, 768), two], dim=1))
-print("expanded:", tuple(torch.cat([torch.ones(1, 1, 768).expand(2, -1, -1), two], dim=1).shape))
+print(
+    "expanded:",
+    tuple(torch.cat([torch.ones(1, 1, 768).expand(2, -1, -1), two], dim=1).shape),
+)
 
 # %% [markdown]
 # ### Positions that start at ones, or as $N(0, 1)$
@@ -87,7 +90,10 @@ print_error(lambda: vitkit.ViTSpec(image_size=250))
 
 # %%
 z = torch.randn(4, 197, 192)
-print("torch's attention:", zeros(nn.MultiheadAttention(192, 3, batch_first=True)(z, z, z)[0]))
+print(
+    "torch's attention:",
+    zeros(nn.MultiheadAttention(192, 3, batch_first=True)(z, z, z)[0]),
+)
 block = vitkit.EncoderBlock(192, 3, 768, projection_dropout=0.1)
 print("projection_dropout=0.1:", zeros(block.attn(z)))
 
@@ -179,7 +185,9 @@ for name in ("zeros", "N(0, 0.02)"):
     if name == "zeros":
         nn.init.zeros_(model.pos_embed)
     with torch.no_grad():
-        print(f"{name}: features change by {(model(image) - model(shifted)).abs().max():.0e}")
+        print(
+            f"{name}: features change by {(model(image) - model(shifted)).abs().max():.0e}"
+        )
 
 # %% [markdown]
 # ### A ratio and back
@@ -230,15 +238,29 @@ print(f"as three matrices {nn.init.xavier_normal_(single).std():.4f}")
 
 # %%
 rows, columns = torch.meshgrid(torch.arange(14.0), torch.arange(14.0), indexing="ij")
-table = torch.stack([rows, columns], dim=-1).reshape(1, 196, 2)  # row and column as the vector
-cut, resampled = table[0, :100], resample_positions(table, (14, 14), (10, 10), "bilinear")[0]
-print("patch (1, 0) of 10 x 10 gets position", cut[10].int().tolist(), "of 14 x 14;", end=" ")
+table = torch.stack([rows, columns], dim=-1).reshape(
+    1, 196, 2
+)  # row and column as the vector
+cut, resampled = (
+    table[0, :100],
+    resample_positions(table, (14, 14), (10, 10), "bilinear")[0],
+)
+print(
+    "patch (1, 0) of 10 x 10 gets position",
+    cut[10].int().tolist(),
+    "of 14 x 14;",
+    end=" ",
+)
 print("resampled", [round(number, 1) for number in resampled[10].tolist()])
-print(f"mean distance from the right position: {(cut - resampled).norm(dim=-1).mean():.1f} patches")
+print(
+    f"mean distance from the right position: {(cut - resampled).norm(dim=-1).mean():.1f} patches"
+)
 
 # %% mystnb={"figure": {"caption": "The positions in the 14 x 14 grid of the table that the 100 patches of the smaller image get; one colour for each row of the image. Cut off, they fill the upper half, and most rows begin in the middle of a grid row and continue in the next one. Resampled, they cover the grid evenly, row below row."}}
 figure, axes = plt.subplots(1, 2, figsize=(5.6, 2.8), sharey=True)
-for ax, table, name in zip(axes, (cut, resampled), ("cut off", "resampled"), strict=True):
+for ax, table, name in zip(
+    axes, (cut, resampled), ("cut off", "resampled"), strict=True
+):
     ax.scatter(table[:, 1], table[:, 0], c=torch.arange(100) // 10, cmap="tab10", s=18)
     ax.set(title=name, xlim=(-1, 14), ylim=(14, -1), aspect="equal")
 _ = axes[0].set_ylabel("row of the table")

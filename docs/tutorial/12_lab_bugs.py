@@ -78,7 +78,9 @@ with torch.no_grad():
     padded, real = F.pad(source, (0, 0, 0, 3)), torch.arange(8)[None] < 5
     unmasked = (theirs(padded, target) - theirs(source, target)).abs().max()
     masked = (ours(padded, target, source_mask=real) - ours(source, target)).abs().max()
-print(f"three padding tokens change the outputs: no mask {unmasked:.0e}, vitkit {masked:.0e}")
+print(
+    f"three padding tokens change the outputs: no mask {unmasked:.0e}, vitkit {masked:.0e}"
+)
 
 # %% [markdown]
 # ### Softmax at the end of the decoder
@@ -90,7 +92,9 @@ print(f"three padding tokens change the outputs: no mask {unmasked:.0e}, vitkit 
 for vocabulary in (10, 512):
     perfect = F.one_hot(torch.arange(vocabulary), vocabulary).float()
     floor = F.cross_entropy(perfect, torch.arange(vocabulary))
-    print(f"{vocabulary} words: perfect {floor:.3f}, uniform guessing {math.log(vocabulary):.3f}")
+    print(
+        f"{vocabulary} words: perfect {floor:.3f}, uniform guessing {math.log(vocabulary):.3f}"
+    )
 
 # %% [markdown]
 # ### An activation that is ignored
@@ -161,8 +165,13 @@ with torch.device("meta"):
 
 # %%
 rows, columns = torch.meshgrid(torch.arange(28.0), torch.arange(28.0), indexing="ij")
-digit = torch.stack([rows, columns])[:, None]  # two images: the row and the column of each pixel
-for name, cut in (("reshape", digit.reshape(2, 49, 16)), ("patchify", patchify(digit, (4, 4)))):
+digit = torch.stack([rows, columns])[
+    :, None
+]  # two images: the row and the column of each pixel
+for name, cut in (
+    ("reshape", digit.reshape(2, 49, 16)),
+    ("patchify", patchify(digit, (4, 4))),
+):
     height, width = (cut.amax(-1) - cut.amin(-1) + 1).int()
     squares = ((height == 4) & (width == 4)).sum()
     print(f"{name}: {squares} of 49 are 4 x 4; the widest spans {width.max()} columns")
@@ -178,12 +187,16 @@ for name, cut in (("reshape", digit.reshape(2, 49, 16)), ("patchify", patchify(d
 class Sliced(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.mappings = [nn.Linear(width // heads, 3 * (width // heads)) for _ in range(heads)]
+        self.mappings = [
+            nn.Linear(width // heads, 3 * (width // heads)) for _ in range(heads)
+        ]
 
     def forward(self, z: torch.Tensor) -> torch.Tensor:
         parts = zip(self.mappings, z.chunk(len(self.mappings), dim=-1), strict=True)
         qkv = [mapping(part).chunk(3, dim=-1) for mapping, part in parts]
-        return torch.cat([vitkit.scaled_dot_product_attention(q, k, v) for q, k, v in qkv], dim=-1)
+        return torch.cat(
+            [vitkit.scaled_dot_product_attention(q, k, v) for q, k, v in qkv], dim=-1
+        )
 
 
 sliced, z = Sliced(20, 2), torch.rand(1, 50, 20)
@@ -231,7 +244,9 @@ print_error(lambda: joint(torch.rand(1, 65, 20)))
 block, head = vitkit.EncoderBlock(20, 2, 20).eval(), nn.Linear(20, 10)
 for name, norm in (("no norm", nn.Identity()), ("norm", nn.LayerNorm(20))):
     sizes = [head(norm(block(scale * z)))[:, 0].norm() for scale in (1, 10)]
-    print(f"{name}: size of the logits {sizes[0]:.2f}, for ten times larger tokens {sizes[1]:.2f}")
+    print(
+        f"{name}: size of the logits {sizes[0]:.2f}, for ten times larger tokens {sizes[1]:.2f}"
+    )
 
 # %% [markdown]
 # ### Softmax before the loss
@@ -239,7 +254,9 @@ for name, norm in (("no norm", nn.Identity()), ("norm", nn.LayerNorm(20))):
 # prediction almost vanishes.
 
 # %%
-logits = torch.tensor([[9.0, 0.0, 0.0]], requires_grad=True)  # certain, and wrong: the label is 1
+logits = torch.tensor(
+    [[9.0, 0.0, 0.0]], requires_grad=True
+)  # certain, and wrong: the label is 1
 for name, outputs in (("logits", logits), ("probabilities", logits.softmax(1))):
     loss = F.cross_entropy(outputs, torch.tensor([1]))
     (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
@@ -280,7 +297,9 @@ print(f"two calls differ by {(first - second).abs().max():.2f};", end=" ")
 print("activations are stored:", first.requires_grad)
 with torch.inference_mode():
     first, second = model.eval()(images), model(images)
-print(f"eval() and inference_mode(): {(first - second).abs().max():.2f}, {first.requires_grad}")
+print(
+    f"eval() and inference_mode(): {(first - second).abs().max():.2f}, {first.requires_grad}"
+)
 
 # %% [markdown]
 # ### Width and height swapped
@@ -309,10 +328,14 @@ for n in range(196):
         looped[n, j] = math.cos(angle) if j % 2 else math.sin(angle)
 middle = time.perf_counter()
 table = sincos_1d(196, 128)
-print(f"the loop takes {(middle - start) / (time.perf_counter() - middle):.0f} times as long")
+print(
+    f"the loop takes {(middle - start) / (time.perf_counter() - middle):.0f} times as long"
+)
 for name, values in (("mistaken", looped), ("sincos_1d", table)):
     radius = values[:, 0::2] ** 2 + values[:, 1::2] ** 2
-    print(f"{name}: sine squared plus cosine squared {radius.min():.2f} to {radius.max():.2f}")
+    print(
+        f"{name}: sine squared plus cosine squared {radius.min():.2f} to {radius.max():.2f}"
+    )
 changes = (table[1:, 0::2] * table[:-1, 0::2] < 0).sum(0)
 print(f"sign changes: {changes[0]} in the first sine, {changes[-1]} in the last")
 
@@ -329,12 +352,24 @@ spec = vitkit.ViTSpec(
     image_size=8, patch_size=4, width=16, depth=1, num_heads=2, mlp_width=16, num_classes=3,
     distillation_token=True,
 )  # fmt: skip
-student, images, labels = vitkit.ViT(spec), torch.rand(4, 3, 8, 8), torch.tensor([0, 1, 2, 0])
-teacher = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+student, images, labels = (
+    vitkit.ViT(spec),
+    torch.rand(4, 3, 8, 8),
+    torch.tensor([0, 1, 2, 0]),
+)
+teacher = nn.Sequential(
+    nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3)
+)
 mean = teacher[1].running_mean.clone()
 teacher(images)
-print(f"training mode: the mean moves by {(teacher[1].running_mean - mean).norm():.1e}", end="; ")
-mean, wrapper = teacher[1].running_mean.clone(), vitkit.DistillWrapper(student, teacher).train()
+print(
+    f"training mode: the mean moves by {(teacher[1].running_mean - mean).norm():.1e}",
+    end="; ",
+)
+mean, wrapper = (
+    teacher[1].running_mean.clone(),
+    vitkit.DistillWrapper(student, teacher).train(),
+)
 wrapper(images, labels)
 print(f"in DistillWrapper: {(teacher[1].running_mean - mean).norm():.0e}")
 
@@ -346,6 +381,9 @@ print(f"in DistillWrapper: {(teacher[1].running_mean - mean).norm():.0e}")
 
 # %%
 token = nn.Parameter(torch.zeros(1, 1, 16))  # belongs to a wrapper
-for name, parameter in (("the wrapper's", token), ("the student's", student.dist_token)):
+for name, parameter in (
+    ("the wrapper's", token),
+    ("the student's", student.dist_token),
+):
     trained = any(parameter is other for other in student.parameters())
     print(f"{name} token is trained: {trained}")

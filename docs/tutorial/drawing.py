@@ -37,14 +37,19 @@ def grid_of(
     """
     down = -(-len(images) // across)  # rows, rounded up
     figure, axes = plt.subplots(
-        down, across, figsize=(across * size, down * (size + 0.25 * bool(titles))), squeeze=False
+        down,
+        across,
+        figsize=(across * size, down * (size + 0.25 * bool(titles))),
+        squeeze=False,
     )
     colour_map = colours or ("viridis" if titles else "gray")
     for number, ax in enumerate(axes.flat):
         ax.axis("off")
         if number < len(images):
             lowest = None if vmax is None else 0.0
-            ax.imshow(np.asarray(images[number]), cmap=colour_map, vmin=lowest, vmax=vmax)
+            ax.imshow(
+                np.asarray(images[number]), cmap=colour_map, vmin=lowest, vmax=vmax
+            )
             if titles:
                 ax.set_title(titles[number], fontsize=8)
     figure.subplots_adjust(wspace=0.06, hspace=0.06 if not titles else 0.3)
@@ -60,7 +65,10 @@ def mosaic(pieces: ArrayLike, *, across: int, gap: int = 2) -> np.ndarray:
     values = np.asarray(pieces)
     margin = [(0, 0), (0, gap), (0, gap)] + [(0, 0)] * (values.ndim - 3)
     framed = np.pad(values, margin, constant_values=1)
-    rows = [np.concatenate(list(framed[n : n + across]), 1) for n in range(0, len(framed), across)]
+    rows = [
+        np.concatenate(list(framed[n : n + across]), 1)
+        for n in range(0, len(framed), across)
+    ]
     return np.concatenate(rows)[:-gap, :-gap]  # no gap at the right and at the bottom
 
 
@@ -74,14 +82,21 @@ def band(
     """Draw the mean of the scores at each x as a line, and their range as a band."""
     means = [sum(values) / len(values) for values in scores]
     ax.plot(x, means, "o-", color=colour, label=label)
-    lowest, highest = [min(values) for values in scores], [max(values) for values in scores]
+    lowest, highest = (
+        [min(values) for values in scores],
+        [max(values) for values in scores],
+    )
     ax.fill_between(x, lowest, highest, color=colour, alpha=0.25)
 
 
-def heat(values: ArrayLike, *, size: tuple[float, float], xlabel: str, ylabel: str) -> Axes:
+def heat(
+    values: ArrayLike, *, size: tuple[float, float], xlabel: str, ylabel: str
+) -> Axes:
     """Draw a table of numbers as colours, with its colour scale."""
     figure, ax = plt.subplots(figsize=size)
-    drawn = ax.imshow(np.asarray(values), aspect="auto", cmap="RdBu", interpolation="nearest")
+    drawn = ax.imshow(
+        np.asarray(values), aspect="auto", cmap="RdBu", interpolation="nearest"
+    )
     ax.set(xlabel=xlabel, ylabel=ylabel)
     figure.colorbar(drawn, ax=ax)
     return ax
@@ -90,7 +105,11 @@ def heat(values: ArrayLike, *, size: tuple[float, float], xlabel: str, ylabel: s
 def similarity_grid(ax: Axes, similarity: Tensor, side: int, title: str) -> None:
     """Draw the similarities (N, N) of the N = side * side positions of a grid: one small grid for
     each position, with its similarity to all others."""
-    squares = similarity.view(side, side, side, side).transpose(1, 2).reshape(side**2, side**2)
+    squares = (
+        similarity.view(side, side, side, side)
+        .transpose(1, 2)
+        .reshape(side**2, side**2)
+    )
     ax.imshow(squares, vmin=-1, vmax=1)
     for line in range(side, side**2, side):
         ax.axhline(line - 0.5, color="white")

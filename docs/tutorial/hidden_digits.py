@@ -22,7 +22,9 @@ def grey(photograph: np.ndarray, scale: float) -> Tensor:
     """Convert a photograph (H, W) or (H, W, 3), uint8, to grey and resize it: (h, w) in [0, 1]."""
     pixels = torch.from_numpy(photograph).float() / 255
     pixels = pixels.mean(-1) if pixels.ndim == 3 else pixels
-    smaller = F.interpolate(pixels[None, None], scale_factor=scale, antialias=True, mode="bilinear")
+    smaller = F.interpolate(
+        pixels[None, None], scale_factor=scale, antialias=True, mode="bilinear"
+    )
     return smaller[0, 0]
 
 
@@ -44,7 +46,9 @@ def hide(
     """
     count = len(digits)
     which, down, across = torch.randint(999, (3, count), generator=generator).tolist()
-    positions = torch.randint((side - DIGIT) // PATCH + 1, (count, 2), generator=generator)
+    positions = torch.randint(
+        (side - DIGIT) // PATCH + 1, (count, 2), generator=generator
+    )
     images = torch.empty(count, side, side)
     corners = (PATCH * positions).tolist()
     for n, (digit, (row, column)) in enumerate(zip(digits, corners, strict=True)):
@@ -93,7 +97,11 @@ def two_digits(
 def covered(images: Tensor, weights: Tensor) -> Tensor:
     """Cover the four patches of largest weight (B, 36) with the mean of the image."""
     mask = torch.zeros(len(images), 36).scatter(1, weights.topk(4, dim=1).indices, 1.0)
-    mask = mask.unflatten(1, (1, 6, 6)).repeat_interleave(PATCH, 2).repeat_interleave(PATCH, 3)
+    mask = (
+        mask.unflatten(1, (1, 6, 6))
+        .repeat_interleave(PATCH, 2)
+        .repeat_interleave(PATCH, 3)
+    )
     return torch.where(mask > 0, images.mean(dim=(1, 2, 3), keepdim=True), images)
 
 
@@ -104,7 +112,9 @@ def train(
     """Train the model in place, on 64 new images in every step."""
     groups = vitkit.parameter_groups(model, lr=lr, weight_decay=0.05)
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.15)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, lr, total_steps=steps, pct_start=0.15
+    )
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
         chosen = torch.randint(len(digits), (64,), generator=generator)

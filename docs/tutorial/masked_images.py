@@ -29,11 +29,15 @@ class MaskedImages(nn.Module):
 
     def hide(self, count: int) -> Tensor:
         """Choose the hidden patches at random, equally many in every image: (count, N), True if hidden."""
-        return torch.rand(count, self.model.spec.num_patches).argsort(1) < self.num_hidden
+        return (
+            torch.rand(count, self.model.spec.num_patches).argsort(1) < self.num_hidden
+        )
 
     def forward(self, images: Tensor, hidden: Tensor) -> Tensor:
         """Predict the pixels of all patches, (B, N, V)."""
-        z = torch.where(hidden[..., None], self.mask_token, self.model.patch_embed(images))
+        z = torch.where(
+            hidden[..., None], self.mask_token, self.model.patch_embed(images)
+        )
         z = z + self.model.pos_embed
         for block in self.model.blocks:
             z = block(z)

@@ -70,14 +70,23 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("names", nargs="+", choices=list(known), metavar="NAME")
-    parser.add_argument("--data-root", help="the folder of named datasets such as mnist")
-    parser.add_argument("--seeds", nargs="+", type=int, help="default: the seeds of the experiment")
-    parser.add_argument("--quick", action="store_true", help="a few steps; nothing is written")
-    parser.add_argument("--run", help="read this finished run instead of training (mnist, cifar10)")
+    parser.add_argument(
+        "--data-root", help="the folder of named datasets such as mnist"
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="default: the seeds of the experiment"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="a few steps; nothing is written"
+    )
+    parser.add_argument(
+        "--run", help="read this finished run instead of training (mnist, cifar10)"
+    )
     arguments = parser.parse_args()
     for name in arguments.names:
         seeds = tuple(
-            arguments.seeds or (known[name].seeds[:1] if arguments.quick else known[name].seeds)
+            arguments.seeds
+            or (known[name].seeds[:1] if arguments.quick else known[name].seeds)
         )
         options = Options(seeds, arguments.data_root, arguments.quick, arguments.run)
         start = time.perf_counter()
@@ -86,7 +95,10 @@ def main() -> None:
         if arguments.quick:
             print(f"{name}: {seconds:.0f} s; nothing is written", flush=True)
         else:
-            print(f"{name}: {seconds:.0f} s; {write(name, options, numbers, seconds)}", flush=True)
+            print(
+                f"{name}: {seconds:.0f} s; {write(name, options, numbers, seconds)}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

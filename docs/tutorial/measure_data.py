@@ -50,7 +50,9 @@ def data_size(options: Options) -> Numbers:
     rates, tried = {}, []
     for network in NETWORKS:
         for rate in RATES[:2] if options.quick else RATES:
-            row = _one(network, rate, tuned_at, max(options.seeds) + 1, steps, images, "choice")
+            row = _one(
+                network, rate, tuned_at, max(options.seeds) + 1, steps, images, "choice"
+            )
             tried.append(row)
             print(f"data-size, choosing a rate: {row}", flush=True)
         own = [row for row in tried if row["network"] == network]
@@ -120,9 +122,17 @@ def _fashion(options: Options) -> Images:
 
 
 def _one(
-    network: str, rate: float, size: int, seed: int, steps: int, images: Images, part: str
+    network: str,
+    rate: float,
+    size: int,
+    seed: int,
+    steps: int,
+    images: Images,
+    part: str,
 ) -> Numbers:
-    config = settings("fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH})
+    config = settings(
+        "fashion-mnist", WARM_UP | {"opt": "adamw", "lr": rate, "batch_size": BATCH}
+    )
     scores = trained(
         config,
         images,
@@ -141,7 +151,11 @@ def _parameters(make: Maker, images: Images) -> int:
 
 
 EXPERIMENTS = {
-    "data-size": Experiment(data_size, "a ViT and a CNN by the number of training images"),
-    "data-size-long": Experiment(data_size_long, "the same with four times the steps", seeds=(0,)),
+    "data-size": Experiment(
+        data_size, "a ViT and a CNN by the number of training images"
+    ),
+    "data-size-long": Experiment(
+        data_size_long, "the same with four times the steps", seeds=(0,)
+    ),
     "positions": Experiment(positions, "none, fixed 1-D, fixed 2-D, learned"),
 }

@@ -23,7 +23,12 @@ VARIANTS: dict[str, Settings] = {
     "class token instead of mean": {"spec": {"class_token": True, "pooling": "cls"}},
     "fixed 1-D positions": {"spec": {"positions": "sincos_1d"}},
     "patches of 4 x 4": {"spec": {"patch_size": 4}},
-    "the notebook's Adam, 0.01": {"opt": "adam", "lr": 0.01, "beta2": 0.999, "weight_decay": 0.0},
+    "the notebook's Adam, 0.01": {
+        "opt": "adam",
+        "lr": 0.01,
+        "beta2": 0.999,
+        "weight_decay": 0.0,
+    },
 }
 BATCH, PASSES, IMAGES, HELD_OUT = 64, 12, 3_200, 10_000
 COPY: Settings = {"batch_size": BATCH, "epochs": PASSES, "warmup_epochs": 1.0}
@@ -31,7 +36,9 @@ COPY: Settings = {"batch_size": BATCH, "epochs": PASSES, "warmup_epochs": 1.0}
 
 def ingredients(options: Options) -> Numbers:
     """Measure the accuracy of every variant for every seed."""
-    name, count, held_out = ("digits", 256, 200) if options.quick else ("mnist", IMAGES, HELD_OUT)
+    name, count, held_out = (
+        ("digits", 256, 200) if options.quick else ("mnist", IMAGES, HELD_OUT)
+    )
     images = open_images(name, options.data_root, held_out=held_out)
     split = sample(images.train, count, seed=0)
     rows = []
@@ -54,5 +61,7 @@ def ingredients(options: Options) -> Numbers:
 
 
 EXPERIMENTS = {
-    "ingredients": Experiment(ingredients, "what each part of the MNIST recipe is worth")
+    "ingredients": Experiment(
+        ingredients, "what each part of the MNIST recipe is worth"
+    )
 }

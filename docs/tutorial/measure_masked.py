@@ -43,7 +43,14 @@ def masked(options: Options) -> Numbers:
     name, steps, hidden_steps = "fashion-mnist", STEPS, HIDDEN_STEPS
     sizes, tuned_at, held_out = LABELLED, TUNED_AT, HELD_OUT
     if options.quick:
-        name, steps, hidden_steps, sizes, tuned_at, held_out = "digits", 2, 2, (150,), 150, 200
+        name, steps, hidden_steps, sizes, tuned_at, held_out = (
+            "digits",
+            2,
+            2,
+            (150,),
+            150,
+            200,
+        )
     images = open_images(name, options.data_root, held_out=held_out)
     choosing = max(options.seeds) + 1
     weights, seconds = _pretrained((*options.seeds, choosing), images, hidden_steps)
@@ -53,13 +60,21 @@ def masked(options: Options) -> Numbers:
         split = sample(images.train, size, seed)
         make = _from(weights[seed]) if way == "masked" else make_vit
         scores = trained(
-            _config(rate), images, split, steps=ways[way], seed=seed, part=part, make=make
+            _config(rate),
+            images,
+            split,
+            steps=ways[way],
+            seed=seed,
+            part=part,
+            make=make,
         )
         row = {"way": way, "images": size, "lr": rate, **scores}
         print(f"masked, {part}: {row}", flush=True)
         return row
 
-    tried = [one(way, rate, tuned_at, choosing, "choice") for way in ways for rate in RATES]
+    tried = [
+        one(way, rate, tuned_at, choosing, "choice") for way in ways for rate in RATES
+    ]
     best = {row["way"]: row["lr"] for row in sorted(tried, key=lambda row: row["top1"])}
     return {
         "data": name,
@@ -105,7 +120,10 @@ def _pretrained(
         )
         weights[seed] = model.state_dict()
         seconds.append(round(time.perf_counter() - start, 1))
-        print(f"masked, seed {seed}: loss {mean(losses[-50:]):.4f}, {seconds[-1]} s", flush=True)
+        print(
+            f"masked, seed {seed}: loss {mean(losses[-50:]):.4f}, {seconds[-1]} s",
+            flush=True,
+        )
     return weights, seconds
 
 
@@ -121,5 +139,7 @@ def _from(weights: dict[str, Tensor]) -> Maker:
 
 
 EXPERIMENTS = {
-    "masked": Experiment(masked, "few labels, pre-trained on hidden patches or from scratch"),
+    "masked": Experiment(
+        masked, "few labels, pre-trained on hidden patches or from scratch"
+    ),
 }

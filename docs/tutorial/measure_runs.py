@@ -43,18 +43,26 @@ def corrected(options: Options) -> Numbers:
 
 
 def _small(
-    make: Callable[[], nn.Module], loss: Callable[[Tensor, Tensor], Tensor], options: Options
+    make: Callable[[], nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    options: Options,
 ) -> Numbers:
     """Train a model with the notebook's loop, once for each seed."""
     name = "digits" if options.quick else "mnist"
     dataset = with_validation(open_dataset(name, data_root=options.data_root), 0.1)
-    train, validation, test = (_tensors(dataset.splits[part]) for part in ("train", "val", "test"))
+    train, validation, test = (
+        _tensors(dataset.splits[part]) for part in ("train", "val", "test")
+    )
     passes, runs = 1 if options.quick else notebook_mnist.EPOCHS, []
     for seed in options.seeds:
         torch.manual_seed(seed)
         model, epochs = make(), []
-        for row in notebook_mnist.train(model, *train, loss=loss, epochs=passes, seed=seed):
-            epochs.append(row | {"val_top1": notebook_mnist.accuracy(model, *validation)})
+        for row in notebook_mnist.train(
+            model, *train, loss=loss, epochs=passes, seed=seed
+        ):
+            epochs.append(
+                row | {"val_top1": notebook_mnist.accuracy(model, *validation)}
+            )
         print(f"seed {seed}: {epochs[-1]}", flush=True)
         runs.append({
             "seed": seed,
@@ -79,7 +87,9 @@ def cifar10(options: Options) -> Numbers:
     return _recipe("cifar10", "cifar10-small", options, epochs=12)
 
 
-def _recipe(data: str, recipe: str, options: Options, epochs: int | None = None) -> Numbers:
+def _recipe(
+    data: str, recipe: str, options: Options, epochs: int | None = None
+) -> Numbers:
     """Return curves and test scores of a recipe: one process per seed, or a finished run."""
     if options.run is not None:
         run = _read(Path(options.run), data, recipe, epochs)
@@ -88,7 +98,14 @@ def _recipe(data: str, recipe: str, options: Options, epochs: int | None = None)
     for seed in options.seeds:
         with tempfile.TemporaryDirectory() as folder:
             output = Path(folder) / "run"
-            _train("digits" if options.quick else data, recipe, seed, output, options, epochs)
+            _train(
+                "digits" if options.quick else data,
+                recipe,
+                seed,
+                output,
+                options,
+                epochs,
+            )
             runs.append(_read(output, None if options.quick else data, recipe, epochs))
         print(f"{data}, seed {seed}: {runs[-1]['epochs'][-1]}, test {runs[-1]['test_top1']:.4f}",
               flush=True)  # fmt: skip
@@ -96,12 +113,28 @@ def _recipe(data: str, recipe: str, options: Options, epochs: int | None = None)
 
 
 def _train(
-    data: str, recipe: str, seed: int, output: Path, options: Options, epochs: int | None
+    data: str,
+    recipe: str,
+    seed: int,
+    output: Path,
+    options: Options,
+    epochs: int | None,
 ) -> None:
-    words = [sys.executable, "-m", "vitkit", "train", data, "--recipe", recipe, "--quiet"]
+    words = [
+        sys.executable,
+        "-m",
+        "vitkit",
+        "train",
+        data,
+        "--recipe",
+        recipe,
+        "--quiet",
+    ]
     words += ["--seed", str(seed), "--output", str(output)]
     words += [] if options.data_root is None else ["--data-root", options.data_root]
-    words += ["--epochs", "1", "--amp", "bfloat16"] if options.quick else _epochs(epochs)
+    words += (
+        ["--epochs", "1", "--amp", "bfloat16"] if options.quick else _epochs(epochs)
+    )
     if subprocess.run(words, check=False).returncode:
         raise SystemExit(f"{' '.join(words)} failed")
 
@@ -115,15 +148,23 @@ def _read(run: Path, data: str | None, recipe: str, epochs: int | None) -> Numbe
     """Read a finished run; with `data`, check that its settings are those of the recipe."""
     settings = read_yaml(run / "config.yaml")
     if data is not None:
-        changed = {"data": data, "recipe": recipe} | ({} if epochs is None else {"epochs": epochs})
+        changed = {"data": data, "recipe": recipe} | (
+            {} if epochs is None else {"epochs": epochs}
+        )
         expected = TrainConfig(**layered(recipe_settings(recipe), changed)).to_json()
         actual = TrainConfig(**settings).to_json()
-        other = [key for key in expected if key not in ELSEWHERE and expected[key] != actual[key]]
+        other = [
+            key
+            for key in expected
+            if key not in ELSEWHERE and expected[key] != actual[key]
+        ]
         if other:
             raise SystemExit(
                 f"{run} is not a run of {recipe} on {data}: it differs in {', '.join(other)}"
             )
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()
+    ]
     (test,) = [row for row in rows if row["kind"] == "test"]
     rows = [{key: row[key] for key in KEPT} for row in rows if row["kind"] == "epoch"]
     return {
@@ -157,8 +198,14 @@ def _tensors(split: Split) -> tuple[Tensor, Tensor]:
 
 
 EXPERIMENTS = {
-    "mnist-notebook": Experiment(notebook, "notebook E's model on MNIST", seeds=(0, 1, 2)),
-    "mnist-mended": Experiment(corrected, "the same model without its mistakes", seeds=(0, 1, 2)),
+    "mnist-notebook": Experiment(
+        notebook, "notebook E's model on MNIST", seeds=(0, 1, 2)
+    ),
+    "mnist-mended": Experiment(
+        corrected, "the same model without its mistakes", seeds=(0, 1, 2)
+    ),
     "mnist": Experiment(mnist, "the curve of --recipe mnist", seeds=(0,)),
-    "cifar10": Experiment(cifar10, "the curve of --recipe cifar10-small --epochs 12", seeds=(0,)),
+    "cifar10": Experiment(
+        cifar10, "the curve of --recipe cifar10-small --epochs 12", seeds=(0,)
+    ),
 }

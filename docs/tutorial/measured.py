@@ -26,5 +26,7 @@ def with_spread(values: Sequence[float]) -> str:
     """
     if len(values) == 1:
         return f"{100 * values[0]:.2f} %"
-    low, middle, high = (100 * value for value in (min(values), mean(values), max(values)))
+    low, middle, high = (
+        100 * value for value in (min(values), mean(values), max(values))
+    )
     return f"{middle:.2f} % ({low:.2f} to {high:.2f})"

@@ -42,7 +42,11 @@ class NotebookAttention(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         outputs = []
         for head, part in enumerate(tokens.chunk(HEADS, dim=-1)):
-            q, k, v = self.queries[head](part), self.keys[head](part), self.values[head](part)
+            q, k, v = (
+                self.queries[head](part),
+                self.keys[head](part),
+                self.values[head](part),
+            )
             weights = (q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5).softmax(-1)
             outputs.append(weights @ v)
         return torch.cat(outputs, dim=-1)
@@ -152,5 +156,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def _batches(count: int, seed: int, epoch: int) -> Iterator[Tensor]:
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(1000 * seed + epoch))
+    order = torch.randperm(
+        count, generator=torch.Generator().manual_seed(1000 * seed + epoch)
+    )
     return iter(order.split(BATCH))

@@ -66,7 +66,9 @@ def open_images(name: str, data_root: str | None, *, held_out: int) -> Images:
     train, choice = dataset.splits["train"], dataset.splits["val"]
     share = held_out / len(train)
     rest, scored = stratified_split(train.labels, (1 - share, share), seed=1)
-    return Images(train.subset(rest), choice, train.subset(scored), len(dataset.classes))
+    return Images(
+        train.subset(rest), choice, train.subset(scored), len(dataset.classes)
+    )
 
 
 def sample(split: Split, count: int, seed: int) -> Split:
@@ -123,20 +125,29 @@ def train(
     feed = BatchTransform(preprocess, PROCESSOR, augmentation, seed=seed)
     loss = make_loss(config.loss, smoothing=config.label_smoothing)
     objective = Objective(model, loss, PRECISION, PROCESSOR)
-    step = TrainingStep(objective, optimizer, feed, clip=config.clip_grad, seed=config.seed)
+    step = TrainingStep(
+        objective, optimizer, feed, clip=config.clip_grad, seed=config.seed
+    )
     warmup = round(steps * config.warmup_epochs / config.epochs)
     model.train()
     losses, skipped, start = [], 0, time.perf_counter()
     for number in range(steps):
         rate = learning_rate(
-            number, config.sched, peak=config.lr, low=config.min_lr, warmup=warmup, total=steps
+            number,
+            config.sched,
+            peak=config.lr,
+            low=config.min_lr,
+            warmup=warmup,
+            total=steps,
         )
         for group in optimizer.param_groups:
             group["lr"] = rate
         result = step(batches[number], number)
         skipped += result.bad is not None
         losses.append(result.loss)
-    last = [loss for loss in losses[-max(steps // 10, 1) :] if loss == loss]  # without NaN
+    last = [
+        loss for loss in losses[-max(steps // 10, 1) :] if loss == loss
+    ]  # without NaN
     return {
         "seconds": round(time.perf_counter() - start, 2),
         "loss": sum(last) / len(last) if last else float("inf"),
@@ -144,7 +155,9 @@ def train(
     }
 
 
-def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: int) -> float:
+def accuracy(
+    model: nn.Module, config: TrainConfig, split: Split, num_classes: int
+) -> float:
     """Return the accuracy of the model in eval mode on a split."""
     model.eval()
 
@@ -153,7 +166,9 @@ def accuracy(model: nn.Module, config: TrainConfig, split: Split, num_classes: i
             logits: Tensor = model(images)
         return logits
 
-    scores = evaluate_model(forward, split, preprocess_of(config), num_classes=num_classes)
+    scores = evaluate_model(
+        forward, split, preprocess_of(config), num_classes=num_classes
+    )
     return scores["top1"]
 
 
@@ -172,4 +187,8 @@ def trained(
     model = make(config, images.num_classes, seed)
     results = train(model, config, split, steps=steps, seed=seed)
     held_out = images.choice if part == "choice" else images.score
-    return {"seed": seed, "top1": accuracy(model, config, held_out, images.num_classes), **results}
+    return {
+        "seed": seed,
+        "top1": accuracy(model, config, held_out, images.num_classes),
+        **results,
+    }

@@ -13,6 +13,10 @@ def print_error(attempt: Callable[[], object]) -> None:
     try:
         attempt()
     except (RuntimeError, TypeError, vitkit.VitkitError) as error:
-        print(textwrap.fill(f"{type(error).__name__}: {str(error).splitlines()[0]}", width=88))
+        print(
+            textwrap.fill(
+                f"{type(error).__name__}: {str(error).splitlines()[0]}", width=88
+            )
+        )
     else:
         raise AssertionError("no error")

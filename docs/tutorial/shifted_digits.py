@@ -23,7 +23,9 @@ def images(part: str) -> tuple[Tensor, Tensor]:
 
 def shifted(images: Tensor, generator: torch.Generator) -> Tensor:
     """Shift each image by -1, 0 or 1 pixels in both directions; the border is filled with paper."""
-    rows, columns = torch.randint(3, (2, len(images), 1), generator=generator) + torch.arange(8)
+    rows, columns = torch.randint(
+        3, (2, len(images), 1), generator=generator
+    ) + torch.arange(8)
     number = torch.arange(len(images))[:, None, None]
     return F.pad(images, (1, 1, 1, 1), value=-1.0)[
         number, :, rows[:, :, None], columns[:, None]

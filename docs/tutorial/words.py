@@ -24,13 +24,17 @@ def draw(many: int, generator: torch.Generator, *, held_out: bool = False) -> Te
 def backwards(source: Tensor) -> Tensor:
     """Reverse the letters of each word, (B, 6)."""
     reversed_ids = source.flip(1)
-    order = (reversed_ids == PADDING).sort(dim=1, stable=True).indices  # padding last again
+    order = (
+        (reversed_ids == PADDING).sort(dim=1, stable=True).indices
+    )  # padding last again
     return reversed_ids.gather(1, order)
 
 
 def ordered(source: Tensor) -> Tensor:
     """Sort the letters of each word alphabetically, (B, 6)."""
-    return source.sort(dim=1).values  # the id of padding is larger than that of every letter
+    return source.sort(
+        dim=1
+    ).values  # the id of padding is larger than that of every letter
 
 
 def with_end(written: Tensor) -> Tensor:
