@@ -20,7 +20,7 @@ globalThis.digitPad = (() => {
     function extend(event) {
       const events = event.getCoalescedEvents?.() ?? [];
       for (const point of (events.length ? events : [event]).map(at)) {
-        const last = stroke.at(-1);
+        const last = stroke[stroke.length - 1];
         if (Math.hypot(point.x - last.x, point.y - last.y) >= NEAR) stroke.push(point);
       }
       pad.paint();
