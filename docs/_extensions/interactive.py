@@ -23,6 +23,7 @@ from docutils import nodes
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
+from sphinx.util.osutil import relative_uri
 
 import vitkit
 from vitkit.data.images.preprocess import normalise
@@ -150,7 +151,7 @@ def digit_numbers() -> dict[str, Any]:
     probabilities = logits[STILL].softmax(-1).tolist()
     still = {
         "image": counts[STILL, ..., 0].tolist(),
-        "patches": patchify(counts[STILL].movedim(-1, 0)[None], spec.patch_size)[0]
+        "patches": patchify(counts[STILL].float().movedim(-1, 0)[None], spec.patch_size)[0]
         .unflatten(-1, spec.patch_size)
         .tolist(),
         "maps": [record.attention[layer][STILL].tolist() for layer in range(spec.depth)],
@@ -227,10 +228,10 @@ class PartDirective(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """Return the part as raw HTML that knows its name."""
-        page, builder = self.env.docname, self.env.app.builder
+        page = self.env.docname
 
         def link(target: str, anchor: str) -> str:
-            return builder.get_relative_uri(page, target) + anchor
+            return f"{relative_uri(page, target)}.html{anchor}"
 
         html = PARTS[self.name].html(self.name, " ".join(self.content), link)
         made = nodes.raw("", html, format="html")

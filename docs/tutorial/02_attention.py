@@ -143,6 +143,11 @@ print(
 )
 
 # %% [markdown]
+# ```{attention-example}
+# The same example with numbers to change: the scores, the weights and the outputs follow.
+# ```
+
+# %% [markdown]
 # ## Why the root of d
 #
 # The scalar product of two vectors of $d$ independent numbers with variance 1 has variance $d$.

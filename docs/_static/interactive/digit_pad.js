@@ -12,7 +12,8 @@ globalThis.digitPad = (() => {
 
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
-      const place = (value, start, size) => (strokes.SIDE * (value - start)) / size;
+      const place = (value, start, size) =>
+        strokes.SIDE * Math.min(1, Math.max(0, (value - start) / size));
       return { x: place(event.clientX, box.left, box.width),
         y: place(event.clientY, box.top, box.height) };
     };

@@ -129,13 +129,14 @@ globalThis.digitViews = (() => {
     const square = (name) => element("span", name, element("b"));
     const squares = Array.from({ length: (height / patch) * across }, () => square({}));
     const classToken = square({ class: "class-token" });
+    classToken.append(element("b", {}, "class"));
     over.append(...squares);
     box.append(classToken, element("div", { class: "stack" }, pixels, over));
     return ({ attention }, { counts, layer, head, token }) => {
       const row = attention[layer][head][token];
       cells.forEach((cell, i) => paint(cell, counts[i] / 16));
       [classToken, ...squares].forEach((one, key) => {
-        one.firstChild.textContent = `${key ? "" : "class "}${percent(row[key])}`;
+        one.firstChild.textContent = percent(row[key]);
         one.classList.toggle("query", key === token);
         paint(one, row[key]);
       });
