@@ -1,7 +1,7 @@
 """Train the model of the page "Draw a digit" again: `python scripts/digits_checkpoint.py`.
 
-It trains the demo's model on the digits with seed 0 (40 s on two cores that do nothing else), and writes
-docs/tutorial/checkpoints/digits.safetensors with a receipt, digits.json, beside it. The same
+It trains the demo's model on the digits with seed 0 (40 s on two cores that do nothing else), and
+writes docs/tutorial/checkpoints/digits.safetensors with a receipt, digits.json, beside it. The same
 versions and the same kind of processor give the same weights; others differ in the last digits.
 """
 

@@ -66,7 +66,7 @@ globalThis.digitGrid = (() => {
       const [y, x] = [Math.floor(i / SIDE) + 1, (i % SIDE) + 1];
       cell.textContent = counts[i];
       cell.setAttribute("aria-label", `${counts[i]}, row ${y}, column ${x}`);
-      paint(cell, counts[i] / MOST, { dark: 0.53 });
+      paint(cell, counts[i] / MOST, { dark: 0.535 });
     });
   }
 

@@ -12,7 +12,8 @@ globalThis.digitPad = (() => {
 
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
-      const place = (value, start, size) => (strokes.SIDE * (value - start)) / size;
+      const place = (value, start, size) =>
+        strokes.SIDE * Math.min(1, Math.max(0, (value - start) / size));
       return { x: place(event.clientX, box.left, box.width),
         y: place(event.clientY, box.top, box.height) };
     };
@@ -20,7 +21,7 @@ globalThis.digitPad = (() => {
     function extend(event) {
       const events = event.getCoalescedEvents?.() ?? [];
       for (const point of (events.length ? events : [event]).map(at)) {
-        const last = stroke.at(-1);
+        const last = stroke[stroke.length - 1];
         if (Math.hypot(point.x - last.x, point.y - last.y) >= NEAR) stroke.push(point);
       }
       pad.paint();

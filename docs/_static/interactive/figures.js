@@ -10,10 +10,12 @@ globalThis.figures = (() => {
     return made;
   }
 
-  /* Colour a cell by a share from 0 to 1; the style sheet mixes the colour (`--share`). */
-  function paint(cell, share, { dark = 0.7 } = {}) {
+  /* Colour a cell by a share from 0 to 1; the style sheet mixes the colour (`--share`), and above
+   * `dark` the text changes its own. */
+  function paint(cell, share, { dark = 0.795 } = {}) {
     cell.style.setProperty("--share", Math.min(1, Math.max(0, share)).toFixed(3));
-    cell.classList.toggle("on-dark", share > dark);
+    if (share > dark) cell.classList.add("on-dark");
+    else cell.classList.remove("on-dark");
   }
 
   /* A table with a heading for every row and column; returns its cells, row by row. */
