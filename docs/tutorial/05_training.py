@@ -132,7 +132,7 @@ for epoch in range(1, EPOCHS + 1):
 # gradients since the start.
 #
 # The ViT paper does not name the loss that it minimises, as [notebook A, "Replicating the
-# paper"](index.md), remarks. For one label per image, the published code takes the cross-entropy of
+# paper"](index.md), says. For one label per image, the published code takes the cross-entropy of
 # the softmax, as here. On ImageNet-21k, where an image may belong to several classes, later code of
 # the authors ([big_vision](https://github.com/google-research/big_vision)) uses a sigmoid for each
 # class.
@@ -193,14 +193,15 @@ evaluator.add_event_handler(Events.COMPLETED, best)
 with TensorboardLogger(log_dir=here / "ignite-logs") as logger:
     logger.attach_opt_params_handler(trainer, Events.ITERATION_STARTED, optimizer)
     logger.attach_output_handler(
-        trainer, Events.ITERATION_COMPLETED, "training", output_transform=lambda x: {"loss": x}
+        trainer, Events.ITERATION_COMPLETED, "training",
+        output_transform=lambda loss: {"loss": loss},
     )  # fmt: skip
     logger.attach_output_handler(
         evaluator, Events.COMPLETED, "validation", metric_names=["loss", "accuracy"],
         global_step_transform=lambda *_: trainer.state.iteration,
     )  # fmt: skip
     trainer.run(loader, max_epochs=EPOCHS)
-print("saved:", best.last_checkpoint.name)
+print("saved, with the epoch and its accuracy:", best.last_checkpoint.name)
 
 # %% [markdown]
 # It is the same loop: with the same initial weights and the same order of images, all losses are
@@ -315,9 +316,10 @@ _ = figure.tight_layout()
 # ## Read the errors
 #
 # One number hides where a model is wrong. The confusion matrix counts for each true class (row)
-# what was predicted (column); the images with the highest loss show why.
+# what was predicted (column); the images with the highest loss show why. Reading the errors of the
+# test split is a report; a choice that follows from them would need other images for its test.
 
-# %% mystnb={"figure": {"caption": "The confusion matrix on the test split. The diagonal is right. Errors outside of it come in pairs of digits with similar shapes; a whole bright column would mean a class that is predicted too often."}}
+# %% mystnb={"figure": {"caption": "The confusion matrix on the test split. The diagonal is right. Errors outside of it come in pairs of digits with similar shapes; a column with many numbers would mean a class that is predicted too often."}}
 scores = vitkit.evaluate(result.best, "digits", split="test")
 worst = min(scores.per_class, key=lambda score: score.accuracy)
 print(f"{int((~scores.right).sum())} errors; worst class: {worst.name}, "
