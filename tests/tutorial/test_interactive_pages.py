@@ -115,6 +115,11 @@ def test_no_error_no_request_and_legible_on_small_and_dark_screens(browser, site
                 "one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML)"
             )
             assert browser.run(beyond) == []
+            cut_off = (
+                "return [...document.querySelectorAll('.interactive input[type=number]')]"
+                ".filter((one) => one.scrollWidth > one.clientWidth).length"
+            )
+            assert browser.run(cut_off) == 0
             lowest, texts = browser.run(RATIOS.replace('"body *"', '".interactive *"'))
             assert texts > 50
             assert lowest >= 4.5
