@@ -134,3 +134,17 @@ VARIANTS: dict[str, Variant] = {
     **_bug("no_norm", "", "ablation: no LayerNorm"),
 }
 """Every variant of the measurements: four references, the bugs, three ablations."""
+
+
+def _with_sines(bug: str) -> dict[str, Variant]:
+    says = f"sines: {VARIANTS[bug].says}"
+    return {f"{bug}_sines": Variant(says, "E", frozenset([bug]), **SINES)}  # type: ignore[arg-type]
+
+
+FOLLOW_UPS: dict[str, Variant] = {
+    "sines": VARIANTS["sines"],
+    **_with_sines("joint_norm"),
+    **_with_sines("reshape"),
+    **_with_sines("one_layer_mlp"),
+}
+"""Three bugs again, in a model whose positions do not have to be learned."""

@@ -10,7 +10,7 @@ from statistics import mean
 
 import numpy as np
 import torch
-from bug_variants import RATES, VARIANTS, Variant
+from bug_variants import FOLLOW_UPS, RATES, VARIANTS, Variant
 from experiment import Experiment, Numbers, Options
 from torch import Tensor, nn
 
@@ -122,7 +122,7 @@ def measure(name: str, task: Task, options: Options) -> Numbers:
     The rate is chosen by the mean accuracy on the validation images. Only the models of this rate
     see the test images.
     """
-    variant, rows, models = VARIANTS[name], [], {}
+    variant, rows, models = (VARIANTS | FOLLOW_UPS)[name], [], {}
     rates, steps = RATES[variant.optimizer], STEPS
     if options.quick:
         rates, steps = rates[:1], 2
@@ -156,6 +156,11 @@ def bugs(options: Options) -> Numbers:
     return _all("digits", digits(), tuple(VARIANTS), options)
 
 
+def bugs_positions(options: Options) -> Numbers:
+    """Measure three of them again, with fixed positions."""
+    return _all("digits", digits(), tuple(FOLLOW_UPS), options)
+
+
 def bugs_fashion(options: Options) -> Numbers:
     """Measure some of them again on Fashion-MNIST, with larger images."""
     if options.quick:
@@ -179,5 +184,6 @@ def _all(data: str, task: Task, names: tuple[str, ...], options: Options) -> Num
 
 EXPERIMENTS = {
     "bugs": Experiment(bugs, "what each bug of chapter 14 costs, on the digits"),
+    "bugs-positions": Experiment(bugs_positions, "three of them with fixed positions"),
     "bugs-fashion": Experiment(bugs_fashion, "some of them on Fashion-MNIST"),
 }
