@@ -235,6 +235,7 @@ class PartDirective(SphinxDirective):
         def link(target: str, anchor: str) -> str:
             return f"{relative_uri(page, target)}.html{anchor}"
 
+        self.env.note_dependency(str(CHECKPOINT))
         html = PARTS[self.name].html(self.name, " ".join(self.content), link)
         made = nodes.raw("", html, format="html")
         made["part"] = self.name
