@@ -145,6 +145,18 @@ def test_what_is_drawn_is_answered_with_vitkit_s_numbers(browser, site):
     assert answer(browser)["counts"] == before["counts"]
 
 
+def test_a_finger_draws_and_does_not_scroll(browser, site):
+    opened(browser, site, "draw_a_digit", width=390)
+    left, top, width, height = browser.run(DRAG)
+    scrolled = browser.run("return scrollY")
+    for kind, share in (("touchStart", 0.2), ("touchMove", 0.5), ("touchMove", 0.8)):
+        point = {"x": left + width / 2, "y": top + height * share}
+        browser.devtools("Input.dispatchTouchEvent", type=kind, touchPoints=[point])
+    browser.devtools("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    assert answer(browser)["digit"] == "1"
+    assert abs(browser.run("return scrollY") - scrolled) <= 2  # of the browser's rounding
+
+
 def test_undo_goes_back_line_by_line_and_clear_is_empty(browser, site):
     opened(browser, site, "draw_a_digit")
     drag(browser, [(0.3, 0.2), (0.7, 0.2)])
