@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
-QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked")
+QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked",
+         "bugs", "bugs-positions", "bugs-fashion", "fashion-rates", "mnist-rates")  # fmt: skip
 
 
 def contents() -> dict[str, bytes]:
