@@ -36,7 +36,7 @@ project = "vitkit"
 author = "the vitkit authors"
 version = release = vitkit.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "chapters",
-              "docstrings", "figures", "interactive"]  # fmt: skip
+              "docstrings", "figures", "interactive", "notebooks", "sphinx_copybutton"]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
@@ -64,6 +64,7 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = [("tables.js", {"defer": "defer"})]
+copybutton_exclude = ".linenos, .gp, .go"
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -150,6 +150,8 @@ def test_a_chapter_knows_its_lines_and_shows_no_comments_for_ruff():
     notebook = chapters.read("# %% [markdown]\n# # A\n\n# %%\nx = 1  # fmt: skip\ny = 2  # why\n")
     assert notebook.metadata["source_map"] == [1, 4]
     assert notebook.cells[1].source == "x = 1\ny = 2  # why"
+    (cell,) = chapters.read("# %%\n# fmt: off\nx =  1\n# fmt: on\ny = 2\n# fmt: on\n").cells
+    assert cell.source.strip() == "x =  1\ny = 2"
 
 
 IMPORTS = '# %%\nimport os\n\n# %% tags=["written-out"]\nfrom made import Twice\n'

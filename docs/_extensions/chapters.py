@@ -19,7 +19,10 @@ from sphinx.application import Sphinx
 import vitkit
 
 CELL = re.compile(r"^# %%", flags=re.MULTILINE)
-FOR_TOOLS = re.compile(r"[ \t]*#[ \t]*(?:fmt: skip|noqa\b[^\n]*)$", flags=re.MULTILINE)
+FOR_TOOLS = re.compile(
+    r"^[ \t]*# fmt: (?:off|on)\n|[ \t]*#[ \t]*(?:fmt: (?:skip|off|on)|noqa\b[^\n]*)$",
+    flags=re.MULTILINE,
+)
 TUTORIAL = Path(__file__).parents[1] / "tutorial"
 
 

@@ -17,8 +17,10 @@ from sphinx.application import Sphinx
 
 INK = "#010203"
 """The colour that stands for the text of the page."""
-INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color",
-         "axes.titlecolor", "legend.labelcolor", "patch.edgecolor", "boxplot.flierprops.color")  # fmt: skip
+INKED = (
+    "text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color",
+    "axes.titlecolor", "legend.labelcolor", "patch.edgecolor", "boxplot.flierprops.color",
+)  # fmt: skip
 STYLE: dict[str, object] = {
     **dict.fromkeys(INKED, INK),
     "figure.facecolor": "none",

@@ -19,8 +19,8 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         # fmt: off
-        x = self.proj(images)                    # E on each patch     (B, D, H/P, W/P)
-        return x.flatten(2).transpose(1, 2)      # one row per patch   (B, N, D)
+        x = self.proj(images)                        # each patch E     (B, D, H/P, W/P)
+        return x.flatten(2).transpose(1, 2)          # a row per patch  (B, N, D)
         # fmt: on
 
 
@@ -30,21 +30,21 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)  # queries, keys, values in one matrix
-        self.proj = nn.Linear(width, width)  # combines the heads
+        self.qkv = nn.Linear(width, 3 * width)  # U_qkv: queries, keys, values
+        self.proj = nn.Linear(width, width)  # U_msa, combines the heads
 
     def forward(self, z: Tensor) -> Tensor:
         # fmt: off
         B, T, D = z.shape
         d = D // self.heads
-        qkv = self.qkv(z)                        # [q, k, v] = z U_qkv (B, T, 3D)
-        qkv = qkv.view(B, T, 3, self.heads, d)   # split into heads    (B, T, 3, h, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)     # each of the three   (B, h, T, d)
-        scores = q @ k.transpose(-2, -1) / d**0.5  # q k^T / sqrt(d)   (B, h, T, T)
-        self.weights = scores.softmax(dim=-1)    # A, each row sums to 1, kept to draw
-        heads = self.weights @ v                 # A v                 (B, h, T, d)
-        joined = heads.transpose(1, 2).reshape(B, T, D)  # side by side  (B, T, D)
-        return self.proj(joined)                 # times U_msa         (B, T, D)
+        qkv = self.qkv(z)                            # z U_qkv          (B, T, 3D)
+        qkv = qkv.view(B, T, 3, self.heads, d)       # split into heads (B, T, 3, h, d)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)         # each of them     (B, h, T, d)
+        scores = q @ k.transpose(-2, -1) / d**0.5    # q k^T / sqrt(d)  (B, h, T, T)
+        self.weights = scores.softmax(dim=-1)        # A: rows sum to 1 (B, h, T, T)
+        heads = self.weights @ v                     # A v              (B, h, T, d)
+        heads = heads.transpose(1, 2)                # heads of a token (B, T, h, d)
+        return self.proj(heads.reshape(B, T, D))     # joined, U_msa    (B, T, D)
         # fmt: on
 
 
@@ -61,13 +61,13 @@ class Block(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         # fmt: off
-        z = self.attn(self.norm1(z)) + z         # Eq. 2: MSA(LN(z)) + z   (B, T, D)
-        return self.mlp(self.norm2(z)) + z       # Eq. 3: MLP(LN(z')) + z' (B, T, D)
+        z = self.attn(self.norm1(z)) + z             # Eq. 2            (B, T, D)
+        return self.mlp(self.norm2(z)) + z           # Eq. 3            (B, T, D)
         # fmt: on
 
 
 class PlainViT(nn.Module):
-    """Classify images (B, C, H, W), square ones: returns logits (B, classes)."""
+    """Classify images (B, C, H, W) with H = W; returns logits (B, classes)."""
 
     def __init__(
         self, *, image_size: int, patch_size: int, channels: int, classes: int,
@@ -85,11 +85,11 @@ class PlainViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         # fmt: off
-        x = self.patch_embed(images)             # x_p E               (B, N, D)
-        x_class = self.cls_token.expand(len(x), -1, -1)  # same for all  (B, 1, D)
-        z = torch.cat([x_class, x], dim=1)       # [x_class; x_p E]    (B, T, D)
-        z = z + self.pos_embed                   # Eq. 1: z_0 = ... + E_pos  (B, T, D)
-        z = self.blocks(z)                       # Eq. 2 and 3, L times: z_L (B, T, D)
-        y = self.norm(z[:, 0])                   # Eq. 4: y = LN(z_L^0)    (B, D)
-        return self.head(y)                      # logits              (B, classes)
+        x = self.patch_embed(images)                 # x_p E            (B, N, D)
+        cls = self.cls_token.expand(len(x), -1, -1)  # x_class          (B, 1, D)
+        z = torch.cat([cls, x], dim=1)               # [x_class; x_p E] (B, T, D)
+        z = z + self.pos_embed                       # Eq. 1: z_0       (B, T, D)
+        z = self.blocks(z)                           # Eq. 2, 3: z_L    (B, T, D)
+        y = self.norm(z[:, 0])                       # Eq. 4: y         (B, D)
+        return self.head(y)                          # logits           (B, classes)
         # fmt: on

@@ -153,6 +153,34 @@ def test_a_centred_digit_has_the_height_and_the_black_of_the_dataset(page, acros
     assert abs(bits.sum() - 312) <= 25
 
 
+def ends(bits: np.ndarray) -> tuple[int, int]:
+    """Return the first black columns of the first and the last row with any."""
+    rows = np.flatnonzero(bits.any(1))
+    return int(bits[rows[0]].argmax()), int(bits[rows[-1]].argmax())
+
+
+def test_the_training_images_stand_upright():
+    """As the page says: the first inked columns of the first and the last row."""
+    train = vitkit.open_dataset("digits").splits["train"]
+    images = [train.read(i)[..., 0] > 0 for i in range(len(train))]
+    assert all(image[0].any() and image[7].any() for image in images)
+    near = [abs(image[0].argmax() - image[7].argmax()) <= 1 for image in images]
+    assert round(100 * np.mean(near), 1) == 99.9
+
+
+@pytest.mark.parametrize("slant", [-0.5, -0.2, 0.3, 0.6])
+def test_a_slanted_digit_is_set_upright(page, slant):
+    """A slanted seven: first black pixels of the first and the last row in line."""
+    corners = [(8, 4), (20, 4), (12, 26)]
+    line = [{"x": x - slant * (y - 15), "y": y} for x, y in corners]
+    (as_drawn,) = page.run(DRAW % json.dumps([([line], False)]))
+    (done,) = page.run(DRAW % json.dumps([([line], True)]))
+    first, last = ends(np.array(as_drawn["bits"]).reshape(32, 32))
+    assert abs(first - last) >= 3
+    first, last = ends(np.array(done["bits"]).reshape(32, 32))
+    assert abs(first - last) <= 1
+
+
 def test_an_empty_drawing_is_an_empty_image(page):
     found = page.run(DRAW % json.dumps([([], True), ([[]], False)]))
     assert all(sum(done["bits"]) == 0 == sum(done["counts"]) for done in found)

@@ -10,8 +10,20 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
-QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked",
-         "bugs", "bugs-positions", "bugs-fashion", "fashion-rates", "mnist-rates")  # fmt: skip
+QUICK = (
+    "mnist-notebook",
+    "mnist-mended",
+    "ingredients",
+    "data-size",
+    "positions",
+    "masked",
+    "bugs",
+    "bugs-positions",
+    "bugs-fashion",
+    "fashion-rates",
+    "mnist-rates",
+    "one-page",
+)
 
 
 def contents() -> dict[str, bytes]:

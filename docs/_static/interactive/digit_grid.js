@@ -21,8 +21,9 @@ globalThis.digitGrid = (() => {
     return justTyped && longer <= MOST ? longer : Number(key);
   }
 
-  /* `changed(index, value)` is called when the reader has written a number. */
-  function make(table, changed) {
+  /* `valueAt(index)` gives the present number; `changed(index, value)` is called when the reader has
+   * written one. What the cells show may be older by a frame. */
+  function make(table, valueAt, changed) {
     const cells = [];
     let typed = { index: -1, time: 0 };
 
@@ -41,7 +42,7 @@ globalThis.digitGrid = (() => {
         if (inside) focus(SIDE * row + column);
       } else {
         const soon = typed.index === index && event.timeStamp - typed.time < TOGETHER;
-        const value = edited(event.key, Number(cells[index].textContent), soon);
+        const value = edited(event.key, valueAt(index), soon);
         if (value === undefined) return;
         typed = { index, time: event.timeStamp };
         changed(index, value);

@@ -3,7 +3,7 @@
 
 globalThis.digitPad = (() => {
   const PEN = 5; // the width of a line, in pixels of the bitmap
-  const NEAR = 0.15; // points closer than this to the last one are left out
+  const NEAR = 0.4; // points closer than this to the last one are left out
 
   /* `changed(drawn)` is called with all strokes whenever a point is added. */
   function make(canvas, changed) {

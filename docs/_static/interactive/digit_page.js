@@ -20,7 +20,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (begins) remember();
     else change({ counts: counted(), example: null });
   });
-  const grid = digitGrid.make(find("grid"), (index, value) => {
+  const grid = digitGrid.make(find("grid"), (index) => state.counts[index], (index, value) => {
     remember();
     forgetStrokes(state.counts.map((old, i) => (i === index ? value : old)), null);
   });

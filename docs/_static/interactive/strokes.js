@@ -13,15 +13,17 @@ globalThis.strokes = (() => {
   const PEN = 2.5; // half the width of a line that is taken as drawn
   const BLACK = 312; // black pixels of a digit, the mean of the training images
   const WIDEST = 22; // pixels across of a centred digit; its height is 32
+  const ROUNDS = 4;
+  const MOST_SLANT = 0.3; // that one round takes away
   const LARGEST = 6; // times that a small drawing is enlarged
 
-  /* The distance of a point from the line between a and b. */
-  function distance(x, y, a, b) {
+  /* The square of the distance of a point from the line between a and b. */
+  function square(x, y, a, b) {
     const [dx, dy] = [b.x - a.x, b.y - a.y];
     const length = dx * dx + dy * dy;
     const along = length ? ((x - a.x) * dx + (y - a.y) * dy) / length : 0;
     const t = Math.min(1, Math.max(0, along));
-    return Math.hypot(x - a.x - t * dx, y - a.y - t * dy);
+    return (x - a.x - t * dx) ** 2 + (y - a.y - t * dy) ** 2;
   }
 
   /* The distance of the centre of every pixel from the nearest line. */
@@ -32,11 +34,11 @@ globalThis.strokes = (() => {
         const a = stroke[Math.max(0, i - 1)];
         for (let pixel = 0; pixel < found.length; pixel++) {
           const [x, y] = [(pixel % SIDE) + 0.5, Math.floor(pixel / SIDE) + 0.5];
-          found[pixel] = Math.min(found[pixel], distance(x, y, a, b));
+          found[pixel] = Math.min(found[pixel], square(x, y, a, b));
         }
       });
     }
-    return found;
+    return found.map(Math.sqrt);
   }
 
   /* Half the pen's width with which `BLACK` pixels become black, within what a pen can be. */
@@ -61,14 +63,32 @@ globalThis.strokes = (() => {
     return drawn.map((stroke) => stroke.map(place));
   }
 
-  /* 32 x 32 zeros and ones. Centred: as large as a digit of the dataset, with as much black. */
+  const limited = (by) => Math.min(MOST_SLANT, Math.max(-MOST_SLANT, by));
+
+  /* How far the first black pixel of the last row is right of that of the first row, in pixels
+   * across for each pixel down. */
+  function slant(from, pen) {
+    const black = [...from.keys()].filter((pixel) => from[pixel] <= pen);
+    const ends = [black[0], black.find((pixel) => pixel >= SIDE * row(black[black.length - 1]))];
+    const [first, last] = ends.map((pixel) => pixel % SIDE);
+    return (last - first) / Math.max(1, row(ends[1]) - row(ends[0]));
+  }
+
+  const row = (pixel) => Math.floor(pixel / SIDE);
+  const upright = (drawn, by) =>
+    drawn.map((stroke) => stroke.map(({ x, y }) => ({ x: x - by * y, y })));
+
+  /* 32 x 32 zeros and ones. Centred: as large as a digit of the dataset, as upright, and with as
+   * much black. A wider pen needs more room and an upright digit less, so this is repeated. */
   function bitmap(drawn, { centred = true } = {}) {
     if (!drawn.flat().length) return new Uint8Array(SIDE * SIDE);
-    let pen = PEN;
-    let from = distances(drawn);
-    for (let round = 0; centred && round < 3; round++) {
-      from = distances(fitted(drawn, pen)); // a wider pen needs more room, so this is repeated
+    if (!centred) return Uint8Array.from(distances(drawn), (away) => Number(away <= PEN));
+    let [pen, placed] = [PEN, fitted(drawn, PEN)];
+    let from = distances(placed);
+    for (let round = 0; round < ROUNDS; round++) {
       pen = penFor(from);
+      placed = fitted(upright(placed, limited(slant(from, pen))), pen);
+      from = distances(placed);
     }
     return Uint8Array.from(from, (away) => Number(away <= pen));
   }
