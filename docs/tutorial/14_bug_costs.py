@@ -60,7 +60,8 @@ plt.rcParams["figure.dpi"] = 80
 #
 # Mistakes in the loss, the optimizer and the evaluation have switches, too. A variant
 # ({download}`bug_variants.py <bug_variants.py>`) joins them: it makes the model, its loss and its
-# optimizer. With no switch on, the model is `PlainViT`, bit for bit:
+# optimizer. With no switch on, the model is `PlainViT`, bit for bit.
+# It has 4 blocks of width 32 with 4 heads, for 16 patches of 2 x 2 pixels:
 
 # %%
 right = VARIANTS["correct"]
@@ -70,7 +71,6 @@ plain = PlainViT(**SIZES)
 torch.manual_seed(0)
 print("the same bits:", torch.equal(plain(batch), right.model()(batch)))
 print(f"{sum(p.numel() for p in plain.parameters()):,} parameters")
-print(SIZES)
 
 # %% [markdown]
 # ## How the costs are measured
@@ -95,7 +95,13 @@ for name in ("correct", "dropout", "sines", "sgd"):
           f"({min(scores):.1f} to {max(scores):.1f}): {VARIANTS[name].says}")  # fmt: skip
 
 
-# %%
+# %% [markdown]
+# How large must a cost be to be seen? The differences of the three seeds have a standard deviation,
+# here the common one of all variants that still learn. A mean of three within twice its standard
+# error cannot be told from 0. And with 26 comparisons, one just outside is no surprise either.
+
+
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show how costs are computed"}
 def costs_of(name: str, among: dict[str, dict]) -> list[float]:
     """Return the points that a variant costs, one number for each seed."""
     against = (VARIANTS | FOLLOW_UPS)[name].against
@@ -112,7 +118,7 @@ spread = math.sqrt(
 )
 SMALLEST = 2 * spread / math.sqrt(3)
 print(f"standard deviation of a difference {spread:.1f} points;")
-print(f"a mean of three within +-{SMALLEST:.1f} points cannot be told from 0")
+print(f"a mean of three within ±{SMALLEST:.1f} points cannot be told from 0")
 
 
 def severity(found: list[float]) -> str:
@@ -123,6 +129,10 @@ def severity(found: list[float]) -> str:
     return (
         "breaks" if mean(found) > 20 else "costs much" if mean(found) > 5 else "costs"
     )
+
+
+def cost_text(found: list[float]) -> str:
+    return f"{mean(found):+.1f} ({min(found):+.1f} to {max(found):+.1f})"
 
 
 # %% [markdown]
@@ -182,7 +192,6 @@ SYMPTOMS = {
     "no_norm": ("none with four blocks", ""),
 }  # fmt: skip
 
-# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the table's code"}
 table = []
 for name in order:
     variant, found, (symptom, address) = VARIANTS[name], costs[name], SYMPTOMS[name]
@@ -191,13 +200,13 @@ for name in order:
     table.append([
         Link(variant.says, address) if address else variant.says,
         variant.notebook or "-",
-        f"{mean(found):+.1f} ({min(found):+.1f} to {max(found):+.1f})",
+        cost_text(found),
         severity(found),
         f"{last:.3f}",
         symptom,
     ])  # fmt: skip
 display(Table(
-    ("bug", "notebook", "cost in points", "severity", "last loss", "symptom"),
+    ("bug", "from", "cost in points", "severity", "last loss", "symptom"),
     table, right=(4,),
 ))  # fmt: skip
 counted = [severity(found) for found in costs.values()]
@@ -279,7 +288,7 @@ for run in notebook["runs"]:
 # be true of each right model. The twelve checks below take a fraction of a second each. They
 # answer True if the variant passes.
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the helpers of the checks"}
 SIDE, WIDTH, PATCHES = 8, SIZES["width"], 16
 images, labels = (part[:16] for part in digits().parts["train"])
 CHECKS: dict[str, Callable[[Variant], bool]] = {}
