@@ -168,10 +168,12 @@ def test_adam_with_decay_moves_weights_without_gradient_by_the_rate(variants):
 
 def test_the_committed_measurements_are_of_these_variants(variants):
     from bug_variants import FOLLOW_UPS, RATES, VARIANTS
+    from measure_bugs import FASHION_VARIANTS
 
     for name, listed in (
         ("bugs", VARIANTS),
         ("bugs-positions", FOLLOW_UPS),
+        ("bugs-fashion", FASHION_VARIANTS),
     ):
         results = json.loads((TUTORIAL / "results" / f"{name}.json").read_text())
         assert [row["variant"] for row in results["variants"]] == list(listed)
