@@ -79,6 +79,7 @@
 import copy
 import tempfile
 import time
+from statistics import mean
 
 import torch
 from matplotlib import pyplot as plt
@@ -223,13 +224,17 @@ print(f"{right} of {len(test_labels)} right: {right / len(test_labels):.1%}, "
 page = measured("one-page")
 print("test, three seeds:", with_spread([run["test"] for run in page["seeds_on_test"]]))
 for scale, runs in page["positions"].items():
-    print(f"held out, positions from N(0, {scale}²):", with_spread(runs))
+    print(f"positions from N(0, {scale}²): held out",
+          with_spread([run["top1"] for run in runs]))  # fmt: skip
+    print(f"    after the training: positions {mean(run['positions'] for run in runs):.2f}, "
+          f"patch tokens {mean(run['patches'] for run in runs):.2f}")  # fmt: skip
 
 # %% [markdown]
 # The scale of the first positions matters here. The paper's code draws them from
-# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, and a long training makes
-# them grow. In 40 epochs of these few images they hardly do: the model has to tell 17 tokens apart
-# whose positions it can hardly see. So they start at 0.5 here.
+# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, so that at first a token does
+# not show where its patch lies. Training makes them grow, but these 40 epochs are short: they end at
+# a fraction of the patch tokens' size (both are printed as standard deviations). So they start at
+# 0.5 here.
 #
 # ## One image, and what the model looks at
 
@@ -320,10 +325,10 @@ print(f"largest difference of {test_labels.numel() * 10:,} logits: {difference:.
 assert difference < 1e-4
 
 # %% [markdown]
-# What the library's class adds is the rest of this documentation: 30 variations in its spec, other
-# image sizes, fast attention, and files that describe themselves. A `state_dict` is a list of
-# tensors; who reads it has to know the model, the class names, and how images become tensors. A
-# checkpoint of vitkit has all this in one file:
+# What the library's class adds is the rest of this documentation: the variations of
+# `vitkit.ViTSpec`, other image sizes, fast attention, and files that describe themselves. A
+# `state_dict` is a list of tensors; who reads it has to know the model, the class names, and how
+# images become tensors. A checkpoint of vitkit has all this in one file:
 
 # %%
 folder = tempfile.TemporaryDirectory()
