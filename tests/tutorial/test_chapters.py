@@ -125,6 +125,12 @@ NUMBERS = {
         "44,401,152",
         "44,327,316",
     ],
+    "14": [
+        "the same bits: True",
+        "364.58 x 16 / 3750 = 1.5555",
+        "60.45 x 16 / 625 = 1.5475",
+        "ln(e + 9) - 1 = 1.4612",
+    ],
 }
 """Chapter -> what it prints of the figures that the notebooks and pages give."""
 
