@@ -230,8 +230,9 @@ print("test, three seeds:", with_spread([run["test"] for run in page["seeds_on_t
 for scale, runs in page["positions"].items():
     print(f"positions from N(0, {scale}²): held out",
           with_spread([run["top1"] for run in runs]))  # fmt: skip
-    print(f"    after the training: positions {mean(run['positions'] for run in runs):.2f}, "
-          f"patch tokens {mean(run['patches'] for run in runs):.2f}")  # fmt: skip
+    sizes = {key: mean(run[key] for run in runs) for key in ("positions", "patches")}
+    print(f"    after the training: positions {sizes['positions']:.2f}, "
+          f"patch tokens {sizes['patches']:.2f}")  # fmt: skip
 
 # %% [markdown]
 # The scale of the first positions matters here. The paper's code draws them from
@@ -318,8 +319,8 @@ with torch.no_grad():
 
 # %%
 spec = vitkit.ViTSpec(
-    image_size=8, patch_size=2, in_channels=1, num_classes=10, width=64, depth=3, num_heads=8,
-    mlp_width=128,
+    image_size=8, patch_size=2, in_channels=1, num_classes=10,
+    width=64, depth=3, num_heads=8, mlp_width=128,
 )  # fmt: skip
 ours = vitkit.ViT(spec).eval()
 print(ours.load_state_dict(model.state_dict()))
@@ -402,8 +403,8 @@ with torch.no_grad():
 # number of attention weights of one head, the parameters? Write down your three numbers first.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10, width=64, depth=3,
-                  heads=8, hidden=128)  # fmt: skip
+pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10,
+                  width=64, depth=3, heads=8, hidden=128)  # fmt: skip
 with torch.no_grad():
     pixels(image)
 assert pixels.pos_embed.shape[1] == 64 + 1  # 65 tokens in place of 17
