@@ -83,6 +83,7 @@
 import copy
 import tempfile
 import time
+from statistics import mean
 
 import torch
 from matplotlib import pyplot as plt
@@ -227,13 +228,18 @@ print(f"{right} of {len(test_labels)} right: {right / len(test_labels):.1%}, "
 page = measured("one-page")
 print("test, three seeds:", with_spread([run["test"] for run in page["seeds_on_test"]]))
 for scale, runs in page["positions"].items():
-    print(f"held out, positions from N(0, {scale}²):", with_spread(runs))
+    print(f"positions from N(0, {scale}²): held out",
+          with_spread([run["top1"] for run in runs]))  # fmt: skip
+    sizes = {key: mean(run[key] for run in runs) for key in ("positions", "patches")}
+    print(f"    after the training: positions {sizes['positions']:.2f}, "
+          f"patch tokens {sizes['patches']:.2f}")  # fmt: skip
 
 # %% [markdown]
 # The scale of the first positions matters here. The paper's code draws them from
-# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, and a long training makes
-# them grow. In 40 epochs of these few images they hardly do: the model has to tell 17 tokens apart
-# whose positions it can hardly see. So they start at 0.5 here.
+# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, so that at first a token does
+# not show where its patch lies. Training makes them grow, but these 40 epochs are short: they end at
+# a fraction of the patch tokens' size (both are printed as standard deviations). So they start at
+# 0.5 here.
 #
 # ## One image, and what the model looks at
 
@@ -313,8 +319,8 @@ with torch.no_grad():
 
 # %%
 spec = vitkit.ViTSpec(
-    image_size=8, patch_size=2, in_channels=1, num_classes=10, width=64, depth=3, num_heads=8,
-    mlp_width=128,
+    image_size=8, patch_size=2, in_channels=1, num_classes=10,
+    width=64, depth=3, num_heads=8, mlp_width=128,
 )  # fmt: skip
 ours = vitkit.ViT(spec).eval()
 print(ours.load_state_dict(model.state_dict()))
@@ -324,10 +330,10 @@ print(f"largest difference of {test_labels.numel() * 10:,} logits: {difference:.
 assert difference < 1e-4
 
 # %% [markdown]
-# What the library's class adds is the rest of this documentation: 30 variations in its spec, other
-# image sizes, fast attention, and files that describe themselves. A `state_dict` is a list of
-# tensors; who reads it has to know the model, the class names, and how images become tensors. A
-# checkpoint of vitkit has all this in one file:
+# What the library's class adds is the rest of this documentation: the variations of
+# `vitkit.ViTSpec`, other image sizes, fast attention, and files that describe themselves. A
+# `state_dict` is a list of tensors; who reads it has to know the model, the class names, and how
+# images become tensors. A checkpoint of vitkit has all this in one file:
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -397,8 +403,8 @@ with torch.no_grad():
 # number of attention weights of one head, the parameters? Write down your three numbers first.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10, width=64, depth=3,
-                  heads=8, hidden=128)  # fmt: skip
+pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10,
+                  width=64, depth=3, heads=8, hidden=128)  # fmt: skip
 with torch.no_grad():
     pixels(image)
 assert pixels.pos_embed.shape[1] == 64 + 1  # 65 tokens in place of 17

@@ -74,9 +74,8 @@ def start():
     torch.manual_seed(0)
     model = PlainViT(image_size=8, patch_size=4, channels=1, classes=10,
                      width=64, depth=3, heads=4, hidden=128)  # fmt: skip
-    loader = DataLoader(
-        train_part, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(0)
-    )  # fmt: skip
+    order = torch.Generator().manual_seed(0)
+    loader = DataLoader(train_part, batch_size=64, shuffle=True, generator=order)
     optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, RATE, EPOCHS * len(loader), pct_start=0.1, cycle_momentum=False
@@ -132,7 +131,7 @@ for epoch in range(1, EPOCHS + 1):
 # gradients since the start.
 #
 # The ViT paper does not name the loss that it minimises, as [notebook A, "Replicating the
-# paper"](index.md), says. For one label per image, the published code takes the cross-entropy of
+# paper"](index.md) says. For one label per image, the published code takes the cross-entropy of
 # the softmax, as here. On ImageNet-21k, where an image may belong to several classes, later code of
 # the authors ([big_vision](https://github.com/google-research/big_vision)) uses a sigmoid for each
 # class.
@@ -379,8 +378,8 @@ names = ("vit-paper", "vit-paper-decay01", "digits", "mnist", "cifar10-small")
 recipes = {
     name: TrainConfig(data="", **(USUAL | recipe_settings(name))) for name in names
 }
-fields = ("opt", "lr", "beta1", "beta2", "weight_decay", "batch_size", "epochs", "warmup_epochs",
-         "sched", "clip_grad", "label_smoothing", "shift", "flip")  # fmt: skip
+fields = ("opt", "lr", "beta1", "beta2", "weight_decay", "batch_size", "epochs",
+          "warmup_epochs", "sched", "clip_grad", "label_smoothing", "shift", "flip")  # fmt: skip
 rows = {field: [getattr(recipes[name], field) for name in names] for field in fields}
 rows["dropout"] = [recipes[name].spec.get("mlp_dropout", 0.0) for name in names]
 for field, values in ({"": names} | rows).items():
