@@ -18,6 +18,7 @@ QUICK = (
     "positions",
     "masked",
     "one-page",
+    "photograph",
 )
 
 
