@@ -15,6 +15,8 @@ from experiment import Experiment, Numbers, Options
 
 from vitkit.training.config.config_yaml import read_yaml
 
+KEPT = ("top1", "top1_low", "top1_high", "images", "confusion")
+
 
 def cifar10_8m(options: Options) -> Numbers:
     """Return the curve and the test score of the finished run."""
@@ -32,6 +34,7 @@ def cifar10_8m(options: Options) -> Numbers:
         if " model: " in line
     ]
     test = json.loads((run / "test.json").read_text())
+    last = max(int(path.name.split("-")[1]) for path in (run / "state").glob("step-*"))
     return {
         "model": settings["model"],
         "about": started.split(" model: ")[1],
@@ -40,9 +43,9 @@ def cifar10_8m(options: Options) -> Numbers:
         "threads": settings["threads"],
         "amp": settings["amp"],
         "minutes": 41,
-        "steps": steps[-1]["step"],
-        "images": steps[-1]["step"] * settings["batch_size"],
-        "test": test,
+        "steps": last,
+        "images": last * settings["batch_size"],
+        "test": {key: test[key] for key in KEPT},
         "epochs": [
             {
                 key: row[key]
