@@ -287,6 +287,7 @@ for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         body += bottleneck(inputs, width, first=block == 0)
         inputs = 4 * width
 print(f"ResNet-50: {body:,} without its head, {body + 2048 * 1000 + 1000:,} with it")
+assert body + 2048 * 1000 + 1000 == 25_557_032  # as torchvision counts
 
 # %% [markdown]
 # ## C. From scratch with einops

@@ -96,7 +96,7 @@ VARIANTS: dict[str, Variant] = {
     # Eq. 3
     **_bug("joint_norm", "E", "LayerNorm over tokens and width together"),
     **_bug("one_layer_mlp", "E", "an MLP of one layer"),
-    **_bug("relu", "E", "the argument `activation` ignored: ReLU"),
+    **_bug("relu", "E", "the argument for the activation ignored: ReLU"),
     # Eq. 4, loss, optimizer, evaluation
     **_bug("no_final_norm", "E", "no norm before the head"),
     **_bug("double_softmax", "E", "softmax in the model and in the loss"),

@@ -92,10 +92,10 @@ class BuggyViT(PlainViT):
     def _patches(self, images: Tensor) -> Tensor:
         """Return a row for each patch: (B, N, D)."""
         if "reshape" in self.bugs:  # E: strips of consecutive pixels, no squares
-            weight = self.patch_embed.weight.flatten(1)
+            weight = self.patch_embed.proj.weight.flatten(1)
             strips = images.reshape(len(images), -1, weight.shape[1])
-            return F.linear(strips, weight, self.patch_embed.bias)
-        return self.patch_embed(images).flatten(2).transpose(1, 2)
+            return F.linear(strips, weight, self.patch_embed.proj.bias)
+        return self.patch_embed(images)
 
     def _qkv(self, attn: Attention, z: Tensor) -> Tensor:
         """Return queries, keys and values: (3, B, h, T, d)."""

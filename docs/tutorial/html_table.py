@@ -63,7 +63,7 @@ class Table:
             f"<tr>{''.join(self._html(column, e) for column, e in enumerate(row))}</tr>"
             for row in self.rows
         )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<table class="docutils"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
     def _html(self, column: int, entry: Entry) -> str:
         text = escape(str(entry))

@@ -28,8 +28,7 @@ Part = tuple[Tensor, Tensor]
 FASHION_SIZES = {"image_size": 28, "patch_size": 4}
 FASHION_PARTS = {"train": 5_000, "val": 3_000, "test": 10_000}
 FASHION_VARIANTS = ("correct", "reshape", "large_normal", "one_head", "sliced_heads",
-                    "joint_norm", "double_softmax", "heads_in_a_list", "no_positions",
-                    "sines")  # fmt: skip
+                    "joint_norm", "double_softmax")  # fmt: skip
 """What is measured again with larger images: 49 patches of 4 x 4."""
 
 

@@ -3,7 +3,7 @@
 It is our own code, written after the notebook's description, for the comparison with
 `vitkit train mnist --recipe mnist`. Only slow code is replaced: the notebook computes attention
 twice and discards the first result, processes the images of a batch one by one, and creates its
-positions by a double loop in every forward pass.
+positions by a double loop in every forward pass, on the device that a global variable names.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ class NotebookViT(nn.Module):
         super().__init__()
         tokens = GRID * GRID + 1
         self.linear = nn.Linear(SIDE * SIDE // GRID**2, WIDTH)
+        # Mistake: `rand` makes all numbers positive, with a mean of 0.5.
         self.class_token = nn.Parameter(torch.rand(1, WIDTH))
         # Mistake: LayerNorm over tokens and width together. Its 1,000 weights and biases each fix
         # the number of tokens to 50, and a change to one token changes all others.
         self.norm1 = nn.LayerNorm((tokens, WIDTH))
         self.norm2 = nn.LayerNorm((tokens, WIDTH))
         self.attention = NotebookAttention()
+        # Mistake: an MLP of one layer; its output is never negative.
         self.mlp = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())
         # Mistake: a softmax here and another one in the loss, which cannot fall below 1.461.
         # Mistake: no norm before the head.

@@ -107,7 +107,15 @@ NUMBERS = {
         "160 px, notebook D: kernel 0",
         "15359 instead of 15360",
     ],
-    "05": ["4,990", "(64, 49, 16)", "(64, 50, 20)"],
+    "05": [
+        "168 training losses by hand and by Ignite are equal: True",
+        "TensorBoard: lr/group_0 training/loss validation/loss validation/accuracy",
+        "320 losses by hand and by vitkit",
+        "64 parts of 4 images",
+        "4,990",
+        "(64, 49, 16)",
+        "(64, 50, 20)",
+    ],
     "06": [],
     "07": [],
     "08": [],
@@ -123,6 +131,12 @@ NUMBERS = {
         "test accuracy 77.1%, 95 % interval 76.3% to 77.9%",
         "cat cat 72.3%",
         "1,000 names: tabby, tiger cat, Persian cat",
+    ],
+    "14": [
+        "the same bits: True",
+        "364.58 x 16 / 3750 = 1.5555",
+        "60.45 x 16 / 625 = 1.5475",
+        "ln(e + 9) - 1 = 1.4612",
     ],
 }
 """Chapter -> what it prints of the figures that the notebooks and pages give."""

@@ -17,6 +17,11 @@ QUICK = (
     "data-size",
     "positions",
     "masked",
+    "bugs",
+    "bugs-positions",
+    "bugs-fashion",
+    "fashion-rates",
+    "mnist-rates",
     "one-page",
     "photograph",
 )
