@@ -36,7 +36,7 @@ project = "vitkit"
 author = "the vitkit authors"
 version = release = vitkit.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "chapters",
-              "docstrings", "figures", "interactive", "notebooks", "sphinx_copybutton"]  # fmt: skip
+              "docstrings", "drawings", "figures", "interactive", "notebooks", "sphinx_copybutton"]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]

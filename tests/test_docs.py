@@ -9,6 +9,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from docutils import nodes
+from docutils.utils import new_document
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parent.parent
@@ -150,8 +152,18 @@ def test_a_chapter_knows_its_lines_and_shows_no_comments_for_ruff():
     notebook = chapters.read("# %% [markdown]\n# # A\n\n# %%\nx = 1  # fmt: skip\ny = 2  # why\n")
     assert notebook.metadata["source_map"] == [1, 4]
     assert notebook.cells[1].source == "x = 1\ny = 2  # why"
-    (cell,) = chapters.read("# %%\n# fmt: off\nx =  1\n# fmt: on\ny = 2\n# fmt: on\n").cells
-    assert cell.source.strip() == "x =  1\ny = 2"
+
+
+def test_a_file_that_a_page_includes_is_shown_without_comments_for_tools():
+    text = "def f():\n    # fmt: off\n    x = 1  # noqa: E1\n    # fmt: on\n    return x  # why\n"
+    document = new_document("page")
+    document += nodes.literal_block(text, text, source="/a/plain.py")
+    document += nodes.literal_block(text, text)
+    chapters.without_comments_for_tools(None, document)
+    included, written = document.children
+    assert included.astext() == "def f():\n    x = 1\n    return x  # why\n"
+    assert included.rawsource == included.astext(), "or it is not coloured"
+    assert written.astext() == text
 
 
 IMPORTS = '# %%\nimport os\n\n# %% tags=["written-out"]\nfrom made import Twice\n'

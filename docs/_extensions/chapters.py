@@ -20,7 +20,7 @@ import vitkit
 
 CELL = re.compile(r"^# %%", flags=re.MULTILINE)
 FOR_TOOLS = re.compile(
-    r"^[ \t]*# fmt: (?:off|on)\n|[ \t]*#[ \t]*(?:fmt: (?:skip|off|on)|noqa\b[^\n]*)$",
+    r"^[ \t]*# fmt: (?:off|on)\n?|[ \t]*#[ \t]*(?:fmt: skip|noqa\b[^\n]*|type: ignore[^\n]*)$",
     flags=re.MULTILINE,
 )
 TUTORIAL = Path(__file__).parents[1] / "tutorial"
@@ -81,6 +81,14 @@ def name_images(app: Sphinx, document: nodes.document) -> None:
                 image["alt"] = captions[0].astext()
 
 
+def without_comments_for_tools(app: Sphinx, document: nodes.document) -> None:
+    """Files that a page includes are shown as cells are, without the comments for ruff and mypy."""
+    for block in document.findall(nodes.literal_block):
+        if str(block.get("source", "")).endswith(".py"):
+            block.rawsource = FOR_TOOLS.sub("", block.astext()).rstrip() + "\n"
+            block.children = [nodes.Text(block.rawsource)]
+
+
 def link_names(app: Sphinx, document: nodes.document) -> None:
     """`vitkit.ViT` in a text leads to that name in the reference."""
     public = {f"vitkit.{name}" for name in vitkit.__all__}
@@ -101,8 +109,9 @@ EXECUTE = partial(
 
 
 def setup(app: Sphinx) -> dict[str, object]:
-    """Both when a page is read; `read` is given to myst-nb by conf.py."""
+    """All when a page is read; `read` is given to myst-nb by conf.py."""
     myst_nb.core.execute.cache.single_nb_execution = EXECUTE
     app.connect("doctree-read", name_images)
     app.connect("doctree-read", link_names)
+    app.connect("doctree-read", without_comments_for_tools)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

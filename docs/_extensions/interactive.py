@@ -54,6 +54,7 @@ def weights_script(path: Path = CHECKPOINT) -> str:
         "patch": spec.patch_size[0],
         "depth": spec.depth,
         "heads": spec.num_heads,
+        "one_page": (DOCS / "tutorial/00_one_page.py").exists(),
         "eps": spec.norm_eps,
         "mean": preprocess.mean[0],
         "std": preprocess.std[0],
@@ -166,6 +167,7 @@ def digit_numbers() -> dict[str, Any]:
         "misread": ["none", "one", "two", "three"][wrong],
         "depth": spec.depth,
         "heads": spec.num_heads,
+        "one_page": (DOCS / "tutorial/00_one_page.py").exists(),
         "right": per_cent_right(checkpoint),
         "without_positions": per_cent_right(without_positions(checkpoint)),
     }
@@ -233,6 +235,7 @@ class PartDirective(SphinxDirective):
         def link(target: str, anchor: str) -> str:
             return f"{relative_uri(page, target)}.html{anchor}"
 
+        self.env.note_dependency(str(CHECKPOINT))
         html = PARTS[self.name].html(self.name, " ".join(self.content), link)
         made = nodes.raw("", html, format="html")
         made["part"] = self.name

@@ -109,7 +109,7 @@ from plain_vit import PlainViT
 # | `self.weights`, drawn | [7, looking inside](07_looking_inside.py) |
 # | step 7, fine-tuning; a token that learns from a CNN | [8, transfer](08_transfer.py); [9, distillation](09_distillation.py) |
 # | where the block comes from: translation | [10, the Transformer](10_transformer.py) |
-# | every line, written wrongly | [11](11_bugs.py) and [12, bugs](12_lab_bugs.py) |
+# | every line, written wrongly; what that costs | [11](11_bugs.py) and [12, bugs](12_lab_bugs.py); [14, costs](14_bug_costs.py) |
 #
 # ## The data
 #
@@ -122,7 +122,7 @@ for name, split in digits.splits.items():
     counts = torch.from_numpy(split.labels).bincount(minlength=10)
     print(f"{name:<6}{len(split):>6} images; of each class: {counts.tolist()}")
 
-# %% mystnb={"figure": {"caption": "The first eight training images of each class, one row per class. 64 pixels are few: some digits are hard to read for people, too."}} tags=["hide-input"]
+# %% mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "The first eight training images of each class, one row per class. 64 pixels are few: some digits are hard to read for people, too."}} tags=["hide-input"]
 labels = torch.from_numpy(digits.splits["train"].labels)
 figure, axes = plt.subplots(10, 8, figsize=(4, 5))
 for number, row in enumerate(axes):
@@ -193,7 +193,7 @@ parameters = sum(p.numel() for p in model.parameters())
 print(f"{parameters:,} parameters, {len(losses)} steps, "
       f"{time.perf_counter() - start:.0f} s")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "The loss of each step. It starts near 2.3, the loss of equal probabilities for ten classes (log 10, dotted line). The spread from step to step comes from the batches: each has other images."}} tags=["hide-input"]
+# %% mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "The loss of each step. It starts near 2.3, the loss of equal probabilities for ten classes (log 10, dotted line). The spread from step to step comes from the batches: each has other images."}} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(6, 2.2))
 ax.plot(losses, linewidth=0.8)
 ax.axhline(torch.tensor(10.0).log().item(), color="grey", linewidth=0.8, linestyle=":")
@@ -261,6 +261,8 @@ for head, values in enumerate(maps):
     ax.axis("off")
 
 # %% [markdown]
+# A model of this size answers while you write: [draw a digit](draw_a_digit.md) in the page.
+#
 # ## The forward pass, line by line
 #
 # The lines of the code above once more, for this one image, with the shape of every result. The

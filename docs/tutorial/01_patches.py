@@ -83,7 +83,7 @@ print("image", tuple(image.shape))
 print("patches", tuple(patches.shape))
 print(f"{224 * 224 // 16**2} patches of {16 * 16 * 3} values")
 
-# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. The face and the flag are still visible, so each patch is a connected part of the image."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The 14 x 14 patches of the photograph, in the order in which the model reads them: row by row, from the top left. Each square is one token. The face and the flag are still visible, so each patch is a connected part of the image."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 squares = rearrange(patches[0], "N (C P Q) -> N P Q C", C=3, P=16)
 _ = grid_of([mosaic(squares, across=14)], across=1, size=4.2)
 
@@ -121,7 +121,7 @@ digits = torch.rand(5, 1, 28, 28)
 strips, tiles = digits.reshape(5, 49, 16), patchify(digits, (4, 4))
 print(tuple(strips.shape), tuple(tiles.shape), "equal:", torch.equal(strips, tiles))
 
-# %% mystnb={"figure": {"caption": "The photograph in grey, cut in both ways into 196 pieces of 256 values. Each piece is drawn as a square of 16 x 16. Left: a piece made by reshape is a little more than one row of pixels, so no square shows an object. Right: the pieces made by patchify are squares of the image."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The photograph in grey, cut in both ways into 196 pieces of 256 values. Each piece is drawn as a square of 16 x 16. Left: a piece made by reshape is a little more than one row of pixels, so no square shows an object. Right: the pieces made by patchify are squares of the image."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 grey = image.mean(1, keepdim=True)
 cuts = {
     "reshape": grey.reshape(196, 16, 16),
@@ -211,7 +211,7 @@ print("tokens", tuple(tokens.shape), "one column", tuple(column.shape))
 print("numbers 12 to 17:", " ".join(f"{number:5.2f}" for number in column[12:18]))
 print("equal:", torch.equal(maps[0, 0].flatten(), column))
 
-# %% mystnb={"figure": {"caption": "The first channel of the embedding, with random weights. Left: as a map of 14 x 14. The light wall (top) and the suit (lower left) can still be told apart, because each number summarises the pixels of its own patch. Right: the same 196 numbers in one row, as the encoder reads them; the white lines are the ends of the rows of the map. What was above and below is now 14 numbers apart."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The first channel of the embedding, with random weights. Left: as a map of 14 x 14. The light wall (top) and the suit (lower left) can still be told apart, because each number summarises the pixels of its own patch. Right: the same 196 numbers in one row, as the encoder reads them; the white lines are the ends of the rows of the map. What was above and below is now 14 numbers apart."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.4), width_ratios=[1, 2.6])
 axes[0].imshow(maps[0, 0])
 axes[0].set(xlabel="column", ylabel="row")
@@ -261,7 +261,7 @@ print_error(lambda: embedding(torch.rand(1, 3, 250, 250)))
 # $$ E_\text{pos}[n, 2i] = \sin(n\, 10000^{-2i/D}),\qquad
 #    E_\text{pos}[n, 2i+1] = \cos(n\, 10000^{-2i/D}) $$
 
-# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is the position vector of one token. The high frequencies at the left distinguish neighbours; the low frequencies at the right hardly change over the whole image. No two rows are equal."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The fixed table for 196 tokens and width 128. A row is the position vector of one token. The high frequencies at the left distinguish neighbours; the low frequencies at the right hardly change over the whole image. No two rows are equal."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 table = sincos_1d(196, 128)
 _ = heat(
     table, size=(6, 3.2), xlabel="index in the vector", ylabel="number of the token"
@@ -271,7 +271,7 @@ _ = heat(
 # An image has two dimensions. The fixed 2-D table uses half of the width for the row and half for
 # the column. The difference shows in the similarity of one position to all others.
 
-# %% mystnb={"figure": {"caption": "Similarity of all positions to the patch in row 7, column 7: the scalar product of the position vectors; bright means similar. With the 1-D table, the most similar positions are the neighbours in reading order, left and right. The patches directly above and below are much less similar. With the 2-D table there is a cross: the same row and the same column."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Similarity of all positions to the patch in row 7, column 7: the scalar product of the position vectors; bright means similar. With the 1-D table, the most similar positions are the neighbours in reading order, left and right. The patches directly above and below are much less similar. With the 2-D table there is a cross: the same row and the same column."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 flat, square = sincos_1d(196, 128), sincos_2d((14, 14), 128)
 similarity = [(t @ t[7 * 14 + 7]).reshape(14, 14) for t in (flat, square)]
 _ = grid_of(similarity, ["fixed 1-D", "fixed 2-D"], across=2, size=2.4)

@@ -87,7 +87,7 @@ pooled = {
 }
 pooled["equal weights"] = pool(torch.zeros(200, 40), values)
 
-# %% mystnb={"figure": {"caption": "Forty noisy measurements (dots) of the dotted curve, and four kinds of attention pooling. With a narrow Gaussian (s = 0.05) a query takes the value of its nearest key, with its noise. With s = 0.4 it averages over its neighbours and follows the curve. With s = 2 it averages over nearly everything, and with equal weights over all."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Forty noisy measurements (dots) of the dotted curve, and four kinds of attention pooling. With a narrow Gaussian (s = 0.05) a query takes the value of its nearest key, with its noise. With s = 0.4 it averages over its neighbours and follows the curve. With s = 2 it averages over nearly everything, and with equal weights over all."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(6, 3))
 ax.plot(keys, values, ".", color="0.4")
 ax.plot(queries, queries.sin(), ":", color="0.4")
@@ -157,7 +157,7 @@ print(
 # "Block by block"](coverage.md#d-block-by-block), leaves out the root. Here is its effect on the
 # weights.
 
-# %% mystnb={"figure": {"caption": "The largest of the 196 weights of a query, by the width d of random queries and keys. Divided by the root of d, it stays near 0.05 for every d, so a token combines many values. Without the division, one key gets more and more of the weight as d grows."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The largest of the 196 weights of a query, by the width d of random queries and keys. Divided by the root of d, it stays near 0.05 for every d, so a token combines many values. Without the division, one key gets more and more of the weight as d grows."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 widths = [4, 8, 16, 32, 64, 128]
 largest = {"divided by the root": [], "not divided": []}
 for width in widths:
@@ -182,7 +182,7 @@ _ = ax.legend()
 # to the patches that look similar. A trained model adds matrices, which decide which features are
 # compared and which are passed on.
 
-# %% mystnb={"figure": {"caption": "The photograph, and the attention weights of each marked patch. The patch on the suit attends to orange, the one on the collar to black, the one on the wall to light grey: a patch attends to patches of its colour, at any position. The blackest patches get more weight than the collar itself, because a scalar product grows with the length of the vectors."}}
+# %%
 photograph = (
     torch.from_numpy(data.astronaut()[:448, :448]).permute(2, 0, 1).float()[None] / 255
 )
@@ -196,6 +196,8 @@ _, weights = vitkit.scaled_dot_product_attention(
 )
 marked = {"suit": (10, 3), "collar": (6, 5), "wall": (2, 4)}
 maps = [weights[14 * row + column].view(14, 14) for row, column in marked.values()]
+
+# %% mystnb={"figure": {"caption": "The photograph, and the attention weights of each marked patch. The patch on the suit attends to orange, the one on the collar to black, the one on the wall to light grey: a patch attends to patches of its colour, at any position. The blackest patches get more weight than the collar itself, because a scalar product grows with the length of the vectors."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure = grid_of(
     [quarters[0].permute(1, 2, 0).clamp(0, 1), *maps], ["", *marked], across=4, size=2
 )
@@ -314,7 +316,7 @@ print(f"parameters: {sum(p.numel() for p in attention.parameters()):,}")
 # divides by the root of a head's width. That is one head, whose scores are too large by a factor of
 # $\sqrt{12}$:
 
-# %% mystnb={"figure": {"caption": "The sorted weights of one query, averaged over 197 queries of random tokens. Split into 12 heads, the weight is spread over many keys. Not split, with the root of 64 for vectors of 768 numbers, the first few keys get most of the weight."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The sorted weights of one query, averaged over 197 queries of random tokens. Split into 12 heads, the weight is spread over many keys. Not split, with the root of 64 for vectors of 768 numbers, the first few keys get most of the weight."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 long_q, long_k = torch.randn(2, 197, 768)
 short_q, short_k = long_q.unflatten(1, (12, 64)), long_k.unflatten(1, (12, 64))
 rows = {

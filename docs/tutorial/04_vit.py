@@ -168,7 +168,7 @@ beside = cnns | {
 for name, number in beside.items():
     print(f"{name:<23}{number:>12,}")
 
-# %% mystnb={"figure": {"caption": "Parameters of ResNets (orange) and ViTs (blue) for 1,000 classes, in millions. ViT-B/16 is more than three times as large as ResNet-50. The largest ViT of the paper has two thirds of the parameters of the CNN that it was compared with."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Parameters of ResNets (orange) and ViTs (blue) for 1,000 classes, in millions. ViT-B/16 is more than three times as large as ResNet-50. The largest ViT of the paper has two thirds of the parameters of the CNN that it was compared with."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 shown = {name: number for name, number in beside.items() if "without" not in name}
 figure, ax = plt.subplots(figsize=(6, 2.2))
 colours = ["#4c72b0" if name.startswith("ViT") else "#dd8452" for name in shown]
@@ -243,7 +243,7 @@ patch, head = 768 * (16 * 16 * 3 + 1), 1000 * (768 + 1)
 print(f"multiply-adds {(196 * patch + mlp + norms + head) / 1e6:.2f} M")
 print(f"parameters    {(patch + mlp + norms + head) * 4 / 1e6:.0f} MB")
 
-# %% mystnb={"figure": {"caption": "The share of the attention products in a block's multiply-adds, by image size, for ViT-B/16. At 224 pixels it is 4 %. The products grow with the square of the number of tokens, everything else grows linearly; at 1,024 pixels they are nearly half."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "The share of the attention products in a block's multiply-adds, by image size, for ViT-B/16. At 224 pixels it is 4 %. The products grow with the square of the number of tokens, everything else grows linearly; at 1,024 pixels they are nearly half."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 sides, shares = [224, 384, 512, 768, 1024], []
 for side in sides:
     T, D, D_mlp = (side // 16) ** 2 + 1, 768, 3072

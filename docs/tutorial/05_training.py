@@ -10,27 +10,38 @@
 #
 # A model of chapter 4 starts with random weights. In each step, training takes a batch of images,
 # compares the logits with the labels by cross-entropy, and moves every parameter a little against
-# the gradient of that loss. These few lines are the same in every program. What differs is the
-# data, the optimizer and the learning rate. vitkit calls such a set of choices a recipe, and every
-# recipe has a name.
+# the gradient of that loss. This chapter writes the step out, then builds the same loop with
+# PyTorch-Ignite, then runs it with `vitkit.train`.
 #
-# Three models are trained from scratch: on digits while this chapter runs, on MNIST and CIFAR-10 by
-# commands whose results are read from files. The MNIST model is compared with the model of notebook
-# E, the lab notebook. At the end, each ingredient of the recipe is left out in turn.
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** to write, check and read a training: loop, handlers, curves, errors, recipe.
+# - **You need** [chapter 0](00_one_page.py); [chapter 4](04_vit.py) for the names of the models.
+# - **Reading** about 35 minutes
+# :::
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports of this page"}
 import json
 import math
 import tempfile
+from pathlib import Path
 from statistics import mean
 
 import notebook_mnist
 import torch
-from drawing import count
+from drawing import count, print_wrapped
+from ignite.engine import Engine, Events, create_supervised_evaluator
+from ignite.handlers import Checkpoint, DiskSaver
+from ignite.handlers.tensorboard_logger import TensorboardLogger
+from ignite.metrics import Accuracy, Loss
 from matplotlib import pyplot as plt
 from measured import measured, with_spread
+from plain_vit import PlainViT
+from shifted_digits import images as tensors_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset, random_split
 
 import vitkit
 from vitkit.training.config.run_config import USUAL
@@ -41,35 +52,252 @@ from vitkit.training.recipes import recipe_settings
 
 torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80
+folder = tempfile.TemporaryDirectory()
+here = Path(folder.name)
 
 # %% [markdown]
-# ## Digits
+# ## A step in twelve lines
 #
-# `vitkit.train` and the command `vitkit train digits --recipe digits` do the same. The recipe has
-# 160 epochs; a fifth of them is enough to see the model learn. A tenth of the training images is
-# held out as a validation split. The weights of the epoch with the best validation accuracy are
-# kept. The test split is read once, at the end.
+# The data are the digits, and the model is the plain ViT of chapter 0 with patches of 4 x 4 pixels,
+# which learns in seconds. A tenth of the training images is held out as the validation split. The
+# function below gives the same initial weights and the same order of images whenever it is called.
 
 # %%
-folder = tempfile.TemporaryDirectory()
+EPOCHS, RATE = 8, 3e-3
+train_part, val_part = random_split(
+    TensorDataset(*tensors_of("train")), (1294, 144), torch.Generator().manual_seed(0)
+)
+val_loader = DataLoader(val_part, batch_size=144)
+
+
+def start():
+    torch.manual_seed(0)
+    model = PlainViT(image_size=8, patch_size=4, channels=1, classes=10,
+                     width=64, depth=3, heads=4, hidden=128)  # fmt: skip
+    loader = DataLoader(
+        train_part, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(0)
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, RATE, EPOCHS * len(loader), pct_start=0.1, cycle_momentum=False
+    )
+    return model, loader, optimizer, schedule
+
+
+# %% [markdown]
+# These are the two functions that every notebook has. `train` makes one pass over the images, an
+# epoch; `evaluate` measures and changes nothing.
+
+
+# %%
+def train(model, loader, optimizer, schedule):
+    model.train()  # dropout on, where there is any
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()  # else this gradient would be added to the last one
+        logits = model(images)  # forward: (B, classes)
+        loss = F.cross_entropy(logits, labels)  # mean over the batch: one number
+        loss.backward()  # backward: a gradient for every parameter
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # no step of outliers
+        optimizer.step()  # move every parameter
+        schedule.step()  # the learning rate of the next step
+        losses.append(loss.item())
+    return losses
+
+
+def evaluate(model, loader):
+    model.eval()  # dropout off
+    total = right = seen = 0
+    with torch.no_grad():  # keep nothing for a backward pass
+        for images, labels in loader:
+            logits = model(images)
+            total += F.cross_entropy(logits, labels, reduction="sum").item()
+            right += (logits.argmax(1) == labels).sum().item()
+            seen += len(labels)
+    return total / seen, right / seen
+
+
+by_hand, validated = [], []
+model, loader, optimizer, schedule = start()
+for epoch in range(1, EPOCHS + 1):
+    by_hand += train(model, loader, optimizer, schedule)
+    validated.append(evaluate(model, val_loader))
+    loss, accuracy = validated[-1]
+    print(f"epoch {epoch}: last training loss {by_hand[-1]:.3f}, "
+          f"validation loss {loss:.3f}, accuracy {accuracy:.1%}")  # fmt: skip
+
+# %% [markdown]
+# Forgetting `eval()` or `no_grad()` raises no error. The first leaves dropout on, so the score is
+# too low and random; the second only costs memory and time. Forgetting `zero_grad()` adds all
+# gradients since the start.
+#
+# The ViT paper does not name the loss that it minimises, as [notebook A, "Replicating the
+# paper"](index.md), says. For one label per image, the published code takes the cross-entropy of
+# the softmax, as here. On ImageNet-21k, where an image may belong to several classes, later code of
+# the authors ([big_vision](https://github.com/google-research/big_vision)) uses a sigmoid for each
+# class.
+#
+# ## The same loop with PyTorch-Ignite
+#
+# [Notebook B, "Attention in vision, CIFAR-10, Ignite"](index.md) trains with
+# [PyTorch-Ignite](https://pytorch-ignite.ai). An `Engine` is the loop: it calls one function with
+# each batch. Everything else is a *handler*, a function that the engine calls at an event, such as
+# the end of an epoch. So logging, metrics and saving do not stand in the loop.
+
+# %%
+model, loader, optimizer, schedule = start()
+by_ignite = []
+
+
+def step(engine, batch):
+    model.train()
+    images, labels = batch
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(images), labels)
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+    return loss.item()
+
+
+trainer = Engine(step)
+metrics = {"accuracy": Accuracy(), "loss": Loss(nn.CrossEntropyLoss())}
+evaluator = create_supervised_evaluator(model, metrics)  # eval() and no_grad() inside
+
+
+@trainer.on(Events.ITERATION_COMPLETED)
+def keep_the_loss(engine):
+    by_ignite.append(engine.state.output)  # what `step` returned
+
+
+@trainer.on(Events.EPOCH_COMPLETED)
+def validate(engine):
+    scores = evaluator.run(val_loader).metrics
+    if engine.state.epoch % 4 == 0:
+        print(f"epoch {engine.state.epoch}: validation loss {scores['loss']:.3f}, "
+              f"accuracy {scores['accuracy']:.1%}")  # fmt: skip
+
+
+# %% [markdown]
+# The handlers of notebook B: the weights with the best validation accuracy are saved, and the
+# learning rate, the training loss and the validation metrics are logged for TensorBoard.
+
+# %%
+best = Checkpoint(
+    {"model": model}, DiskSaver(here / "ignite"), filename_prefix="best", n_saved=1,
+    score_name="accuracy", global_step_transform=lambda *_: trainer.state.epoch,
+)  # fmt: skip
+evaluator.add_event_handler(Events.COMPLETED, best)
+
+with TensorboardLogger(log_dir=here / "ignite-logs") as logger:
+    logger.attach_opt_params_handler(trainer, Events.ITERATION_STARTED, optimizer)
+    logger.attach_output_handler(
+        trainer, Events.ITERATION_COMPLETED, "training",
+        output_transform=lambda loss: {"loss": loss},
+    )  # fmt: skip
+    logger.attach_output_handler(
+        evaluator, Events.COMPLETED, "validation", metric_names=["loss", "accuracy"],
+        global_step_transform=lambda *_: trainer.state.iteration,
+    )  # fmt: skip
+    trainer.run(loader, max_epochs=EPOCHS)
+print("saved, with the epoch and its accuracy:", best.last_checkpoint.name)
+
+# %% [markdown]
+# It is the same loop: with the same initial weights and the same order of images, all losses are
+# equal to the last bit. TensorBoard's event files, which `tensorboard --logdir FOLDER` draws in a
+# browser, can be read by Python, too:
+
+# %%
+assert by_ignite == by_hand
+print(f"{len(by_hand)} training losses by hand and by Ignite are equal:",
+      by_ignite == by_hand)  # fmt: skip
+events = EventAccumulator(str(here / "ignite-logs"))
+events.Reload()
+print("TensorBoard:", *events.Tags()["scalars"])
+logged = [point.value for point in events.Scalars("validation/accuracy")]
+assert all(
+    math.isclose(a, b[1], rel_tol=1e-6) for a, b in zip(logged, validated, strict=True)
+)
+
+# %% mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "From the event files of TensorBoard. Left: the loss of each training step, and the validation loss after each epoch (dots). Right: the learning rate, which rises for a tenth of the steps (warm-up), because the first gradients come from random weights, and then falls by a cosine to nearly zero, which averages out the noise of the last steps."}} tags=["hide-input"]
+figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.6))
+for tag, style in (("training/loss", "-"), ("validation/loss", "o")):
+    points = events.Scalars(tag)
+    left.plot([p.step for p in points], [p.value for p in points], style, label=tag)
+left.set(xlabel="step", ylabel="loss")
+left.legend()
+points = events.Scalars("lr/group_0")
+right.plot([p.step for p in points], [p.value for p in points])
+right.set(xlabel="step", ylabel="learning rate")
+_ = figure.tight_layout()
+
+# %% [markdown]
+# ## The same with vitkit
+#
+# `vitkit.train`, or the command `vitkit train digits --recipe digits`, is an Ignite engine with its
+# handlers attached: the curves, the best weights, a state to resume from, a report. A *recipe* is a
+# set of choices with a name: model, optimizer, rate, changes to the images. This is what its first
+# batch looks like; the recipe shifts each image by at most one pixel:
+
+# %% mystnb={"figure": {"caption": "The first twelve images that the recipe `digits` feeds to the model, with their labels: the same digits as in chapter 0, some of them shifted by a pixel, so that a column at the edge is empty."}}
+vitkit.show_batch("digits", recipe="digits", max_images=12)
+
+# %% [markdown]
+# A handler of your own is a `vitkit.Callback`; it is passed in `callbacks`. This one computes the
+# loss of each step by hand, in one line, before the step is made, and compares it with the loss
+# that vitkit reports. The recipe smooths the labels by 0.1, so this stands in the line as well.
+
+
+# %%
+class CompareLosses(vitkit.Callback):
+    preprocess = vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,))
+
+    def on_start(self, trainer):
+        self.by_hand, self.reported = [], []
+
+    def before_step(self, trainer, batch):
+        images = batch.images(self.preprocess, torch.device("cpu"))
+        with torch.no_grad():
+            logits = trainer.training_step.model(images)
+        loss = F.cross_entropy(logits, batch.labels, label_smoothing=0.1)
+        self.by_hand.append(loss.item())
+
+    def after_step(self, trainer, result):
+        self.reported.append(result.loss)
+
+    def after_epoch(self, trainer):
+        if trainer.epoch % 8 == 0:
+            print(f"epoch {trainer.epoch}: step {trainer.progress.step}, "
+                  f"learning rate {trainer.learning_rate:.5f}")  # fmt: skip
+
+
+compare = CompareLosses()
 result = vitkit.train(
     "digits", recipe="digits", epochs=32, warmup_epochs=3.0, log_interval=5,
-    log_histograms=False, log_examples=False, quiet=True, output=f"{folder.name}/digits",
+    callbacks=[compare], log_histograms=False, log_examples=False, quiet=True,
+    output=here / "digits",
 )  # fmt: skip
+pairs = list(zip(compare.by_hand, compare.reported, strict=True))
+difference = max(abs(a - b) for a, b in pairs)
+print(f"{len(pairs)} losses by hand and by vitkit differ by at most {difference:g}")
+assert difference < 1e-5
+
+# %% [markdown]
+# The recipe has 160 epochs; a fifth of them is enough to see the model learn. The weights of the
+# epoch with the best validation accuracy are kept. The test split is read once, at the end. A run
+# writes a folder: its settings, metrics, log, figures, weights to share, and a state from which a
+# stopped run resumes with exactly the same bits.
+
+# %%
 test = result.metrics["test"]
 print(f"{count(vitkit.load(result.best).model):,} parameters, {result.stopped}")
 print(f"accuracy {test['top1']:.1%} on {test['images']:.0f} test images,")
 print(f"95 % interval {test['top1_low']:.1%} to {test['top1_high']:.1%}")
+files = sorted(path.name for path in result.run.iterdir() if path.name[0] != ".")
+print_wrapped(" ".join(files))
 
-# %% [markdown]
-# A run writes a folder: its settings, its metrics as JSON lines and as a table, its log, weights to
-# share, and a state from which a stopped run resumes with exactly the same bits.
-
-# %%
-for path in sorted(result.run.iterdir()):
-    print(path.name + ("/" if path.is_dir() else ""))
-
-# %% mystnb={"figure": {"caption": "The run, read from metrics.jsonl. Left: the training loss stays above the validation loss, because only the training images are shifted and only their labels are smoothed. Right: the validation accuracy rises fast. Then it changes in visible steps, because a single image counts much in so small a split."}}
+# %% mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "The run, read from metrics.jsonl. Left: the training loss stays above the validation loss, because only the training images are shifted and only their labels are smoothed. Right: the validation accuracy rises fast. Then it changes in visible steps, because a single image counts much in so small a split."}} tags=["hide-input"]
 rows = [
     json.loads(line) for line in (result.run / "metrics.jsonl").read_text().splitlines()
 ]
@@ -85,25 +313,57 @@ right.set(xlabel="epoch", ylabel="validation accuracy")
 _ = figure.tight_layout()
 
 # %% [markdown]
-# `tensorboard --logdir RUNS` draws the same curves in a browser, for every run in a folder.
-# TensorBoard stores them in event files, which Python can read:
+# ## Read the errors
+#
+# One number hides where a model is wrong. The confusion matrix counts for each true class (row)
+# what was predicted (column); the images with the highest loss show why. Reading the errors of the
+# test split is a report; a choice that follows from them would need other images for its test.
 
-# %%
-events = EventAccumulator(str(result.run / "tensorboard"))
-events.Reload()
-tags = events.Tags()["scalars"]
-print(len(tags), "curves:", *tags[:6], "...")
-logged = [point.value for point in events.Scalars("val/top1")]
-difference = max(abs(a - b["val_top1"]) for a, b in zip(logged, epochs, strict=True))
-print(f"val/top1 in the two files differs by {difference:.0e}")
+# %% mystnb={"figure": {"caption": "The confusion matrix on the test split. The diagonal is right. Errors outside of it come in pairs of digits with similar shapes; a column with many numbers would mean a class that is predicted too often."}}
+scores = vitkit.evaluate(result.best, "digits", split="test")
+worst = min(scores.per_class, key=lambda score: score.accuracy)
+print(f"{int((~scores.right).sum())} errors; worst class: {worst.name}, "
+      f"{worst.right} of {worst.images} right")  # fmt: skip
+scores.plot("digits, test")
 
-# %% mystnb={"figure": {"caption": "The learning rate as TensorBoard has it. It rises linearly for three epochs (warm-up), because the first gradients come from random weights and the first steps should be small. Then it falls by a cosine to nearly zero, which averages out the noise of the last steps."}}
-rates = events.Scalars("lr")
-figure, ax = plt.subplots(figsize=(5, 2.2))
-ax.plot([point.step for point in rates], [point.value for point in rates], marker=".")
-_ = ax.set(xlabel="step", ylabel="learning rate")
+# %% mystnb={"figure": {"caption": "The ten test images with the highest loss, highest first, each with its label, the predicted class and the loss. Look at each before you call it a fault of the model: some digits are closed or cut off at this size, so that people disagree, too."}}
+scores.top_losses(10).plot()
 
 # %% [markdown]
+# ## A large batch in small parts
+#
+# The paper trains with batches of 4,096 images. Their activations do not fit into the memory of one
+# device. They need not: the mean of a batch is the mean of the means of its equal parts, and
+# `backward()` adds to the gradient that is there. So the parts go through the model one after the
+# other, each loss is divided by the number of parts, and one step is made at the end. This is
+# *gradient accumulation*. The proof has ten lines:
+
+# %%
+images, labels = next(iter(DataLoader(train_part, batch_size=256)))
+
+
+def gradient(parts: int) -> torch.Tensor:
+    model.zero_grad()
+    for some, truth in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+        loss = F.cross_entropy(model(some), truth) / parts
+        loss.backward()  # adds to p.grad
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+whole = gradient(1)
+for parts in (2, 8, 64):
+    error = (gradient(parts) - whole).abs().max() / whole.abs().max()
+    print(
+        f"{parts:>2} parts of {256 // parts:>3} images: gradient differs by {error:.0e}"
+    )
+    assert error < 1e-4
+
+# %% [markdown]
+# The rest is the rounding of float32. Two conditions: the loss is a mean over parts of equal size,
+# and no layer mixes the images of a batch. BatchNorm does mix them; a ViT has LayerNorm, which does
+# not. The batch of the paper in parts of 64 images is
+# `vitkit train ... --batch-size 4096 --grad-accum-steps 64`.
+#
 # ## What the paper states
 #
 # The ViT paper trains with Adam, $\beta_1 = 0.9$, $\beta_2 = 0.999$, a batch size of 4,096 and a
@@ -114,7 +374,7 @@ _ = ax.set(xlabel="step", ylabel="learning rate")
 # that the notebooks state. The table below compares them with recipes for two CPU cores, which have
 # smaller batches, less weight decay and no dropout.
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the code of the table"}
 names = ("vit-paper", "vit-paper-decay01", "digits", "mnist", "cifar10-small")
 recipes = {
     name: TrainConfig(data="", **(USUAL | recipe_settings(name))) for name in names
@@ -148,15 +408,15 @@ print(
 # So with Adam, a weight with large gradients hardly decays at all. Where gradients are small, the
 # decay is scaled up to a full step, and the weight goes to zero. With AdamW all weights decay at
 # the same rate. A decay of 0.1 or 0.3 is meant for AdamW; in vitkit both `adam` and `adamw` apply
-# the decay separately. [Notebook A](index.md) uses `torch.optim.Adam(weight_decay=0.1)`, which is
-# the first line.
+# the decay separately. Notebook A uses `torch.optim.Adam(weight_decay=0.1)`, which is the first
+# line.
 #
 # The small recipes use Muon ([K. Jordan](https://kellerjordan.github.io/posts/muon/)). If
 # $U S V^\top$ is the singular value decomposition of a matrix's averaged gradient, Muon steps along
 # $U V^\top$, so the step has the same length in every direction. Muon updates the matrices of the
 # blocks; AdamW updates everything else.
 
-# %% mystnb={"figure": {"caption": "Mean of 300 weights that start at 1. Their gradients are pure noise of three sizes; decay 0.1, rate 0.01. Adam (solid): the smaller the gradients, the faster the weights go to zero; weights with large gradients hardly change. AdamW (dashed): the three lines coincide, and equal Adam's line for gradients of size 1."}}
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the experiment", "figure": {"caption": "Mean of 300 weights that start at 1. Their gradients are pure noise of three sizes; decay 0.1, rate 0.01. Adam (solid): the smaller the gradients, the faster the weights go to zero; weights with large gradients hardly change. AdamW (dashed): the three lines coincide, and equal Adam's line for gradients of size 1."}}
 noise = torch.tensor([0.1, 1.0, 10.0])[:, None]  # the scale of the gradients
 traces = {}
 for name, make in {"Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW}.items():
@@ -358,7 +618,7 @@ print(f"{ingredients['steps']} steps of {ingredients['batch']} images, "
 for name, values in scores.items():
     print(f"{name:<33}{with_spread(values)}  {100 * (mean(values) - base):+.2f} points")
 
-# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of a variant's seeds. The grey band is the range of the unchanged recipe. A variant inside the band is not distinguishable from the recipe. A variant whose dots lie to the left of it is worse; one to the right would be better. Dots at the left edge lie outside the figure; the table has their numbers."}}
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "Each dot is one training, each bar the mean of a variant's seeds. The grey band is the range of the unchanged recipe. A variant inside the band is not distinguishable from the recipe. A variant whose dots lie to the left of it is worse; one to the right would be better. Dots at the left edge lie outside the figure; the table has their numbers."}}
 figure, ax = plt.subplots(figsize=(6.4, 3.6))
 ax.axvspan(min(scores["the recipe"]), max(scores["the recipe"]), color="#dddddd")
 left_edge = base - 0.15  # dots further left are drawn here
@@ -381,9 +641,9 @@ _ = figure.tight_layout()
 #
 # CIFAR-10 has colour photographs of ten classes of objects, with varied backgrounds. A plain ViT
 # with fewer than a million parameters is trained from scratch on a CPU: `vitkit train cifar10
-# --recipe cifar10-small`, here for half of its 24 epochs. Notebook B writes this training loop with
-# PyTorch-Ignite, which also distributes the images to several devices. In vitkit, `--devices 4`
-# starts four processes with the same loop.
+# --recipe cifar10-small`, here for half of its 24 epochs. Notebook B distributes the images to
+# several devices with PyTorch-Ignite; in vitkit, `--devices 4` starts four processes with the same
+# loop.
 
 # %%
 small = recipe_settings("cifar10-small")
@@ -395,7 +655,7 @@ print(run["command"])
 print(f"test {run['test_top1']:.2%} after {run['seconds'] / 60:.0f} minutes, "
       f"threads: {run['threads']}, half precision: {run['amp']}")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "CIFAR-10 from scratch. Left: the loss on augmented training images and on validation images. The validation loss is lower, because its images are not shifted and its labels not smoothed. If the model overfitted, the validation loss would rise while the training loss still falls; in twelve epochs it does not. Right: the validation accuracy by epoch, which rises more and more slowly."}}
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "CIFAR-10 from scratch. Left: the loss on augmented training images and on validation images. The validation loss is lower, because its images are not shifted and its labels not smoothed. If the model overfitted, the validation loss would rise while the training loss still falls; in twelve epochs it does not. Right: the validation accuracy by epoch, which rises more and more slowly."}}
 figure, (left, right) = plt.subplots(1, 2, figsize=(7, 2.6))
 rows = run["epochs"]
 numbers = [row["epoch"] for row in rows]
@@ -411,9 +671,19 @@ _ = figure.tight_layout()
 # With all 24 epochs and two more, the model reached 83.5 % on another machine
 # (`docs/benchmarks.md`).
 #
+# ## What you know now
+#
+# - A step is: clear the gradient, forward, loss, backward, clip, update, next rate. It is the same
+#   by hand, in Ignite and in vitkit, which was checked loss by loss.
+# - Handlers keep logging, metrics and saving out of the loop.
+# - Weight decay belongs beside Adam's step, not inside of it (AdamW), and on matrices only.
+# - A large batch can be computed in parts, with the same gradient.
+# - A recipe is judged by changing one ingredient at a time, with several seeds, on images that are
+#   not the test split.
+#
 # ## Exercises
 #
-# **1.** Write the learning rate as a function of the step: linear up to `peak` over `warmup` steps,
+# **1. Build.** Write the learning rate as a function of the step: linear up to `peak` over `warmup` steps,
 # then half a cosine down to `low` at the last step. Compare it with `learning_rate` of
 # `vitkit.training.optimization.schedule`.
 
@@ -433,7 +703,7 @@ assert math.isclose(rate_of(209, 4e-3, 1e-5, 210, 2520), 4e-3)
 assert math.isclose(rate_of(2519, 4e-3, 1e-5, 210, 2520), 1e-5)
 
 # %% [markdown]
-# **2.** Label smoothing of 0.1 distributes a tenth of the probability equally over all ten classes.
+# **2. Predict, then run.** Label smoothing of 0.1 distributes a tenth of the probability equally over all ten classes.
 # What is then the lowest possible training loss? Check it with torch.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -447,7 +717,7 @@ assert math.isclose(lowest, 0.5, rel_tol=1e-2)
 assert epochs[-1]["train_loss"] > lowest
 
 # %% [markdown]
-# **3.** The notebook divides its loss by the batch size twice. Show that Adam still takes the same
+# **3. Show.** Notebook E divides its loss by the batch size twice. Show that Adam still takes the same
 # steps, and that SGD does not.
 
 
@@ -467,6 +737,36 @@ once, twice = (weights_after(torch.optim.Adam, divisor) for divisor in (1, 16))
 torch.testing.assert_close(once, twice, rtol=0, atol=1e-5)
 once, twice = (weights_after(torch.optim.SGD, divisor) for divisor in (1, 16))
 assert (once - twice).abs().max() > 1e-4
+
+# %% [markdown]
+# **4. Train.** Train the plain ViT of this chapter for one epoch with batches of 64, once whole and
+# once in four parts each. The losses agree. Hint: the last batch has 14 images, so its parts are not
+# equal; give each part its share of the batch as weight.
+
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+def losses_in(parts: int) -> list[float]:
+    model, loader, optimizer, schedule = start()
+    losses = []
+    for images, labels in loader:
+        optimizer.zero_grad()
+        total = 0.0
+        for some, truth in zip(images.chunk(parts), labels.chunk(parts), strict=True):
+            share = len(truth) / len(labels)
+            loss = F.cross_entropy(model(some), truth) * share
+            loss.backward()
+            total += loss.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(total)
+    return losses
+
+
+in_parts = losses_in(4)
+assert len(in_parts) == len(loader)
+pairs = zip(in_parts, by_hand, strict=False)  # by_hand has all epochs
+assert all(math.isclose(a, b, abs_tol=0.01) for a, b in pairs)
 
 # %% tags=["remove-cell"]
 folder.cleanup()

@@ -83,7 +83,7 @@ print("pre-trained on  " + "".join(f"{name:>14}" for name in IMAGES))
 for name, scores in PAPER.items():
     print(f"{name:<16}" + "".join(f"{score or '-':>14}" for score in scores))
 
-# %% mystnb={"figure": {"caption": "ImageNet accuracy after fine-tuning, by the number of images for pre-training (logarithmic axis): the paper's own numbers. Pre-trained on 1.3 million images, the large models (blue, L) are worse than the base models (green, B) with the same patches. With 303 million images the larger models are the better ones, level with the best CNNs (grey crosses: ResNets and BiT, pre-trained on JFT). B/32 gains nothing from the last step."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "ImageNet accuracy after fine-tuning, by the number of images for pre-training (logarithmic axis): the paper's own numbers. Pre-trained on 1.3 million images, the large models (blue, L) are worse than the base models (green, B) with the same patches. With 303 million images the larger models are the better ones, level with the best CNNs (grey crosses: ResNets and BiT, pre-trained on JFT). B/32 gains nothing from the last step."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(6.2, 3.4))
 colours = {"B": "#55a868", "L": "#4c72b0", "H": "#c44e52"}
 for name, scores in PAPER.items():
@@ -151,7 +151,7 @@ print(f"dense matrix {28 * 28 * 32 * 14 * 14:,} parameters, kernel {kernel.numel
 # every other shift, each patch contains other pixels, and every token changes. The model must learn
 # that both images mean the same. Random shifts during training help it to do so.
 
-# %% mystnb={"figure": {"caption": "A photograph is shifted by some pixels, and the output of a layer is shifted back. The feature maps of a convolution are then unchanged, for every shift. Tokens of 7 x 7 patches are unchanged only at 0, 7 and 14 pixels; halfway between, the change is about half as large as the tokens themselves."}}
+# %%
 photograph = (
     torch.from_numpy(data.camera()[100:212, 180:292]).float()[None, None] / 255 - 0.5
 )
@@ -169,6 +169,7 @@ def change(layer, shift: int, cell: int) -> float:
     return float((shifted - layer(photograph)).norm() / layer(photograph).norm())
 
 
+# %% mystnb={"figure": {"caption": "A photograph is shifted by some pixels, and the output of a layer is shifted back. The feature maps of a convolution are then unchanged, for every shift. Tokens of 7 x 7 patches are unchanged only at 0, 7 and 14 pixels; halfway between, the change is about half as large as the tokens themselves."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 shifts = range(15)
 with torch.no_grad():
     figure, ax = plt.subplots(figsize=(5.4, 2.6))
@@ -208,7 +209,7 @@ for number, scores in accuracies.items():
     print(f"{number:>9,}   {with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
           f"{lead:+.2f} points")  # fmt: skip
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their range as a band. The CNN is 5 to 7 points better everywhere, far more than the width of the bands. Both lines are flat from 10,000 images on."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their range as a band. The CNN is 5 to 7 points better everywhere, far more than the width of the bands. Both lines are flat from 10,000 images on."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(5.6, 3))
 for network, colour in (("CNN", "#dd8452"), ("ViT", "#4c72b0")):
     band(
@@ -297,7 +298,7 @@ print(f"on test digits {error:.2f}")
 print(f"predicting the mean of all pixels: {baseline:.2f}")
 
 
-# %% mystnb={"figure": {"caption": "Eight test digits. Top: the image. Middle: half of the patches are hidden (grey). Bottom: the hidden patches are replaced by the predictions. The prediction continues a stroke where the visible patches determine the digit. It is blurred where several digits are possible, because the squared error is smallest at the mean of all possibilities."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Eight test digits. Top: the image. Middle: half of the patches are hidden (grey). Bottom: the hidden patches are replaced by the predictions. The prediction continues a stroke where the visible patches determine the digit. It is blurred where several digits are possible, because the squared error is smallest at the mean of all possibilities."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 def images_of(patches: torch.Tensor) -> torch.Tensor:
     return rearrange(patches, "B (r c) (p q) -> B (r p) (c q)", r=4, p=2)
 
@@ -331,7 +332,7 @@ for number, scores in by_labels.items():
     for method, values in scores.items():
         print(f"{number:>6,} labels  {method:<33}{with_spread(values)}")
 
-# %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled images: the mean of the seeds as a line, their range as a band. The model pre-trained on hidden patches (blue) is better than the one trained from scratch for equally many steps (orange) everywhere, most at the left. The model trained from scratch for three times as many steps (green) crosses the blue line: with 3,000 labels it is the best."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Accuracy on held-out images by the number of labelled images: the mean of the seeds as a line, their range as a band. The model pre-trained on hidden patches (blue) is better than the one trained from scratch for equally many steps (orange) everywhere, most at the left. The model trained from scratch for three times as many steps (green) crosses the blue line: with 3,000 labels it is the best."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(5.6, 3))
 for method, colour in zip(
     LABELS.values(), ("#dd8452", "#55a868", "#4c72b0"), strict=True
@@ -366,7 +367,7 @@ _ = ax.legend()
 # one of the tables of [chapter 1](01_patches.py#position-embeddings). Without them, and with the mean
 # of the tokens as readout, the image is an unordered set of patches.
 
-# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are the same image."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "A digit, and the same 49 patches in another order. To a model without positions these are the same image."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 pixels = open_dataset("digits").splits["test"].read(4)
 digit = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None].float() / 255
 digit = nn.functional.interpolate(digit, size=28, mode="bicubic").clamp(0, 1)
@@ -403,7 +404,7 @@ for kind, values in scores.items():
         f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points"
     )
 
-# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Every kind of positions gains 6 to 9 points. The three kinds differ by at most 2.5 points, which is more than the range of the seeds of one kind."}} tags=["hide-input"]
+# %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Every kind of positions gains 6 to 9 points. The three kinds differ by at most 2.5 points, which is more than the range of the seeds of one kind."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(5.4, 1.9))
 for row, values in enumerate(scores.values()):
     ax.plot(values, [row] * len(values), "o", color="#4c72b0", markersize=4)

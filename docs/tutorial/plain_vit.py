@@ -18,10 +18,8 @@ class PatchEmbedding(nn.Module):
         self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)  # E
 
     def forward(self, images: Tensor) -> Tensor:
-        # fmt: off
         x = self.proj(images)                        # each patch E     (B, D, H/P, W/P)
         return x.flatten(2).transpose(1, 2)          # a row per patch  (B, N, D)
-        # fmt: on
 
 
 class Attention(nn.Module):
@@ -34,7 +32,6 @@ class Attention(nn.Module):
         self.proj = nn.Linear(width, width)  # U_msa, combines the heads
 
     def forward(self, z: Tensor) -> Tensor:
-        # fmt: off
         B, T, D = z.shape
         d = D // self.heads
         qkv = self.qkv(z)                            # z U_qkv          (B, T, 3D)
@@ -45,7 +42,6 @@ class Attention(nn.Module):
         heads = self.weights @ v                     # A v              (B, h, T, d)
         heads = heads.transpose(1, 2)                # heads of a token (B, T, h, d)
         return self.proj(heads.reshape(B, T, D))     # joined, U_msa    (B, T, D)
-        # fmt: on
 
 
 class Block(nn.Module):
@@ -60,10 +56,8 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, z: Tensor) -> Tensor:
-        # fmt: off
         z = self.attn(self.norm1(z)) + z             # Eq. 2            (B, T, D)
         return self.mlp(self.norm2(z)) + z           # Eq. 3            (B, T, D)
-        # fmt: on
 
 
 class PlainViT(nn.Module):
@@ -72,7 +66,7 @@ class PlainViT(nn.Module):
     def __init__(
         self, *, image_size: int, patch_size: int, channels: int, classes: int,
         width: int, depth: int, heads: int, hidden: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         N = (image_size // patch_size) ** 2  # N = HW / P^2
         self.patch_embed = PatchEmbedding(patch_size, channels, width)
@@ -84,7 +78,6 @@ class PlainViT(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        # fmt: off
         x = self.patch_embed(images)                 # x_p E            (B, N, D)
         cls = self.cls_token.expand(len(x), -1, -1)  # x_class          (B, 1, D)
         z = torch.cat([cls, x], dim=1)               # [x_class; x_p E] (B, T, D)
@@ -92,4 +85,3 @@ class PlainViT(nn.Module):
         z = self.blocks(z)                           # Eq. 2, 3: z_L    (B, T, D)
         y = self.norm(z[:, 0])                       # Eq. 4: y         (B, D)
         return self.head(y)                          # logits           (B, classes)
-        # fmt: on

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
-
-from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -19,6 +17,18 @@ import interactive  # noqa: E402
 SCRIPTS = DOCS / "_static/interactive"
 CHAPTERS = {"02_attention": "attention-example", "10_transformer": "mask-example"}
 """Chapter -> the part that it has."""
+CONFIGURATION = f"""
+import sys
+sys.path.insert(0, {str(DOCS / "_extensions")!r})
+extensions = ["myst_parser", "mathml", "interactive"]
+myst_enable_extensions = ["dollarmath"]
+html_math_renderer = "mathml"
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = [("tables.js", {{"defer": "defer"}})]
+html_copy_source = False
+"""
 
 
 def bare_page(folder: Path) -> Path:
@@ -49,22 +59,15 @@ def built_site(folder: Path) -> Path:
     for chapter in CHAPTERS:
         text = f"# Chapter\n\n## Self-attention and heads\n\n{directive_of(chapter)}\n"
         (source / f"tutorial/{chapter}.md").write_text(text, encoding="utf-8")
-    for chapter in ("01_patches", "03_encoder", "04_vit"):
+    for chapter in ("00_one_page", "01_patches", "03_encoder", "04_vit"):
         text = "# Chapter\n\n## All of Eq. 1\n"
         (source / f"tutorial/{chapter}.md").write_text(text, encoding="utf-8")
     (source / "index.md").write_text(
         "# Site\n\n```{toctree}\n:glob:\n\ntutorial/*\n```\n", encoding="utf-8"
     )
-    warnings = io.StringIO()
-    app = Sphinx(
-        source, None, out, folder / "trees", "html", status=None, warning=warnings,
-        confoverrides={
-            "extensions": ["myst_parser", "mathml", "interactive"],
-            "myst_enable_extensions": ["dollarmath"], "html_math_renderer": "mathml",
-            "html_theme": "furo", "html_static_path": ["_static"], "html_css_files": ["site.css"],
-            "html_js_files": [("tables.js", {"defer": "defer"})], "html_copy_source": False,
-        },
-    )  # fmt: skip
-    app.build()
-    assert warnings.getvalue() == ""
+    (source / "conf.py").write_text(CONFIGURATION, encoding="utf-8")
+    # a process of its own: two applications of Sphinx disturb each other
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(source), str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     return out

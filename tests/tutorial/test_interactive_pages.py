@@ -8,13 +8,13 @@ import html
 import json
 import math
 import re
-import time
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
 import torch
+from processes import wait_until
 from reporting.browser import IS_INSTALLED, Browser
 from reporting.page_checks import RATIOS
 from tutorial.digit_pages import CHAPTERS, DOCS, built_site, interactive
@@ -39,6 +39,9 @@ return {
   map: texts('[data-part="map"] tbody td').map(Number),
 };
 """
+NEXT_FRAME = """
+return new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))));
+"""
 DRAG = """
 const box = document.querySelector('[data-part="pad"]');
 box.scrollIntoView({ behavior: "instant", block: "center" });
@@ -60,8 +63,8 @@ def opened(browser: Browser, site: Path, page: str, width: int = 1280) -> Browse
 
 
 def answer(browser: Browser) -> dict:
-    """Read the page after the next frame."""
-    time.sleep(0.1)
+    """Read the page when the answer is shown: it comes with the next frame."""
+    browser.run(NEXT_FRAME)
     return browser.run(READ_ANSWER)
 
 
@@ -115,6 +118,11 @@ def test_no_error_no_request_and_legible_on_small_and_dark_screens(browser, site
                 "one.getBoundingClientRect().right > innerWidth).map((one) => one.outerHTML)"
             )
             assert browser.run(beyond) == []
+            cut_off = (
+                "return [...document.querySelectorAll('.interactive input[type=number]')]"
+                ".filter((one) => one.scrollWidth > one.clientWidth).length"
+            )
+            assert browser.run(cut_off) == 0
             lowest, texts = browser.run(RATIOS.replace('"body *"', '".interactive *"'))
             assert texts > 50
             assert lowest >= 4.5
@@ -131,15 +139,22 @@ def test_what_is_drawn_is_answered_with_vitkit_s_numbers(browser, site):
     assert np.abs(logits - drawn["logits"]).max() <= 0.0051  # two decimals are shown
     assert drawn["digit"] == str(logits.argmax()) == "1"
     assert np.abs(maps[3, 0].ravel() - drawn["map"]).max() <= 0.0051
-    assert (
-        browser.run("return document.querySelector('[aria-live]').textContent") != (drawn["words"])
-    )
-    time.sleep(0.8)  # a screen reader hears what stands after a pause
-    assert (
-        browser.run("return document.querySelector('[aria-live]').textContent") == (drawn["words"])
-    )
+    spoken = "return document.querySelector('[aria-live]').textContent"
+    wait_until(lambda: browser.run(spoken) == drawn["words"])  # after a pause
     browser.click('[data-part="undo"]')
     assert answer(browser)["counts"] == before["counts"]
+
+
+def test_a_finger_draws_and_does_not_scroll(browser, site):
+    opened(browser, site, "draw_a_digit", width=390)
+    left, top, width, height = browser.run(DRAG)
+    scrolled = browser.run("return scrollY")
+    for kind, share in (("touchStart", 0.2), ("touchMove", 0.5), ("touchMove", 0.8)):
+        point = {"x": left + width / 2, "y": top + height * share}
+        browser.devtools("Input.dispatchTouchEvent", type=kind, touchPoints=[point])
+    browser.devtools("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    assert answer(browser)["digit"] == "1"
+    assert abs(browser.run("return scrollY") - scrolled) <= 2  # of the browser's rounding
 
 
 def test_undo_goes_back_line_by_line_and_clear_is_empty(browser, site):
@@ -228,7 +243,7 @@ def test_temperature_layer_head_and_positions(browser, site):
     browser.click('[data-part="maps"] .layer:nth-child(1) button:nth-of-type(4)')
     assert np.abs(maps[0, 3].ravel() - answer(browser)["map"]).max() <= 0.0051
     browser.click('[data-part="tokens"] input[value="2"]')
-    time.sleep(0.1)
+    browser.run(NEXT_FRAME)
     shown = browser.run(
         "return [...document.querySelectorAll('.over b')].map((e) => parseFloat(e.textContent))"
     )

@@ -5,6 +5,7 @@ for (const box of document.querySelectorAll(".mask-example")) {
   const find = (name) => box.querySelector(`[data-part="${name}"]`);
   const scores = JSON.parse(box.dataset.scores);
   const size = scores.length;
+  const shown = (score) => figures.decimals(score, 1);
   const square = (allowed) => scores.map((row, i) => row.map((_, j) => allowed(i, j)));
   const PRESETS = {
     none: () => true,
@@ -27,7 +28,7 @@ for (const box of document.querySelectorAll(".mask-example")) {
   function makeButtons() {
     return cellsOf("mask").map((cells, i) => cells.map((cell, j) => {
       const button = figures.element("button", { type: "button",
-        "aria-label": `query ${i + 1} may look at key ${j + 1}, score ${scores[i][j]}` });
+        "aria-label": `query ${i + 1} may look at key ${j + 1}, score ${shown(scores[i][j])}` });
       button.addEventListener("click", () => { mask[i][j] = !mask[i][j]; show(); });
       cell.replaceChildren(button);
       return button;
@@ -40,7 +41,7 @@ for (const box of document.querySelectorAll(".mask-example")) {
     const weights = scores.map((row, i) => softmaxOfAllowed(row, mask[i]));
     buttons.forEach((row, i) => row.forEach((button, j) => {
       button.setAttribute("aria-pressed", mask[i][j]);
-      button.textContent = mask[i][j] ? figures.decimals(scores[i][j], 1) : "\u2715";
+      button.textContent = mask[i][j] ? shown(scores[i][j]) : "\u2715";
     }));
     cellsOf("weights").forEach((cells, i) => cells.forEach((cell, j) => {
       cell.textContent = mask[i][j] ? figures.decimals(weights[i][j], 2) : "0";
