@@ -30,6 +30,10 @@
 # 7. **Train** on many labelled images, then **fine-tune**: replace the last matrix and train a
 #    little more on the smaller dataset that you care about.
 #
+# ```{drawing} vit
+# The model with the sizes of ViT-B/16. Each part leads to the chapter about it.
+# ```
+#
 # As equations, with the numbers of the ViT paper
 # ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929), Sec. 3.1):
 #

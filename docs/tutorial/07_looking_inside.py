@@ -16,10 +16,19 @@
 # region is known, and then measures the maps in a way that needs no such knowledge. It ends with
 # what the model has learned as a whole: filters, positions, attention distance and entropy.
 #
-# Everything runs offline and on one core. The model is trained here, in seconds. Published
-# checkpoints are not used.
+# Everything runs offline and on one core, and the model is trained here, in seconds. For a
+# photograph and a model that was trained on photographs, see [your
+# photograph](13_your_photograph.py).
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** how attention maps, rollout, gradient rollout, LibraGrad and occlusion are
+#   computed, and how to tell a map that is right from one that only looks right.
+# - **You need** [chapter 2](02_attention.py) and [chapter 4](04_vit.py).
+# - **Reading** about 40 minutes
+# :::
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
 import copy
 import tempfile
 from pathlib import Path
@@ -61,7 +70,7 @@ print(
 )
 
 # %% [markdown]
-# In [notebook D](index.md) a flag of the constructor decides whether the model returns attention
+# In [notebook D, "Block by block"](coverage.md#d-block-by-block), a flag of the constructor decides whether the model returns attention
 # maps together with its logits, so every caller must know the flag. In vitkit the output is always
 # the logits. A record can also store less: one layer, some heads, or only the row of the class
 # token, which is row 0.
@@ -86,7 +95,7 @@ _ = grid_of(squares, across=12, size=0.58, vmax=3 / 197)
 # pixels, and digits are placed at multiples of 8, so a digit covers exactly four of 36 patches. The
 # model predicts the digit and its position: ten classes, five rows, five columns. The background
 # does not help. So the patches that matter are known, and attention maps can be compared with them.
-# `hidden_digits.py` beside this chapter makes the images and trains the model.
+# {download}`hidden_digits.py <hidden_digits.py>` makes the images and trains the model.
 
 # %% mystnb={"figure": {"caption": "Ten of the test images. Each is a digit on a part of a photograph, darkened by half. The digits were not seen in training; the photographs were."}}
 sources = (data.coffee(), data.rocket(), data.chelsea(), data.camera())
@@ -761,9 +770,19 @@ print(f"attention distance: largest difference {difference:.3f} pixels")
 _ = learned.plot()
 
 # %% [markdown]
+# ## What you know now
+#
+# - `Record` keeps the attention maps of a forward pass, and the fused kernel stays on.
+# - Attention maps show what a layer reads, not what the prediction depends on. Rollout multiplies
+#   the layers; gradient methods weigh them by the prediction; occlusion changes the image itself.
+# - A map is tested by deleting what it marks first, and by comparing it with a model whose weights
+#   are random. A map that passes neither is only a picture.
+# - What a model has learned as a whole is seen in its filters, its positions, and the distance and
+#   entropy of its attention.
+#
 # ## Exercises
 #
-# **1.** The rows of an attention map sum to 1. Show that the rows of a rollout do so, too. Show
+# **1. Show.** The rows of an attention map sum to 1. Show that the rows of a rollout do so, too. Show
 # also that with uniform maps, the rollout has equal weights for all other tokens, and a larger one
 # for the token itself.
 
@@ -776,7 +795,7 @@ assert row[1:].max() - row[1:].min() < 1e-7
 torch.testing.assert_close(row[0], torch.tensor(1 / 8 + 7 / 8 / 37))
 
 # %% [markdown]
-# **2.** The bias of the keys adds the same vector to all keys. Show that it changes no attention
+# **2. Show.** The bias of the keys adds the same vector to all keys. Show that it changes no attention
 # map, and explain why.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -791,7 +810,7 @@ for block in changed.blocks:
 assert not torch.allclose(maps_of(changed, images), maps, atol=1e-2)
 
 # %% [markdown]
-# **3.** Does the prediction need the attention maps? The attention function of a layer can be
+# **3. Predict, then run.** Does the prediction need the attention maps? The attention function of a layer can be
 # replaced: `attn.attend` is a function of queries, keys and values. Replace it by one that gives
 # every token the plain mean of all values, in one layer at a time. In which layer is the accuracy
 # lost, and in which does it hardly change?
@@ -815,7 +834,7 @@ assert accuracies[0] < 0.5 < accuracies[-1], "the digit is found in layer 0"
 assert digit_accuracy(images) >= max(accuracies) - 0.02
 
 # %% [markdown]
-# **4.** LibraGrad is complete: the shares of all tokens of $z_0$ and of all biases add up to the
+# **4. Build.** LibraGrad is complete: the shares of all tokens of $z_0$ and of all biases add up to the
 # logit. Show it for one image. Which biases have no share?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -838,7 +857,7 @@ of_qkv = dict(zip(biases, of_biases, strict=True))["blocks.0.attn.qkv.bias"]
 assert of_qkv[:128].abs().max() == 0 < of_qkv[128:].abs().max()
 
 # %% [markdown]
-# **5.** Why a 4 and not a 9? LibraGrad's backward pass is linear in the score. Use this to get a
+# **5. Build.** Why a 4 and not a 9? LibraGrad's backward pass is linear in the score. Use this to get a
 # map of the difference of two logits from two maps, and check it against the gradient of the
 # difference itself. Can gradient rollout do the same?
 
