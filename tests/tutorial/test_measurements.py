@@ -23,6 +23,7 @@ QUICK = (
     "fashion-rates",
     "mnist-rates",
     "one-page",
+    "photograph",
 )
 
 
