@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
@@ -19,9 +18,9 @@ ROW = re.compile(
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def heading_anchors(text: str, suffix: str) -> set[str]:
+def heading_anchors(page: Path) -> set[str]:
     """The anchors that the site gives to the headings of a page."""
-    before = "# " if suffix == ".py" else ""
+    before, text = "# " if page.suffix == ".py" else "", page.read_text(encoding="utf-8")
     anchors = set()
     for heading in re.findall(rf"^{before}#{{1,3}} (.+)$", text, flags=re.MULTILINE):
         words = re.sub(r"[^\w\- ]", "", re.sub(r"\$[^$]*\$", "", heading).lower())
@@ -29,17 +28,17 @@ def heading_anchors(text: str, suffix: str) -> set[str]:
     return anchors
 
 
-def problems(text: str, folder: Path) -> list[str]:
-    """What is wrong with the links of a page of this folder."""
+def problems(of: Path) -> list[str]:
+    """What is wrong with the links of a page."""
     found = []
-    for address in LINK.findall(text):
+    for address in LINK.findall(of.read_text(encoding="utf-8")):
         if re.match(r"[a-z]+:", address):
             continue
         name, _, anchor = address.partition("#")
-        page = folder / name if name else folder / "coverage.md"
+        page = of.parent / name if name else of
         if not page.exists():
             found.append(f"no page: {address}")
-        elif anchor and anchor not in heading_anchors(page.read_text(encoding="utf-8"), page.suffix):
+        elif anchor and anchor not in heading_anchors(page):
             found.append(f"no heading: {address}")
     return found
 
@@ -70,20 +69,23 @@ def test_few_steps_are_not_kept_and_the_page_counts_right(page):
 
 @pytest.mark.parametrize("name", ["coverage.md", "glossary.md", "references.md", "index.md"])
 def test_links_lead_to_headings(name):
-    assert problems((TUTORIAL / name).read_text(encoding="utf-8"), TUTORIAL) == []
+    assert problems(TUTORIAL / name) == []
 
 
 def test_a_dead_link_is_found(tmp_path):
     (tmp_path / "01_a.py").write_text("# %% [markdown]\n# # 1. A\n#\n# ## One matrix: $x$\n")
     right, wrong = "[a](01_a.py#one-matrix-)", "[a](01_a.py#gone) [b](02_b.py)"
-    assert problems(right, tmp_path) == []
-    assert problems(wrong, tmp_path) == ["no heading: 01_a.py#gone", "no page: 02_b.py"]
+    page = tmp_path / "page.md"
+    page.write_text(right)
+    assert problems(page) == []
+    page.write_text(wrong)
+    assert problems(page) == ["no heading: 01_a.py#gone", "no page: 02_b.py"]
 
 
 def test_the_anchors_are_those_of_the_site():
     """Of headings with mathematics, code and marks, as MyST makes them."""
-    found = heading_anchors((TUTORIAL / "01_patches.py").read_text(encoding="utf-8"), ".py")
-    assert {"one-matrix-for-all-patches-", "all-of-eq-1", "why-reshape-does-not-cut-patches"} <= found
+    found = heading_anchors(TUTORIAL / "01_patches.py")
+    assert {"one-matrix-for-all-patches-", "why-reshape-does-not-cut-patches"} <= found
 
 
 def test_a_glossary_has_its_words_in_order():
