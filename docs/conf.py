@@ -36,7 +36,7 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", 
               "docstrings"]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": "chapters.read"}
 nb_execution_mode = "cache"
