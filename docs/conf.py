@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(DOCS / "_extensions"))
-os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"
+
+import figures  # noqa: E402
 
 import vitkit  # noqa: E402
+
+figures.configure_kernels(ROOT / "build" / "ipython")
 
 
 def digest_of_what_chapters_use() -> str:
@@ -22,6 +24,7 @@ def digest_of_what_chapters_use() -> str:
         *(ROOT / "src/vitkit").rglob("*.toml"),
         *(DOCS / "tutorial").glob("*.py"),
         *(DOCS / "tutorial/results").glob("*.json"),
+        DOCS / "_extensions/figures.py",
     ]
     whole = hashlib.sha256()
     for path in sorted(path for path in used if not path.name[0].isdigit()):
@@ -33,10 +36,10 @@ project = "vitkit"
 author = "the vitkit authors"
 version = release = vitkit.__version__
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "chapters",
-              "docstrings"]  # fmt: skip
+              "docstrings", "figures", "interactive", "notebooks", "sphinx_copybutton"]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
-myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": "chapters.read"}
 nb_execution_mode = "cache"
@@ -61,6 +64,7 @@ html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_js_files = [("tables.js", {"defer": "defer"})]
+copybutton_exclude = ".linenos, .gp, .go"
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

@@ -47,6 +47,7 @@ def only_seen_by_the_system(descriptor: int) -> None:
 KEPT: list[torch.library.Library] = []
 gc.disable()  # until all is imported
 os.fsync = only_seen_by_the_system
+torch.set_num_threads(1)  # a fork of a process with more threads may wait without end
 declare_torchvision_operators()
 shape_checks.install()
 

@@ -150,6 +150,38 @@ def test_a_chapter_knows_its_lines_and_shows_no_comments_for_ruff():
     notebook = chapters.read("# %% [markdown]\n# # A\n\n# %%\nx = 1  # fmt: skip\ny = 2  # why\n")
     assert notebook.metadata["source_map"] == [1, 4]
     assert notebook.cells[1].source == "x = 1\ny = 2  # why"
+    (cell,) = chapters.read("# %%\n# fmt: off\nx =  1\n# fmt: on\ny = 2\n# fmt: on\n").cells
+    assert cell.source.strip() == "x =  1\ny = 2"
+
+
+IMPORTS = '# %%\nimport os\n\n# %% tags=["written-out"]\nfrom made import Twice\n'
+
+
+def test_a_written_out_cell_shows_and_runs_the_file_that_it_imports_from(tmp_path):
+    text = "class Twice:\n    two = 2  # fmt: skip\n"
+    (tmp_path / "made.py").write_text(text, encoding="utf-8")
+    plain, whole = chapters.read(IMPORTS, tmp_path).cells
+    assert plain.source == "import os"
+    assert whole.source == "class Twice:\n    two = 2"
+    assert whole.metadata["tags"] == ["written-out"]
+
+
+@pytest.mark.parametrize(
+    "cell", ["import made", "from made import Twice\nx = 1", "from absent import Twice",
+             "from made import Twice as Two", "from made import Thrice"],
+)  # fmt: skip
+def test_a_written_out_cell_that_does_anything_else_is_refused(tmp_path, cell):
+    (tmp_path / "made.py").write_text("class Twice:\n    pass\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"written-out|does not define"):
+        chapters.read(IMPORTS.replace("from made import Twice", cell), tmp_path)
+
+
+def test_a_chapter_that_writes_out_the_plain_model_runs_without_its_file():
+    (cell,) = chapters.read('# %% tags=["written-out"]\nfrom plain_vit import PlainViT\n').cells
+    assert "class PlainViT(nn.Module):" in cell.source
+    names: dict[str, object] = {"__name__": "__main__"}
+    exec(cell.source, names)
+    assert "PlainViT" in names
 
 
 SITE = {

@@ -14,7 +14,7 @@ import vitkit
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("script", ["settings_page", "commands_page"])
+@pytest.mark.parametrize("script", ["settings_page", "commands_page", "names_page"])
 def test_a_page_is_what_its_script_writes(script, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts")
     found = runpy.run_path(str(ROOT / "scripts" / f"{script}.py"))

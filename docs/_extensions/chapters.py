@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jupytext
@@ -17,19 +19,57 @@ from sphinx.application import Sphinx
 import vitkit
 
 CELL = re.compile(r"^# %%", flags=re.MULTILINE)
-FOR_TOOLS = re.compile(r"[ \t]*#[ \t]*(?:fmt: skip|noqa\b[^\n]*)$", flags=re.MULTILINE)
+FOR_TOOLS = re.compile(
+    r"^[ \t]*# fmt: (?:off|on)\n|[ \t]*#[ \t]*(?:fmt: (?:skip|off|on)|noqa\b[^\n]*)$",
+    flags=re.MULTILINE,
+)
+TUTORIAL = Path(__file__).parents[1] / "tutorial"
 
 
-def read(text: str) -> NotebookNode:
-    """A chapter as a notebook that knows its lines, without the comments that are for ruff."""
+def read(text: str, beside: Path = TUTORIAL) -> NotebookNode:
+    """A chapter as a notebook that knows its lines, without the comments that are for ruff.
+
+    Args:
+        text: the script.
+        beside: the folder of the files whose text replaces the import of a cell that is tagged
+            "written-out".
+    """
     notebook: Any = jupytext.reads(text, fmt="py:percent")
     starts = [text.count("\n", 0, found.start()) + 1 for found in CELL.finditer(text)]
     if len(starts) == len(notebook.cells):
         notebook.metadata["source_map"] = starts
     for cell in notebook.cells:
         if cell.cell_type == "code":
+            if "written-out" in cell.metadata.get("tags", []):
+                cell.source = written_out(cell.source, beside)
             cell.source = FOR_TOOLS.sub("", cell.source)
     return notebook
+
+
+def written_out(source: str, beside: Path) -> str:
+    """The text of the file from which a cell imports, so that the page shows and runs it.
+
+    Raises:
+        ValueError: the cell does more than import from one file that lies beside the chapter.
+    """
+    body = ast.parse(source).body
+    if len(body) != 1 or not isinstance(body[0], ast.ImportFrom):
+        raise ValueError(f'a "written-out" cell is one `from FILE import NAME`: {source!r}')
+    imported = body[0]
+    path = beside / f"{imported.module}.py"
+    if not path.is_file():
+        raise ValueError(f'a "written-out" cell imports from no file beside it: {path}')
+    text = path.read_text(encoding="utf-8")
+    for name in imported.names:
+        if name.asname is not None or name.name not in defined(text):
+            raise ValueError(f"{path.name} does not define {name.name}, or the cell renames it")
+    return text.strip()
+
+
+def defined(text: str) -> set[str]:
+    """Names of the classes and functions of a file."""
+    kinds = ast.ClassDef | ast.FunctionDef
+    return {node.name for node in ast.parse(text).body if isinstance(node, kinds)}
 
 
 def name_images(app: Sphinx, document: nodes.document) -> None:

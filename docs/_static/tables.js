@@ -69,7 +69,7 @@ function makeFilter(tables, before) {
 
 document.addEventListener("DOMContentLoaded", () => {
   const tables = [...document.querySelectorAll("article table")].filter(
-    (table) => table.tHead && table.tBodies.length === 1,
+    (table) => table.tHead && table.tBodies.length === 1 && !table.closest(".interactive"),
   );
   tables.forEach(widenSentences);
   tables.filter((table) => table.tBodies[0].rows.length >= 3).forEach(makeSortable);

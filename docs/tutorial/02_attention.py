@@ -9,18 +9,37 @@
 # # 2. Attention
 #
 # Attention is the only operation of a Transformer that combines tokens. Every other layer processes
-# each token separately.
+# each token separately. This chapter builds it from a weighted mean to the twelve heads of a
+# ViT-B/16.
 #
 # $$ \operatorname{Attention}(Q, K, V) =
 #    \operatorname{softmax}\Big(\frac{QK^\top}{\sqrt{d}}\Big) V $$
 #
-# Each of $N$ queries (a row of $Q$ with $d$ numbers) is compared with each of $M$ keys by a scalar
-# product. The softmax turns the $M$ scores of a query into weights, which are positive and sum to
-# 1. The output of a query is the mean of the values (rows of $V$) with these weights. The function
-# is `vitkit.scaled_dot_product_attention`, Eq. 1 of "Attention Is All You Need" ([arXiv
-# 1706.03762](https://arxiv.org/abs/1706.03762)).
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** what queries, keys and values are, why the scores are divided by a root, and how
+#   several heads work side by side.
+# - **You need** [chapter 1](01_patches.py): tokens, and the letters $N$, $T$, $D$.
+# - **Reading** about 30 minutes
+# :::
+#
+# ## The lines of the model
+#
+# In the model of [chapter 0](00_one_page.py), attention is this class:
+#
+# ```{literalinclude} plain_vit.py
+# :pyobject: Attention
+# ```
+#
+# The heart of it is the formula above. There are $n$ queries and $m$ keys, each of $d$ numbers. A
+# query (a row of $Q$) is compared with every key (a row of $K$) by a scalar product. The softmax turns
+# the $m$ scores of a query into weights, which are positive and sum to 1. The output of a query is
+# the mean of the values (the rows of $V$) with these weights. In the library the function is
+# `vitkit.scaled_dot_product_attention`, Eq. 1 of "Attention Is All You Need" ([arXiv
+# 1706.03762](https://arxiv.org/abs/1706.03762)). [Chapter 10](10_transformer.py) tells where
+# attention came from.
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports"}
 import math
 
 import torch
@@ -37,21 +56,80 @@ torch.manual_seed(0)
 plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
+# ## A weighted mean: attention pooling
+#
+# Attention is one case of an older idea. There are $m$ known pairs of a key $k_i$ and a value $v_i$.
+# What is the value of a new query $q$? Take the mean of the known values, and give those pairs the
+# most weight whose key is most similar to the query:
+#
+# $$ f(q) = \sum_{i=1}^{m} \alpha(q, k_i)\, v_i, \qquad \alpha(q, k_i) \ge 0, \qquad
+#    \sum_{i=1}^{m} \alpha(q, k_i) = 1 $$
+#
+# Everything depends on $\alpha$. The same weight for all pairs gives the mean of all values. A
+# Gaussian of the distance, $\alpha(q, k_i) \propto e^{-(q - k_i)^2 / 2s^2}$, is the kernel regression
+# of Nadaraya and Watson (1964). Here the keys are 40 points on a line, and the values are noisy
+# measurements of a curve:
+
+
+# %%
+def pool(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return f(q) for scores (n, m) of n queries, and m values."""
+    return scores.softmax(dim=-1) @ values
+
+
+keys = torch.rand(40).sort().values * 6
+values = keys.sin() + 0.25 * torch.randn(40)
+queries = torch.linspace(0, 6, 200)
+distance = queries[:, None] - keys
+pooled = {
+    f"Gaussian, s = {s}": pool(-(distance**2) / (2 * s**2), values)
+    for s in (0.05, 0.4, 2.0)
+}
+pooled["equal weights"] = pool(torch.zeros(200, 40), values)
+
+# %% mystnb={"figure": {"caption": "Forty noisy measurements (dots) of the dotted curve, and four kinds of attention pooling. With a narrow Gaussian (s = 0.05) a query takes the value of its nearest key, with its noise. With s = 0.4 it averages over its neighbours and follows the curve. With s = 2 it averages over nearly everything, and with equal weights over all."}} tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(6, 3))
+ax.plot(keys, values, ".", color="0.4")
+ax.plot(queries, queries.sin(), ":", color="0.4")
+for name, curve in pooled.items():
+    ax.plot(queries, curve, label=name, linewidth=1.2)
+ax.set(xlabel="query and key", ylabel="value")
+_ = ax.legend(fontsize=7)
+
+# %% [markdown]
+# The Transformer chooses $\alpha = \operatorname{softmax}(q k_i^\top / \sqrt{d})$. This is nearly the
+# same thing: since $\left\| q - k \right\|^2 = \left\| q \right\|^2 - 2 q k^\top + \left\| k
+# \right\|^2$, a Gaussian of the distance and the exponential of the scalar product differ by the
+# lengths of the vectors alone. If all keys are equally long, the weights are equal:
+
+# %%
+q = torch.randn(3, 8)
+k = nn.functional.normalize(torch.randn(5, 8), dim=-1)  # all of length 1
+gaussian = (-torch.cdist(q, k).square() / (2 * math.sqrt(8))).softmax(dim=-1)
+by_product = (q @ k.T / math.sqrt(8)).softmax(dim=-1)
+print(f"weights differ by {(gaussian - by_product).abs().max():.0e}")
+
+# %% [markdown]
+# What is new in the Transformer is that the queries, keys and values are computed from the tokens by
+# learned matrices. So the model learns what "similar" means.
+
+# %% [markdown]
 # ## An example to do by hand
 #
-# There are five queries, four keys and four values. The first query equals the first key. The
-# second query is the sum of the first and the third key. The third query equals the second key. The
-# last two queries are zero.
+# This is the example of [notebook B, "Attention in
+# vision"](coverage.md#b-attention-in-vision-cifar-10-ignite). There are five queries, four keys and
+# four values. The first query equals the first key. The second query is the sum of the first and the
+# third key. The third query equals the second key. The last two queries are zero.
 
 # %%
 q = torch.tensor([[1.0, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
 k = torch.eye(4, 3)
 v = 4.5 * torch.arange(12.0).reshape(4, 3)
 output, weights = vitkit.scaled_dot_product_attention(q, k, v, return_weights=True)
-for row in (0, 1):
+for row in range(5):
     print(f"weights row {row}:", " ".join(f"{number:.4f}" for number in weights[row]))
-for row in (0, 1, 3, 4):
-    print(f"output  row {row}:", " ".join(f"{number:.4f}" for number in output[row]))
+for row in range(5):
+    print(f"output  row {row}:", " ".join(f"{number:7.4f}" for number in output[row]))
 
 # %% [markdown]
 # A query gives more weight to a key that points in the same direction. A zero query gives all keys
@@ -65,15 +143,21 @@ print(
 )
 
 # %% [markdown]
+# ```{attention-example}
+# The same example with numbers to change: the scores, the weights and the outputs follow.
+# ```
+
+# %% [markdown]
 # ## Why the root of d
 #
 # The scalar product of two vectors of $d$ independent numbers with variance 1 has variance $d$.
 # With $d = 64$ the scores lie around $\pm 8$, and $e^8$ is 3,000 times $e^0$. Then one key has
 # three quarters of the weight on average, and more as $d$ grows. The derivative of the softmax
-# falls to a third ([chapter 11](11_bugs.py#a-softmax-without-the-root)). The text of [notebook
-# D](index.md) leaves out the root. Here is its effect on the weights.
+# falls to a third ([chapter 11](11_bugs.py#a-softmax-without-the-root)). The text of [notebook D,
+# "Block by block"](coverage.md#d-block-by-block), leaves out the root. Here is its effect on the
+# weights.
 
-# %% mystnb={"figure": {"caption": "The largest of the 196 weights of a query, by the width d of random queries and keys. Divided by the root of d, it stays near 0.05 for every d, so a token combines many values. Without the division, one key gets more and more of the weight as d grows."}}
+# %% mystnb={"figure": {"caption": "The largest of the 196 weights of a query, by the width d of random queries and keys. Divided by the root of d, it stays near 0.05 for every d, so a token combines many values. Without the division, one key gets more and more of the weight as d grows."}} tags=["hide-input"]
 widths = [4, 8, 16, 32, 64, 128]
 largest = {"divided by the root": [], "not divided": []}
 for width in widths:
@@ -121,22 +205,92 @@ for ax, (row, column) in zip(figure.axes[1:], marked.values(), strict=True):
 # %% [markdown]
 # ## Self-attention, and heads
 #
-# In self-attention, queries, keys and values all come from the same tokens, by one matrix (Eq. 5 to
-# 7 of the ViT paper):
+# In self-attention, queries, keys and values all come from the same tokens $z$, by three learned
+# matrices:
 #
-# $$ [q, k, v] = z\,U_{qkv}, \qquad A = \operatorname{softmax}\big(qk^\top/\sqrt{D_h}\big), \qquad
+# $$ Q = z\,W_q, \qquad K = z\,W_k, \qquad V = z\,W_v $$
+#
+# Here it is small enough to look at every number: five tokens of width 4, and matrices of 4 x 3.
+
+# %%
+tokens = torch.randint(-2, 3, (5, 4)).float()
+W_q, W_k, W_v = torch.randint(-1, 2, (3, 4, 3)).float()
+Q, K, V = tokens @ W_q, tokens @ W_k, tokens @ W_v
+A = (Q @ K.T / math.sqrt(3)).softmax(dim=-1)
+for name, table in (("tokens", tokens), ("Q", Q), ("K", K), ("V", V)):
+    print(f"{name:<6} {tuple(table.shape)}", table.int().tolist())
+print("A     ", tuple(A.shape))
+for row in A:
+    print("   ", " ".join(f"{weight:.2f}" for weight in row))
+print("A V   ", tuple((A @ V).shape))
+for row in A @ V:
+    print("   ", " ".join(f"{number:5.2f}" for number in row))
+
+# %% [markdown]
+# Row $n$ of $A$ says where token $n$ looks. Each row of $AV$ is a mean of rows of $V$, so it lies
+# between the smallest and the largest value of each column of $V$.
+#
+# **Heads.** One row of weights per token is little: a token may want to look at its neighbours and
+# at all tokens of its colour. So the width $D$ is split into $h$ heads of $d = D/h$ numbers. Each head
+# has its own queries, keys, values and weights. One more matrix combines the outputs of the heads.
+# These are Eq. 5 to 8 of the ViT paper (which writes $D_h$ for $d$ and $k$ for the number of heads):
+#
+# $$ [q, k, v] = z\,U_{qkv}, \qquad A = \operatorname{softmax}\big(qk^\top/\sqrt{d}\big), \qquad
 #    \operatorname{SA}(z) = A v $$
-#
-# With $h$ heads, the width is split into $h$ parts of $D_h = D/h$ numbers. (The paper writes $k$
-# for the number of heads; here $k$ are the keys.) Each head has its own attention weights. One more
-# matrix combines the outputs of the heads (Eq. 8):
 #
 # $$ \operatorname{MSA}(z) = [\operatorname{SA}_1(z); \dots; \operatorname{SA}_h(z)]\,U_{msa} $$
 #
-# `MultiHeadSelfAttention` computes these equations. Step by step, at the size of ViT-B/16:
+# As a class, in six steps. $h$ must divide $D$; the output may have another width than the input.
+
+
+# %%
+class AttentionInSteps(nn.Module):
+    """Multi-head self-attention: tokens (B, T, D) -> (B, T, outputs)."""
+
+    def __init__(self, width: int, heads: int, outputs: int | None = None) -> None:
+        super().__init__()
+        assert width % heads == 0, f"{heads} heads do not divide the width {width}"
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)  # U_qkv: three matrices side by side
+        self.proj = nn.Linear(width, outputs or width)  # U_msa
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        B, T, D = z.shape
+        d = D // self.heads
+        # 1. One matrix product gives queries, keys and values: (B, T, 3 D).
+        qkv = self.qkv(z)
+        # 2. Split it into three, and each into its heads: (B, T, 3, h, d).
+        qkv = qkv.reshape(B, T, 3, self.heads, d)
+        # 3. The heads become a batch dimension: q, k and v are (B, h, T, d) each.
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        # 4. Scores, divided by the root of d, and their softmax: A is (B, h, T, T).
+        A = (q @ k.transpose(-2, -1) / math.sqrt(d)).softmax(dim=-1)
+        # 5. Means of the values, and the heads side by side again: (B, T, D).
+        joined = (A @ v).transpose(1, 2).reshape(B, T, D)
+        # 6. Mix the heads: (B, T, outputs).
+        return self.proj(joined)
+
+
+tiny = AttentionInSteps(width=4, heads=2, outputs=3)
+print("2 heads of width 2, output width 3:", tuple(tiny(tokens[None]).shape))
+for row in tiny(tokens[None])[0]:
+    print("   ", " ".join(f"{number:5.2f}" for number in row))
+
+# %% [markdown]
+# In the encoder the output width is always $D$, because the output is added to the input. The
+# library's class has two more things, which do nothing unless they are asked for: a norm of queries
+# and keys, and rotary positions. It also hands the products to torch's fused kernel.
+#
+# ```{literalinclude} ../../src/vitkit/models/attention.py
+# :pyobject: MultiHeadSelfAttention
+# ```
+#
+# With the same weights, both give the same numbers. Here is each step at the size of ViT-B/16:
 
 # %%
 attention = vitkit.MultiHeadSelfAttention(width=768, num_heads=12).eval()
+in_steps = AttentionInSteps(width=768, heads=12)
+in_steps.load_state_dict(attention.state_dict())  # the names of the weights are equal
 z = torch.randn(1, 197, 768)
 fused = attention.qkv(z)[0]
 print("z U_qkv     ", tuple(fused.shape))
@@ -148,16 +302,19 @@ joined = (by_head @ values).transpose(0, 1).flatten(1)
 print("heads joined", tuple(joined.shape))
 msa = attention.proj(joined)
 print("MSA(z)      ", tuple(msa.shape))
-print(f"largest difference from the module: {(msa - attention(z)[0]).abs().max():.0e}")
+print(f"differs from the library's by {(msa - attention(z)[0]).abs().max():.0e}")
+print(f"class in steps differs by {(in_steps(z) - attention(z)).abs().max():.0e}")
 print(f"parameters: {sum(p.numel() for p in attention.parameters()):,}")
 
 # %% [markdown]
+# ### What the split costs
+#
 # Splitting costs nothing: 12 heads of width 64 need as many multiply-adds as one head of width 768.
 # But each token has 12 rows of weights instead of one. Notebook B never splits the heads, but
 # divides by the root of a head's width. That is one head, whose scores are too large by a factor of
 # $\sqrt{12}$:
 
-# %% mystnb={"figure": {"caption": "The sorted weights of one query, averaged over 197 queries of random tokens. Split into 12 heads, the weight is spread over many keys. Not split, with the root of 64 for vectors of 768 numbers, the first few keys get most of the weight."}}
+# %% mystnb={"figure": {"caption": "The sorted weights of one query, averaged over 197 queries of random tokens. Split into 12 heads, the weight is spread over many keys. Not split, with the root of 64 for vectors of 768 numbers, the first few keys get most of the weight."}} tags=["hide-input"]
 long_q, long_k = torch.randn(2, 197, 768)
 short_q, short_k = long_q.unflatten(1, (12, 64)), long_k.unflatten(1, (12, 64))
 rows = {
@@ -177,6 +334,8 @@ ax.set(
 _ = ax.legend()
 
 # %% [markdown]
+# ### One matrix or three
+#
 # One matrix for queries, keys and values is faster than three. The rows of the one matrix are the
 # three separate matrices that other code has. Only the initialisation must treat them as three: the
 # standard deviation of Xavier's rule depends on the shape of the matrix, and the fused matrix has
@@ -185,14 +344,12 @@ _ = ax.legend()
 # %%
 three = zip(attention.qkv.weight.chunk(3), attention.qkv.bias.chunk(3), strict=True)
 separate = torch.cat([z @ matrix.T + bias for matrix, bias in three], dim=-1)
-print(
-    f"three matrices and one matrix differ by {(separate - attention.qkv(z)).abs().max():.0e}"
-)
+difference = (separate - attention.qkv(z)).abs().max()
+print(f"three matrices and one matrix differ by {difference:.0e}")
 whole = nn.init.xavier_normal_(torch.empty(3 * 1024, 1024))
 part = nn.init.xavier_normal_(torch.empty(1024, 1024))
-print(
-    f"standard deviation: all three at once {whole.std():.3f}, each by itself {part.std():.3f}"
-)
+print("standard deviation:", end=" ")
+print(f"all three at once {whole.std():.3f}, each by itself {part.std():.3f}")
 
 # %% [markdown]
 # ## Equal to torch's attention
@@ -241,11 +398,19 @@ wide = vitkit.MultiHeadSelfAttention(width=512, num_heads=6, head_width=85)
 print("with head_width=85:", tuple(wide(torch.randn(1, 3, 512)).shape))
 
 # %% [markdown]
+# ## What you know now
+#
+# - Attention is a mean of values; the weights depend on how similar a query is to each key.
+# - The root of $d$ keeps the weights spread over many keys, whatever the width of a head.
+# - In self-attention the queries, keys and values come from the same tokens, by learned matrices.
+# - $h$ heads cost as much as one, and give each token $h$ rows of weights.
+# - Nothing here depends on the order of the tokens. That is why Eq. 1 adds positions.
+#
 # ## Exercises
 #
-# **1.** Attention without positions does not see the order of its keys. Show that shuffling the
-# rows of $K$ and $V$ together does not change the output, and that shuffling the queries shuffles
-# the output.
+# **1. Show.** Attention without positions does not see the order of its keys. Show that shuffling
+# the rows of $K$ and $V$ together does not change the output, and that shuffling the queries
+# shuffles the output.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 q, k, v = torch.randn(6, 8), torch.randn(9, 8), torch.randn(9, 5)
@@ -258,8 +423,8 @@ assert torch.allclose(
 )
 
 # %% [markdown]
-# **2.** With a causal mask, token $n$ sees only tokens $0 \dots n$. Write such a mask, and show
-# that the first three outputs do not change when the fourth token changes.
+# **2. Build.** With a causal mask, token $n$ sees only tokens $0 \dots n$. Write such a mask, and
+# show that the first three outputs do not change when the fourth token changes. (Hint: `tril`.)
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 causal = torch.ones(5, 5, dtype=torch.bool).tril()  # True: query n may attend to key m
@@ -276,8 +441,8 @@ assert torch.allclose(attend(tokens)[:3], attend(changed)[:3], atol=1e-6)
 assert not torch.allclose(attend(tokens)[3:], attend(changed)[3:], atol=1e-2)
 
 # %% [markdown]
-# **3.** To prevent overflow, the softmax subtracts the largest score first. Show with scores around
-# 1,000 that this is necessary, and that it does not change the result.
+# **3. Show.** To prevent overflow, the softmax subtracts the largest score first. Show with scores
+# around 1,000 that this is necessary, and that it does not change the result.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 scores = 1000 + torch.randn(3, 7)
@@ -288,3 +453,44 @@ shifted = (
 ).exp()  # e^(s - m) / sum e^(s - m): m cancels
 guarded = shifted / shifted.sum(-1, keepdim=True)
 assert torch.allclose(guarded, scores.softmax(-1), atol=1e-6)
+
+# %% [markdown]
+# **4. Predict, then run.** Multiply the five queries of the example to do by hand by 100. What are
+# the weights of the first query then, and those of the second and of the last?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+q = torch.tensor([[1.0, 0, 0], [1, 0, 1], [0, 1, 0], [0, 0, 0], [0, 0, 0]])
+_, weights = vitkit.scaled_dot_product_attention(
+    100 * q,
+    torch.eye(4, 3),
+    4.5 * torch.arange(12.0).reshape(4, 3),
+    return_weights=True,
+)
+assert torch.allclose(weights[0], torch.tensor([1.0, 0, 0, 0]))  # one key has it all
+assert torch.allclose(weights[1], torch.tensor([0.5, 0, 0.5, 0]))  # two equal scores
+assert torch.allclose(weights[4], torch.full((4,), 0.25))  # 100 times zero is zero
+
+# %% [markdown]
+# **5. Train.** The matrices decide what is similar. There are eight keys (one-hot vectors) with
+# random values, and query $i$ must find the value of key $p(i)$, where $p$ is a secret order. Learn
+# $W_q$ alone from examples, with $W_k$ as the unit matrix. Then read the secret from the weights.
+# (Hint: a squared error, and Adam with a rate of 0.1 for 200 steps.)
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+secret, eight = torch.randperm(8), torch.eye(8)
+W_q = torch.zeros(8, 8, requires_grad=True)
+optimizer = torch.optim.Adam([W_q], lr=0.1)
+for _ in range(200):
+    values = torch.randn(32, 8, 1)  # new values for each of 32 examples
+    found = vitkit.scaled_dot_product_attention(
+        (eight @ W_q).expand(32, 8, 8), eight.expand(32, 8, 8), values
+    )
+    loss = (found - values[:, secret]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+_, weights = vitkit.scaled_dot_product_attention(
+    eight @ W_q, eight, values[0], return_weights=True
+)
+assert torch.equal(weights.argmax(dim=-1), secret)
+assert weights.amax(dim=-1).min() > 0.9

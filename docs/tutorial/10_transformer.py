@@ -159,6 +159,11 @@ _ = grid_of(
 )
 
 # %% [markdown]
+# ```{mask-example}
+# A mask to click on: a cell hides a key from a query or shows it, and the weights follow.
+# ```
+
+# %% [markdown]
 # ## Positions
 #
 # Attention does not see the order of its tokens, so positions are added as sines and cosines (Sec.

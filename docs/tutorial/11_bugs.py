@@ -8,11 +8,49 @@
 # %% [markdown]
 # # 11. Bugs, and what they cost
 #
-# Five published notebooks about Vision Transformers came before this tutorial ([the
-# overview](index.md) lists them as A to E). They are good reading, and most of their content is
-# right. This page and [the next](12_lab_bugs.py) collect their bugs: each one in a few lines of our
-# own code, with its measured effect, and with vitkit's solution. Many of them raise no error: a
-# model with several bugs still trains, but worse.
+# Five published notebooks about Vision Transformers came before this tutorial ([coming from a
+# notebook](index.md) lists them as A to E). They are good reading, and most of their content is
+# right. This page lists the bugs of notebooks A ("Replicating the paper"), B ("Attention in
+# vision"), C ("From scratch with einops") and D ("Block by block"), [the next](12_lab_bugs.py)
+# those of E ("Lab notebook"). Each is shown in a few lines of our own code, with its effect and
+# with vitkit's solution.
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** what the mistakes of real ViT code look like, and how each of them shows
+# - **You need** chapters [1](01_patches.py) to [5](05_training.py)
+# - **Reading** about 20 minutes; the table is enough to look something up
+# :::
+#
+# "Error" means that the program stops, "silent" that it runs. [Chapter 14](14_bug_costs.py) trains
+# a model with each silent bug that has a switch there, and measures its cost.
+#
+# | bug | symptom | severity | switch in chapter 14 | from |
+# | --- | --- | --- | --- | --- |
+# | [the batch size in the class token](#the-batch-size-in-the-class-token) | two images do not fit | error | | A |
+# | [positions that start at ones, or as N(0, 1)](#positions-that-start-at-ones-or-as-n-0-1) | none | silent | `ones`, `large_normal` | A |
+# | [a fixed width](#a-fixed-width) | only a width of 768 runs | error | | A |
+# | [a check that is missing](#a-check-that-is-missing) | an unclear error at 250 pixels | error | | A |
+# | [no dropout after the projection](#no-dropout-after-the-attention-s-projection) | none | silent | `no_projection_dropout` | A |
+# | [Adam where AdamW is meant](#adam-where-adamw-is-meant) | the loss stays at ln 10 | silent, breaks | `coupled_decay` | A |
+# | [a summary that counts nothing](#a-summary-that-counts-nothing) | 0 multiply-adds | wrong number | | A |
+# | [a stale output](#a-stale-output) | (1, 1) for 1,000 classes | wrong number | | A |
+# | [heads that are never split](#heads-that-are-never-split) | none | silent | `one_head` | B |
+# | [`F.dropout` with its defaults](#f-dropout-with-its-defaults) | two evaluations differ | silent, costs | `careless_dropout` | B |
+# | [positions that start at zero](#positions-that-start-at-zero) | none | silent | `zero_positions` | B |
+# | [a ratio and back](#a-ratio-and-back) | one unit less in a layer | silent | | B |
+# | [border pixels that are ignored](#border-pixels-that-are-ignored) | none | silent | | B |
+# | [a ResNet-50 of 23 M](#a-resnet-50-of-23-m) | a comparison without its head | wrong number | | B |
+# | [Xavier for every parameter](#xavier-for-every-parameter) | none | silent | `xavier` | C |
+# | [the first rows of `pos_embed`](#the-first-rows-of-pos_embed) | none: wrong positions at another size | silent | | C |
+# | [a list as size](#a-list-as-size) | an unclear error | error | | C |
+# | [three outputs at once](#three-outputs-at-once) | the loss does not accept a tuple | error | | C |
+# | [14 instead of 196](#14-instead-of-196) | the text names the patches of a side | wrong number | | D |
+# | [a softmax without the root](#a-softmax-without-the-root) | attention near one token | silent | `no_root` | D |
+# | [one rate for two dropouts](#one-rate-for-two-dropouts) | none | silent | `no_projection_dropout` | D |
+# | [heads that do not divide the width](#heads-that-do-not-divide-the-width) | a late error: 510 and 512 | error | | D |
+# | [a hybrid that counts cells](#a-hybrid-that-counts-the-cells-of-its-feature-map) | 784 positions for 196 patches | error | | D |
+# | [an output that depends on a flag](#an-output-that-depends-on-a-flag) | the loss does not accept a tuple | error | | D |
 
 # %%
 import torch
@@ -142,6 +180,17 @@ print(f"{table.parameters:,} parameters, {table.parameter_mb:.2f} MB, "
       f"{table.rows[0].mult_adds / 1e6:,.0f} M multiply-adds")  # fmt: skip
 
 # %% [markdown]
+# ### A stale output
+# Below the model with 1,000 classes the notebook shows the shape (1, 1): the output of an older
+# version of the cell. Saved outputs are not tests. The chapters of this tutorial are run before
+# every release, and their numbers are checked.
+
+# %%
+with torch.device("meta"):  # shapes without numbers
+    logits = vitkit.create_model("vit_base_patch16_224")(torch.rand(1, 3, 224, 224))
+print(tuple(logits.shape))
+
+# %% [markdown]
 # ## B. Attention, then CIFAR-10
 #
 # ### Heads that are never split
@@ -191,15 +240,20 @@ for name in ("zeros", "N(0, 0.02)"):
 
 # %% [markdown]
 # ### A ratio and back
-# `int(dim * (mlp / dim))` should be `mlp`, but rounding errors can change it. In vitkit `mlp_width`
-# is set directly.
+# `int(dim * (mlp / dim))` should be `mlp`, but a rounding error can make it one less: the MLP of a
+# published width of 1408 gets 15,359 hidden units, and no checkpoint fits. In vitkit `mlp_width` is
+# set directly.
 
 # %%
-print(
-    int(1408 * (15360 / 1408)),
-    "instead of 15360; vitkit:",
-    vitkit.MLP(1408, 15360).fc1.out_features,
-)
+widths, tried = range(64, 2049, 64), 0
+wrong = []
+for width in widths:
+    for mlp in range(64, 8 * width + 1, 64):
+        tried += 1
+        if int(width * (mlp / width)) != mlp:
+            wrong.append((width, mlp))
+print(f"{len(wrong)} of {tried:,} pairs are wrong, the first: {wrong[:4]}")
+assert int(1408 * (15360 / 1408)) == 15359
 
 # %% [markdown]
 # ### Border pixels that are ignored
@@ -212,6 +266,27 @@ changed[..., 240:, :], changed[..., 240:] = 0, 0
 print("another border, equal tokens:", torch.equal(patches(small), patches(changed)))
 print(f"ignored pixels: {1 - 240**2 / 250**2:.1%}")
 print_error(lambda: vitkit.PatchEmbedding(width=8)(small))
+
+# %% [markdown]
+# ### A ResNet-50 of 23 M
+# The notebook compares the ViT's 86 M parameters with a ResNet-50 of 23 M. That is the ResNet
+# without its head; the 86 M are with it. Counted alike, from the sizes in the ResNet paper:
+
+
+# %%
+def bottleneck(inputs: int, width: int, first: bool) -> int:
+    sizes = [inputs * width, 9 * width * width, 4 * width * width]
+    sizes += [inputs * 4 * width] if first else []  # the shortcut
+    outputs = [width, width, 4 * width] + ([4 * width] if first else [])
+    return sum(sizes) + 2 * sum(outputs)  # and weight and bias of each BatchNorm
+
+
+body, inputs = 7 * 7 * 3 * 64 + 2 * 64, 64
+for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+    for block in range(blocks):
+        body += bottleneck(inputs, width, first=block == 0)
+        inputs = 4 * width
+print(f"ResNet-50: {body:,} without its head, {body + 2048 * 1000 + 1000:,} with it")
 
 # %% [markdown]
 # ## C. From scratch with einops
@@ -292,10 +367,8 @@ print(f"loss of the logits: {F.cross_entropy(model(images), labels):.2f}")
 # ## D. Block by block
 #
 # ### 14 instead of 196
-# The text says "14 patches", but there are 14 patches per side.
-
-# %%
-print(vitkit.ViTSpec().grid, vitkit.ViTSpec().num_patches)
+# The text says "14 patches". There are 14 patches per side and 196 in the image ([chapter
+# 1](01_patches.py#cutting)).
 
 # %% [markdown]
 # ### A softmax without the root
@@ -362,3 +435,14 @@ def flagged(images: torch.Tensor, vis: bool) -> object:
 print_error(lambda: F.cross_entropy(flagged(images, vis=True), labels))
 record = vitkit.Record(attention=[-1])
 print(tuple(model(images, record=record).shape), tuple(record.attention[1].shape))
+
+# %% [markdown]
+# ## What you know now
+#
+# - Mistakes that stop the program are found at once. Most of these do not stop it.
+# - Initial values, dropout rates and the kind of weight decay are the places where code and text
+#   differ most often without a symptom.
+# - A check of the sizes where a model is created turns a late, unclear error into an early, clear
+#   one.
+# - [Chapter 14](14_bug_costs.py) has the costs, and checks that find such bugs. Its exercises are
+#   also those of this chapter.

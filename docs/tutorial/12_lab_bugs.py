@@ -8,15 +8,57 @@
 # %% [markdown]
 # # 12. Bugs of notebook E, and what they cost
 #
-# Notebook E is a lab notebook in three parts: the original Transformer, a ViT on MNIST, and
-# distillation. Its bugs are shown like [those of the other notebooks](11_bugs.py): each in a few
-# lines, with its measured effect. [Chapter 5](05_training.py#mnist-the-notebooks-model) measures
-# what the bugs of the ViT cost together, in comparison with the same model without the mistakes. At
-# the notebook's learning rate, this is less than one would expect.
+# Notebook E, "Lab notebook", has three parts: the original Transformer, a ViT on MNIST (which
+# follows [a published page](https://brianpulfer.ch/blog/vit)), and distillation. Its bugs are shown
+# like [those of the other notebooks](11_bugs.py): each in a few lines, with its effect and vitkit's
+# solution. [Chapter 5](05_training.py#mnist-the-notebooks-model) compares the whole MNIST model with
+# a corrected one, and [chapter 14](14_bug_costs.py) measures each bug by itself.
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** which mistakes a Transformer and a ViT can have that still print 91 %
+# - **You need** chapters [1](01_patches.py) to [5](05_training.py), and for the first part chapter
+#   [10](10_transformer.py)
+# - **Reading** about 20 minutes; the table is enough to look something up
+# :::
+#
+# "Error" means that the program stops, "silent" that it runs.
+#
+# | bug | symptom | severity | switch in chapter 14 |
+# | --- | --- | --- | --- |
+# | [an exponent that is always 0](#an-exponent-that-is-always-0) | two different columns in the table | silent, costs | `exponent_zero` |
+# | [sines in the range 0 to 1](#sines-in-the-range-0-to-1) | a wrong reason in the text | wrong text | |
+# | [no masks](#no-masks) | the decoder sees its answers | silent, breaks | |
+# | [softmax at the end of the decoder](#softmax-at-the-end-of-the-decoder) | a floor below the loss | silent, costs | `double_softmax` |
+# | [an activation that is ignored](#an-activation-that-is-ignored) | none | silent | `relu` |
+# | [queries and keys of different widths](#queries-and-keys-of-different-widths) | shapes do not fit | error | |
+# | [`src +=`](#src) | the second call differs | silent | |
+# | [defaults that differ](#defaults-that-differ) | another number of parameters | silent | |
+# | [`reshape` for patches](#reshape-for-patches) | none of the 49 is a square | silent | `reshape` |
+# | [a patch of H x C / P](#a-patch-of-h-x-c-p) | wrong with three channels | wrong text | |
+# | [a class token by `rand`](#a-class-token-by-rand) | none | silent | `uniform_class_token` |
+# | [a class token added in a loop](#a-class-token-added-in-a-loop) | slow | slow | |
+# | [heads that see their own slice](#heads-that-see-their-own-slice) | too few parameters | silent | `sliced_heads` |
+# | [heads in a Python list](#heads-in-a-python-list) | too few parameters; fails on a GPU | silent | `heads_in_a_list` |
+# | [an MLP of one layer](#an-mlp-of-one-layer) | too few parameters | silent | `one_layer_mlp` |
+# | [a norm over tokens and width together](#a-norm-over-tokens-and-width-together) | only one number of tokens runs | silent | `joint_norm` |
+# | [no norm before the head](#no-norm-before-the-head) | logits grow with the tokens | silent | `no_final_norm` |
+# | [softmax before the loss](#softmax-before-the-loss) | the loss stays above 1.461 | silent, costs | `double_softmax` |
+# | [a loss that is divided twice](#a-loss-that-is-divided-twice) | the first loss is not ln 10 | silent; costs with SGD | `loss_divided` |
+# | [attention computed twice](#attention-computed-twice) | twice the work | slow | |
+# | [evaluation in training mode](#evaluation-in-training-mode) | two evaluations differ | silent, costs | `no_eval` |
+# | [width and height swapped](#width-and-height-swapped) | none with square images | silent | |
+# | [positions in a loop](#positions-in-a-loop) | slow | slow | |
+# | [loops over images and heads](#loops-over-images-and-heads) | slow | slow | |
+# | [a global `device`](#a-global-device) | "cuda does not work": the kernel dies | error | |
+# | [two wrong names](#two-wrong-names) | none | wrong text | |
+# | [a teacher without `eval()`](#a-teacher-that-is-never-put-in-eval) | the teacher changes | silent | |
+# | [a token that is not trained](#a-token-that-is-not-trained) | the token keeps its start | silent | |
 
 # %%
 import math
 import time
+from collections.abc import Callable
 
 import torch
 from matplotlib import pyplot as plt
@@ -58,6 +100,21 @@ for name, table in tables.items():
     ax.plot(table[:100] @ table[0] / 64, label=name)
 ax.set(xlabel="position", ylabel="similarity to position 0", ylim=(-1.1, 1.7))
 _ = ax.legend(loc="upper right", ncol=2)
+
+# %% [markdown]
+# ### Sines in the range 0 to 1
+# The text says that the sines lie in the range [0, 1], and that this is why they work for sequences
+# that are longer than those of the training. Sines lie in [-1, 1]; and a bounded range is no reason,
+# as $n / T$ is bounded, too. The reason that the Transformer paper gives is another one: to go $k$
+# positions further is the same rotation at each position $n$. Whether a trained model uses it is
+# an empirical question.
+
+# %%
+table = sincos_1d(400, 128)
+print(f"range {table.min():.2f} to {table.max():.2f}")
+waves = torch.view_as_complex(table.unflatten(1, (-1, 2)).contiguous())  # sine, cosine
+turns = [waves[n + 7] / waves[n] for n in (0, 100, 392)]  # 7 positions further
+print(f"the rotation differs by at most {(turns[0] - turns[2]).abs().max():.0e}")
 
 # %% [markdown]
 # ### No masks
@@ -177,6 +234,60 @@ for name, cut in (
     print(f"{name}: {squares} of 49 are 4 x 4; the widest spans {width.max()} columns")
 
 # %% [markdown]
+# ### A patch of H x C / P
+# With P patches per side, the text gives the side of a patch as $H C / P$. For one channel this is
+# right; for three, a side would be three times too long. A patch has $(H / P)(W / P)$ pixels of $C$
+# values each.
+
+# %%
+H, C, P = 32, 3, 8
+print(f"the text: sides of {H * C // P}, {(H * C // P) ** 2} values;", end=" ")
+print("vitkit:", tuple(patchify(torch.rand(1, C, H, H), (H // P, H // P)).shape))
+
+# %% [markdown]
+# ### A class token by `rand`
+# `torch.rand` draws from 0 to 1, so all numbers are positive. Next to patches that start near 0, the
+# class token starts as an outlier with a mean of 0.5. It is trained, so this costs little.
+
+# %%
+print(f"rand: mean {torch.rand(10_000).mean():.2f};", end=" ")
+token = vitkit.create_model("vit_cifar_patch4_32", num_classes=10).cls_token
+print(f"vitkit: mean {token.mean():.4f}, largest {token.abs().max():.3f}")
+
+# %% [markdown]
+# ### A class token added in a loop
+# The class token is put before the patches of one image after the other. The notebook adds that
+# (N, 49, 8) to (N, 50, 8) "is probably sub-optimal". It is, because of the loop: `expand` and one
+# `cat` do the same for the whole batch. The copy that `cat` makes is small beside one block, and a
+# model that averages its patches needs no class token at all ([chapter
+# 4](04_vit.py#inputs-and-outputs)).
+
+# %%
+token, patches = torch.rand(1, 8), torch.rand(256, 49, 8)
+
+
+def looped() -> torch.Tensor:
+    return torch.stack([torch.vstack((token, image)) for image in patches])
+
+
+def at_once() -> torch.Tensor:
+    return torch.cat([token.expand(len(patches), 1, -1), patches], dim=1)
+
+
+def milliseconds(function: Callable[[], torch.Tensor]) -> float:
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - start)
+    return 1000 * min(times)
+
+
+assert torch.equal(looped(), at_once())
+ratio = milliseconds(looped) / milliseconds(at_once)
+print(f"{tuple(at_once().shape)}, the loop takes {ratio:.0f} times as long")
+
+# %% [markdown]
 # ### Heads that see their own slice
 # Each head reads only its own slice of the token, and no matrix combines the heads afterwards. So
 # the first half of the output never depends on the second half of the tokens. In vitkit each head
@@ -218,6 +329,18 @@ registered = sum(p.numel() for p in sliced.parameters())
 print("plain list: registered", registered, "of", total)
 registered = sum(p.numel() for p in vitkit.MultiHeadSelfAttention(20, 2).parameters())
 print("vitkit: registered", registered, "of 1680")
+
+# %% [markdown]
+# ### An MLP of one layer
+# Eq. 3 has an MLP with one hidden layer. The notebook's is one layer with a ReLU: it cannot compute
+# more than the matrix allows, and as its output is never negative, each block can only add to the
+# residual stream.
+
+# %%
+z, one_layer = torch.randn(1, 50, 20), nn.Sequential(nn.Linear(20, 20), nn.ReLU())
+for name, mlp in (("one layer", one_layer), ("vitkit", vitkit.MLP(20, 80))):
+    size = sum(p.numel() for p in mlp.parameters())
+    print(f"{name}: {size:,} parameters, lowest output {mlp(z).min():.2f}")
 
 # %% [markdown]
 # ### A norm over tokens and width together
@@ -264,24 +387,30 @@ for name, outputs in (("logits", logits), ("probabilities", logits.softmax(1))):
 
 # %% [markdown]
 # ### A loss that is divided twice
-# Cross-entropy is already a mean. Divided by the batch size again, the printed loss is 16 times too
-# small. vitkit computes sums over images and divides once.
+# Cross-entropy is already a mean. Divided by the batch size again, the loss is 16 times too small.
+# With Adam the steps stay the same, with SGD they are 16 times smaller. The first loss of an
+# untrained model shows it: it should be about $\ln 10$. [Chapter
+# 14](14_bug_costs.py#read-off-the-notebooks-own-output) undoes the division for the losses that the
+# notebook printed.
 
 # %%
-losses = torch.full((4,), 2.3)  # the means of four batches of 16
-print(f"printed {(losses / 16).mean():.3f}, correct {losses.mean():.3f}")
+untrained, labels = torch.zeros(16, 10), torch.arange(16) % 10
+loss = F.cross_entropy(untrained, labels)
+print(
+    f"first loss {loss:.3f}, ln 10 = {math.log(10):.3f}, divided again {loss / 16:.3f}"
+)
 
 # %% [markdown]
 # ### Attention computed twice
-# The notebook computes attention twice and discards the first result. With `return_weights`, one
-# pass returns both the output and the weights.
+# The notebook calls its attention, throws the result away, and calls it again. Nothing is done with
+# the first result; only the work doubles.
 
 # %%
 q, k, v = torch.rand(3, 50, 10)
 for name, calls in (("twice", 2), ("once", 1)):
     with FlopCounterMode(display=False) as counter:
         for _ in range(calls):
-            vitkit.scaled_dot_product_attention(q, k, v, return_weights=True)
+            result = vitkit.scaled_dot_product_attention(q, k, v)
     print(f"{name}: {counter.get_total_flops() // 2:,} multiply-adds")
 
 # %% [markdown]
@@ -340,6 +469,75 @@ changes = (table[1:, 0::2] * table[:-1, 0::2] < 0).sum(0)
 print(f"sign changes: {changes[0]} in the first sine, {changes[-1]} in the last")
 
 # %% [markdown]
+# ### Loops over images and heads
+# The notebook's attention goes through the images of a batch and through the heads in Python. The
+# products are the same, but the processor waits for Python. One product over all images and heads
+# gives the same numbers.
+
+# %%
+q, k, v = torch.rand(3, 64, 2, 50, 10)  # 64 images, two heads
+
+
+def one_by_one() -> torch.Tensor:
+    return torch.stack([
+        torch.stack([
+            (q[n, h] @ k[n, h].T / 10**0.5).softmax(-1) @ v[n, h] for h in range(2)
+        ])
+        for n in range(64)
+    ])  # fmt: skip
+
+
+def together() -> torch.Tensor:
+    return vitkit.scaled_dot_product_attention(q, k, v)
+
+
+torch.testing.assert_close(one_by_one(), together())
+print(
+    f"the loop takes {milliseconds(one_by_one) / milliseconds(together):.0f} times as long"
+)
+
+# %% [markdown]
+# ### A global `device`
+# "cuda does not work", says the notebook: the kernel dies. Its model moves the positions to a global
+# variable `device`, and its heads, in a Python list, stay where they were made. So parts of the
+# model lie on different devices, whatever `model.to(...)` was told. In vitkit a table is a buffer of
+# the model and moves with it.
+
+# %%
+device = torch.device("cpu")  # the global variable
+
+
+class Global(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+
+    def forward(self, patches: torch.Tensor) -> torch.Tensor:
+        return self.linear(patches) + sincos_1d(49, 8).to(device)
+
+
+elsewhere = torch.rand(1, 49, 16, device="meta")  # a second device without a GPU
+print_error(lambda: Global().to("meta")(elsewhere))
+model = vitkit.create_model(
+    "vit_cifar_patch4_32", num_classes=10, positions="sincos_1d"
+)
+image = torch.rand(1, 3, 32, 32, device="meta")
+print(
+    "vitkit:",
+    tuple(model.to("meta")(image).shape),
+    "on",
+    model.to("meta")(image).device,
+)
+
+# %% [markdown]
+# ### Two wrong names
+# The notebook calls MSA "multiscale self-attention". It is multi-head self-attention: all heads see
+# the same tokens at the same scale. And it calls the left half of a Transformer "encoder or auto
+# encoder". An autoencoder is trained to give back its own input; the encoder of a Transformer is
+# trained with its decoder for the outputs of the task. The masked model of [chapter
+# 6](06_data.py#images-without-labels) is an autoencoder.
+
+# %% [markdown]
 # ## Distillation
 #
 # ### A teacher that is never put in `eval()`
@@ -387,3 +585,14 @@ for name, parameter in (
 ):
     trained = any(parameter is other for other in student.parameters())
     print(f"{name} token is trained: {trained}")
+
+# %% [markdown]
+# ## What you know now
+#
+# - A model with ten mistakes can train and print 91 %. An accuracy is no proof that the code is
+#   right.
+# - Mistakes in the output and the loss show in the loss itself: where it starts, and where it stops
+#   to fall.
+# - Weights in a Python list are not trained, moved or saved. Count the parameters.
+# - [Chapter 14](14_bug_costs.py) measures what each of these bugs costs; its exercises are also
+#   those of this chapter.

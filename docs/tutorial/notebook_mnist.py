@@ -110,9 +110,10 @@ def train(
     *,
     loss: Callable[[Tensor, Tensor], Tensor] = loss_of,
     epochs: int = EPOCHS,
+    rate: float = RATE,
     seed: int = 0,
 ) -> Iterator[dict[str, float]]:
-    """Train with Adam at a rate of 0.01, a batch size of 16 and no schedule.
+    """Train with Adam, a batch size of 16 and no schedule.
 
     Args:
         model: trained in place.
@@ -120,13 +121,14 @@ def train(
         labels: class numbers (N,).
         loss: a function of the outputs and the labels.
         epochs: passes over the images.
+        rate: the learning rate; the notebook's is 0.01.
         seed: determines the order of the images.
 
     Yields:
         After every epoch: its number, `train_loss` (the mean of `loss`) and the `seconds` so far.
     """
     # Only registered parameters are passed; the heads are not among them.
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     seconds = 0.0
     for epoch in range(epochs):
         start, total, seen = time.perf_counter(), 0.0, 0

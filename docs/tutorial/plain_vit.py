@@ -1,10 +1,8 @@
-"""A Vision Transformer on one page, in plain PyTorch: Eq. 1 to 4 of arXiv 2010.11929.
+"""A Vision Transformer on one page: Eq. 1 to 4 of arXiv 2010.11929 in plain PyTorch.
 
-B images, N patches, T = N + 1 tokens, width D, h heads of d = D / h numbers. The names
-of the weights are those of timm and vitkit.
+B images, C channels, patches of P x P pixels, N patches, T = N + 1 tokens, width D,
+h heads of d = D / h numbers, depth L. The weights are named as in timm and vitkit.
 """
-
-from __future__ import annotations
 
 from collections import OrderedDict
 
@@ -12,27 +10,46 @@ import torch
 from torch import Tensor, nn
 
 
+class PatchEmbedding(nn.Module):
+    """Cut images into patches and map each patch to D numbers."""
+
+    def __init__(self, patch_size: int, channels: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch_size, stride=patch_size)  # E
+
+    def forward(self, images: Tensor) -> Tensor:
+        # fmt: off
+        x = self.proj(images)                        # each patch E     (B, D, H/P, W/P)
+        return x.flatten(2).transpose(1, 2)          # a row per patch  (B, N, D)
+        # fmt: on
+
+
 class Attention(nn.Module):
-    """Combine the tokens: multi-head self-attention, the MSA of Eq. 2."""
+    """Let every token read from every other: multi-head self-attention (MSA)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)  # queries, keys and values in one matrix
-        self.proj = nn.Linear(width, width)  # mixes the outputs of the heads
+        self.qkv = nn.Linear(width, 3 * width)  # U_qkv: queries, keys, values
+        self.proj = nn.Linear(width, width)  # U_msa, combines the heads
 
     def forward(self, z: Tensor) -> Tensor:
+        # fmt: off
         B, T, D = z.shape
-        qkv = self.qkv(z).view(B, T, 3, self.heads, D // self.heads)  # (B, T, 3, h, d)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, h, T, d)
-        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5  # q kᵀ / √d: (B, h, T, T)
-        self.weights = scores.softmax(dim=-1)  # each row sums to 1; kept for drawing
-        heads = self.weights @ v  # means of the values: (B, h, T, d)
-        return self.proj(heads.transpose(1, 2).reshape(B, T, D))  # (B, T, D)
+        d = D // self.heads
+        qkv = self.qkv(z)                            # z U_qkv          (B, T, 3D)
+        qkv = qkv.view(B, T, 3, self.heads, d)       # split into heads (B, T, 3, h, d)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)         # each of them     (B, h, T, d)
+        scores = q @ k.transpose(-2, -1) / d**0.5    # q k^T / sqrt(d)  (B, h, T, T)
+        self.weights = scores.softmax(dim=-1)        # A: rows sum to 1 (B, h, T, T)
+        heads = self.weights @ v                     # A v              (B, h, T, d)
+        heads = heads.transpose(1, 2)                # heads of a token (B, T, h, d)
+        return self.proj(heads.reshape(B, T, D))     # joined, U_msa    (B, T, D)
+        # fmt: on
 
 
 class Block(nn.Module):
-    """Apply Eq. 2 and 3: attention, then an MLP, each added to its input."""
+    """Attention between tokens, then an MLP on each token; both add to their input."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -43,37 +60,36 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, z: Tensor) -> Tensor:
-        z = z + self.attn(self.norm1(z))  # Eq. 2: z' = MSA(LN(z)) + z
-        return z + self.mlp(self.norm2(z))  # Eq. 3: z = MLP(LN(z')) + z'
+        # fmt: off
+        z = self.attn(self.norm1(z)) + z             # Eq. 2            (B, T, D)
+        return self.mlp(self.norm2(z)) + z           # Eq. 3            (B, T, D)
+        # fmt: on
 
 
 class PlainViT(nn.Module):
-    """Classify images (B, C, H, H): returns logits (B, classes)."""
+    """Classify images (B, C, H, W) with H = W; returns logits (B, classes)."""
 
     def __init__(
         self, *, image_size: int, patch_size: int, channels: int, classes: int,
         width: int, depth: int, heads: int, hidden: int,
     ) -> None:  # fmt: skip
         super().__init__()
-        N = (image_size // patch_size) ** 2
-        self.patch_embed = nn.Conv2d(
-            channels, width, patch_size, stride=patch_size
-        )  # E
-        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))  # x_class
-        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, N + 1, width))  # E_pos
-        self.blocks = nn.Sequential(
-            *[Block(width, heads, hidden) for _ in range(depth)]
-        )
+        N = (image_size // patch_size) ** 2  # N = HW / P^2
+        self.patch_embed = PatchEmbedding(patch_size, channels, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, N + 1, width))
+        blocks = [Block(width, heads, hidden) for _ in range(depth)]
+        self.blocks = nn.Sequential(*blocks)  # they stack, as width in = width out
         self.norm = nn.LayerNorm(width, eps=1e-6)
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        x = self.patch_embed(images)  # x_p E of Eq. 1: (B, D, H/P, H/P)
-        x = x.flatten(2).transpose(1, 2)  # one row for each patch: (B, N, D)
-        x_class = self.cls_token.expand(
-            len(x), -1, -1
-        )  # the same for each image: (B, 1, D)
-        z = torch.cat([x_class, x], dim=1) + self.pos_embed  # Eq. 1, z_0: (B, T, D)
-        z = self.blocks(z)  # Eq. 2 and 3, depth times: (B, T, D)
-        y = self.norm(z[:, 0])  # Eq. 4, y = LN(z_L^0): (B, D)
-        return self.head(y)  # logits (B, classes)
+        # fmt: off
+        x = self.patch_embed(images)                 # x_p E            (B, N, D)
+        cls = self.cls_token.expand(len(x), -1, -1)  # x_class          (B, 1, D)
+        z = torch.cat([cls, x], dim=1)               # [x_class; x_p E] (B, T, D)
+        z = z + self.pos_embed                       # Eq. 1: z_0       (B, T, D)
+        z = self.blocks(z)                           # Eq. 2, 3: z_L    (B, T, D)
+        y = self.norm(z[:, 0])                       # Eq. 4: y         (B, D)
+        return self.head(y)                          # logits           (B, classes)
+        # fmt: on

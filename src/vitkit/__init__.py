@@ -310,7 +310,9 @@ def __getattr__(name: str) -> object:
     elif name in _HOME_OF:
         value = getattr(import_module(_HOME_OF[name]), name)
     else:
-        raise AttributeError(f"module 'vitkit' has no attribute {name!r}")
+        ours = import_module("vitkit.other_names").CLASSES.get(name)
+        hint = f"; write vitkit.{ours}" if ours else ""
+        raise AttributeError(f"module 'vitkit' has no attribute {name!r}{hint}")
     globals()[name] = value  # so that this function is called once for each name
     return value
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from vitkit.errors import SpecError
 from vitkit.frozen import Described, frozen
 from vitkit.messages import plural
-from vitkit.timm_keywords import TIMM_KEYWORDS
+from vitkit.other_names import KEYWORDS, TIMM_KEYWORDS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ class ViTSpec(Described):
     Raises `SpecError` for a spec that no model could have. The defaults are ViT-B/16 at 224 pixels.
     """
 
-    OTHER_NAMES: ClassVar = TIMM_KEYWORDS
+    OTHER_NAMES: ClassVar = TIMM_KEYWORDS | KEYWORDS
 
     image_size: Size = (224, 224)
     """Height and width of the images of the position table, in pixels."""

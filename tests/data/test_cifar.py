@@ -134,11 +134,15 @@ def test_pickles_are_refused_unread(tmp_path: Path, where: str) -> None:
 def test_a_set_that_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = refusal("cifar100", data_root=tmp_path)
     assert f"searched {tmp_path}/cifar100, {tmp_path}," in message
-    assert "put the folder cifar-100-binary" in message
+    assert message.startswith(
+        "cifar100 not found; unpack https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz and "
+        "pass the folder that contains cifar-100-binary as --data-root; searched "
+    )
     assert "not in the cache" in message
 
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(DataError, match=r"pip install 'vitkit\[hub\]'"):
+    mended = r"^cifar10 not found; pip install 'vitkit\[hub\]' lets vitkit download it; or unpack "
+    with pytest.raises(DataError, match=mended):
         open_dataset("cifar10")
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"")
     assert "not unpacked; run tar -xzf" in refusal("cifar10", data_root=tmp_path)

@@ -34,6 +34,19 @@ DRAWS = {"subplots", "grid_of", "heat"}
 """Functions that make an image."""
 SOLUTION = "Show the solution"
 NUMBERS = {
+    "00": [
+        "1438 images",
+        "359 images",
+        "(1438, 1, 8, 8)",
+        "102,666 parameters, 480 steps",
+        "B, D, H/P, W/P (1, 64, 4, 4)",
+        "z_0: B, T, D (1, 17, 64)",
+        "B, T, 3D (1, 17, 192)",
+        "B, h, T, T (1, 8, 17, 17)",
+        "B, classes (1, 10)",
+        "All keys matched",
+        "(8, 8) pixels, classes 0 1 2 3 4 5 6 7 8 9",
+    ],
     "01": [
         "196 patches of 768 values",
         "(1, 3, 224, 224) -> (1, 196, 768)",

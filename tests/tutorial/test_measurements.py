@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
-QUICK = ("mnist-notebook", "mnist-mended", "ingredients", "data-size", "positions", "masked")
+QUICK = (
+    "mnist-notebook",
+    "mnist-mended",
+    "ingredients",
+    "data-size",
+    "positions",
+    "masked",
+    "one-page",
+)
 
 
 def contents() -> dict[str, bytes]:

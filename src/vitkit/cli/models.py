@@ -11,6 +11,7 @@ from vitkit.cli.printing.columns import align, terminal_width
 from vitkit.cli.printing.next_steps import Words, flags, suggest
 from vitkit.errors import SettingError
 from vitkit.models.presets import preset, table
+from vitkit.other_names import usual_name
 from vitkit.weights.catalogue import catalogue, list_models
 
 EXAMPLES = (
@@ -34,6 +35,7 @@ def models_command(
     """
     if licence is not None:
         _check_licence(licence, pretrained=pretrained)
+    pattern = usual_name(pattern, table())
     rows = _checkpoints(pattern, licence) if pretrained else _presets(pattern)
     if not rows:
         raise _nothing_found(pattern, licence, pretrained=pretrained)

@@ -15,7 +15,8 @@ from vitkit.cli.parsing.fields import as_flags
 from vitkit.cli.printing.columns import terminal_width
 from vitkit.cli.printing.next_steps import suggest
 from vitkit.errors import SettingError
-from vitkit.models.presets import preset
+from vitkit.models.presets import preset, table
+from vitkit.other_names import usual_name
 
 PLAIN_WIDTH = 140
 """Columns where the output is not a terminal, so that nothing is cut."""
@@ -42,7 +43,8 @@ def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | N
         raise SettingError.about("depth", depth, "must be 0 or more")
     if img_size is not None and img_size < 1:
         raise SettingError.about("img_size", img_size, "must be 1 or more")
-    # names of models have neither a dot nor a slash
+    model = model if os.path.exists(model) else usual_name(model, table())
+    # timm's names of models have neither a dot nor a slash
     is_file = os.path.exists(model) or bool(Path(model).suffix) or "/" in model
     if not is_file:
         preset(model)  # a name that does not exist is refused before torch is imported
@@ -59,12 +61,12 @@ def summary_command(model: Positional[str], *, depth: int = 3, img_size: int | N
             vit = ViT(preset(model))
     spec = vit.spec
     size = spec.image_size if img_size is None else (img_size, img_size)
-    table = summary(vit, (1, spec.in_channels, *size))
+    layers = summary(vit, (1, spec.in_channels, *size))
     # a file or a pipe gets the columns of a narrow terminal, too, and cells of any length
     width = terminal_width()
     console = Console(highlight=False, width=width or PLAIN_WIDTH)
     with console.capture() as captured:
-        console.print(table.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))
+        console.print(layers.render(depth, narrow=(width or 0) < FULL_TABLE_WIDTH))
     sys.stdout.write(captured.get())
     if is_file:
         suggest(("inspect", model))

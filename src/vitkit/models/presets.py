@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
+from vitkit.other_names import usual_name
 from vitkit.spec import ViTSpec
 
 SIZE_FIELDS = ("width", "depth", "num_heads", "mlp_width")
@@ -51,13 +52,14 @@ def table() -> dict[str, PresetEntry]:
 
 
 def preset(name: str, **overrides: Any) -> ViTSpec:
-    """Return the spec of a named model, with any `ViTSpec` field overridden.
+    """Return the spec of a named model (also as `ViT-B/16`), with `ViTSpec` fields overridden.
 
     Raises:
         SettingError: no model of that name; the nearest three are named, the usual sizes first.
         SpecError: an unknown field, or a spec that cannot exist.
     """
-    if name not in (entries := table()):
+    name = usual_name(name, entries := table())
+    if name not in entries:
         usual_first = sorted(entries, key=lambda entry: "16_224" not in entry)
         near = did_you_mean(name, usual_first, count=3, contained=True)
         raise SettingError(f"there is no model {name!r}{near}; `vitkit models` lists all")

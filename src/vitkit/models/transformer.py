@@ -16,6 +16,7 @@ from vitkit.models.layers import eval_mode
 from vitkit.models.mlp import MLP
 from vitkit.models.positions import sincos_1d
 from vitkit.models.record import Record
+from vitkit.other_names import refuse_other_names
 from vitkit.shapes import Tokens
 
 Memory = Float[Tensor, "B S D"]
@@ -74,8 +75,9 @@ class Transformer(nn.Module):
         activation: str = "relu", norm: str = "post", norm_eps: float = 1e-5,
         source_vocabulary: int | None = None, target_vocabulary: int | None = None,
         dropout: float = 0.1, positions: bool = True, final_norm: bool = True,
-        output_projection: bool = True,
+        output_projection: bool = True, **other_names: Any,
     ) -> None:  # fmt: skip
+        refuse_other_names("Transformer", other_names)
         super().__init__()
         if norm not in ("pre", "post"):
             raise SpecError(f"norm {norm!r} is none of pre, post")

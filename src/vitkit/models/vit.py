@@ -6,12 +6,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitkit.errors import SettingError, check_type
+from vitkit.errors import SettingError
 from vitkit.models.attention import Context
 from vitkit.models.embedding import Embedding, PatchDropout, make_stem
 from vitkit.models.encoder import RunBlock, block_calls, stack_blocks
 from vitkit.models.initialisation import initialise
-from vitkit.models.interface.classifier import Backbone
+from vitkit.models.interface.classifier import Backbone, complete_spec
 from vitkit.models.interface.intermediates import Embedded
 from vitkit.models.interface.pretrained import Origin, Pretrained
 from vitkit.models.layers import make_norm
@@ -37,9 +37,10 @@ class ViT(Backbone, Pretrained):
     `head`. Every variation is a module chosen here; `forward` is the same for all.
 
     Args:
-        spec: the architecture. Initial weights come from torch's global generator.
+        spec: the architecture, by default ViT-B/16. Initial weights come from torch's generator.
         backbone: with `spec.stem == "backbone"`, any module that gives a map (B, c, h, w), whose
             cells are then cut into patches. A checkpoint cannot describe it.
+        **fields: any field of the spec, by its name here or elsewhere (`other_names.KEYWORDS`).
 
     Attributes:
         spec: as given.
@@ -47,19 +48,19 @@ class ViT(Backbone, Pretrained):
         origin: the checkpoint that the weights come from; `None` for initial weights.
 
     Raises:
-        SpecError: a backbone that does not fit the spec.
+        SpecError: a backbone that does not fit the spec, an unknown field, or an impossible spec.
         SettingError: not a spec.
 
-    >>> model = ViT(ViTSpec(image_size=32, patch_size=8, width=64, depth=2, num_heads=4,
-    ...                     mlp_width=128, num_classes=10))
+    >>> model = ViT(image_size=32, patch_size=8, width=64, depth=2, num_heads=4, mlp_width=128)
     >>> model(torch.zeros(2, 3, 32, 48)).shape
-    torch.Size([2, 10])
+    torch.Size([2, 1000])
     """
 
-    def __init__(self, spec: ViTSpec, backbone: nn.Module | None = None) -> None:
-        check_type(spec, ViTSpec, "ViT", "a ViTSpec (vitkit.load takes a path)")
+    def __init__(
+        self, spec: ViTSpec | None = None, backbone: nn.Module | None = None, **fields: object
+    ) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec = spec = complete_spec(spec, fields)
         self.run_block: RunBlock | None = None
         self.origin: Origin | None = None
         self._make_embedding(spec, backbone)

@@ -21,6 +21,7 @@ from vitkit.errors import SettingError
 from vitkit.messages import did_you_mean
 from vitkit.models.presets import preset as preset_spec
 from vitkit.models.presets import table
+from vitkit.other_names import usual_name
 from vitkit.spec import Preprocess, ViTSpec
 
 IMAGE_STATISTICS = {
@@ -168,6 +169,7 @@ def find(name: str) -> CatalogueEntry:
         SettingError: no such entry, with those that are nearest; a model without published weights.
     """
     entries = catalogue()
+    name = usual_name(name, table())
     if name in entries:
         return entries[name]
     of_preset = published(name)

@@ -19,8 +19,8 @@ from vitkit.messages import escape
 from vitkit.models.interface.feature_maps import FeatureMaps
 from vitkit.models.presets import preset
 from vitkit.models.vit import ViT
+from vitkit.other_names import translate_keywords
 from vitkit.spec import ViTSpec
-from vitkit.timm_keywords import translate_keywords
 from vitkit.weights.adapt import adapt
 from vitkit.weights.catalogue import catalogue, find, known
 from vitkit.weights.checkpoint import Checkpoint, texts

@@ -37,11 +37,11 @@ IDX_CLASSES = {
     ),
 }
 HOW_TO_GET = {
-    "mnist": "put train-images-idx3-ubyte and its three companions there, or pass their folder as "
-    "--data-root (`torchvision.datasets.MNIST('.', download=True)` downloads them to MNIST/raw)",
-    "fashion-mnist": "put train-images-idx3-ubyte and its three companions there, or pass their "
-    "folder as --data-root (`torchvision.datasets.FashionMNIST('.', download=True)` downloads them "
-    "to FashionMNIST/raw, the Debian package dataset-fashion-mnist installs them)",
+    "mnist": "pass the folder of train-images-idx3-ubyte and its three companions as --data-root "
+    "(`torchvision.datasets.MNIST('.', download=True)` downloads them to MNIST/raw)",
+    "fashion-mnist": "pass the folder of train-images-idx3-ubyte and its three companions as "
+    "--data-root (`torchvision.datasets.FashionMNIST('.', download=True)` downloads them to "
+    "FashionMNIST/raw, the Debian package dataset-fashion-mnist installs them)",
 }
 IDX_ON_THE_HUB = {
     "mnist": "hf://ylecun/mnist",

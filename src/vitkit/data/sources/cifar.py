@@ -50,6 +50,8 @@ PICKLED = {
     "cifar100": ("cifar-100-python", "train"),
 }
 ARCHIVE = {"cifar10": "cifar-10-binary.tar.gz", "cifar100": "cifar-100-binary.tar.gz"}
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
+"""The author's page, which has the archives."""
 CIFAR_ON_THE_HUB = {"cifar10": "hf://uoft-cs/cifar10", "cifar100": "hf://uoft-cs/cifar100"}
 
 
@@ -74,8 +76,8 @@ def open_cifar(name: str, folders: Sequence[Path]) -> Dataset:
                 return dataset
     _refuse_unread_layouts(name, folders)
     how = (
-        f"put the folder {BINARY_FOLDER[name]} (from {ARCHIVE[name]}) there, or pass the "
-        "folder that contains it as --data-root"
+        f"unpack {ADDRESS}{ARCHIVE[name]} and pass the folder that contains "
+        f"{BINARY_FOLDER[name]} as --data-root"
     )
     return open_from_hub(CIFAR_ON_THE_HUB[name], name, folders, how)
 

@@ -98,14 +98,17 @@ def open_from_hub(address: str, name: str, folders: Sequence[Path], how_to_get: 
         how_to_get: where the files come from, for messages.
 
     Raises:
-        DataError: it cannot be opened; the message has the folders and how to get the files.
+        DataError: it cannot be opened; the message has how to get the files, then the folders.
     """
     try:
         return open_hub(address)
     except (MissingExtraError, DataError) as error:
         searched = ", ".join(map(str, folders))
+        # first what mends it, as a reader may stop there
+        if isinstance(error, MissingExtraError):
+            how_to_get = f"pip install 'vitkit[hub]' lets vitkit download it; or {how_to_get}"
         raise DataError(
-            f"{name} not found, searched {searched} and the Hub ({error}); {how_to_get}"
+            f"{name} not found; {how_to_get}; searched {searched} and the Hub ({error})"
         ) from None
 
 

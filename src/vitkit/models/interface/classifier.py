@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
@@ -9,18 +10,36 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitkit.errors import SpecError
+from vitkit.errors import SpecError, check_type
 from vitkit.models.initialisation import HEADS, initialise
 from vitkit.models.interface.intermediates import Intermediates
 from vitkit.models.interface.pretrained import Origin
 from vitkit.models.readout import Readout
+from vitkit.other_names import POOLINGS, translate_keywords
 from vitkit.spec import ViTSpec
-from vitkit.timm_keywords import POOLINGS
 
 COMPILED = "_orig_mod"
 """Name of the inner module in `torch.compile`'s wrapper."""
 CHECKPOINTING = "vitkit.training.optimization.activation_checkpointing:checkpoint_gradients"
 """The function behind `set_grad_checkpointing`, imported when it is called."""
+
+
+def complete_spec(spec: ViTSpec | None, fields: Mapping[str, object]) -> ViTSpec:
+    """Return a spec, by default that of ViT-B/16, with some fields changed.
+
+    Args:
+        spec: the architecture.
+        fields: by their own names, or by those of other libraries.
+
+    Raises:
+        SettingError: not a spec.
+        SpecError: an unknown field, or a spec that cannot exist.
+    """
+    spec = ViTSpec() if spec is None else spec
+    check_type(spec, ViTSpec, "ViT", "a ViTSpec (vitkit.load takes a path)")
+    if not fields:
+        return spec
+    return spec.replace(**translate_keywords(fields, vars(spec)))
 
 
 class Backbone(Intermediates):

@@ -13,8 +13,8 @@ from typing import Any
 
 from vitkit.models.interface.pretrained import pretrained_config
 from vitkit.models.presets import preset, table
+from vitkit.other_names import POOLINGS
 from vitkit.spec import Preprocess, ViTSpec
-from vitkit.timm_keywords import POOLINGS
 
 PRESETS_UNKNOWN_TO_TIMM = (
     "vit_lite_*",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from vitkit.errors import CheckpointError
 from vitkit.models.presets import preset, table
-from vitkit.timm_keywords import POOLINGS, TIMM_KEYWORDS
+from vitkit.other_names import POOLINGS, TIMM_KEYWORDS
 from vitkit.weights.files.source import Header
 from vitkit.weights.formats.infer_spec import as_pair, how_to_state
 

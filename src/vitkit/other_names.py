@@ -1,16 +1,62 @@
-"""timm's keywords for a Vision Transformer, and the fields of `ViTSpec` that they decide.
-
-timm 1.0.31, models/vision_transformer.py (`VisionTransformer`) and models/eva.py (`Eva`).
-"""
+"""Names of teaching notebooks and other libraries, and what they are called in vitkit."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from vitkit.errors import SpecError
+from vitkit.errors import SettingError, SpecError
+
+DROPOUTS = ("attention_dropout", "projection_dropout", "mlp_dropout")
+KEYWORDS: dict[str, tuple[str, ...]] = {
+    "dim": ("width",),
+    "d_model": ("width",),
+    "emb_dim": ("width",),
+    "emb_size": ("width",),
+    "embed_size": ("width",),
+    "embedding_dim": ("width",),
+    "hidden_d": ("width",),
+    "hidden_dim": ("width",),
+    "hidden_size": ("width",),
+    "latent_size": ("width",),
+    "n_blocks": ("depth",),
+    "n_layers": ("depth",),
+    "num_blocks": ("depth",),
+    "num_layers": ("depth",),
+    "num_hidden_layers": ("depth",),
+    "num_transformer_layers": ("depth",),
+    "heads": ("num_heads",),
+    "n_heads": ("num_heads",),
+    "nhead": ("num_heads",),
+    "num_attention_heads": ("num_heads",),
+    "dim_head": ("head_width",),
+    "head_dim": ("head_width",),
+    "dim_feedforward": ("mlp_width",),
+    "ff_dim": ("mlp_width",),
+    "intermediate_size": ("mlp_width",),
+    "mlp_dim": ("mlp_width",),
+    "mlp_size": ("mlp_width",),
+    "channels": ("in_channels",),
+    "n_channels": ("in_channels",),
+    "num_channels": ("in_channels",),
+    "input_size": ("image_size",),
+    "n_classes": ("num_classes",),
+    "num_labels": ("num_classes",),
+    "hidden_act": ("activation",),
+    "layer_norm_eps": ("norm_eps",),
+    "pool": ("pooling",),
+    "emb_dropout": ("position_dropout",),
+    "embedding_dropout": ("position_dropout",),
+    "attn_dropout": ("attention_dropout",),
+    "attention_probs_dropout_prob": ("attention_dropout",),
+    "dropout": DROPOUTS,
+    "hidden_dropout_prob": ("position_dropout", "projection_dropout", "mlp_dropout"),
+}
+"""Keyword -> the fields of `ViTSpec` that take its value. `dropout` is that of vit-pytorch and of
+torch's `TransformerEncoderLayer`: on attention weights, after the projection, and in the MLP."""
 
 TIMM_KEYWORDS: dict[str, tuple[str, ...]] = {
     "img_size": ("image_size",),
@@ -38,7 +84,8 @@ TIMM_KEYWORDS: dict[str, tuple[str, ...]] = {
     "attn_drop_rate": ("attention_dropout",),
     "drop_path_rate": ("drop_path",),
 }
-"""timm's keyword -> the fields that it decides. Keywords with the same name in both, such as
+"""timm's keyword -> the fields that it decides (timm 1.0.31, models/vision_transformer.py's
+`VisionTransformer` and models/eva.py's `Eva`). Keywords with the same name in both, such as
 `depth`, `num_heads`, `patch_size` and `class_token`, are not listed."""
 POOLINGS = {"token": "cls", "avg": "mean", "map": "map"}
 """`global_pool` -> pooling of a spec."""
@@ -62,12 +109,136 @@ _ALWAYS: dict[str, Any] = {
 }
 """Keyword without a field -> its only possible value."""
 
+TRANSFORMER: dict[str, tuple[str, ...]] = {
+    **{name: KEYWORDS[name] for name in ("dim", "d_model", "embedding_dim", "heads", "nhead")},
+    "dim_model": ("width",),
+    "n_heads": ("num_heads",),
+    "num_encoder_layers": ("encoder_depth",),
+    "num_decoder_layers": ("decoder_depth",),
+    "dim_feedforward": ("mlp_width",),
+    "layer_norm_eps": ("norm_eps",),
+    "src_vocab_size": ("source_vocabulary",),
+    "tgt_vocab_size": ("target_vocabulary",),
+}
+"""Keyword of a Transformer elsewhere -> the argument of `vitkit.Transformer`."""
 
-def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate timm's keywords into fields of a spec; other keywords stay as they are.
+CLASSES: dict[str, str] = {
+    "VisionTransformer": "ViT",
+    "SimpleViT": 'ViT(positions="sincos_2d", pooling="mean", class_token=False)',
+    "ViTForImageClassification": "ViT",
+    "ViTModel": "ViT(num_classes=0)",
+    "ViTConfig": "ViTSpec",
+    "DistillableViT": "ViT(distillation_token=True)",
+    "TransformerEncoder": "Encoder",
+    "TransformerEncoderBlock": "EncoderBlock",
+    "TransformerEncoderLayer": "EncoderBlock",
+    "TransformerBlock": "EncoderBlock",
+    "EncoderLayer": "EncoderBlock",
+    "Block": "EncoderBlock",
+    "Residual": "EncoderBlock",
+    "MSA": "MultiHeadSelfAttention",
+    "Attention": "MultiHeadSelfAttention",
+    "AttentionHead": "MultiHeadSelfAttention",
+    "SelfAttention": "MultiHeadSelfAttention",
+    "VisionAttention": "MultiHeadSelfAttention",
+    "MultiHeadAttention": "MultiHeadSelfAttention or CrossAttention",
+    "MultiheadAttention": "MultiHeadSelfAttention or CrossAttention",
+    "MultiheadSelfAttentionBlock": "MultiHeadSelfAttention",
+    "FeedForward": "MLP",
+    "MLPBlock": "MLP",
+    "Mlp": "MLP",
+    "feed_forward": "MLP",
+    "Embeddings": "PatchEmbedding",
+    "PatchEmbed": "PatchEmbedding",
+    "TransformerDecoder": "Transformer",
+    "TransformerDecoderLayer": "Transformer",
+    "position_encoding": "models.positions.sincos_1d",
+    "get_positional_embeddings": "models.positions.sincos_1d",
+    "PositionalEncoding": "models.positions.sincos_1d",
+    "patchify": "models.embedding.patchify",
+    "vit_b16": 'create_model("vit_base_patch16_224")',
+    "vit_b_16": 'create_model("vit_base_patch16_224")',
+    "vit_tiny": 'create_model("vit_cifar_patch4_32")',
+}
+"""Class or function elsewhere -> what to write after `vitkit.`."""
+
+AMBIGUOUS: dict[str, str] = {
+    "vit_tiny": "write 'vit_cifar_patch4_32' for the 8.47 M parameters of the CIFAR-10 notebook, "
+    "'vit_tiny_patch16_224' for timm's",
+}
+"""Model that several programs give another meaning -> what to write."""
+
+SIZES = {"ti": "tiny", "s": "small", "b": "base", "l": "large", "h": "huge"}
+_SHORT = re.compile(
+    rf"(?:vit)?[-_ ]?({'|'.join([*SIZES.values(), *SIZES])})[-_/ ]*(\d+)(?:[-_](\d+))?",
+    flags=re.IGNORECASE,
+)
+
+
+def usual_name(name: str, known: Iterable[str]) -> str:
+    """Return timm's name of a model that is written as in the papers; other names as they are.
 
     Args:
-        keywords: of `create_model`: timm's, fields of `ViTSpec`, or both.
+        name: such as `ViT-B/16`, `vit_b16`, `vit_b_16`, `B/16` or `ViT-L_16-384`.
+        known: names that exist; they mean themselves, and no other is returned.
+
+    Raises:
+        SettingError: a name that means different models elsewhere.
+
+    >>> usual_name("ViT-B/16", ["vit_base_patch16_224"])
+    'vit_base_patch16_224'
+    """
+    if name in AMBIGUOUS:
+        raise SettingError(f"there is no model {name!r}; {AMBIGUOUS[name]}")
+    known = set(known)
+    short = _SHORT.fullmatch(name)
+    if name in known or short is None:
+        return name
+    size, patch, pixels = short.groups(default="224")
+    usual = f"vit_{SIZES.get(size.lower(), size.lower())}_patch{patch}_{pixels}"
+    return usual if usual in known else name
+
+
+def own_keywords(
+    keywords: Mapping[str, Any], names: Mapping[str, tuple[str, ...]] = KEYWORDS
+) -> dict[str, Any]:
+    """Rename keywords of other libraries; keywords that are not in `names` stay.
+
+    Raises:
+        SpecError: two keywords with one meaning.
+
+    >>> own_keywords({"dim": 192, "depth": 2})
+    {'width': 192, 'depth': 2}
+    """
+    renamed: dict[str, Any] = {}
+    given_as: dict[str, str] = {}
+    for keyword, value in keywords.items():
+        for name in names.get(keyword, (keyword,)):
+            if name in renamed:
+                both = f"{given_as[name]} and {keyword}"
+                raise SpecError(f"{both} both decide {name}; pass one of them")
+            renamed[name], given_as[name] = value, keyword
+    return renamed
+
+
+def refuse_other_names(owner: str, keywords: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for keywords that `owner` does not take, with its own name for the first.
+
+    Args:
+        owner: the class, such as `Transformer`.
+        keywords: what was passed beyond its arguments; nothing is wrong if there are none.
+    """
+    for keyword in keywords:
+        ours = TRANSFORMER.get(keyword, ())
+        hint = f"; write {' and '.join(f'{name}=' for name in ours)}" if ours else ""
+        raise TypeError(f"{owner} has no argument {keyword!r}{hint}")
+
+
+def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate keywords of timm and other libraries into fields of a spec; others stay.
+
+    Args:
+        keywords: of `create_model`: timm's, those of `other_names.KEYWORDS`, fields of `ViTSpec`.
         base: the fields of the named model, which decide what the keywords leave open, as timm's
             defaults do: `embed_dim` alone keeps the ratio of the MLP's width, and `global_pool`
             moves the last norm.
@@ -78,7 +249,7 @@ def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> 
     >>> translate_keywords({"embed_dim": 96, "depth": 2}, {"width": 192, "mlp_width": 768})
     {'depth': 2, 'width': 96, 'mlp_width': 384}
     """
-    theirs, fields = _split(keywords)
+    theirs, fields = _split(own_keywords(keywords))
     _refuse_clashes(theirs, fields)
     for name, value in theirs.items():
         if name not in ("mlp_ratio", "pool_include_prefix"):
