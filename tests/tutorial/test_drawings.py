@@ -33,7 +33,7 @@ for (const svg of document.querySelectorAll("svg.drawing")) {
   texts.forEach(([name, box], n) => texts.slice(n + 1).forEach(([other, second]) => {
     if (touch(box, second)) found.push(`${name}: lies on ${other}`);
   }));
-  for (const rect of svg.querySelectorAll("rect[rx='5']:not(.frame)")) {
+  for (const rect of svg.querySelectorAll("rect[rx='5']:not(.frame, .head1, .head2)")) {
     const around = rect.getBBox();
     for (const [name, box] of texts) {
       const middle = [box.x + box.width / 2, box.y + box.height / 2];
