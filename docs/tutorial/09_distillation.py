@@ -158,11 +158,8 @@ print(
 
 images, labels = test[0][:32], test[1][:32]
 T, share = 3.0, 0.5  # temperature, weight of the teacher
-for head in (
-    plain.head,
-    distilled.head,
-    distilled.head_dist,
-):  # the heads start at zero
+for head in (plain.head, distilled.head, distilled.head_dist):
+    # the heads start at zero
     nn.init.normal_(head.weight, std=0.3)
 z_t = teacher(images)
 one = plain(images)
@@ -452,3 +449,18 @@ images, labels = labelled[0][agree], labelled[1][agree]
 for weight in (0.1, 0.5, 1.0):
     loss = vitkit.DistillWrapper(plain, teacher, alpha=weight, hard=True)
     assert torch.allclose(loss(images, labels), F.cross_entropy(plain(images), labels))
+
+# %% [markdown]
+# **4. Train.** Train a student without any label: the teacher's soft targets alone (`alpha=1.0`), on
+# the images of the whole training split. Is it better than the students with 200 labels? What does
+# the teacher replace?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+unlabelled = student(0)
+taught = vitkit.DistillWrapper(unlabelled, teacher, temperature=3.0, alpha=1.0)
+no_labels = torch.zeros_like(train[1])  # never used: their weight is 1 - alpha = 0
+fit(taught, unlabelled.parameters(), (train[0], no_labels), steps=200, lr=5e-3, seed=0)
+with torch.no_grad():
+    score = accuracy(unlabelled.eval()(test[0]))
+print(f"without labels {score:.1%}, with 200 labels {mean(scores['alone']):.1%}")
+assert score > mean(scores["alone"]), "a good teacher replaces the labels"

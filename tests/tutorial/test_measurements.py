@@ -22,7 +22,9 @@ QUICK = (
     "bugs-fashion",
     "fashion-rates",
     "mnist-rates",
+    "mnist-norms",
     "one-page",
+    "photograph",
 )
 
 
