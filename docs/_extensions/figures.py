@@ -38,6 +38,7 @@ STYLE: dict[str, object] = {
 CONFIG = """c = get_config()  # noqa: F821
 c.HistoryManager.enabled = False
 c.IPKernelApp.log_level = "ERROR"
+c.IPKernelApp.exec_lines = ["import warnings; warnings.filterwarnings('ignore', 'IProgress')"]
 c.InlineBackend.figure_formats = {{"svg"}}
 c.InlineBackend.rc = {style!r}
 """

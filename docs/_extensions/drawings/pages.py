@@ -42,7 +42,7 @@ def vit() -> Drawing:
         link("01_patches#cutting", image + arrow((128, 60), (202, 60)) + note(165, 50, "cut") + cut)
         + note(74, 122, "image: 3 x 224 x 224") + note(262, 130, "196 patches of 16 x 16 x 3")
         + row + arrow((200, 192), (200, 206))
-        + link("01_patches#one-matrix-for-all-patches", box(60, 208, 300, 28, "each patch times the matrix E", "op"))
+        + link("01_patches#one-matrix-for-all-patches-", box(60, 208, 300, 28, "each patch times the matrix E", "op"))
         + arrow((200, 238), (200, 256)) + embedded
         + note(45, 288, "class", "token", anchor="end")
         + note(200, 336, "+ position 0, 1, 2, ...: 197 x 768 (Eq. 1)")
@@ -188,7 +188,7 @@ def patches() -> Drawing:
         + row + '<rect x="20" y="176" width="240" height="15" class="edge"/>'
         + note(140, 208, "patch 2 as a row: 16 numbers")
         + arrow((140, 214), (140, 236))
-        + link("01_patches#one-matrix-for-all-patches",
+        + link("01_patches#one-matrix-for-all-patches-",
                box(60, 238, 160, 40, "times E: 16 x 48", "op"))
         + note(232, 256, "the same matrix", "for every patch", anchor="start")
         + arrow((140, 278), (140, 302)) + note(154, 296, "48 numbers", anchor="start")
