@@ -73,6 +73,8 @@
 #
 # The authors' code is [google-research/vision_transformer](https://github.com/google-research/vision_transformer);
 # the implementation that most people use is in [timm](https://github.com/huggingface/pytorch-image-models).
+# The [references](references.md) list what to read next; [coming from a notebook](coverage.md)
+# leads from five well-known notebooks to these chapters.
 #
 # ## The code
 #
@@ -159,9 +161,9 @@ print(f"labels {tuple(labels.shape)}: {labels[:8].tolist()} ...")
 #
 # 2 x 2 pixels are a patch, so an image has $N = 8 \cdot 8 / 2^2 = 16$ patches and the model reads
 # $T = 17$ tokens. The loop takes batches of 128 images in random order, moves each image by at most
-# one pixel (`shifted`), and follows the gradient of the cross-entropy with AdamW. The learning rate
-# rises for an eighth of the steps and then falls to zero. [Chapter 5](05_training.py) explains
-# each line.
+# one pixel ({download}`shifted_digits.py <shifted_digits.py>`), and follows the gradient of the
+# cross-entropy with AdamW. The learning rate rises for an eighth of the steps and then falls to
+# zero. [Chapter 5](05_training.py) explains each line.
 
 # %%
 model = PlainViT(
@@ -222,7 +224,7 @@ print(f"{right} of {len(test_labels)} right: {right / len(test_labels):.1%}, "
 # One training is one draw. Other seeds give other initial weights, orders and shifts. Sizes, rate,
 # epochs and the scale of the first positions were chosen on a quarter of the training images that
 # was held out, each quarter in turn; the test split had no part in it. These runs are read from a
-# file that `measure.py` writes:
+# file, which {download}`measure_page.py <measure_page.py>` made:
 
 # %%
 page = measured("one-page")
@@ -416,7 +418,8 @@ assert more == (48 - 3) * 64
 # %% [markdown]
 # **4. Train.** The first test of any loop: a model must be able to learn one small batch by heart.
 # Train a new `PlainViT` on the first 32 images, without shifts, until the loss is below 0.05. If
-# this fails, the loop, the loss or the model has a bug. Hint: 120 steps of AdamW with a rate of 0.003 are enough.
+# this fails, the loop, the loss or the model has a bug. Hint: 120 steps of AdamW with a rate of
+# 0.003 are enough.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 torch.manual_seed(0)

@@ -131,14 +131,15 @@ for epoch in range(1, EPOCHS + 1):
 # gradients since the start.
 #
 # The ViT paper does not name the loss that it minimises, as [notebook A, "Replicating the
-# paper"](index.md) says. For one label per image, the published code takes the cross-entropy of
-# the softmax, as here. On ImageNet-21k, where an image may belong to several classes, later code of
-# the authors ([big_vision](https://github.com/google-research/big_vision)) uses a sigmoid for each
-# class.
+# paper"](coverage.md#a-replicating-the-paper-equation-by-equation) says. For one label per image,
+# the published code takes the cross-entropy of the softmax, as here. On ImageNet-21k, where an
+# image may belong to several classes, later code of the authors
+# ([big_vision](https://github.com/google-research/big_vision)) uses a sigmoid for each class.
 #
 # ## The same loop with PyTorch-Ignite
 #
-# [Notebook B, "Attention in vision, CIFAR-10, Ignite"](index.md) trains with
+# [Notebook B, "Attention in vision, CIFAR-10,
+# Ignite"](coverage.md#b-attention-in-vision-cifar-10-ignite) trains with
 # [PyTorch-Ignite](https://pytorch-ignite.ai). An `Engine` is the loop: it calls one function with
 # each batch. Everything else is a *handler*, a function that the engine calls at an event, such as
 # the end of an epoch. So logging, metrics and saving do not stand in the loop.
@@ -725,8 +726,8 @@ _ = figure.tight_layout()
 #
 # ## Exercises
 #
-# **1. Build.** Write the learning rate as a function of the step: linear up to `peak` over `warmup` steps,
-# then half a cosine down to `low` at the last step. Compare it with `learning_rate` of
+# **1. Build.** Write the learning rate as a function of the step: linear up to `peak` over `warmup`
+# steps, then half a cosine down to `low` at the last step. Compare it with `learning_rate` of
 # `vitkit.training.optimization.schedule`.
 
 
@@ -745,8 +746,8 @@ assert math.isclose(rate_of(209, 4e-3, 1e-5, 210, 2520), 4e-3)
 assert math.isclose(rate_of(2519, 4e-3, 1e-5, 210, 2520), 1e-5)
 
 # %% [markdown]
-# **2. Predict, then run.** Label smoothing of 0.1 distributes a tenth of the probability equally over all ten classes.
-# What is then the lowest possible training loss? Check it with torch.
+# **2. Predict, then run.** Label smoothing of 0.1 distributes a tenth of the probability equally
+# over all ten classes. What is then the lowest possible training loss? Check it with torch.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 correct_class, other = 0.9 + 0.1 / 10, 0.1 / 10
@@ -759,8 +760,8 @@ assert math.isclose(lowest, 0.5, rel_tol=1e-2)
 assert epochs[-1]["train_loss"] > lowest
 
 # %% [markdown]
-# **3. Show.** Notebook E divides its loss by the batch size twice. Show that Adam still takes the same
-# steps, and that SGD does not.
+# **3. Show.** Notebook E divides its loss by the batch size twice. Show that Adam still takes the
+# same steps, and that SGD does not.
 
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
