@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 import pytest
 import torch
 from torch import nn
@@ -79,3 +81,17 @@ def test_every_readout_can_be_summarised(pooling):
     assert table.parameters == sum(p.numel() for p in model.parameters())
     assert table.rows[0].trainable == sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert table.rows[0].trainable < table.parameters
+
+
+def test_a_notebook_shows_the_table_as_html():
+    table = vitkit.summary(vitkit.create_model("vit_tiny_patch16_224", depth=2))
+    shown = ElementTree.fromstring(f"<body>{table._repr_html_().replace('<br>', ' ')}</body>")
+    head, *rows = [[cell.text or "" for cell in row] for row in shown.iter("tr")]
+    assert head == ["layer (variable)", "input", "output", "parameters", "trainable", "mult-adds"]
+    text = str(table)
+    for row in rows:
+        assert all(cell in text for cell in row), row
+    (patches,) = [row for row in rows if row[0] == "PatchEmbedding (patch_embed)"]
+    assert patches[2:4] == ["1 x 196 x 192", "147,648"]
+    assert f"{table.parameters:,}" in (shown.find("p").text or "")
+    assert table.to_html(depth=0).count("<tr>") == 2

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
+from IPython.display import display
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -128,8 +130,25 @@ def print_wrapped(text: str) -> None:
     print(textwrap.fill(text, width=88, subsequent_indent="    "))
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A layer table: HTML on a page and in Jupyter, narrow text in a terminal."""
+
+    table: LayerTable
+    depth: int
+
+    def __repr__(self) -> str:
+        console = Console(
+            width=88, color_system=None, force_jupyter=False, highlight=False
+        )
+        with console.capture() as captured:
+            console.print(self.table.render(depth=self.depth, narrow=True))
+        return captured.get()
+
+    def _repr_html_(self) -> str:
+        return self.table.to_html(self.depth)
+
+
 def print_table(table: LayerTable, depth: int = 3) -> None:
-    """Print a layer table within the width of a page, without the columns of `print(table)` that
-    do not fit: input shapes and trainable parameters."""
-    console = Console(width=88, color_system=None, force_jupyter=False, highlight=False)
-    console.print(table.render(depth=depth, narrow=True))
+    """Show a layer table, at most `depth` levels deep."""
+    display(Shown(table, depth))

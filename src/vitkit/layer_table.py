@@ -8,8 +8,9 @@ attention; counting layer by layer misses them, and those of a fused qkv used by
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import Any
 
 import torch
@@ -97,9 +98,8 @@ class LayerTable:
             narrow: leave out frames, input sizes and the trainable parameters of each module, so
                 that 80 columns suffice.
         """
-        model_row = self.rows[0]
         table = Table(
-            title=model_row.kind,
+            title=self.rows[0].kind,
             title_justify="left",
             caption_justify="left",
             box=None if narrow else HEAVY_HEAD,
@@ -114,11 +114,45 @@ class LayerTable:
                 table.add_column(header, justify="right", no_wrap=True)
             else:
                 table.add_column(header)
+        for cells in self._shown(depth):
+            table.add_row(*(cells[str(column.header)] for column in table.columns))
+        table.caption = self._totals()
+        return table
+
+    def to_html(self, depth: int = 3) -> str:
+        """Return an HTML table of the modules at most `depth` deep, with all columns."""
+        columns = TEXT_COLUMNS + NUMBER_COLUMNS
+        kinds = ['class="text-right"' if name in NUMBER_COLUMNS else "" for name in columns]
+        head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+        rows = ""
+        for cells in self._shown(depth):
+            name = cells[columns[0]]
+            indent = (len(name) - len(name.lstrip())) / 2
+            style = f'style="padding-left: {0.5 + indent:g}em"'
+            first = f'<th scope="row" {style}>{escape(name.strip())}</th>'
+            others = zip(columns[1:], kinds[1:], strict=True)
+            rest = "".join(f"<td {kind}>{escape(cells[column])}</td>" for column, kind in others)
+            rows += f"<tr>{first}{rest}</tr>"
+        totals = escape(self._totals()).replace("\n", "<br>")
+        return (
+            f'<div class="layer-table"><table><thead><tr>{head}</tr></thead>'
+            f"<tbody>{rows}</tbody></table></div><p>{totals}</p>"
+        )
+
+    def _repr_html_(self) -> str:
+        """Show the table in a notebook, three levels deep."""
+        return self.to_html()
+
+    def _shown(self, depth: int) -> Iterator[dict[str, str]]:
+        """Yield the cells of each row that a table of this depth has."""
         for row, count in _folded(self.rows):
             if row.depth <= depth and row.kind != "Identity":
-                cells = _cells(row, count)
-                table.add_row(*(cells[str(column.header)] for column in table.columns))
-        table.caption = (
+                yield _cells(row, count)
+
+    def _totals(self) -> str:
+        """Return three lines: parameters, multiply-adds, memory."""
+        model_row = self.rows[0]
+        return (
             f"parameters {model_row.parameters:,}, trainable {model_row.trainable:,}\n"
             f"multiply-adds {model_row.mult_adds / 1e6:,.2f} M, and "
             f"{model_row.bias_adds / 1e6:,.2f} M additions of biases\n"
@@ -126,7 +160,6 @@ class LayerTable:
             f"backward {self.activation_mb:.2f} MB, parameters {self.parameter_mb:.2f} MB, "
             f"together {self.total_mb:.2f} MB"
         )
-        return table
 
     def __str__(self) -> str:
         """Format the table as plain text, three levels deep."""

@@ -31,7 +31,7 @@ def test_a_notebook_is_valid_and_has_no_marks_of_the_site(path):
         if cell.cell_type == "markdown":
             assert not MARKS.search(cell.source), cell.source
             for target in re.findall(r"\]\(([^)\s]+)\)", cell.source):
-                assert re.match(r"https?:|attachment:|\d\d_\w+\.ipynb$", target), target
+                assert re.match(r"https?:|attachment:|\d\w+\.ipynb$", target), target
     names = [cell.id for cell in made.cells]
     assert len(set(names)) == len(names)
     assert notebooks.notebook(path) == made, "the same in every build"
