@@ -35,8 +35,10 @@ def digest_of_what_chapters_use() -> str:
 project = "vitkit"
 author = "the vitkit authors"
 version = release = vitkit.__version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "chapters",
-              "docstrings", "drawings", "figures", "interactive", "notebooks", "sphinx_copybutton"]  # fmt: skip
+extensions = [
+    "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "mathml",
+    "chapters", "docstrings", "drawings", "figures", "interactive", "notebooks",
+]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]

@@ -11,6 +11,7 @@ from typing import Any
 import jupytext
 import myst_nb.core.execute.cache
 from docutils import nodes
+from jupyter_cache import get_cache
 from jupyter_cache.executors.utils import single_nb_execution
 from nbformat import NotebookNode
 from sphinx import addnodes
@@ -108,9 +109,17 @@ EXECUTE = partial(
 """On a busy machine output comes late; by default it would be left out in silence."""
 
 
+def create_cache(app: Sphinx) -> None:
+    """Create the database of results before several processes want to."""
+    path = app.config.nb_execution_cache_path
+    if path:
+        get_cache(path).list_cache_records()
+
+
 def setup(app: Sphinx) -> dict[str, object]:
     """All when a page is read; `read` is given to myst-nb by conf.py."""
     myst_nb.core.execute.cache.single_nb_execution = EXECUTE
+    app.connect("builder-inited", create_cache)
     app.connect("doctree-read", name_images)
     app.connect("doctree-read", link_names)
     app.connect("doctree-read", without_comments_for_tools)

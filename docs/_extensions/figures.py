@@ -37,6 +37,8 @@ STYLE: dict[str, object] = {
 """matplotlib's settings in the kernel; `figure.dpi` is the resolution of images in an SVG."""
 CONFIG = """c = get_config()  # noqa: F821
 c.HistoryManager.enabled = False
+c.IPKernelApp.log_level = "ERROR"
+c.IPKernelApp.exec_lines = ["import warnings; warnings.filterwarnings('ignore', 'IProgress')"]
 c.InlineBackend.figure_formats = {{"svg"}}
 c.InlineBackend.rc = {style!r}
 """

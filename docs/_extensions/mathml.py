@@ -21,6 +21,21 @@ from sphinx.writers.html5 import HTML5Translator
 NAMESPACE = "http://www.w3.org/1998/Math/MathML"
 TAG = re.compile(r"\\tag\{([^{}]*)\}")
 SPACE_AT_LINE_END = re.compile(r"(?<!\\)\\\s*\n")
+PAIRS = re.compile(
+    r"(?<!\\left)\\l(?P<kind>Vert|vert|floor|ceil)(?![A-Za-z])(?P<inner>(?:(?!\\l(?P=kind)).)*?)"
+    r"\\r(?P=kind)(?![A-Za-z])",
+    flags=re.DOTALL,
+)
+FENCES = {"Vert": (r"\|", r"\|"), "vert": ("|", "|"), "floor": (r"\lfloor", r"\rfloor"),
+          "ceil": (r"\lceil", r"\rceil")}  # fmt: skip
+RIGHT_WITH_SCRIPT = {"msub", "msup", "msubsup"}
+OPERANDS = {"mi", "mn", "mtext", "msub", "msup", "msubsup", "mfrac", "msqrt", "mroot", "mover"}
+THIN = "0.167em"
+BARS = {"\u2015", "\u00af"}
+"""Bars of latex2mathml above a letter or a group."""
+PRIMES = {"\u2032", "\u2033", "\u2034"}
+TIGHT = {".", "\u22a4", "\u2032", "\u2033", "\u2034", "*"}
+"""Operators without space around them, of which MathML Core's dictionary knows nothing."""
 ALIGNED = re.compile(r"\\(begin|end)\{(?:aligned|split|gathered)\}")
 SPACES = {"negativethinmathspace": "-0.167em", "negativemediummathspace": "-0.222em",
           "negativethickmathspace": "-0.278em"}  # fmt: skip
@@ -41,7 +56,7 @@ def to_mathml(latex: str, *, display: bool = False) -> tuple[str, str]:
     if len(numbers) > 1:
         raise FormulaError(f"{len(numbers)} numbers for one formula: {latex.strip()}")
     spaced = SPACE_AT_LINE_END.sub(r"\\ ", TAG.sub("", latex))
-    bare = ALIGNED.sub(r"\\\1{align*}", spaced).strip()
+    bare = fenced(ALIGNED.sub(r"\\\1{align*}", spaced).strip())
     check_braces(bare)
     try:
         made = convert(bare, display="block" if display else "inline")
@@ -53,6 +68,8 @@ def to_mathml(latex: str, *, display: bool = False) -> tuple[str, str]:
         if "\\" in (text := element.text or ""):
             raise FormulaError(f"unknown command {text.strip()}: {latex.strip()}")
         mend(element)
+    for element in list(root.iter()):
+        mend_row(element)
     ElementTree.register_namespace("", NAMESPACE)
     return ElementTree.tostring(root, encoding="unicode"), "".join(numbers)
 
@@ -68,15 +85,108 @@ def check_braces(latex: str) -> None:
         raise FormulaError(f"unmatched brace: {latex}")
 
 
+def fenced(latex: str) -> str:
+    r"""Write `\lVert x \rVert` as a group with fences that are as high as it is."""
+
+    def group(found: re.Match[str]) -> str:
+        left, right = FENCES[found["kind"]]
+        return rf"{{\left{left} {fenced(found['inner'])} \right{right}}}"
+
+    return PAIRS.sub(group, latex)
+
+
+def named(element: ElementTree.Element) -> str:
+    """Return the name of an element without its namespace."""
+    return element.tag.rpartition("}")[2]
+
+
+def renamed(element: ElementTree.Element, name: str) -> None:
+    """Give an element another name."""
+    element.tag = f"{{{NAMESPACE}}}{name}"
+
+
 def mend(element: ElementTree.Element) -> None:
-    """Names of functions are identifiers, spaces have lengths: MathML Core knows no others."""
-    name = element.tag.rpartition("}")[2]
-    if name == "mo" and re.fullmatch(r"[A-Za-z]{2,}", element.text or ""):
-        element.tag = element.tag.replace("}mo", "}mi")
+    """Put right an element alone: MathML Core knows neither all names nor all attributes."""
+    name, text = named(element), element.text or ""
+    if name == "mo" and re.fullmatch(r"[A-Za-z]{2,}", text):
+        renamed(element, "mi")
+    if name == "mi" and text in TIGHT | set("\u230a\u230b\u2308\u2309"):
+        renamed(element, "mo")
+    if named(element) == "mo" and text in TIGHT:
+        element.attrib.update(lspace="0", rspace="0")
     if name == "mspace" and element.get("width") in SPACES:
         element.set("width", SPACES[element.attrib["width"]])
     if name == "mtd" and element.get("columnalign"):
         element.set("style", f"text-align: {element.attrib.pop('columnalign')}")
+    if name == "mover" and len(element) == 2 and named(element[1]) == "mo":
+        mend_accent(element)
+    if name in {"msup", "msubsup"} and (element[-1].text or "") in PRIMES:
+        mend_prime(element)
+
+
+def mend_prime(element: ElementTree.Element) -> None:
+    """Set a prime beside its letter: fonts draw it raised already, and small as a superscript."""
+    base, prime = element[0], element[-1]
+    renamed(prime, "mo")
+    prime.attrib.update(lspace="0", rspace="0")
+    if named(element) == "msup":
+        renamed(element, "mrow")
+        return
+    lower = element[1]
+    for child in (base, lower, prime):
+        element.remove(child)
+    both = ElementTree.SubElement(element, f"{{{NAMESPACE}}}mrow")
+    both.extend([base, prime])
+    element.append(lower)
+    renamed(element, "msub")
+
+
+def mend_accent(element: ElementTree.Element) -> None:
+    """Let a bar be as wide as what it covers; other accents keep their size."""
+    base, accent = element
+    element.set("accent", "true")
+    accent.attrib.pop("accent", None)
+    letters = "".join(base.itertext()).strip()
+    text = accent.text or ""
+    if text in BARS and len(letters) > 1:  # few fonts have a bar of any width
+        renamed(element, "mrow")
+        element.attrib.pop("accent")
+        element.remove(accent)
+        element.set("style", "border-top: 0.06em solid; padding-top: 0.12em")
+        return
+    if text in BARS:
+        accent.text = "\u00af"
+    wide = text in "\u23de\u23b4\u2192" and len(letters) > 1
+    accent.set("stretchy", "true" if wide else "false")
+
+
+def mend_row(element: ElementTree.Element) -> None:
+    """Put right what stands in a row: fences with scripts, bars, names of functions."""
+    if named(element) not in {"mrow", "math", "mtd", "mstyle"}:
+        return
+    bars = [child for child in element if named(child) == "mo" and child.text in ("|", "\u2016")]
+    plain = [bar for bar in bars if bar.get("form") is None]
+    if len(plain) % 2 == 0:
+        for number, bar in enumerate(plain):
+            bar.attrib.update(fence="true", form="postfix" if number % 2 else "prefix")
+    for before, after in reversed(list(zip(element, list(element)[1:], strict=False))):
+        if needs_space(before, after):
+            place = list(element).index(after)
+            element.insert(place, ElementTree.Element(f"{{{NAMESPACE}}}mspace", width=THIN))
+
+
+def needs_space(before: ElementTree.Element, after: ElementTree.Element) -> bool:
+    """Return True between the name of a function and an operand beside it."""
+    kinds = named(before), named(after)
+    if not OPERANDS.issuperset(kinds):
+        return False
+    return is_function(before) or is_function(after)
+
+
+def is_function(element: ElementTree.Element) -> bool:
+    """Return True for `argmax`, with or without scripts."""
+    base = element[0] if named(element) in RIGHT_WITH_SCRIPT else element
+    return named(base) == "mi" and bool(re.fullmatch(r"[A-Za-z]{2,}", base.text or ""))
 
 
 def formula(node: nodes.math | nodes.math_block, *, display: bool) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import hashlib
 import html
 import json
 import re
+import tempfile
 import zipfile
 from collections.abc import Iterator
 from functools import cache
@@ -22,6 +23,8 @@ from typing import Any
 import chapters
 import nbformat
 from docutils import nodes
+from drawings import svg
+from hatchling.builders.wheel import WheelBuilder
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from sphinx.application import Sphinx
@@ -101,8 +104,6 @@ def directive(name: str, argument: str, body: str, pictures: dict[str, dict[str,
     if name == "literalinclude":
         return f"```python\n{included(argument, options)}\n```"
     if name == "drawing":
-        from drawings import svg
-
         content = base64.b64encode(svg(argument).encode()).decode("ascii")
         pictures[f"{argument}.svg"] = {"image/svg+xml": content}
         return f"![{argument}](attachment:{argument}.svg)\n\n{rest}"
@@ -200,10 +201,6 @@ def needed_files(path: Path) -> list[Path]:
 @cache
 def wheel() -> tuple[str, bytes]:
     """Return the wheel of vitkit: its name and its content."""
-    import tempfile
-
-    from hatchling.builders.wheel import WheelBuilder
-
     with tempfile.TemporaryDirectory() as folder:
         (path,) = WheelBuilder(str(ROOT)).build(directory=folder, versions=["standard"])
         return Path(path).name, Path(path).read_bytes()

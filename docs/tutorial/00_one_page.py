@@ -30,6 +30,10 @@
 # 7. **Train** on many labelled images, then **fine-tune**: replace the last matrix and train a
 #    little more on the smaller dataset that you care about.
 #
+# ```{drawing} vit
+# The model with the sizes of ViT-B/16. Each part leads to the chapter about it.
+# ```
+#
 # As equations, with the numbers of the ViT paper
 # ([arXiv 2010.11929](https://arxiv.org/abs/2010.11929), Sec. 3.1):
 #
@@ -69,6 +73,8 @@
 #
 # The authors' code is [google-research/vision_transformer](https://github.com/google-research/vision_transformer);
 # the implementation that most people use is in [timm](https://github.com/huggingface/pytorch-image-models).
+# The [references](references.md) list what to read next; [coming from a notebook](coverage.md)
+# leads from five well-known notebooks to these chapters.
 #
 # ## The code
 #
@@ -79,6 +85,7 @@
 import copy
 import tempfile
 import time
+from statistics import mean
 
 import torch
 from matplotlib import pyplot as plt
@@ -154,9 +161,9 @@ print(f"labels {tuple(labels.shape)}: {labels[:8].tolist()} ...")
 #
 # 2 x 2 pixels are a patch, so an image has $N = 8 \cdot 8 / 2^2 = 16$ patches and the model reads
 # $T = 17$ tokens. The loop takes batches of 128 images in random order, moves each image by at most
-# one pixel (`shifted`), and follows the gradient of the cross-entropy with AdamW. The learning rate
-# rises for an eighth of the steps and then falls to zero. [Chapter 5](05_training.py) explains
-# each line.
+# one pixel ({download}`shifted_digits.py <shifted_digits.py>`), and follows the gradient of the
+# cross-entropy with AdamW. The learning rate rises for an eighth of the steps and then falls to
+# zero. [Chapter 5](05_training.py) explains each line.
 
 # %%
 model = PlainViT(
@@ -217,19 +224,24 @@ print(f"{right} of {len(test_labels)} right: {right / len(test_labels):.1%}, "
 # One training is one draw. Other seeds give other initial weights, orders and shifts. Sizes, rate,
 # epochs and the scale of the first positions were chosen on a quarter of the training images that
 # was held out, each quarter in turn; the test split had no part in it. These runs are read from a
-# file that `measure.py` writes:
+# file, which {download}`measure_page.py <measure_page.py>` made:
 
 # %%
 page = measured("one-page")
 print("test, three seeds:", with_spread([run["test"] for run in page["seeds_on_test"]]))
 for scale, runs in page["positions"].items():
-    print(f"held out, positions from N(0, {scale}²):", with_spread(runs))
+    print(f"positions from N(0, {scale}²): held out",
+          with_spread([run["top1"] for run in runs]))  # fmt: skip
+    sizes = {key: mean(run[key] for run in runs) for key in ("positions", "patches")}
+    print(f"    after the training: positions {sizes['positions']:.2f}, "
+          f"patch tokens {sizes['patches']:.2f}")  # fmt: skip
 
 # %% [markdown]
 # The scale of the first positions matters here. The paper's code draws them from
-# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, and a long training makes
-# them grow. In 40 epochs of these few images they hardly do: the model has to tell 17 tokens apart
-# whose positions it can hardly see. So they start at 0.5 here.
+# $\mathcal{N}(0, 0.02^2)$, far smaller than the tokens of the patches, so that at first a token does
+# not show where its patch lies. Training makes them grow, but these 40 epochs are short: they end at
+# a fraction of the patch tokens' size (both are printed as standard deviations). So they start at
+# 0.5 here.
 #
 # ## One image, and what the model looks at
 
@@ -309,8 +321,8 @@ with torch.no_grad():
 
 # %%
 spec = vitkit.ViTSpec(
-    image_size=8, patch_size=2, in_channels=1, num_classes=10, width=64, depth=3, num_heads=8,
-    mlp_width=128,
+    image_size=8, patch_size=2, in_channels=1, num_classes=10,
+    width=64, depth=3, num_heads=8, mlp_width=128,
 )  # fmt: skip
 ours = vitkit.ViT(spec).eval()
 print(ours.load_state_dict(model.state_dict()))
@@ -320,10 +332,10 @@ print(f"largest difference of {test_labels.numel() * 10:,} logits: {difference:.
 assert difference < 1e-4
 
 # %% [markdown]
-# What the library's class adds is the rest of this documentation: 30 variations in its spec, other
-# image sizes, fast attention, and files that describe themselves. A `state_dict` is a list of
-# tensors; who reads it has to know the model, the class names, and how images become tensors. A
-# checkpoint of vitkit has all this in one file:
+# What the library's class adds is the rest of this documentation: the variations of
+# `vitkit.ViTSpec`, other image sizes, fast attention, and files that describe themselves. A
+# `state_dict` is a list of tensors; who reads it has to know the model, the class names, and how
+# images become tensors. A checkpoint of vitkit has all this in one file:
 
 # %%
 folder = tempfile.TemporaryDirectory()
@@ -393,8 +405,8 @@ with torch.no_grad():
 # number of attention weights of one head, the parameters? Write down your three numbers first.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
-pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10, width=64, depth=3,
-                  heads=8, hidden=128)  # fmt: skip
+pixels = PlainViT(image_size=8, patch_size=1, channels=1, classes=10,
+                  width=64, depth=3, heads=8, hidden=128)  # fmt: skip
 with torch.no_grad():
     pixels(image)
 assert pixels.pos_embed.shape[1] == 64 + 1  # 65 tokens in place of 17
@@ -406,7 +418,8 @@ assert more == (48 - 3) * 64
 # %% [markdown]
 # **4. Train.** The first test of any loop: a model must be able to learn one small batch by heart.
 # Train a new `PlainViT` on the first 32 images, without shifts, until the loss is below 0.05. If
-# this fails, the loop, the loss or the model has a bug. Hint: 120 steps of AdamW with a rate of 0.003 are enough.
+# this fails, the loop, the loss or the model has a bug. Hint: 120 steps of AdamW with a rate of
+# 0.003 are enough.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 torch.manual_seed(0)

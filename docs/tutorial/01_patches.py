@@ -24,6 +24,10 @@
 # - **Reading** about 25 minutes
 # :::
 #
+# ```{drawing} patches-to-tokens
+# What this chapter builds, on a digit: an image, its patches, their row, and the tokens.
+# ```
+#
 # ## The lines of the model
 #
 # The whole model of [chapter 0](00_one_page.py) is one file, {download}`plain_vit.py
@@ -296,6 +300,10 @@ print(f"row n + 5 and row n turned differ by {(moved - fixed[5:, :2]).abs().max(
 # on longer sequences: exercise 5 measures it.
 #
 # ## All of Eq. 1
+#
+# ```{drawing} patches
+# Eq. 1 for an image of four patches.
+# ```
 #
 # The class token is one learned vector, prepended to the patches of every image. Attention fills it
 # with information about the image; [chapter 4](04_vit.py) reads the classes from it. All of Eq. 1 in

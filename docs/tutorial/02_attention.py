@@ -207,6 +207,10 @@ for ax, (row, column) in zip(figure.axes[1:], marked.values(), strict=True):
 # %% [markdown]
 # ## Self-attention, and heads
 #
+# ```{drawing} heads
+# Multi-head self-attention with the shapes of ViT-B/16.
+# ```
+#
 # In self-attention, queries, keys and values all come from the same tokens $z$, by three learned
 # matrices:
 #

@@ -160,6 +160,10 @@ print(f"biases: std {fc1.bias.std():.1e}")
 # %% [markdown]
 # ## The block
 #
+# ```{drawing} block
+# A block: the tokens go straight on, and two branches add to them.
+# ```
+#
 # All parts together, in seven steps:
 
 

@@ -13,8 +13,16 @@
 # steps, a new head and often a higher resolution (its Sec. 3.2). This chapter does the same at a
 # small scale: pre-training on the digits 0 to 4, fine-tuning on the digits 5 to 9 with ten labelled
 # images of each.
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** how to go on from trained weights: a new head, another resolution, checkpoints
+#   of other libraries, and which way of fine-tuning is worth what.
+# - **You need** [chapter 4](04_vit.py) and [chapter 5](05_training.py).
+# - **Reading** about 30 minutes
+# :::
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
 import logging
 import shutil
 import tempfile
@@ -389,10 +397,18 @@ print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
 # are those of photographs, but our model was trained with 0.5 and 0.5. Compare such a line with the
 # documentation of the weights.
 #
+# ## What you know now
+#
+# - Fine-tuning keeps all weights but the head, which starts at zero.
+# - A learned position table is interpolated for another grid; the way of doing it matters when the
+#   size changes much.
+# - With few labelled images, pre-trained weights are worth more than any choice of the recipe.
+# - `vitkit.load` reads the files of other libraries, and `vitkit.convert` writes them.
+#
 # ## Exercises
 #
-# **1.** Grids of 14 x 14 and 7 x 28 have the same number of positions, so the same table fits both.
-# Show that it must be resampled all the same, and that the row of the class token does not change.
+# **1. Predict, then run.** Grids of 14 x 14 and 7 x 28 have the same number of positions, so the
+# same table fits both. Must it be resampled all the same? Does the row of the class token change?
 # (The fixed 2-D table, `sincos_2d((14, 14), 768)`, is an example whose values are known.)
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -407,8 +423,8 @@ nearest = (F.normalize(table[0, 1:], dim=1) @ middle).argmax().item()
 assert divmod(nearest, 14) in [(6, 6), (7, 6), (6, 7), (7, 7)]
 
 # %% [markdown]
-# **2.** The new head starts at zero. What is the loss of the first step, and which weights does
-# that step change?
+# **2. Show.** The new head starts at zero. What is the loss of the first step, and which weights
+# does that step change? (Hint: which gradients are zero?)
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 fresh = vitkit.adapt(before, num_classes=5).model
@@ -426,8 +442,8 @@ changed = {
 assert changed == {"head"}
 
 # %% [markdown]
-# **3.** Read `bare` with three heads, as it was trained, and with four. Is there an error? Are the
-# logits the same? Would the accuracy have shown the mistake?
+# **3. Predict, then run.** Read `bare` with three heads, as it was trained, and with four. Is there
+# an error? Are the logits the same? Would the accuracy have shown the mistake?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 three, four = (vitkit.load(bare, num_heads=count).model for count in (3, 4))
@@ -442,6 +458,27 @@ for count, model in ((3, three), (4, four)):
         f"{count} heads: accuracy {correct.float().mean():.0%} on {len(truth)} digits of 0 to 4"
     )
 # 90 % looks like a badly trained model, not like a wrongly read one: only the logits show it
+
+# %% [markdown]
+# **4. Build.** Write `resample(table, old, new)`, which enlarges a position table by
+# `torch.nn.functional.interpolate`, and compare it with `resample_positions`. Its default is
+# bicubic interpolation with antialiasing.
+
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+def resample(
+    table: torch.Tensor, old: tuple[int, int], new: tuple[int, int]
+) -> torch.Tensor:
+    as_image = (
+        table[:, 1:].unflatten(1, old).permute(0, 3, 1, 2)
+    )  # (1, D, rows, columns)
+    larger = F.interpolate(as_image, size=new, mode="bicubic", antialias=True)
+    return torch.cat([table[:, :1], larger.flatten(2).transpose(1, 2)], dim=1)
+
+
+for new in ((24, 24), (7, 28), (14, 14)):
+    expected = resample_positions(table, (14, 14), new)
+    assert torch.allclose(resample(table, (14, 14), new), expected, atol=1e-5)
 
 # %% tags=["remove-cell"]
 shutil.rmtree(folder)

@@ -21,7 +21,7 @@
 # $$ L = (1-\lambda)\,\operatorname{CE}(\psi(Z_s), y) +
 #    \lambda\,\tau^2\,\operatorname{KL}\big(\psi(Z_t/\tau)\,\|\,\psi(Z_s/\tau)\big) \tag{DeiT 2} $$
 #
-# **Hard** targets use the teacher's predicted class $y_t = \operatorname{argmax}\, Z_t$ as a label:
+# **Hard** targets use the teacher's predicted class $y_t = \operatorname{argmax}\ Z_t$ as a label:
 #
 # $$ L = (1-\lambda)\,\operatorname{CE}(\psi(Z_s), y) + \lambda\,\operatorname{CE}(\psi(Z_s), y_t)
 #    \tag{DeiT 3} $$
@@ -29,8 +29,20 @@
 # The paper uses $\lambda = 1/2$ for hard targets, and $\lambda = 0.1$ and $\tau = 3$ for soft ones.
 # `vitkit.DistillWrapper(student, teacher)` computes both: it takes images and labels and returns
 # the loss.
+#
+# ```{drawing} distillation
+# DeiT gives the teacher a token of its own. For a prediction, the two heads are averaged.
+# ```
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** how a small model learns from the outputs of a larger one, what the temperature
+#   does, and what DeiT's second token is for.
+# - **You need** [chapter 4](04_vit.py) and [chapter 5](05_training.py).
+# - **Reading** about 25 minutes
+# :::
 
-# %%
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
 import copy
 import json
 import tempfile
@@ -57,7 +69,7 @@ plt.rcParams["figure.dpi"] = 80
 # DeiT's teacher is a convolutional network. So is this one: three convolutions in plain `torch.nn`.
 # It learns the 8 x 8 digits from the whole training split. In every step the images are shifted
 # randomly by up to one pixel. `fit` is a plain loop with AdamW, warm-up and linear decay
-# (`shifted_digits.py` beside this chapter).
+# ({download}`shifted_digits.py <shifted_digits.py>`).
 
 
 # %%
@@ -146,11 +158,8 @@ print(
 
 images, labels = test[0][:32], test[1][:32]
 T, share = 3.0, 0.5  # temperature, weight of the teacher
-for head in (
-    plain.head,
-    distilled.head,
-    distilled.head_dist,
-):  # the heads start at zero
+for head in (plain.head, distilled.head, distilled.head_dist):
+    # the heads start at zero
     nn.init.normal_(head.weight, std=0.3)
 z_t = teacher(images)
 one = plain(images)
@@ -385,9 +394,17 @@ print(f"time ratio {results['time_ratio']:.2f}, without the time of the teacher 
 # views the gain was 0.6 points ("Knowledge distillation: A good teacher is patient and consistent",
 # [arXiv 2106.05237](https://arxiv.org/abs/2106.05237)).
 #
+# ## What you know now
+#
+# - A teacher's probabilities say more about an image than its label does; a higher temperature
+#   makes the small ones count.
+# - Soft targets compare probabilities, hard targets use the teacher's class as a second label.
+# - The distillation token has its own head. It must belong to the student, or it is not trained.
+# - The teacher stays in `eval()`, or its BatchNorm statistics change.
+#
 # ## Exercises
 #
-# **1.** At a high temperature, soft targets become a comparison of logits ([arXiv
+# **1. Show.** At a high temperature, soft targets become a comparison of logits ([arXiv
 # 1503.02531](https://arxiv.org/abs/1503.02531), Sec. 2.1). Show that $\tau^2 \operatorname{KL}$
 # approaches $\frac{1}{2K} \sum_k (\tilde z_t - \tilde z_s)_k^2$, where $\tilde z$ is $z$ minus its
 # mean and $K$ the number of classes.
@@ -408,7 +425,7 @@ assert abs(soft_part(1000.0) - limit) < 1e-2 * limit
 assert abs(soft_part(1.0) - limit) > 5e-2 * limit, "not yet at temperature 1"
 
 # %% [markdown]
-# **2.** With two heads, which one has a zero gradient if the teacher's weight is 0, and which one
+# **2. Predict, then run.** With two heads, which one has a zero gradient if the teacher's weight is 0, and which one
 # if it is 1?
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -422,7 +439,7 @@ for weight, frozen, learning in (
     assert model.get_submodule(learning).weight.grad.abs().max() > 0
 
 # %% [markdown]
-# **3.** Show that with one head and a teacher that predicts the label of every image, hard targets
+# **3. Show.** Show that with one head and a teacher that predicts the label of every image, hard targets
 # are plain cross-entropy, for every weight of the teacher.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -432,3 +449,18 @@ images, labels = labelled[0][agree], labelled[1][agree]
 for weight in (0.1, 0.5, 1.0):
     loss = vitkit.DistillWrapper(plain, teacher, alpha=weight, hard=True)
     assert torch.allclose(loss(images, labels), F.cross_entropy(plain(images), labels))
+
+# %% [markdown]
+# **4. Train.** Train a student without any label: the teacher's soft targets alone (`alpha=1.0`), on
+# the images of the whole training split. Is it better than the students with 200 labels? What does
+# the teacher replace?
+
+# %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
+unlabelled = student(0)
+taught = vitkit.DistillWrapper(unlabelled, teacher, temperature=3.0, alpha=1.0)
+no_labels = torch.zeros_like(train[1])  # never used: their weight is 1 - alpha = 0
+fit(taught, unlabelled.parameters(), (train[0], no_labels), steps=200, lr=5e-3, seed=0)
+with torch.no_grad():
+    score = accuracy(unlabelled.eval()(test[0]))
+print(f"without labels {score:.1%}, with 200 labels {mean(scores['alone']):.1%}")
+assert score > mean(scores["alone"]), "a good teacher replaces the labels"

@@ -10,8 +10,54 @@
 #
 # The ViT is one half of an older model. The Transformer of "Attention Is All You Need" ([arXiv
 # 1706.03762](https://arxiv.org/abs/1706.03762)) turns one sequence into another: an encoder reads
-# the source, a decoder writes the target, one token after the other. Its blocks are post-norm. An
-# encoder block is
+# the source, a decoder writes the target, one token after the other. This chapter builds it, trains
+# it on two small tasks, and shows what its masks are for.
+#
+# :::{admonition} In this chapter
+# :class: aims
+# - **You learn** why attention came, what an encoder and a decoder are, what masks do, and how a
+#   trained Transformer writes.
+# - **You need** [chapter 2](02_attention.py) and [chapter 3](03_encoder.py).
+# - **Reading** about 30 minutes
+# :::
+#
+# ## Why attention came
+#
+# **Convolutions** see a small neighbourhood. In text, as in images, what belongs together may be
+# far apart; many layers lie between two distant words.
+#
+# **Recurrent networks** (RNNs) read a sentence word by word and keep what they have read in one
+# vector, their state $s_t = f(s_{t-1}, x_t)$. They see any distance, but step by step: a sentence
+# of 50 words is 50 steps that cannot run at the same time, and gradients pass through all of them.
+#
+# **Sequence to sequence** ([arXiv 1409.3215](https://arxiv.org/abs/1409.3215), 2014) translates
+# with two of them: an encoder reads the source, and its last state is all that the decoder gets.
+# However long the sentence is, it must fit into this one vector of fixed length, so information is
+# lost, and long sentences suffer most.
+#
+# **Attention** ([arXiv 1409.0473](https://arxiv.org/abs/1409.0473), 2014) is the cure. The decoder
+# keeps all states $h_1, \dots, h_m$ of the encoder. For each word that it writes, it computes
+# a mean of them, with weights that say how well each fits its own state $s_{t-1}$:
+#
+# $$ c_t = \sum_{j=1}^{m} \alpha_{tj} h_j, \qquad
+#    \alpha_{tj} = \frac{\exp a(s_{t-1}, h_j)}{\sum_{i=1}^{m} \exp a(s_{t-1}, h_i)} $$
+#
+# Here $a$ is a small network. This is the attention of [chapter 2](02_attention.py) with one query,
+# $s_{t-1}$, whose keys and values are both the $h_j$.
+#
+# **The Transformer** (2017) keeps the attention and leaves out the recurrence. Every word reads
+# every other in one step, whatever their distance, and all words are computed at the same time,
+# which is what GPUs are good at. What recurrence gave for free, the order of the words, must be
+# added: as [positions](01_patches.py#position-embeddings). In 2020 the **ViT** took its encoder and
+# replaced the words by patches.
+#
+# ## The model on one page
+#
+# ```{drawing} encoder-decoder
+# The Transformer. Its masks say which tokens may be read: a row is a query.
+# ```
+#
+# Its blocks are post-norm: the norm stands after the sum. An encoder block is
 #
 # $$ z' = \operatorname{LN}(z + \operatorname{MSA}(z)), \qquad
 #    z = \operatorname{LN}(z' + \operatorname{MLP}(z')) $$
@@ -23,10 +69,24 @@
 #    z'' = \operatorname{LN}(z' + \operatorname{CA}(z', m)), \qquad
 #    z = \operatorname{LN}(z'' + \operatorname{MLP}(z'')) $$
 #
-# `vitkit.Transformer` has both stacks. The second formula is `PostNormDecoderBlock.forward`.
+# The other parts, with the sections of the paper:
+#
+# | part | equation | section |
+# | --- | --- | --- |
+# | attention | $\operatorname{softmax}(QK^\top / \sqrt{d})\, V$ | 3.2.1 |
+# | heads | $[\operatorname{head}_1; \dots; \operatorname{head}_h]\, W^O$, $\operatorname{head}_i = \operatorname{Attention}(QW^Q_i, KW^K_i, VW^V_i)$ | 3.2.2 |
+# | MLP | $\max(0, xW_1 + b_1)\, W_2 + b_2$ | 3.3 |
+# | input | $\sqrt{D}\, \operatorname{embedding}(\text{id}) + E_\text{pos}$ | 3.4, 3.5 |
+# | positions | $\sin(n\, 10000^{-2i/D})$, $\cos(n\, 10000^{-2i/D})$ | 3.5 |
+# | output | $\operatorname{softmax}(zW + b)$ over the vocabulary; the model returns $zW + b$ | 3.4 |
+#
+# `vitkit.Transformer` has both stacks. Its blocks:
+#
+# ```{literalinclude} ../../src/vitkit/models/transformer.py
+# :pyobject: PostNormDecoderBlock
+# ```
 
-# %%
-import inspect
+# %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
 import math
 from collections.abc import Callable
 
@@ -51,12 +111,10 @@ from words import (
 import vitkit
 from vitkit.models.attention import Context
 from vitkit.models.positions import sincos_1d
-from vitkit.models.transformer import PostNormDecoderBlock
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # more threads do not speed up matrices as small as these
 plt.rcParams["figure.dpi"] = 80
-print(inspect.getsource(PostNormDecoderBlock.forward))
 
 # %% [markdown]
 # ## Shapes and sizes
@@ -113,9 +171,8 @@ def torch_names(ours: vitkit.Transformer) -> dict[str, Tensor]:
 
 ours = vitkit.Transformer(positions=False, output_projection=False).eval()
 theirs = sizes["torch.nn.Transformer itself"].eval()
-for (
-    parameter
-) in ours.parameters():  # biases start at 0; with noise, a swapped bias shows
+for parameter in ours.parameters():
+    # biases start at 0; with noise, a swapped bias shows
     parameter.data += 0.02 * torch.randn_like(parameter)
 theirs.load_state_dict(torch_names(ours), assign=True)
 source, target = torch.randn(2, 32, 512), torch.randn(2, 16, 512)
@@ -169,15 +226,15 @@ _ = grid_of(
 # Attention does not see the order of its tokens, so positions are added as sines and cosines (Sec.
 # 3.5; [chapter 1](01_patches.py#position-embeddings) has the formula). The token embeddings are
 # multiplied by $\sqrt D$ first (Sec. 3.4). `sincos_1d` computes the table; the model moves it to
-# the device of the tokens. The table of [notebook E](index.md) stays on the CPU, and its exponent
-# is always 0 ([chapter 12](12_lab_bugs.py#an-exponent-that-is-always-0)).
+# the device of the tokens. The table of [notebook E, "Lab notebook"](coverage.md#e-lab-notebook)
+# stays on the CPU, and its exponent is always 0 ([chapter 12](12_lab_bugs.py#an-exponent-that-is-always-0)).
 #
 # ## Two tasks
 #
 # A source is a word of 3 to 6 letters. One model learns to write it backwards, another to sort its
 # letters alphabetically. The target ends with an end token, so that the decoder learns when to
 # stop. Words whose letter numbers add up to a multiple of 5 are held out: no model is trained on
-# them. The letters are the ids 0 to 11; padding, start and end follow (`words.py`).
+# them. The letters are the ids 0 to 11; padding, start and end follow ({download}`words.py <words.py>`).
 
 # %%
 examples = draw(30, torch.Generator().manual_seed(1))[:4]
@@ -391,9 +448,17 @@ for source in held_out[:3]:
 # 12](12_lab_bugs.py#the-original-transformer): `src +=` on the caller's tensor, a softmax at the
 # end of the decoder, an activation that is ignored, queries and keys of different widths.
 #
+# ## What you know now
+#
+# - Attention came because one vector is too short for a sentence; the Transformer left out the
+#   recurrence because attention alone is enough, and runs in parallel.
+# - A decoder block has self-attention with a causal mask, cross-attention to the memory, and an MLP.
+# - The causal mask keeps training honest; padding masks keep the lengths of other sentences out.
+# - A trained decoder writes one token at a time; its loss alone does not show a missing mask.
+#
 # ## Exercises
 #
-# **1.** Padding must not change the output. Show that a word of four letters, padded to six, gets
+# **1. Show.** Padding must not change the output. Show that a word of four letters, padded to six, gets
 # the same logits as the word alone, and that without the padding mask it does not.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -409,7 +474,7 @@ with torch.no_grad():
     assert (model(padded, inputs) - expected).abs().max() > 0.1
 
 # %% [markdown]
-# **2.** Without positions the encoder sees a set of letters. Which of the two tasks can then not be
+# **2. Predict, then run.** Without positions the encoder sees a set of letters. Which of the two tasks can then not be
 # learned by any training? Show it without training.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
@@ -423,7 +488,7 @@ assert (outputs[0] - outputs[1]).abs().max() > 1e-3, "with positions the order m
 # for every order, the reversed word is not: only sorting can be learned.
 
 # %% [markdown]
-# **3.** In `torch.nn.Transformer`, True in a mask means *not* allowed. Write a function that makes
+# **3. Build.** In `torch.nn.Transformer`, True in a mask means *not* allowed. Write a function that makes
 # its three padding masks and its causal mask from vitkit's masks, and compare the two models on
 # padded sequences.
 

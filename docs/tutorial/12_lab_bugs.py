@@ -344,8 +344,10 @@ for name, mlp in (("one layer", one_layer), ("vitkit", vitkit.MLP(20, 80))):
 
 # %% [markdown]
 # ### A norm over tokens and width together
-# It ties the model to one number of tokens, and a change to one token changes all others. vitkit's
-# LayerNorm is over the width ([chapter 3](03_encoder.py#exercises)).
+# It ties the model to one number of tokens, and a change to one token changes all others. On centred
+# digits its 1,000 weights and biases even help ([chapter
+# 5](05_training.py#each-with-its-own-learning-rate)), as they know the position. vitkit's LayerNorm
+# is over the width ([chapter 3](03_encoder.py#exercises)).
 
 # %%
 joint, usual = nn.LayerNorm((50, 20)), nn.LayerNorm(20)

@@ -139,7 +139,7 @@ def cost_text(found: list[float]) -> str:
 # ## The costs
 
 # %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the drawing", "figure": {"caption": "What each bug costs in points of accuracy on test images of the digits. The dot is the mean of three seeds, the line their range. The scale is linear up to 5 points and logarithmic beyond. A mean inside the grey band cannot be told from 0: so much do three seeds of one variant differ by chance. Left of the band, the variant with the bug was better. The letter is the notebook."}}
-COLOURS = {"breaks": "#8b1a1a", "costs much": "#c44e52", "costs": "#dd8452",
+COLOURS = {"breaks": "#c2185b", "costs much": "#e0523f", "costs": "#e69f45",
            "not visible": "#8c8c8c", "better here": "#4c72b0"}  # fmt: skip
 figure, ax = plt.subplots(figsize=(7.4, 6.6))
 ax.axvspan(-SMALLEST, SMALLEST, color="#8c8c8c", alpha=0.25)
@@ -210,7 +210,7 @@ display(Table(
     table, right=(4,),
 ))  # fmt: skip
 counted = [severity(found) for found in costs.values()]
-print({kind: counted.count(kind) for kind in COLOURS})
+print(*(f"{counted.count(kind)} {kind}" for kind in COLOURS), sep=", ")
 
 # %% [markdown]
 # Read the table with care.

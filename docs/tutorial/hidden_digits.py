@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,43 @@ SIDE, PATCH, DIGIT = 48, 8, 16
 """Height and width of an image, a patch and a digit, in pixels."""
 CLASS, ROW, COLUMN = slice(0, 10), slice(10, 15), slice(15, 20)
 """The logits of the digit, and of the row and the column of its upper left patch."""
+
+
+def fresh_model() -> vitkit.ViT:
+    """Return a model before training: three blocks, four heads, and always the same weights."""
+    spec = vitkit.ViTSpec(
+        image_size=SIDE, patch_size=PATCH, in_channels=1, num_classes=20, width=64, depth=3,
+        num_heads=4, mlp_width=128, stem="linear",
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = vitkit.ViT(spec)
+        nn.init.normal_(model.patch_embed.proj.weight, std=0.005)  # usual: 0.125
+        nn.init.normal_(model.pos_embed, std=0.005)
+    return model
+
+
+def digits_only(model: vitkit.ViT, folder: Path) -> vitkit.Checkpoint:
+    """Save the model with the names of its classes, and load it with the ten digits alone."""
+    names = [
+        *"0123456789",
+        *(f"row {n}" for n in range(5)),
+        *(f"column {n}" for n in range(5)),
+    ]
+    preprocess = vitkit.Preprocess(
+        image_size=SIDE, mean=(0.5,), std=(0.5,), fit="squash"
+    )
+    path = folder / "whole.safetensors"
+    vitkit.save(path, model, preprocess=preprocess, classes=names)
+    return vitkit.adapt(vitkit.load(path), classes=names[:10])
+
+
+def maps_of(model: vitkit.ViT, images: Tensor) -> Tensor:
+    """Return the attention maps of every layer, (L, B, h, T, T)."""
+    record = vitkit.Record(attention=range(model.spec.depth))
+    with torch.inference_mode():
+        model(images, record=record)
+    return torch.stack(list(record.attention.values()))
 
 
 def grey(photograph: np.ndarray, scale: float) -> Tensor:

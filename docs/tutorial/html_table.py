@@ -63,7 +63,11 @@ class Table:
             f"<tr>{''.join(self._html(column, e) for column, e in enumerate(row))}</tr>"
             for row in self.rows
         )
-        return f'<table class="docutils"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+        # On a narrow screen the table scrolls within the page.
+        return (
+            f'<div class="table-wrapper"><table class="docutils">{table}</table></div>'
+        )
 
     def _html(self, column: int, entry: Entry) -> str:
         text = escape(str(entry))

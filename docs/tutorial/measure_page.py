@@ -16,7 +16,7 @@ SCALES = (0.02, 0.5)
 Pair = tuple[Tensor, Tensor]
 
 
-def trained(data: Pair, *, seed: int, scale: float, epochs: int) -> nn.Module:
+def trained(data: Pair, *, seed: int, scale: float, epochs: int) -> PlainViT:
     """Train the model of chapter 0 as the chapter does."""
     torch.manual_seed(seed)
     model = PlainViT(
@@ -47,6 +47,13 @@ def accuracy(model: nn.Module, data: Pair) -> float:
         return (model(data[0]).argmax(1) == data[1]).double().mean().item()
 
 
+def spreads(model: PlainViT, images: Tensor) -> dict[str, float]:
+    """Return the standard deviation of the positions, and of the patch tokens without them."""
+    with torch.no_grad():
+        tokens = model.patch_embed(images)
+    return {"positions": model.pos_embed.std().item(), "patches": tokens.std().item()}
+
+
 def one_page(options: Options) -> Numbers:
     """Train on all training images for the test split, and on three quarters of them for the
     fourth; seed n holds out quarter n."""
@@ -63,8 +70,9 @@ def one_page(options: Options) -> Numbers:
             rest = torch.cat([part for part in quarters if part is not held_out])
             data = train[0][rest], train[1][rest]
             model = trained(data, seed=seed, scale=scale, epochs=epochs)
-            scores.append(accuracy(model, (train[0][held_out], train[1][held_out])))
-            print(f"one-page: positions {scale:g}, {scores[-1]:.4f}", flush=True)
+            right = accuracy(model, (train[0][held_out], train[1][held_out]))
+            scores.append({"seed": seed, "top1": right} | spreads(model, train[0]))
+            print(f"one-page: positions {scale:g}, {scores[-1]}", flush=True)
         positions[f"{scale:g}"] = scores
     for seed in options.seeds:
         model = trained(train, seed=seed, scale=POSITIONS, epochs=epochs)

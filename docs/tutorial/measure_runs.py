@@ -82,11 +82,33 @@ def _small(
     }
 
 
-SMALL: dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor]]] = {
+Small = dict[str, tuple[Callable[[], nn.Module], Callable[[Tensor, Tensor], Tensor]]]
+SMALL: Small = {
     "notebook": (notebook_mnist.NotebookViT, notebook_mnist.loss_of),
     "corrected": (notebook_mnist.corrected, F.cross_entropy),
 }
 """The two models, each with its loss."""
+
+
+def _notebook_with_usual_norms() -> nn.Module:
+    model = notebook_mnist.NotebookViT()
+    model.norm1, model.norm2 = (nn.LayerNorm(notebook_mnist.WIDTH) for _ in range(2))
+    return model
+
+
+def _corrected_with_joint_norms() -> nn.Module:
+    model = notebook_mnist.corrected()
+    shape = (notebook_mnist.GRID**2 + 1, notebook_mnist.WIDTH)
+    for block in model.blocks:
+        block.norm1, block.norm2 = nn.LayerNorm(shape), nn.LayerNorm(shape)
+    return model
+
+
+NORMS: Small = {
+    "notebook, usual norms": (_notebook_with_usual_norms, notebook_mnist.loss_of),
+    "corrected, joint norms": (_corrected_with_joint_norms, F.cross_entropy),
+}
+"""The two models with their norms exchanged."""
 RATES, RATE_IMAGES, RATE_EPOCHS = (0.01, 0.003, 0.001), 15_000, 3
 
 
@@ -100,7 +122,16 @@ def mnist_rates(options: Options) -> Numbers:
     return _rates("mnist", options)
 
 
-def _rates(name: str, options: Options) -> Numbers:
+def mnist_norms(options: Options) -> Numbers:
+    """Compare both models on MNIST with their norms exchanged."""
+    return _rates("mnist", options, NORMS)
+
+
+def _rates(
+    name: str,
+    options: Options,
+    models_of: Small = SMALL,
+) -> Numbers:
     """Train both models with three rates; test each with the rate that validates best.
 
     The rate is chosen by the mean accuracy of the seeds on the recipe's validation split. Only the
@@ -117,7 +148,7 @@ def _rates(name: str, options: Options) -> Numbers:
     train = _tensors(whole.subset(taken))
     validation, test = (_tensors(dataset.splits[part]) for part in ("val", "test"))
     rows, chosen, scores = [], {}, {}
-    for label, (make, loss) in SMALL.items():
+    for label, (make, loss) in models_of.items():
         models: dict[tuple[float, int], nn.Module] = {}
         for rate in RATES:
             for seed in options.seeds:
@@ -289,6 +320,7 @@ EXPERIMENTS = {
         fashion_rates, "both on Fashion-MNIST, each with its own learning rate"
     ),
     "mnist-rates": Experiment(mnist_rates, "the same on MNIST"),
+    "mnist-norms": Experiment(mnist_norms, "the same with the norms exchanged"),
     "mnist": Experiment(mnist, "the curve of --recipe mnist", seeds=(0,)),
     "cifar10": Experiment(
         cifar10, "the curve of --recipe cifar10-small --epochs 12", seeds=(0,)

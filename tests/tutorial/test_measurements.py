@@ -22,6 +22,7 @@ QUICK = (
     "bugs-fashion",
     "fashion-rates",
     "mnist-rates",
+    "mnist-norms",
     "one-page",
     "photograph",
 )

@@ -123,7 +123,8 @@ class DrawingDirective(SphinxDirective):
 
         def address(page: str, anchor: str) -> str:
             document = f"tutorial/{page}"
-            self.env.note_dependency(self.env.doc2path(document))
+            if document == here:
+                return anchor or "#"
             return f"{relative_uri(here, document)}.html{anchor}"
 
         figure = nodes.figure("", nodes.raw("", element(name, address), format="html"))

@@ -42,7 +42,7 @@ def vit() -> Drawing:
         link("01_patches#cutting", image + arrow((128, 60), (202, 60)) + note(165, 50, "cut") + cut)
         + note(74, 122, "image: 3 x 224 x 224") + note(262, 130, "196 patches of 16 x 16 x 3")
         + row + arrow((200, 192), (200, 206))
-        + link("01_patches#one-matrix-for-all-patches", box(60, 208, 300, 28, "each patch times the matrix E", "op"))
+        + link("01_patches#one-matrix-for-all-patches-", box(60, 208, 300, 28, "each patch times the matrix E", "op"))
         + arrow((200, 238), (200, 256)) + embedded
         + note(45, 288, "class", "token", anchor="end")
         + note(200, 336, "+ position 0, 1, 2, ...: 197 x 768 (Eq. 1)")
@@ -136,11 +136,11 @@ def heads() -> Drawing:
     for name, x in columns.items():
         made += arrow((x + 40, 78), (x + 40, 96)) + label(x + 40, 112, name, "math")
         for number in (2, 1, 0):
-            made += box(x + 8 * number, 138 - 8 * number, 64, 40, "", f"head{number}")
-        made += label(x + 32, 163, "197 x 64")
+            made += box(x + 8 * number, 138 - 8 * number, 76, 40, "", f"head{number}")
+        made += label(x + 38, 163, "197 x 64")
     made += (
-        note(132, 203, "12 heads each")
-        + arrow((72, 180), (72, 216)) + arrow((192, 180), (192, 216))
+        note(138, 203, "12 heads each")
+        + arrow((78, 180), (78, 216)) + arrow((198, 180), (198, 216))
         + link("02_attention#why-the-root-of-d", box(40, 218, 200, 34, "q k^{T} / √d", "op"))
         + arrow((140, 252), (140, 266)) + box(40, 268, 200, 30, "softmax of each row", "op")
         + arrow((140, 298), (140, 314))
@@ -152,8 +152,8 @@ def heads() -> Drawing:
     made += grid(90, 330, 7, 7, 12, lambda row, column: shades[(3 * row + 5 * column) % 9])
     made += (
         note(132, 430, "weights: 12 x 197 x 197", "each row sums to 1")
-        + line((312, 180), (312, 372)) + arrow((312, 372), (298, 372), (252, 372))
-        + note(318, 300, "v", anchor="start")
+        + line((318, 180), (318, 372)) + arrow((318, 372), (298, 372), (252, 372))
+        + note(324, 300, "v", anchor="start")
         + arrow((188, 372), (230, 372)) + '<circle cx="241" cy="372" r="10" class="plain"/>'
         + label(241, 377, "×") + arrow((241, 382), (241, 460))
         + note(252, 420, "means of", "the values", anchor="start")
@@ -188,7 +188,7 @@ def patches() -> Drawing:
         + row + '<rect x="20" y="176" width="240" height="15" class="edge"/>'
         + note(140, 208, "patch 2 as a row: 16 numbers")
         + arrow((140, 214), (140, 236))
-        + link("01_patches#one-matrix-for-all-patches",
+        + link("01_patches#one-matrix-for-all-patches-",
                box(60, 238, 160, 40, "times E: 16 x 48", "op"))
         + note(232, 256, "the same matrix", "for every patch", anchor="start")
         + arrow((140, 278), (140, 302)) + note(154, 296, "48 numbers", anchor="start")
