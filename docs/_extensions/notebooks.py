@@ -159,7 +159,8 @@ def plain(text: str) -> str:
 
 
 def data_files(text: str) -> list[Path]:
-    """Return the results that a file reads by `measured(NAME)`, and the checkpoints it names."""
+    """Return the results that a file reads by `measured(NAME)`, and the checkpoints it names,
+    with their receipts."""
     quoted_words = set(re.findall(r'"([\w./-]+)"', text))
     results = [
         file
@@ -168,7 +169,9 @@ def data_files(text: str) -> list[Path]:
     ]
     words = set(re.findall(r"[\w.-]+", text))
     carried = sorted((TUTORIAL / "checkpoints").glob("*.safetensors"))
-    return results + [file for file in carried if file.name in words]
+    named = [file for file in carried if file.name in words]
+    receipts = [file.with_suffix(".json") for file in named]
+    return results + named + [file for file in receipts if file.is_file()]
 
 
 def imported_names(text: str) -> list[str]:

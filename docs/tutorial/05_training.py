@@ -672,16 +672,16 @@ _ = figure.tight_layout()
 # With all 24 epochs and two more, the model reached 83.5 % on another machine
 # (`docs/benchmarks.md`). [Chapter 13](13_your_photograph.py) uses such a model on photographs.
 #
-# Notebook B asks the reader to train its own small model on CIFAR-10. It has 8,470,026 parameters,
-# ten times as many, and its program was written for GPUs. One core of this machine, shared with
-# other programs, trained it for 41 minutes. {download}`until_time.py <until_time.py>` fits the
-# learning rate into a given time: a callback that follows the clock in place of the steps.
+# Notebook B asks the reader to train its own small model on CIFAR-10. It has 8,470,026 parameters
+# (chapter 4), ten times as many, and its program was written for GPUs. One core of the machine
+# named below, shared with other programs, trained it for 41 minutes. {download}`until_time.py
+# <until_time.py>` fits the learning rate into a given time: a callback that follows the clock in
+# place of the steps.
 
 # %%
 large = measured("cifar10-8m")
 for command in large["commands"]:
     print_wrapped(command)
-print_wrapped(large["about"])
 print(f"{large['steps']} steps of {large['batch_size']}: {large['images']:,} images, "
       f"{large['images'] / 45_000:.1f} passes in {large['minutes']} minutes")  # fmt: skip
 score = large["test"]
