@@ -254,12 +254,7 @@ def run(path: Path) -> str:
     return " ".join(printed.getvalue().split())
 
 
-LONG = {"06"}
-"""Chapters that print at most one of `NUMBERS` and train for long; `make docs` runs them too."""
-RUN = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.soak] if path.stem[:2] in LONG else [])
-    for path in CHAPTERS
-]
+RUN = [pytest.param(path, id=path.stem) for path in CHAPTERS]
 
 
 @pytest.fixture(scope="module", params=RUN)
