@@ -112,8 +112,9 @@ first = vitkit.train(
     **IMAGES, **PLAIN,
 )  # fmt: skip
 before = vitkit.load(first.best)
+test = first.metrics["test"]
 print(f"{sum(p.numel() for p in before.model.parameters()):,} parameters,",
-      f"{first.metrics['test']['top1']:.1%} of {first.metrics['test']['images']:.0f} test digits of 0 to 4")  # fmt: skip
+      f"{test['top1']:.1%} of {test['images']:.0f} test digits of 0 to 4")  # fmt: skip
 
 # %% [markdown]
 # ## Positions for another resolution

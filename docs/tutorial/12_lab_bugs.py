@@ -313,9 +313,8 @@ class Sliced(nn.Module):
 sliced, z = Sliced(20, 2), torch.rand(1, 50, 20)
 other = torch.cat([z[..., :10], torch.rand(1, 50, 10)], dim=-1)
 for name, msa in (("sliced", sliced), ("vitkit", vitkit.MultiHeadSelfAttention(20, 2))):
-    print(
-        f"{name}: the first half of the output changes by {(msa(z) - msa(other))[..., :10].abs().max():.0e}"
-    )
+    change = (msa(z) - msa(other))[..., :10].abs().max()
+    print(f"{name}: the first half of the output changes by {change:.0e}")
 
 # %% [markdown]
 # ### Heads in a Python list

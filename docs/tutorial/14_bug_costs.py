@@ -165,27 +165,69 @@ _ = figure.tight_layout()
 # %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the table's code"}
 SYMPTOMS = {
     "reshape": ("none", "12_lab_bugs.html#reshape-for-patches"),
-    "ones": ("none; all positions are equal at the start", "11_bugs.html#positions-that-start-at-ones-or-as-n-0-1"),
+    "ones": (
+        "none; all positions are equal at the start",
+        "11_bugs.html#positions-that-start-at-ones-or-as-n-0-1",
+    ),
     "large_normal": ("none", "11_bugs.html#positions-that-start-at-ones-or-as-n-0-1"),
-    "zero_positions": ("none; the untrained model ignores the order", "11_bugs.html#positions-that-start-at-zero"),
+    "zero_positions": (
+        "none; the untrained model ignores the order",
+        "11_bugs.html#positions-that-start-at-zero",
+    ),
     "uniform_class_token": ("none", "12_lab_bugs.html#a-class-token-by-rand"),
     "xavier": ("none", "11_bugs.html#xavier-for-every-parameter"),
-    "exponent_zero": ("only two different columns in the table", "12_lab_bugs.html#an-exponent-that-is-always-0"),
+    "exponent_zero": (
+        "only two different columns in the table",
+        "12_lab_bugs.html#an-exponent-that-is-always-0",
+    ),
     "one_head": ("none", "11_bugs.html#heads-that-are-never-split"),
     "no_root": ("none", "11_bugs.html#a-softmax-without-the-root"),
-    "careless_dropout": ("two evaluations differ", "11_bugs.html#f-dropout-with-its-defaults"),
-    "sliced_heads": ("too few parameters", "12_lab_bugs.html#heads-that-see-their-own-slice"),
-    "heads_in_a_list": ("too few parameters; an error on a GPU", "12_lab_bugs.html#heads-in-a-python-list"),
-    "no_projection_dropout": ("none", "11_bugs.html#no-dropout-after-the-attention-s-projection"),
-    "joint_norm": ("too many parameters; an error for other image sizes", "12_lab_bugs.html#a-norm-over-tokens-and-width-together"),
+    "careless_dropout": (
+        "two evaluations differ",
+        "11_bugs.html#f-dropout-with-its-defaults",
+    ),
+    "sliced_heads": (
+        "too few parameters",
+        "12_lab_bugs.html#heads-that-see-their-own-slice",
+    ),
+    "heads_in_a_list": (
+        "too few parameters; an error on a GPU",
+        "12_lab_bugs.html#heads-in-a-python-list",
+    ),
+    "no_projection_dropout": (
+        "none",
+        "11_bugs.html#no-dropout-after-the-attention-s-projection",
+    ),
+    "joint_norm": (
+        "too many parameters; an error for other image sizes",
+        "12_lab_bugs.html#a-norm-over-tokens-and-width-together",
+    ),
     "one_layer_mlp": ("too few parameters", "12_lab_bugs.html#an-mlp-of-one-layer"),
     "relu": ("none", "12_lab_bugs.html#an-activation-that-is-ignored"),
-    "no_final_norm": ("logits grow with depth", "12_lab_bugs.html#no-norm-before-the-head"),
-    "double_softmax": ("the loss never falls below 1.461", "12_lab_bugs.html#softmax-before-the-loss"),
-    "loss_divided": ("the first loss is far below ln 10", "12_lab_bugs.html#a-loss-that-is-divided-twice"),
-    "loss_divided_sgd": ("the first loss is far below ln 10; slow at each usual rate", "12_lab_bugs.html#a-loss-that-is-divided-twice"),
-    "coupled_decay": ("the weights shrink; the loss stays at ln 10 at two of three rates", "11_bugs.html#adam-where-adamw-is-meant"),
-    "no_eval": ("two evaluations differ", "12_lab_bugs.html#evaluation-in-training-mode"),
+    "no_final_norm": (
+        "logits grow with depth",
+        "12_lab_bugs.html#no-norm-before-the-head",
+    ),
+    "double_softmax": (
+        "the loss never falls below 1.461",
+        "12_lab_bugs.html#softmax-before-the-loss",
+    ),
+    "loss_divided": (
+        "the first loss is far below ln 10",
+        "12_lab_bugs.html#a-loss-that-is-divided-twice",
+    ),
+    "loss_divided_sgd": (
+        "the first loss is far below ln 10; slow at each usual rate",
+        "12_lab_bugs.html#a-loss-that-is-divided-twice",
+    ),
+    "coupled_decay": (
+        "the weights shrink; the loss stays at ln 10 at two of three rates",
+        "11_bugs.html#adam-where-adamw-is-meant",
+    ),
+    "no_eval": (
+        "two evaluations differ",
+        "12_lab_bugs.html#evaluation-in-training-mode",
+    ),
     "notebook_e": ("those of its ten bugs", "12_lab_bugs.html#a-vit-on-mnist"),
     "no_positions": ("the order of the patches changes nothing", ""),
     "no_residual": ("the loss stays at ln 10 at two of three rates", ""),

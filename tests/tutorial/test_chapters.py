@@ -247,10 +247,16 @@ def is_of_the_tutorial(module: types.ModuleType) -> bool:
     return Path(getattr(module, "__file__", None) or "/").parent == TUTORIAL
 
 
+PRINTED, WRITTEN = 88, 100
+"""Characters of a line of output and of code that a page shows without scrolling."""
+
+
 def run(path: Path) -> str:
     """What a chapter prints, every run of white space one blank."""
     with as_it_was(), contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(path), run_name="__main__")
+    long = [line for line in printed.getvalue().splitlines() if len(line) > PRINTED]
+    assert long == [], f"lines of more than {PRINTED} characters"
     return " ".join(printed.getvalue().split())
 
 
@@ -293,6 +299,14 @@ def test_a_chapter_ends_with_exercises_whose_solutions_are_tests(path):
 def test_an_image_says_what_to_see_in_it(path):
     for cell in cells_that_draw(path):
         assert len(cell.caption) >= 40, cell.source
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_line_of_code_is_wider_than_the_page(path):
+    for cell in cells_of(path):
+        lines = [] if cell.markdown else cell.source.splitlines()
+        shown = [line.partition("  # fmt: skip")[0] for line in lines]
+        assert [line for line in shown if len(line) > WRITTEN] == []
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
