@@ -681,7 +681,7 @@ _ = figure.tight_layout()
 large = measured("cifar10-8m")
 for command in large["commands"]:
     print_wrapped(command)
-print_wrapped(large["about"])
+print_wrapped(large["about"].partition(", ")[2])  # the parameters stand above
 print(f"{large['steps']} steps of {large['batch_size']}: {large['images']:,} images, "
       f"{large['images'] / 45_000:.1f} passes in {large['minutes']} minutes")  # fmt: skip
 score = large["test"]
