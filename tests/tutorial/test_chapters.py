@@ -9,6 +9,7 @@ import ast
 import contextlib
 import io
 import json
+import logging
 import re
 import runpy
 import sys
@@ -219,6 +220,8 @@ def cells_that_draw(path: Path) -> list[Cell]:
 def as_it_was() -> Iterator[None]:
     """Puts back what a chapter may set for the whole process, and closes its images."""
     threads, modules = torch.get_num_threads(), set(sys.modules)
+    log = logging.getLogger("vitkit")
+    level = log.level
     with (
         torch.random.fork_rng(devices=[]),
         torch._tensor_str.printoptions(),
@@ -238,6 +241,7 @@ def as_it_was() -> Iterator[None]:
         finally:
             plt.close("all")
             torch.set_num_threads(threads)
+            log.setLevel(level)
             for name in set(sys.modules) - modules:
                 if is_of_the_tutorial(sys.modules[name]):
                     del sys.modules[name]
