@@ -552,8 +552,8 @@ for positions in ("sincos_1d", "learned"):
         trained_size = accuracy(model, (0, 4), 12)
         upper, lower = accuracy(trained, (0, 4), 16), accuracy(trained, (8, 8), 16)
         results[name] = (trained_size, upper, lower)
-        print(f"{name:<19} as trained {trained_size:.1%}, 16 x 8: digit in the upper part "
-              f"{upper:.1%}, in the lowest rows {lower:.1%}")  # fmt: skip
+        print(f"{name:<19} as trained {trained_size:.1%}; 16 x 8 pixels: "
+              f"upper part {upper:.1%}, lowest rows {lower:.1%}")  # fmt: skip
 for trained_size, _, lower in results.values():
     assert trained_size > lower, "no kind is as good where it was not trained"
 assert results["sincos_1d"][2] < results["learned, resampled"][2] - 0.2

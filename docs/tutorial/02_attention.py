@@ -223,8 +223,12 @@ tokens = torch.randint(-2, 3, (5, 4)).float()
 W_q, W_k, W_v = torch.randint(-1, 2, (3, 4, 3)).float()
 Q, K, V = tokens @ W_q, tokens @ W_k, tokens @ W_v
 A = (Q @ K.T / math.sqrt(3)).softmax(dim=-1)
-for name, table in (("tokens", tokens), ("Q", Q), ("K", K), ("V", V)):
-    print(f"{name:<6} {tuple(table.shape)}", table.int().tolist())
+tables = {"tokens": tokens, "Q": Q, "K": K, "V": V}
+print(
+    "".join(f"{name} {tuple(table.shape)}".ljust(18) for name, table in tables.items())
+)
+for rows in zip(*tables.values(), strict=True):
+    print("".join(f"{row.int().tolist()!s:<18}" for row in rows))
 print("A     ", tuple(A.shape))
 for row in A:
     print("   ", " ".join(f"{weight:.2f}" for weight in row))

@@ -148,9 +148,7 @@ def resnet(groups: tuple[int, ...], *, wider: int = 1, classes: int, bit: bool =
         for block in range(blocks):
             total += maps * inner + 9 * inner * inner + inner * 4 * inner
             total += 2 * (maps if bit else 4 * inner) + 4 * inner  # three norms
-            if (
-                block == 0
-            ):  # the residual connection needs a matrix where the width changes
+            if block == 0:  # the width changes: the residual connection needs a matrix
                 total += maps * 4 * inner + (0 if bit else 8 * inner)
             maps = 4 * inner
     return total + (2 * maps if bit else 0) + (classes and (maps + 1) * classes)

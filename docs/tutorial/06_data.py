@@ -194,7 +194,7 @@ _ = ax.legend()
 # %%
 sizes = measured("data-size")
 for network, number in sizes["parameters"].items():
-    print(f"{network}: {number:,} parameters, chosen rate {sizes['rates'][network]:g} of",
+    print(f"{network}: {number:,} parameters, rate {sizes['rates'][network]:g} of",
           ", ".join(f"{row['lr']:g} ({row['top1']:.1%})"
                     for row in sizes["tried"] if row["network"] == network))  # fmt: skip
 accuracies = {}  # number of images -> network -> accuracy of each seed
