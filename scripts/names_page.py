@@ -74,11 +74,11 @@ def page() -> str:
         f"| {words(names)} | {' or '.join(f'`vitkit.{one}`' for one in ours.split(' or '))} |\n"
         for ours, names in classes.items()
     )
+    sequences = by_field({name: (ours,) for name, ours in TRANSFORMER.items()})
+    fields = by_field(KEYWORDS | TIMM_KEYWORDS)
     return (
-        INTRODUCTION + ambiguous + FIELDS
-        + by_field(KEYWORDS | TIMM_KEYWORDS) + SEQUENCES + by_field(TRANSFORMER)
-        + NAMES + "".join(rows)
-    )  # fmt: skip
+        INTRODUCTION + ambiguous + FIELDS + fields + SEQUENCES + sequences + NAMES + "".join(rows)
+    )
 
 
 def by_field(keywords: Mapping[str, tuple[str, ...]]) -> str:

@@ -71,6 +71,14 @@ def test_every_link_to_a_file_leads_to_one(page):
             assert (page.parent / address.partition("#")[0]).exists(), address
 
 
+@pytest.mark.parametrize("page", CHAPTERS, ids=lambda path: path.name)
+def test_a_file_that_a_chapter_names_can_be_downloaded(page):
+    text = markdown(page)
+    named = {name for name in re.findall(r"`(\w+\.py)`", text) if (page.parent / name).is_file()}
+    offered = set(re.findall(r"\{download\}`[^`<]*<([^`>]+)>`", text))
+    assert named <= offered
+
+
 def formulas(page: Path) -> list[str]:
     text = re.sub(r"`[^`]*`", "", markdown(page))
     shown = re.findall(r"\$\$(.+?)\$\$", text, flags=re.DOTALL)

@@ -121,9 +121,9 @@ def test_a_transformer_answers_with_its_own_names():
         vitkit.Transformer(num_encoder_layers=2)
     with pytest.raises(TypeError, match=r"no argument 'colour'$"):
         vitkit.Transformer(colour=2)
-    for fields in TRANSFORMER.values():
+    for argument in TRANSFORMER.values():
         with torch.device("meta"):
-            vitkit.Transformer(**{field: 1e-5 if field == "norm_eps" else 8 for field in fields})
+            vitkit.Transformer(**{argument: 1e-5 if argument == "norm_eps" else 8})
 
 
 @pytest.mark.parametrize("name", CLASSES)

@@ -80,13 +80,11 @@ def put_figures_in_line(app: Sphinx, document: nodes.document) -> None:
     for figure in document.findall(nodes.figure):
         captions = list(figure.findall(nodes.caption))
         for image in list(figure.findall(nodes.image)):
-            path = Path(app.outdir).parent / image["uri"]
-            for place in (Path(image["uri"]), Path(app.srcdir) / image["uri"].lstrip("/"), path):
-                if place.suffix == ".svg" and place.is_file():
-                    text = captions[0].astext() if captions else ""
-                    made = inline(place.read_text(encoding="utf-8"), text)
-                    image.replace_self(nodes.raw("", made, format="html"))
-                    break
+            place = Path(app.srcdir) / image["uri"].lstrip("/")
+            if place.suffix == ".svg" and place.is_file():
+                text = captions[0].astext() if captions else ""
+                made = inline(place.read_text(encoding="utf-8"), text)
+                image.replace_self(nodes.raw("", made, format="html"))
 
 
 def setup(app: Sphinx) -> dict[str, object]:

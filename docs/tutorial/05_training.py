@@ -450,10 +450,10 @@ for group in parameter_groups(model, lr=3e-3, weight_decay=0.3):
 # %% [markdown]
 # ## MNIST: the notebook's model
 #
-# The ViT of notebook E, "Lab notebook", has 49 tokens of 16 values, a width of 20 (8 in its text), two heads, one
-# block and fixed 1-D positions. It is trained by Adam with a rate of 0.01 and a batch size of 16
-# for 5 epochs. `notebook_mnist.py` beside this chapter rebuilds it with its mistakes; a comment
-# marks each mistake.
+# The ViT of [notebook E, "Lab notebook"](coverage.md#e-lab-notebook), has 49 tokens of 16 values, a
+# width of 20 (8 in its text), two heads, one block and fixed 1-D positions. It is trained by Adam
+# with a rate of 0.01 and a batch size of 16 for 5 epochs. {download}`notebook_mnist.py
+# <notebook_mnist.py>` rebuilds it with its mistakes; a comment marks each mistake.
 
 # %%
 theirs = notebook_mnist.NotebookViT()

@@ -152,7 +152,7 @@ print(
 )
 
 # %% [markdown]
-# [Notebook C](index.md) takes `pos_embed[:, :N + 1]` for an image of another size. For a larger
+# [Notebook C, "From scratch with einops"](coverage.md#c-from-scratch-with-einops), takes `pos_embed[:, :N + 1]` for an image of another size. For a larger
 # image this fails, because the table has too few rows. For a smaller image there is no error. In an
 # image with ten columns, the first patch of the second row gets position 10 of the 14 x 14 table,
 # which is still in the first row of the table ([chapter 11](11_bugs.py#the-first-rows-of-pos_embed)

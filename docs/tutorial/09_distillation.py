@@ -282,7 +282,7 @@ for seed, model in zip(SEEDS, students["token, hard"], strict=True):
 # %% [markdown]
 # ## Two bugs, and what they cost
 #
-# **A teacher in training mode.** [Notebook E](index.md) never calls `eval()` on its teacher. Then
+# **A teacher in training mode.** [Notebook E, "Lab notebook"](coverage.md#e-lab-notebook), never calls `eval()` on its teacher. Then
 # BatchNorm uses the mean of each batch, so the teacher's output for an image depends on the other
 # images of the batch. BatchNorm also moves its stored statistics towards the images that the
 # student sees. `DistillWrapper` puts the teacher in eval mode at every call, and keeps it out of

@@ -109,16 +109,20 @@ _ALWAYS: dict[str, Any] = {
 }
 """Keyword without a field -> its only possible value."""
 
-TRANSFORMER: dict[str, tuple[str, ...]] = {
-    **{name: KEYWORDS[name] for name in ("dim", "d_model", "embedding_dim", "heads", "nhead")},
-    "dim_model": ("width",),
-    "n_heads": ("num_heads",),
-    "num_encoder_layers": ("encoder_depth",),
-    "num_decoder_layers": ("decoder_depth",),
-    "dim_feedforward": ("mlp_width",),
-    "layer_norm_eps": ("norm_eps",),
-    "src_vocab_size": ("source_vocabulary",),
-    "tgt_vocab_size": ("target_vocabulary",),
+TRANSFORMER: dict[str, str] = {
+    "dim": "width",
+    "d_model": "width",
+    "dim_model": "width",
+    "embedding_dim": "width",
+    "heads": "num_heads",
+    "nhead": "num_heads",
+    "n_heads": "num_heads",
+    "num_encoder_layers": "encoder_depth",
+    "num_decoder_layers": "decoder_depth",
+    "dim_feedforward": "mlp_width",
+    "layer_norm_eps": "norm_eps",
+    "src_vocab_size": "source_vocabulary",
+    "tgt_vocab_size": "target_vocabulary",
 }
 """Keyword of a Transformer elsewhere -> the argument of `vitkit.Transformer`."""
 
@@ -199,10 +203,8 @@ def usual_name(name: str, known: Iterable[str]) -> str:
     return usual if usual in known else name
 
 
-def own_keywords(
-    keywords: Mapping[str, Any], names: Mapping[str, tuple[str, ...]] = KEYWORDS
-) -> dict[str, Any]:
-    """Rename keywords of other libraries; keywords that are not in `names` stay.
+def own_keywords(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the keywords of `KEYWORDS` to fields of a spec; others stay.
 
     Raises:
         SpecError: two keywords with one meaning.
@@ -213,7 +215,7 @@ def own_keywords(
     renamed: dict[str, Any] = {}
     given_as: dict[str, str] = {}
     for keyword, value in keywords.items():
-        for name in names.get(keyword, (keyword,)):
+        for name in KEYWORDS.get(keyword, (keyword,)):
             if name in renamed:
                 both = f"{given_as[name]} and {keyword}"
                 raise SpecError(f"{both} both decide {name}; pass one of them")
@@ -221,17 +223,14 @@ def own_keywords(
     return renamed
 
 
-def refuse_other_names(owner: str, keywords: Mapping[str, Any]) -> None:
-    """Raise `TypeError` for keywords that `owner` does not take, with its own name for the first.
+def refuse_transformer_keywords(keywords: Mapping[str, Any]) -> None:
+    """Raise `TypeError` for what was passed to `Transformer` beyond its arguments, if anything.
 
-    Args:
-        owner: the class, such as `Transformer`.
-        keywords: what was passed beyond its arguments; nothing is wrong if there are none.
+    The message has the name that `Transformer` has for it.
     """
     for keyword in keywords:
-        ours = TRANSFORMER.get(keyword, ())
-        hint = f"; write {' and '.join(f'{name}=' for name in ours)}" if ours else ""
-        raise TypeError(f"{owner} has no argument {keyword!r}{hint}")
+        hint = f"; write {TRANSFORMER[keyword]}=" if keyword in TRANSFORMER else ""
+        raise TypeError(f"Transformer has no argument {keyword!r}{hint}")
 
 
 def translate_keywords(keywords: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from vitkit.models.layers import eval_mode
 from vitkit.models.mlp import MLP
 from vitkit.models.positions import sincos_1d
 from vitkit.models.record import Record
-from vitkit.other_names import refuse_other_names
+from vitkit.other_names import refuse_transformer_keywords
 from vitkit.shapes import Tokens
 
 Memory = Float[Tensor, "B S D"]
@@ -77,7 +77,7 @@ class Transformer(nn.Module):
         dropout: float = 0.1, positions: bool = True, final_norm: bool = True,
         output_projection: bool = True, **other_names: Any,
     ) -> None:  # fmt: skip
-        refuse_other_names("Transformer", other_names)
+        refuse_transformer_keywords(other_names)
         super().__init__()
         if norm not in ("pre", "post"):
             raise SpecError(f"norm {norm!r} is none of pre, post")
