@@ -37,7 +37,7 @@ author = "the vitkit authors"
 version = release = vitkit.__version__
 extensions = [
     "myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "mathml",
-    "chapters", "docstrings", "drawings", "figures", "interactive", "notebooks",
+    "accessible", "chapters", "docstrings", "drawings", "figures", "interactive", "notebooks",
 ]  # fmt: skip
 exclude_patterns = ["_extensions", "conf.py", "tutorial/[!0-9]*.py", "tutorial/results"]
 
@@ -65,7 +65,7 @@ html_theme = "furo"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_js_files = [("tables.js", {"defer": "defer"})]
+html_js_files = [("tables.js", {"defer": "defer"}), ("scrolling.js", {"defer": "defer"})]
 copybutton_exclude = ".linenos, .gp, .go"
 html_copy_source = False
 html_show_sphinx = False

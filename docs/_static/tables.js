@@ -20,6 +20,8 @@ function makeSortable(table) {
   const body = table.tBodies[0];
   const headings = [...table.tHead.rows[0].cells];
   headings.forEach((heading, column) => {
+    if (!heading.textContent.trim()) return;
+    heading.querySelectorAll("a").forEach((link) => link.replaceWith(...link.childNodes));
     const button = document.createElement("button");
     button.type = "button";
     button.className = "sort-by";
@@ -76,6 +78,6 @@ document.addEventListener("DOMContentLoaded", () => {
   const long = tables.filter((table) => table.tBodies[0].rows.length >= LONG);
   if (long.length) {
     const first = long[0].closest(".table-wrapper") ?? long[0];
-    makeFilter(tables.filter((table) => table.tBodies[0].rows.length >= 3), first);
+    makeFilter(tables, first);
   }
 });

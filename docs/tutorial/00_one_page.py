@@ -344,7 +344,8 @@ path = vitkit.save(
     preprocess=vitkit.Preprocess(image_size=8, mean=(0.5,), std=(0.5,), fit="squash"),
 )  # fmt: skip
 checkpoint = vitkit.load(path)
-print(f"{path.stat().st_size / 1e6:.2f} MB,", checkpoint.preprocess.image_size, "pixels,",
+print(f"{path.stat().st_size / 1e6:.2f} MB,",
+      checkpoint.preprocess.image_size, "pixels,",
       "classes", *checkpoint.classes)  # fmt: skip
 predict = vitkit.Predictor.from_checkpoint(path)
 (prediction,) = predict([digits.splits["test"].images[index]])

@@ -66,7 +66,6 @@ from vitkit.models.embedding import patchify
 from vitkit.models.positions import sincos_1d, sincos_2d
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## Cutting

@@ -53,7 +53,6 @@ import vitkit
 from vitkit.models.embedding import patchify
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## A weighted mean: attention pooling

@@ -44,7 +44,6 @@ import vitkit
 from vitkit.data.sources.open import open_dataset
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## LayerNorm
@@ -221,7 +220,8 @@ train = open_dataset("digits").splits["train"]
 images = torch.from_numpy(train.images).permute(0, 3, 1, 2) / 127.5 - 1
 labels = torch.from_numpy(train.labels)
 small = vitkit.ViTSpec(
-    image_size=8, patch_size=2, in_channels=1, width=32, depth=12, num_heads=4, mlp_width=64,
+    image_size=8, patch_size=2, in_channels=1,
+    width=32, depth=12, num_heads=4, mlp_width=64,
     num_classes=10,
 )  # fmt: skip
 
@@ -277,7 +277,8 @@ for name, (residual, norm) in VARIANTS.items():
     centre = stream[-1].mean(dim=1, keepdim=True)  # the mean of the tokens of an image
     spreads[name] = float((stream[-1] - centre).norm() / stream[-1].norm())
 for name, numbers in gradients.items():
-    print(f"{name:<15} gradient at block 1 / at block 12: {numbers[0] / numbers[-1]:.0e}, "
+    print(f"{name:<15} gradient at block 1 / at block 12: "
+          f"{numbers[0] / numbers[-1]:.0e}, "
           f"spread of the tokens {spreads[name]:.3f}")  # fmt: skip
 
 # %% mystnb={"figure": {"caption": "Twelve blocks before any training, on logarithmic axes: the mean length of a token after each block (left), and of the gradient of the loss there (right). With residual connections and LayerNorm (blue), both stay within a factor of ten. With residual connections alone (orange), the tokens grow and the gradients explode on their way back. With neither (red), the tokens and the gradients vanish."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]

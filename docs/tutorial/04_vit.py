@@ -44,7 +44,6 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.models.positions import resample_positions
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## The forward pass, step by step
@@ -189,14 +188,15 @@ figure.tight_layout()
 # heads, although the notebook writes 6) and the best-known example of `vit-pytorch`.
 
 # %%
+create = vitkit.create_model
 normed = {"stem": "normed_linear", "norm_eps": 1e-5}
 with torch.device("meta"):
     others = {
         "B/16": models["B/16"],
-        "B/16 without qkv bias": vitkit.create_model("vit_base_patch16_224", qkv_bias=False),
-        "L/16 with normed patches": vitkit.create_model("vit_large_patch16_224", **normed),
-        "CIFAR, 32 px, patch 4": vitkit.create_model("vit_cifar_patch4_32", num_classes=10),
-        "vit-pytorch's example": vitkit.create_model(
+        "B/16 without qkv bias": create("vit_base_patch16_224", qkv_bias=False),
+        "L/16 with normed patches": create("vit_large_patch16_224", **normed),
+        "CIFAR, 32 px, patch 4": create("vit_cifar_patch4_32", num_classes=10),
+        "vit-pytorch's example": create(
             "vit_base_patch16_224", image_size=256, patch_size=32, width=1024, depth=6,
             num_heads=16, mlp_width=2048, qkv_bias=False, **normed,
         ),
@@ -226,7 +226,8 @@ for row in table.rows:
         print(f"{row.name:<12}{row.mult_adds / 1e6:>9,.1f} M")
 print(f"{len(blocks)} blocks   {sum(blocks) / 1e6:>9,.1f} M")
 print(
-    f"multiply-adds {table.mult_adds / 1e6:,.0f} M, parameters {table.parameter_mb:.2f} MB"
+    f"multiply-adds {table.mult_adds / 1e6:,.0f} M, "
+    f"parameters {table.parameter_mb:.2f} MB"
 )
 
 # %% [markdown]

@@ -51,7 +51,6 @@ from vitkit.training.optimization.schedule import learning_rate
 from vitkit.training.recipes import recipe_settings
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 folder = tempfile.TemporaryDirectory()
 here = Path(folder.name)
 
@@ -391,7 +390,8 @@ for field, values in ({"": names} | rows).items():
 paper = recipes["vit-paper"]
 steps = paper.warmup_epochs * (1_281_167 // paper.batch_size)
 print(
-    f"{paper.warmup_epochs:g} epochs of 1,281,167 images: {steps:,.0f} steps (paper: 10,000)"
+    f"{paper.warmup_epochs:g} epochs of 1,281,167 images: {steps:,.0f} steps "
+    "(paper: 10,000)"
 )
 
 # %% [markdown]
@@ -468,7 +468,8 @@ strips = images.reshape(64, 49, 16)
 print(f"strips {tuple(strips.shape)}, with the class token "
       f"{(len(strips), strips.shape[1] + 1, theirs.linear(strips).shape[-1])}")  # fmt: skip
 print(
-    f"registered parameters: {count(theirs):,}; in its heads, not registered: {unregistered:,}"
+    f"registered parameters: {count(theirs):,}; "
+    f"in its heads, not registered: {unregistered:,}"
 )
 
 # %% [markdown]
@@ -523,7 +524,8 @@ for (name, result), colour in zip(
 ):
     for number, run in enumerate(result["runs"]):
         ax.plot(
-            [row["seconds"] for row in run["epochs"]], [row["val_top1"] for row in run["epochs"]],
+            [row["seconds"] for row in run["epochs"]],
+            [row["val_top1"] for row in run["epochs"]],
             marker=".", color=colour, label=name if number == 0 else None,
         )  # fmt: skip
 ax.axhline(0.99, color="grey", linewidth=0.8, linestyle=":")
@@ -649,7 +651,8 @@ _ = figure.tight_layout()
 # %%
 small = recipe_settings("cifar10-small")
 print(
-    f"{count(vitkit.create_model(small['model'], num_classes=10, **small['spec'])):,} parameters"
+    f"{count(vitkit.create_model(small['model'], num_classes=10, **small['spec'])):,}"
+    " parameters"
 )
 (run,) = measured("cifar10")["runs"]
 print(run["command"])
@@ -685,7 +688,8 @@ for command in large["commands"]:
 print(f"{large['steps']} steps of {large['batch_size']}: {large['images']:,} images, "
       f"{large['images'] / 45_000:.1f} passes in {large['minutes']} minutes")  # fmt: skip
 score = large["test"]
-print(f"test {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%}), "
+print(f"test {score['top1']:.1%} "
+      f"({score['top1_low']:.1%} to {score['top1_high']:.1%}), "
       f"last weights, half precision: {large['amp']}")  # fmt: skip
 
 # %% mystnb={"figure": {"caption": "Left: validation accuracy by the seconds of training, of the model of 0.81 M parameters (two runs, on two makes of processor) and of notebook B's model of 8.47 M, which has two validations and the test score at its end. Right: confusion matrix of the large model on the test split; a row is the true class, a column the predicted one. Cats and dogs, automobiles and trucks are taken for each other."}}

@@ -55,7 +55,6 @@ from vitkit.models.embedding import patchify
 from vitkit.training.recipes import recipe_settings
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## What the paper found
@@ -164,7 +163,7 @@ def tokens_of(image: torch.Tensor) -> torch.Tensor:
 
 
 def change(layer, shift: int, cell: int) -> float:
-    """Relative change of the output; `cell` is the number of pixels per output position."""
+    """Return the relative change of the output, where a position is `cell` pixels."""
     shifted = layer(photograph.roll(shift, dims=-1)).roll(-round(shift / cell), dims=-1)
     return float((shifted - layer(photograph)).norm() / layer(photograph).norm())
 
@@ -206,7 +205,8 @@ print(f"{sizes['steps']} steps, scored on {sizes['scored_on']:,} images")
 print(f"{'images':>9}   {'ViT':<26}{'CNN':<26}CNN - ViT")
 for number, scores in accuracies.items():
     lead = 100 * (mean(scores["CNN"]) - mean(scores["ViT"]))
-    print(f"{number:>9,}   {with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
+    print(f"{number:>9,}   "
+          f"{with_spread(scores['ViT']):<26}{with_spread(scores['CNN']):<26}"
           f"{lead:+.2f} points")  # fmt: skip
 
 # %% mystnb={"figure": {"caption": "Accuracy on held-out images of Fashion-MNIST by the number of training images, on a logarithmic axis: the mean of the seeds as a line, their range as a band. The CNN is 5 to 7 points better everywhere, far more than the width of the bands. Both lines are flat from 10,000 images on."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]
@@ -282,7 +282,8 @@ train_images, test_images = (
 )
 masked_model = MaskedImages(
     vitkit.create_model(
-        "vit_tiny_patch16_224", image_size=8, patch_size=2, in_channels=1, width=48, depth=3,
+        "vit_tiny_patch16_224", image_size=8, patch_size=2, in_channels=1,
+        width=48, depth=3,
         num_heads=3, mlp_width=96, class_token=False, pooling="mean", num_classes=10,
     )
 )  # fmt: skip
@@ -401,7 +402,8 @@ print(f"{position_runs['images']:,} training images, {position_runs['steps']} st
 without = mean(scores["none"])
 for kind, values in scores.items():
     print(
-        f"{kind:<10} {with_spread(values)}  {100 * (mean(values) - without):+.2f} points"
+        f"{kind:<10} {with_spread(values)}  "
+        f"{100 * (mean(values) - without):+.2f} points"
     )
 
 # %% mystnb={"figure": {"caption": "Each dot is one training, each bar the mean of the seeds. Every kind of positions gains 6 to 9 points. The three kinds differ by at most 2.5 points, which is more than the range of the seeds of one kind."}, "code_prompt_show": "Show the code of this figure"} tags=["hide-input"]

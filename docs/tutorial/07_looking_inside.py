@@ -30,7 +30,7 @@ from pathlib import Path
 
 import hidden_digits as task
 import torch
-from drawing import grid_of, similarity_grid
+from drawing import grid_of, print_wrapped, similarity_grid
 from matplotlib import pyplot as plt
 from skimage import data
 from torch import Tensor, nn
@@ -41,7 +41,6 @@ from vitkit.data.images.preprocess import preprocess_images
 from vitkit.explaining.methods import METHODS
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## Every layer and head
@@ -135,11 +134,13 @@ with torch.inference_mode():
 parts = {"digit": task.CLASS, "row": task.ROW, "column": task.COLUMN}
 truths = (test_labels, *positions.T)
 print(
-    f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(images)} test images"
+    f"{sum(p.numel() for p in model.parameters()):,} parameters, "
+    f"{len(images)} test images"
 )
 for (name, part), truth in zip(parts.items(), truths, strict=True):
     print(
-        f"accuracy of the {name}: {(logits[:, part].argmax(1) == truth).float().mean():.1%}"
+        f"accuracy of the {name}: "
+        f"{(logits[:, part].argmax(1) == truth).float().mean():.1%}"
     )
 
 # %% [markdown]
@@ -257,7 +258,7 @@ _ = grid_of(squares, titles, across=5, size=1.3, colours="gray")
 
 # %% mystnb={"figure": {"caption": "Attention distance (left) and entropy (right) of every head, trained and untrained; the dotted lines are uniform attention. All distances lie within a few pixels of the line: patches attend to patches at any distance. Training lowers the entropy of layer 0 most: its heads have become selective."}}
 def distance(maps: Tensor) -> Tensor:
-    """Return d of every layer and head, (L, h), mean over images, without the class token."""
+    """Return d of each layer and head (L, h), the mean over images, of patches only."""
     centres = task.PATCH * torch.cartesian_prod(torch.arange(6.0), torch.arange(6.0))
     among_patches = maps[..., 1:, 1:] / maps[..., 1:, 1:].sum(-1, keepdim=True)
     return (among_patches * torch.cdist(centres, centres)).sum(-1).mean(-1).mean(1)
@@ -344,7 +345,8 @@ shown_images = [
     ((image[0] + 1) * 127.5).round().byte().numpy() for image in images[:128]
 ]
 learned = vitkit.explain_model(checkpoint, shown_images, name="hidden digits")
-print(*learned.lines(), sep="\n")
+for line in learned.lines():
+    print_wrapped(line)
 of_library = torch.from_numpy(learned.depth.distance).float()
 difference = (distance(task.maps_of(reader, images[:128])) - of_library).abs().max()
 print(f"attention distance: largest difference {difference:.3f} pixels")
@@ -383,7 +385,8 @@ changed = task.fresh_model().eval()
 changed.load_state_dict(model.state_dict())
 for block in changed.blocks:
     nn.init.normal_(block.attn.qkv.bias.data[64:128])  # queries, keys, values: 64 each
-# q (k + c) = q k + q c: all scores of a query change by the same number; the softmax ignores it
+# q (k + c) = q k + q c: all scores of a query change by the same number,
+# and the softmax ignores it
 torch.testing.assert_close(task.maps_of(changed, images), maps, atol=1e-4, rtol=1e-4)
 for block in changed.blocks:
     nn.init.normal_(block.attn.qkv.bias.data[:64])
@@ -425,7 +428,7 @@ assert digit_accuracy(images) >= max(accuracies) - 0.02
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 def received(maps: Tensor) -> Tensor:
-    """Return the attention that each token receives (B, T), from one layer (B, h, T, T)."""
+    """Return the attention that each token receives, (B, h, T, T) -> (B, T)."""
     return maps.mean(dim=(1, 2))
 
 

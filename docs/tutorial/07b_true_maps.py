@@ -27,7 +27,7 @@ from pathlib import Path
 
 import hidden_digits as task
 import torch
-from drawing import grid_of
+from drawing import grid_of, print_wrapped
 from matplotlib import pyplot as plt
 from skimage import data
 from torch import Tensor
@@ -37,7 +37,6 @@ from vitkit.explaining.balanced_gradients import BalancedGradients
 from vitkit.explaining.methods import METHODS
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## The model of chapter 7
@@ -112,7 +111,8 @@ of_library = (
     .flatten(1)
 )
 print(
-    f"largest value {ours.max():.2f}, largest difference {(ours - of_library).abs().max():.0e}"
+    f"largest value {ours.max():.2f}, "
+    f"largest difference {(ours - of_library).abs().max():.0e}"
 )
 
 # %% [markdown]
@@ -165,7 +165,8 @@ print("sum, plain gradient ", *(f"{value:6.2f}" for value in plain.sum(1)[:6]))
 print("sum, LibraGrad      ", *(f"{value:6.2f}" for value in balanced.sum(1)[:6]))
 of_library = METHODS["libragrad"].compute(reader, some, classes=classes).flatten(1)
 print(
-    f"largest difference from the library: {(balanced[:, 1:] - of_library).abs().max():.0e}"
+    "largest difference from the library: "
+    f"{(balanced[:, 1:] - of_library).abs().max():.0e}"
 )
 
 # %% [markdown]
@@ -215,7 +216,8 @@ print(f"largest difference: {(asked - of_library).abs().max():.0e}")
 # published forms here; by default the library computes both with LibraGrad's backward pass.
 
 # %% mystnb={"figure": {"caption": "Four test images (left) and their maps by seven methods, each with its own scale: dark blue is low, yellow is high. Rollout, gradient rollout, LibraGrad and occlusion mark the digit. LeGrad often misses it on this model, and Grad-CAM is often empty: no patch raises the logit by its mean gradient."}}
-compared = ("attention", "rollout", "gradient-rollout", "grad-cam", "legrad", "libragrad",
+compared = ("attention", "rollout", "gradient-rollout", "grad-cam",
+            "legrad", "libragrad",
             "occlusion")  # fmt: skip
 
 
@@ -270,7 +272,8 @@ larger = vitkit.adapt(checkpoint, image_size=128)
 with torch.inference_mode():
     correct = larger.model(large).argmax(1) == test_labels[:100]
 print(
-    f"{tuple(large.shape[2:])} pixels: accuracy {correct.float().mean():.0%} on 100 digits"
+    f"{tuple(large.shape[2:])} pixels: "
+    f"accuracy {correct.float().mean():.0%} on 100 digits"
 )
 shown_number = int(correct.nonzero()[0])
 pixels = ((large[shown_number, 0] + 1) * 127.5).byte().numpy()
@@ -303,7 +306,7 @@ _ = vitkit.plot_explanations(explanations, across=3)
 def deletion_curve(
     image: Tensor, order: Tensor, number: int
 ) -> tuple[list[int], list[float]]:
-    """Return how many patches were dropped at each of ten steps, and the probabilities."""
+    """Return how many patches are dropped at ten steps, and the probabilities."""
     tokens, count = reader.embed(image).tokens, len(order)
     kept_sizes = sorted(
         {max(1, round(count * step / 10)) for step in range(11)}, reverse=True
@@ -363,9 +366,10 @@ pairs, first_class, corners = task.two_digits(
 for name, report in reports.items():
     values = maps_by(name, reader, pairs, first_class).clamp(min=0)
     right, wrong = ((values * corner).sum(1) for corner in corners)
-    print(f"{name:<17} deletion {report.deletion:5.2f}  insertion {report.insertion:5.2f}  "
-          f"p {report.p:.4f}  weights {report.weights_matter:5.2f}  "
-          f"two digits {(right > wrong).float().mean():4.0%}")  # fmt: skip
+    print(f"{name:<16} deletion {report.deletion:5.2f}  "
+          f"insertion {report.insertion:5.2f}  "
+          f"p {report.p:.3f}  weights {report.weights_matter:5.2f}  "
+          f"two digits {(right > wrong).float().mean():.0%}")  # fmt: skip
 print(reports["libragrad"].lines[-1])
 
 # %% [markdown]
@@ -402,7 +406,7 @@ print(reports["libragrad"].lines[-1])
 # %%
 @torch.inference_mode()
 def accuracy_without(order: Tensor) -> float:
-    """Return the accuracy when the first four patches of each order (B, N) are dropped."""
+    """Return the accuracy without the first four patches of each order (B, N)."""
     tokens = reader.embed(images).tokens
     kept = order[:, 4:].sort(dim=1).values + 1
     kept = torch.cat([torch.zeros(len(kept), 1, dtype=torch.long), kept], dim=1)
@@ -425,7 +429,8 @@ for name, weights in ranked.items():
     print(f"{name:<26} covered {covered:6.1%}   dropped {dropped:6.1%}")
 on_digit = (libragrad.clamp(min=0) * mask).sum(1) / libragrad.clamp(min=0).sum(1)
 is_right = predicted == test_labels
-print(f"share of LibraGrad on the digit: right predictions {on_digit[is_right].mean():.0%}, "
+print("share of LibraGrad on the digit: "
+      f"right predictions {on_digit[is_right].mean():.0%}, "
       f"wrong ones {on_digit[~is_right].mean():.0%}")  # fmt: skip
 
 # %% [markdown]
@@ -447,7 +452,7 @@ print(f"share of LibraGrad on the digit: right predictions {on_digit[is_right].m
 # with a norm above the median + 4 median absolute deviations.
 
 # %%
-print(vitkit.find_artefacts(reader, images))
+print_wrapped(str(vitkit.find_artefacts(reader, images)))
 
 # %% [markdown]
 # The largest norm is hardly above the others: these patches are the end of a smooth distribution,
@@ -475,7 +480,7 @@ with torch.no_grad():
     )
 neurons = vitkit.find_register_neurons(ill, images, threshold=60.0)
 print("found:", *neurons)
-print(vitkit.measure_registers(ill, images, neurons, threshold=60.0))
+print_wrapped(str(vitkit.measure_registers(ill, images, neurons, threshold=60.0)))
 
 # %% [markdown]
 # The neuron that was planted, block 0 neuron 7, is found among 384, and the norms leave most of the
@@ -511,7 +516,8 @@ total = (of_tokens * tokens).sum()
 for bias, gradient in zip(biases.values(), of_biases, strict=True):
     total = total + (gradient * bias).sum()
 torch.testing.assert_close(total, score, atol=1e-4, rtol=1e-4)
-# queries and keys only make the weights, which count as constants: their biases have no share
+# queries and keys only make the weights, which count as constants:
+# their biases have no share
 of_qkv = dict(zip(biases, of_biases, strict=True))["blocks.0.attn.qkv.bias"]
 assert of_qkv[:128].abs().max() == 0 < of_qkv[128:].abs().max()
 
@@ -532,7 +538,7 @@ with BalancedGradients():
 torch.testing.assert_close(
     (gradient * tokens).sum(-1)[:, 1:], contrast, atol=1e-4, rtol=1e-4
 )
-# gradient rollout cannot: max(0, x) of a difference is not the difference of the max(0, x)
+# gradient rollout cannot: max(0, x - y) is not max(0, x) - max(0, y)
 assert (gradient_rollout(reader, some, fours) >= 0).all()
 
 # %% [markdown]

@@ -46,7 +46,6 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.models.positions import resample_positions, sincos_2d
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
@@ -98,17 +97,20 @@ _ = grid_of([*enlarged(range(5), 12), *enlarged(range(5, 10), 20)], across=5, si
 
 # %%
 SPEC = {
-    "image_size": 12, "patch_size": 4, "in_channels": 1, "width": 48, "depth": 3, "num_heads": 3,
+    "image_size": 12, "patch_size": 4, "in_channels": 1,
+    "width": 48, "depth": 3, "num_heads": 3,
     "mlp_width": 96, "stem": "linear",
 }  # fmt: skip
 IMAGES = {"flip": 0.0, "shift": 1, "crop_scale": 1.0, "fit": "squash"}
 PLAIN = {
-    "warmup_epochs": 2.0, "beta2": 0.95, "amp": "off", "attention_kernel": "plain", "device": "cpu",
-    "workers": 0, "log_examples": False, "log_histograms": False, "quiet": True,
+    "warmup_epochs": 2.0, "beta2": 0.95, "amp": "off", "attention_kernel": "plain",
+    "device": "cpu", "workers": 0, "log_examples": False, "log_histograms": False,
+    "quiet": True,
 }  # fmt: skip
 
 first = vitkit.train(
-    folder / "many", spec=SPEC, epochs=15, batch_size=64, lr=4e-3, output=str(folder / "first"),
+    folder / "many", spec=SPEC, epochs=15, batch_size=64, lr=4e-3,
+    output=str(folder / "first"),
     **IMAGES, **PLAIN,
 )  # fmt: skip
 before = vitkit.load(first.best)
@@ -148,7 +150,8 @@ with torch.inference_mode():
         .max()
     )
 print(
-    f"the model for 224 pixels resamples its positions itself: difference {difference:.0e}"
+    "the model for 224 pixels resamples its positions itself: "
+    f"difference {difference:.0e}"
 )
 
 # %% [markdown]
@@ -164,7 +167,7 @@ print(
 
 # %% mystnb={"figure": {"caption": "Similarity of one position embedding to all others, for the upper left corner and for the centre: on 3 x 3 positions after pre-training, and on 5 x 5 at the start of fine-tuning. The pattern of each position is spread over the finer grid."}}
 def similarity(table: torch.Tensor, side: int, row: int, column: int) -> torch.Tensor:
-    """Return the cosine similarity of all positions (side, side) to that at (row, column)."""
+    """Return the cosine similarity (side, side) of all positions to (row, column)."""
     rows = F.normalize(table[0, 1:].detach(), dim=1)
     return (rows @ rows[row * side + column]).unflatten(0, (side, side))
 
@@ -173,8 +176,10 @@ learned = before.model.pos_embed
 finer = resample_positions(learned, (3, 3), (5, 5))
 print(tuple(learned.shape), "->", tuple(finer.shape))
 views = {
-    "corner, 3 x 3": similarity(learned, 3, 0, 0), "corner, 5 x 5": similarity(finer, 5, 0, 0),
-    "middle, 3 x 3": similarity(learned, 3, 1, 1), "middle, 5 x 5": similarity(finer, 5, 2, 2),
+    "corner, 3 x 3": similarity(learned, 3, 0, 0),
+    "corner, 5 x 5": similarity(finer, 5, 0, 0),
+    "middle, 3 x 3": similarity(learned, 3, 1, 1),
+    "middle, 5 x 5": similarity(finer, 5, 2, 2),
 }  # fmt: skip
 _ = grid_of(list(views.values()), list(views), across=4, size=1.7)
 
@@ -230,7 +235,8 @@ figure, ax = plt.subplots(figsize=(5, 1.8))
 for height, (name, score) in enumerate(scores.items()):
     ax.plot([score["top1_low"], score["top1_high"]], [height] * 2, color="0.6")
     ax.plot(score["top1"], height, "o", color="C0")
-    print(f"{name:<27} {score['top1']:.1%} ({score['top1_low']:.1%} to {score['top1_high']:.1%})"
+    print(f"{name:<27} {score['top1']:.1%} "
+          f"({score['top1_low']:.1%} to {score['top1_high']:.1%})"
           f" of {score['images']:.0f}")  # fmt: skip
 ax.set(
     yticks=range(4), yticklabels=list(scores), ylim=(3.5, -0.5), xlabel="test accuracy"
@@ -309,7 +315,7 @@ _ = ax.legend(fontsize=8)
 # back.
 
 # %%
-print("formats:", ", ".join(sorted(vitkit.formats())))
+print_wrapped("formats: " + ", ".join(sorted(vitkit.formats())))
 try:
     vitkit.convert(first.best, folder / "google", to="google")
 except vitkit.VitkitError as error:
@@ -333,7 +339,7 @@ reports = {
 }
 for target, report in reports.items():
     files = ", ".join(file.name for file in report.files)
-    print(f"{target}: {report.kept} tensors kept; files {files}")
+    print_wrapped(f"{target}: {report.kept} tensors kept; files {files}")
     for kind in ("folded", "approximated", "lost", "notes"):
         for line in getattr(report, kind):
             print_wrapped(f"    {kind}: {line}")
@@ -361,9 +367,13 @@ ours = logits_of(before.model)
 for target in reports:
     back = vitkit.load(folder / target)
     theirs = logits_of(back.model)
-    print(f"{target:<12} read as {back.format:<12} logits differ by at most "
-          f"{(theirs - ours).abs().max():.1e}, predictions differ for "
-          f"{(theirs.argmax(1) != ours.argmax(1)).sum()} of {len(images)}")  # fmt: skip
+    difference, changed = (
+        (theirs - ours).abs().max(),
+        theirs.argmax(1) != ours.argmax(1),
+    )
+    print(f"{target:<11} read as {back.format:<11} "
+          f"logits differ by at most {difference:.0e}, predictions of {changed.sum()} in "
+          f"{len(images)}")  # fmt: skip
 
 # %% [markdown]
 # What does a `vitkit.ConversionReport` prove? `kept` tensors have the same bits. Then the written
@@ -418,7 +428,8 @@ wide = resample_positions(table, (14, 14), (7, 28))
 assert wide.shape == table.shape
 assert not torch.allclose(wide[:, 1:], table[:, 1:], atol=0.1)
 torch.testing.assert_close(wide[:, :1], table[:, :1])
-# position (3, 13) of 7 x 28 is in the centre: similar to (6, 6) or (7, 6), not to row 97 of 196
+# position (3, 13) of 7 x 28 is in the centre:
+# similar to (6, 6) or (7, 6), not to row 97 of 196
 middle = F.normalize(wide[0, 1 + 3 * 28 + 13], dim=0)
 nearest = (F.normalize(table[0, 1:], dim=1) @ middle).argmax().item()
 assert divmod(nearest, 14) in [(6, 6), (7, 6), (6, 7), (7, 7)]
@@ -456,9 +467,11 @@ truth = torch.from_numpy(labels[known])
 for count, model in ((3, three), (4, four)):
     correct = logits_of(model)[known].argmax(1) == truth
     print(
-        f"{count} heads: accuracy {correct.float().mean():.0%} on {len(truth)} digits of 0 to 4"
+        f"{count} heads: accuracy {correct.float().mean():.0%} "
+        f"on {len(truth)} digits of 0 to 4"
     )
-# 90 % looks like a badly trained model, not like a wrongly read one: only the logits show it
+# 90 % looks like a badly trained model, not like a wrongly read one:
+# only the logits show it
 
 # %% [markdown]
 # **4. Build.** Write `resample(table, old, new)`, which enlarges a position table by

@@ -49,7 +49,7 @@ import tempfile
 from statistics import mean
 
 import torch
-from drawing import count
+from drawing import count, print_wrapped
 from matplotlib import pyplot as plt
 from measured import RESULTS, with_spread
 from shifted_digits import fit, images, shifted
@@ -61,7 +61,6 @@ import vitkit
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # more threads do not speed up models as small as these
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## A teacher
@@ -83,8 +82,8 @@ teacher = nn.Sequential(
     *layer(1, 16, stride=1), *layer(16, 32, stride=2), *layer(32, 32, stride=2),
     nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
 )  # fmt: skip
-fit(lambda images, labels: F.cross_entropy(teacher(images), labels), teacher.parameters(), train,
-    steps=120, lr=1e-2, seed=0)  # fmt: skip
+fit(lambda images, labels: F.cross_entropy(teacher(images), labels),
+    teacher.parameters(), train, steps=120, lr=1e-2, seed=0)  # fmt: skip
 with torch.no_grad():
     teacher_logits = teacher.eval()(test[0])
 print(f"teacher: {count(teacher):,} parameters, {len(train[1]):,} training images, "
@@ -145,7 +144,8 @@ for temperature in (1, 2, 4, 8, 16):
 def student(seed: int, **fields: object) -> vitkit.ViT:
     torch.manual_seed(seed)
     return vitkit.ViT(vitkit.ViTSpec(
-        image_size=8, patch_size=4, in_channels=1, width=64, depth=1, num_heads=4, mlp_width=128,
+        image_size=8, patch_size=4, in_channels=1, width=64, depth=1,
+        num_heads=4, mlp_width=128,
         num_classes=10, **fields,
     ))  # fmt: skip
 
@@ -153,7 +153,8 @@ def student(seed: int, **fields: object) -> vitkit.ViT:
 plain, distilled = student(0), student(0, distillation_token=True)
 print(f"{count(plain):,} parameters, with token and second head {count(distilled):,}")
 print(
-    f"difference {count(distilled) - count(plain)} = 64 (token) + 64 (its position) + 65 * 10"
+    f"difference {count(distilled) - count(plain)} = "
+    "64 (token) + 64 (its position) + 65 * 10"
 )
 
 images, labels = test[0][:32], test[1][:32]
@@ -323,7 +324,8 @@ with torch.device("meta"):
     for token in (False, True):
         model = vitkit.create_model(
             "vit_base_patch16_224", image_size=256, patch_size=32, width=1024, depth=6,
-            num_heads=8, head_width=64, mlp_width=2048, num_classes=1000, stem="normed_linear",
+            num_heads=8, head_width=64, mlp_width=2048, num_classes=1000,
+            stem="normed_linear",
             qkv_bias=False, norm_eps=1e-5, distillation_token=token,
         )  # fmt: skip
         print(f"with token and head: {token!s:<6}{count(model):,}")
@@ -356,12 +358,15 @@ def teacher_of_this_page() -> nn.Module:
 with tempfile.TemporaryDirectory() as folder:
     result = vitkit.train(
         "digits", recipe="digits", teacher=teacher_of_this_page, distill="hard",
-        distill_alpha=0.5, distill_views=2, max_steps=10, output=f"{folder}/distilled", quiet=True,
+        distill_alpha=0.5, distill_views=2, max_steps=10, output=f"{folder}/distilled",
+        quiet=True,
         spec={"class_token": True, "pooling": "cls", "distillation_token": True},
     )  # fmt: skip
     log = (result.run / "train.log").read_text().splitlines()
     weights = vitkit.load(result.best).model.state_dict()
-print(*(line[20:] for line in log if "teacher" in line[:35]), sep="\n")
+for line in log:
+    if "teacher" in line[:35]:
+        print_wrapped(line[20:])
 print("in the checkpoint:", [name for name in weights if "dist" in name])
 
 # %% [markdown]
@@ -375,7 +380,7 @@ print("in the checkpoint:", [name for name in weights if "dist" in name])
 # %%
 results = json.loads((RESULTS / "distillation.json").read_text())
 print(f"{results['command']}\n{results['processor']}, {results['date']}")
-print("student     ", *results["student"], *results["flags"])
+print_wrapped("student      " + " ".join(results["student"] + results["flags"]))
 print("distillation", *results["settings"])
 print(f"teacher     {results['teacher']:.2%}")
 for kind, name in (("alone", "alone"), ("taught", "distilled")):
@@ -383,7 +388,8 @@ for kind, name in (("alone", "alone"), ("taught", "distilled")):
 gain = results["taught"]["mean"] - results["alone"]["mean"]
 spread = max(results[kind]["range"] for kind in ("alone", "taught"))
 print(
-    f"distilled minus alone: {100 * gain:+.2f} points; range of the seeds {100 * spread:.2f}"
+    f"distilled minus alone: {100 * gain:+.2f} points; "
+    f"range of the seeds {100 * spread:.2f}"
 )
 print(f"time ratio {results['time_ratio']:.2f}, without the time of the teacher "
       f"{results['time_ratio_kept']:.2f}")  # fmt: skip

@@ -114,7 +114,6 @@ from vitkit.models.positions import sincos_1d
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # more threads do not speed up matrices as small as these
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## Shapes and sizes
@@ -159,7 +158,7 @@ NAMES = {
 
 
 def torch_names(ours: vitkit.Transformer) -> dict[str, Tensor]:
-    """Rename vitkit's weights to torch's names; torch keeps q, k and v in one matrix."""
+    """Return the weights under torch's names, with q, k and v in one matrix."""
     state = ours.state_dict()
     for name in [name for name in state if ".cross_attn.q." in name]:
         joined = torch.cat([state.pop(name), state.pop(name.replace(".q.", ".kv."))])
@@ -261,7 +260,8 @@ def small(seed: int = 0, **settings: bool) -> vitkit.Transformer:
     torch.manual_seed(seed)
     ids = len(LETTERS) + 3
     return vitkit.Transformer(
-        width=32, num_heads=1, encoder_depth=1, decoder_depth=1, mlp_width=64, dropout=0.0,
+        width=32, num_heads=1, encoder_depth=1, decoder_depth=1,
+        mlp_width=64, dropout=0.0,
         source_vocabulary=ids, target_vocabulary=ids, **settings,
     )  # fmt: skip
 
@@ -275,7 +275,7 @@ def loss_of(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def shifted(target: Tensor) -> Tensor:
-    """Return the decoder's input: the target one position later, after a start token."""
+    """Return the decoder's input: the target, shifted by one, after a start token."""
     return F.pad(target[:, :-1], (1, 0), value=START)
 
 
@@ -484,8 +484,8 @@ with torch.no_grad():
     torch.testing.assert_close(*outputs, rtol=0, atol=1e-4)
     outputs = [model(source, inputs) for source in (word, word[:, order])]
 assert (outputs[0] - outputs[1]).abs().max() > 1e-3, "with positions the order matters"
-# Without positions every order of the letters gives the same output. The sorted word is the same
-# for every order, the reversed word is not: only sorting can be learned.
+# Without positions every order of the letters gives the same output. The sorted word is
+# the same for every order, the reversed word is not: only sorting can be learned.
 
 # %% [markdown]
 # **3. Build.** In `torch.nn.Transformer`, True in a mask means *not* allowed. Write a function that makes

@@ -63,7 +63,6 @@ import vitkit
 from vitkit.models.positions import resample_positions
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 
 def zeros(tensor: torch.Tensor) -> str:
@@ -98,7 +97,8 @@ noise = torch.randn(196, 768)
 starts = {"ones": torch.ones(196, 768), "N(0, 1)": noise, "N(0, 0.02)": 0.02 * noise}
 for name, positions in starts.items():
     variance = positions.var(dim=0).mean()
-    print(f"{name:<10} positions 0 and 1 differ by {(positions[0] - positions[1]).norm():5.2f};",
+    print(f"{name:<10} positions 0 and 1 differ by "
+          f"{(positions[0] - positions[1]).norm():5.2f};",
           f"share of the variance {variance / (variance + content):5.1%}")  # fmt: skip
 
 # %% [markdown]
@@ -235,7 +235,8 @@ for name in ("zeros", "N(0, 0.02)"):
         nn.init.zeros_(model.pos_embed)
     with torch.no_grad():
         print(
-            f"{name}: features change by {(model(image) - model(shifted)).abs().max():.0e}"
+            f"{name}: features change by "
+            f"{(model(image) - model(shifted)).abs().max():.0e}"
         )
 
 # %% [markdown]
@@ -252,7 +253,7 @@ for width in widths:
         tried += 1
         if int(width * (mlp / width)) != mlp:
             wrong.append((width, mlp))
-print(f"{len(wrong)} of {tried:,} pairs are wrong, the first: {wrong[:4]}")
+print(f"{len(wrong)} of {tried:,} pairs are wrong, the first: {wrong[:3]}")
 assert int(1408 * (15360 / 1408)) == 15359
 
 # %% [markdown]
@@ -329,7 +330,8 @@ print(
 )
 print("resampled", [round(number, 1) for number in resampled[10].tolist()])
 print(
-    f"mean distance from the right position: {(cut - resampled).norm(dim=-1).mean():.1f} patches"
+    "mean distance from the right position: "
+    f"{(cut - resampled).norm(dim=-1).mean():.1f} patches"
 )
 
 # %% mystnb={"figure": {"caption": "The positions in the 14 x 14 grid of the table that the 100 patches of the smaller image get; one colour for each row of the image. Cut off, they fill the upper half, and most rows begin in the middle of a grid row and continue in the next one. Resampled, they cover the grid evenly, row below row."}}
@@ -381,7 +383,8 @@ scores = torch.randn(500, 64) @ torch.randn(196, 64).T
 for name, logits in (("divided", scores / 64**0.5), ("not divided", scores)):
     weights = logits.softmax(-1)
     print(f"{name}: the largest of 196 weights is {weights.amax(-1).mean():.2f},",
-          f"the derivative of the softmax {(weights * (1 - weights)).sum(-1).mean():.2f}")  # fmt: skip
+          "the derivative of the softmax "
+          f"{(weights * (1 - weights)).sum(-1).mean():.2f}")  # fmt: skip
 
 # %% [markdown]
 # ### One rate for two dropouts

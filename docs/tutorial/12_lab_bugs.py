@@ -72,7 +72,6 @@ from vitkit.models.embedding import patchify
 from vitkit.models.positions import sincos_1d
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## The original Transformer
@@ -91,7 +90,8 @@ mistaken = torch.stack([angles.sin(), angles.cos()], dim=2).flatten(1)
 tables = {"dim // dim_model": mistaken, "sincos_1d": sincos_1d(196, 128)}
 for name, table in tables.items():
     print(f"{name}: {len(table.T.unique(dim=0))} different columns of 128;",
-          f"positions 0 and 44 differ by at most {(table[0] - table[44]).abs().max():.3f}")  # fmt: skip
+          "positions 0 and 44 differ by at most "
+          f"{(table[0] - table[44]).abs().max():.3f}")  # fmt: skip
 print_error(lambda: torch.zeros(196, 128, device="meta") + mistaken)
 
 # %% mystnb={"figure": {"caption": "Similarity of position 0 to the following positions. With the correct formula, the similarity falls and stays well below that of a position to itself. With the mistaken exponent it is a cosine, and position 44 is not distinguishable from position 0."}}
@@ -136,7 +136,8 @@ with torch.no_grad():
     unmasked = (theirs(padded, target) - theirs(source, target)).abs().max()
     masked = (ours(padded, target, source_mask=real) - ours(source, target)).abs().max()
 print(
-    f"three padding tokens change the outputs: no mask {unmasked:.0e}, vitkit {masked:.0e}"
+    "three padding tokens change the outputs: "
+    f"no mask {unmasked:.0e}, vitkit {masked:.0e}"
 )
 
 # %% [markdown]
@@ -150,7 +151,8 @@ for vocabulary in (10, 512):
     perfect = F.one_hot(torch.arange(vocabulary), vocabulary).float()
     floor = F.cross_entropy(perfect, torch.arange(vocabulary))
     print(
-        f"{vocabulary} words: perfect {floor:.3f}, uniform guessing {math.log(vocabulary):.3f}"
+        f"{vocabulary} words: perfect {floor:.3f}, "
+        f"uniform guessing {math.log(vocabulary):.3f}"
     )
 
 # %% [markdown]
@@ -369,7 +371,8 @@ block, head = vitkit.EncoderBlock(20, 2, 20).eval(), nn.Linear(20, 10)
 for name, norm in (("no norm", nn.Identity()), ("norm", nn.LayerNorm(20))):
     sizes = [head(norm(block(scale * z)))[:, 0].norm() for scale in (1, 10)]
     print(
-        f"{name}: size of the logits {sizes[0]:.2f}, for ten times larger tokens {sizes[1]:.2f}"
+        f"{name}: size of the logits {sizes[0]:.2f}, "
+        f"for ten times larger tokens {sizes[1]:.2f}"
     )
 
 # %% [markdown]
@@ -428,7 +431,8 @@ print("activations are stored:", first.requires_grad)
 with torch.inference_mode():
     first, second = model.eval()(images), model(images)
 print(
-    f"eval() and inference_mode(): {(first - second).abs().max():.2f}, {first.requires_grad}"
+    f"eval() and inference_mode(): {(first - second).abs().max():.2f}, "
+    f"{first.requires_grad}"
 )
 
 # %% [markdown]
@@ -459,12 +463,14 @@ for n in range(196):
 middle = time.perf_counter()
 table = sincos_1d(196, 128)
 print(
-    f"the loop takes {(middle - start) / (time.perf_counter() - middle):.0f} times as long"
+    f"the loop takes {(middle - start) / (time.perf_counter() - middle):.0f} "
+    "times as long"
 )
 for name, values in (("mistaken", looped), ("sincos_1d", table)):
     radius = values[:, 0::2] ** 2 + values[:, 1::2] ** 2
     print(
-        f"{name}: sine squared plus cosine squared {radius.min():.2f} to {radius.max():.2f}"
+        f"{name}: sine squared plus cosine squared "
+        f"{radius.min():.2f} to {radius.max():.2f}"
     )
 changes = (table[1:, 0::2] * table[:-1, 0::2] < 0).sum(0)
 print(f"sign changes: {changes[0]} in the first sine, {changes[-1]} in the last")
@@ -494,7 +500,8 @@ def together() -> torch.Tensor:
 
 torch.testing.assert_close(one_by_one(), together())
 print(
-    f"the loop takes {milliseconds(one_by_one) / milliseconds(together):.0f} times as long"
+    f"the loop takes {milliseconds(one_by_one) / milliseconds(together):.0f} "
+    "times as long"
 )
 
 # %% [markdown]
@@ -548,7 +555,8 @@ print(
 
 # %%
 spec = vitkit.ViTSpec(
-    image_size=8, patch_size=4, width=16, depth=1, num_heads=2, mlp_width=16, num_classes=3,
+    image_size=8, patch_size=4, width=16, depth=1, num_heads=2,
+    mlp_width=16, num_classes=3,
     distillation_token=True,
 )  # fmt: skip
 student, images, labels = (

@@ -51,7 +51,6 @@ torch.manual_seed(0)
 log = logging.getLogger("vitkit")
 level = log.level
 log.setLevel(logging.ERROR)  # a warning that is shown below would be printed twice
-plt.rcParams["figure.dpi"] = 80
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
@@ -211,7 +210,7 @@ _ = with_titles(rows, titles, size=2.2)
 # %% [markdown]
 # Attention and rollout are maps of this model, too, and they look convincing. But by the score they
 # do not say which patches this answer depends on. So the method counts, and
-# [`vitkit.truth_report`](../guides/explain_model.md) measures it on many images.
+# [the guide to explanations](../guides/explain.md) shows how `vitkit.truth_report` measures it on many images.
 #
 # The same for a wrong answer: why is the astronaut a truck? Such a map shows which part of the
 # image was misread. It does not make the answer right.

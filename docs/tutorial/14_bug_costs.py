@@ -44,7 +44,6 @@ from torch.nn import functional as F
 import vitkit
 
 torch.manual_seed(0)
-plt.rcParams["figure.dpi"] = 80
 
 # %% [markdown]
 # ## One model, one switch for each bug
@@ -279,7 +278,8 @@ follow = {row["variant"]: row for row in measured("bugs-positions")["variants"]}
 for name in FOLLOW_UPS:
     if name != "sines":
         before, after = costs[name.removesuffix("_sines")], costs_of(name, follow)
-        print(f"{name.removesuffix('_sines'):<14} learned positions {mean(before):+.1f}, "
+        print(f"{name.removesuffix('_sines'):<14} "
+              f"learned positions {mean(before):+.1f}, "
               f"fixed sines {mean(after):+.1f} points")  # fmt: skip
 
 # %% [markdown]
@@ -328,12 +328,14 @@ display(Table(
 softmax_of_softmax = F.cross_entropy(torch.eye(10), torch.arange(10)).item()
 formula = math.log(math.e + 9) - 1
 print(
-    f"lowest loss of probabilities: {softmax_of_softmax:.4f}, ln(e + 9) - 1 = {formula:.4f}"
+    f"lowest loss of probabilities: {softmax_of_softmax:.4f}, "
+    f"ln(e + 9) - 1 = {formula:.4f}"
 )
 for part, printed, batches in (("training", 364.58, 3750), ("test", 60.45, 625)):
     loss = printed * 16 / batches
     print(
-        f"{part:<9}{printed} x 16 / {batches} = {loss:.4f}, above it {loss - formula:.4f}"
+        f"{part:<9}{printed} x 16 / {batches} = {loss:.4f}, "
+        f"above it {loss - formula:.4f}"
     )
 print(f"test errors that the notebook printed: {1 - 0.9145:.4f}")
 
@@ -350,7 +352,8 @@ print(f"test errors that the notebook printed: {1 - 0.9145:.4f}")
 notebook = json.loads((RESULTS / "mnist-notebook.json").read_text())
 for run in notebook["runs"]:
     last = run["epochs"][-1]
-    print(f"seed {run['seed']}: training loss {16 * last['train_loss']:.4f}, above the floor "
+    print(f"seed {run['seed']}: training loss {16 * last['train_loss']:.4f}, "
+          "above the floor "
           f"{16 * last['train_loss'] - formula:.4f}; "
           f"validation errors {1 - last['val_top1']:.4f}")  # fmt: skip
 

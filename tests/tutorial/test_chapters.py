@@ -251,15 +251,20 @@ def is_of_the_tutorial(module: types.ModuleType) -> bool:
     return Path(getattr(module, "__file__", None) or "/").parent == TUTORIAL
 
 
-WRITTEN = 100
-"""Characters of a line of code that a page shows without scrolling."""
+COLUMNS = 88
+"""Characters of a line of code, or of a printed line, that a page shows without scrolling."""
 
 
 def run(path: Path) -> str:
-    """What a chapter prints, every run of white space one blank."""
+    """What a chapter prints."""
     with as_it_was(), contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(str(path), run_name="__main__")
-    return " ".join(printed.getvalue().split())
+    return printed.getvalue()
+
+
+def in_one_line(text: str) -> str:
+    """The text with every run of white space as one blank."""
+    return " ".join(text.split())
 
 
 RUN = [pytest.param(path, id=path.stem) for path in CHAPTERS]
@@ -272,14 +277,18 @@ def printed(request: pytest.FixtureRequest) -> tuple[str, str]:
 
 
 def test_a_chapter_runs_and_prints_the_notebooks_numbers(printed):
-    name, text = printed
+    name, text = printed[0], in_one_line(printed[1])
     assert text
     assert [number for number in NUMBERS.get(name[:2], []) if number not in text] == []
 
 
+def test_no_printed_line_is_wider_than_the_page(printed):
+    assert [line for line in printed[1].splitlines() if len(line) > COLUMNS] == []
+
+
 def test_a_long_number_belongs_to_one_chapter(printed):
     """The lists of bugs, which are in no table, may come back to what the chapters say."""
-    name, text = printed
+    name, text = printed[0], in_one_line(printed[1])
     mine = NUMBERS.get(name[:2])
     listed = {number for numbers in NUMBERS.values() if numbers is not mine for number in numbers}
     long = {number for number in listed if re.fullmatch(r"\d+(,\d{3}){2,}", number)}
@@ -308,7 +317,7 @@ def test_no_line_of_code_is_wider_than_the_page(path):
     for cell in cells_of(path):
         lines = [] if cell.markdown else cell.source.splitlines()
         shown = [line.partition("  # fmt: skip")[0] for line in lines]
-        assert [line for line in shown if len(line) > WRITTEN] == []
+        assert [line for line in shown if len(line) > COLUMNS] == []
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)

@@ -94,9 +94,11 @@ def element(name: str, address: Callable[[str, str], str] | None, style: str = "
         body = re.sub(r"<a href=[^>]*>|</a>", "", drawing.body)
     else:
         body = LINK.sub(lambda found: address(found[1], found[2]), drawing.body)
+    reached = "<a href" in body or "tabindex" in body  # the parts of an img are not
+    role = "group" if reached else "img"
     names = f'aria-labelledby="{name}-title {name}-description"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" role="img" {names} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="drawing" role="{role}" {names} '
         f'viewBox="0 0 {WIDTH} {drawing.height}">'
         f'<title id="{name}-title">{drawing.title}</title>'
         f'<desc id="{name}-description">{drawing.description}</desc>'

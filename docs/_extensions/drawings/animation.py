@@ -47,6 +47,8 @@ def animation() -> Drawing:
     rules.append(f".tokens {{ animation: tokens-appear {SECONDS}s linear infinite; }}")
     rules.append(f".first {{ animation: class-appears {SECONDS}s linear infinite; }}")
     # Without motion the moving parts are gone and every step stands at its place.
+    # A reader can stop the motion: with the pointer, or with the keyboard (WCAG 2.2, 2.2.2).
+    rules.append(".animation:is(:hover, :focus) g { animation-play-state: paused; }")
     still = [".moving-0, .moving-1, .moving-2, .moving-3 { display: none; }"]
     moves = (
         "@media (prefers-reduced-motion: no-preference) { .steps { display: none; } "
@@ -58,7 +60,9 @@ def animation() -> Drawing:
     steps += "".join(patch(n, *IN_ROW[n], 13) for n in range(4))
     made = "".join(token(x + 18, 262, "patch") for x, _ in IN_ROW)
     body = (
-        f"<style>{moves} {rests}</style>"
+        f"<style>.whole {{ fill: none; pointer-events: all; }} {moves} {rests}</style>"
+        + '<g class="animation" tabindex="0" role="img" aria-label="Focus stops the motion">'
+        + '<rect x="0" y="0" width="400" height="334" class="whole"/>'
         + grid(40, 30, 8, 8, 13, pixel) + '<rect x="40" y="30" width="104" height="104" class="edge"/>'
         + f'<g class="steps">{steps}</g>' + moving
         + note(92, 152, "1. the image") + note(268, 166, "2. its patches")
@@ -66,6 +70,7 @@ def animation() -> Drawing:
         + f'<g class="tokens">{made}</g>'
         + f'<g class="first">{token(38, 262, "class")}</g>'
         + note(46, 322, "class") + note(236, 322, "4. times E: tokens, each with its position")
+        + "</g>"
     )  # fmt: skip
     return Drawing(
         "From the image to the tokens, moving",

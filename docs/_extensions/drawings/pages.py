@@ -182,7 +182,7 @@ def patches() -> Drawing:
     cut = "".join(patch(n, 190 + 62 * (n % 2), 14 + 62 * (n // 2), 13) for n in range(4))
     row = grid(20, 176, 1, 16, 15, lambda _, column: pixel(column // 4, 4 + column % 4))
     body = (
-        link("01_patches#cutting", image + arrow((134, 72), (180, 72)) + cut)
+        link("01_patches#cutting", image + arrow((134, 72), (180, 72)) + cut, "Cutting")
         + note(72, 142, "8 x 8 pixels") + note(247, 148, "4 patches of 4 x 4")
         + line((310, 40), (350, 40), (350, 183)) + arrow((350, 183), (350, 184), (270, 184))
         + row + '<rect x="20" y="176" width="240" height="15" class="edge"/>'

@@ -111,9 +111,16 @@ def plus(x: float, y: float) -> str:
     )
 
 
-def link(target: str, body: str) -> str:
-    """Return elements that lead to a page of the tutorial, such as `01_patches#cutting`."""
-    return f'<a href="{{link:{target}}}">{body}</a>'
+def link(target: str, body: str, name: str = "") -> str:
+    """Return elements that lead to a page of the tutorial, such as `01_patches#cutting`.
+
+    Args:
+        target: a page and a heading.
+        body: the elements.
+        name: what the link says to a screen reader, where the elements have no words.
+    """
+    named = f' aria-label="{name}"' if name else ""
+    return f'<a href="{{link:{target}}}"{named}>{body}</a>'
 
 
 def grid(

@@ -171,15 +171,15 @@ class MultiHeadAttention(nn.Module):
 
 
 class MultiHeadSelfAttention(MultiHeadAttention):
-    """MSA: k heads attend to the whole sequence side by side, then one matrix mixes them.
+    """MSA: k heads attend to the whole sequence, then one matrix mixes what they return.
 
-    (B, T, D) -> (B, T, D). Keys as in timm: `qkv` (query, key, value, each head-major), `q_norm`,
-    `k_norm` and `proj`.
+    (B, T, D) -> (B, T, D). Keys as in timm: `qkv` (query, key, value, each head-major),
+    `q_norm`, `k_norm` and `proj`.
 
     Args:
         width: D.
         num_heads: k.
-        qkv_bias: whether the fused projection has a bias; `"no_key"`: for query and value only.
+        qkv_bias: whether `qkv` has a bias; `"no_key"`: for query and value only.
         qk_norm: whether queries and keys are normed in each head.
         norm: `layer` or `rms`, for `qk_norm`.
         norm_eps: that norm's epsilon.
@@ -215,7 +215,7 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         """Return MSA(z), Eq. 8 of the paper's appendix."""
         q, k, v = self.heads(tokens, context.rotation)
         attend = context.attend or self.attend
-        return self.mix(attend(q, k, v, context.mask, self.dropout))  # Eq. 6 and 7 in each head
+        return self.mix(attend(q, k, v, context.mask, self.dropout))  # Eq. 6 and 7
 
     def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
         """Return queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""

@@ -33,10 +33,10 @@ def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N 
 
 
 class PatchEmbedding(nn.Module):
-    """x_p E: cut an image into P x P patches and map each to D numbers, by one convolution.
+    """x_p E: cut an image into P x P patches, and map each to D numbers: a convolution.
 
-    (B, C, H, W) -> (B, N, D) with N = (H / P) * (W / P), patches row by row. E is stored as the
-    convolution's kernel (D, C, P, P), timm's `patch_embed.proj`.
+    (B, C, H, W) -> (B, N, D) with N = (H / P) * (W / P), patches row by row. E is stored
+    as the convolution's kernel (D, C, P, P), timm's `patch_embed.proj`.
 
     Args:
         in_channels: C.
@@ -45,7 +45,7 @@ class PatchEmbedding(nn.Module):
         bias: whether the projection has a bias.
 
     Raises:
-        ShapeError: at call time, another number of channels or a size that P does not divide.
+        ShapeError: other channels, or a size that P does not divide, at call time.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class PatchEmbedding(nn.Module):
 
     def grid(self, images: Images) -> Grid:
         """Return (gh, gw), the numbers of patches down and across."""
-        if images.ndim == 3:
-            raise ShapeError(
-                f"images have the shape {tuple(images.shape)}; expected (B, C, H, W); for a single "
-                "image pass images[None]"
-            )
         if images.ndim != 4 or not images.is_floating_point():
-            raise ShapeError(f"{tuple(images.shape)} {images.dtype}: expected floats (B, C, H, W)")
+            hint = "; for a single image pass images[None]" if images.ndim == 3 else ""
+            raise ShapeError(
+                f"images are {images.dtype} of the shape {tuple(images.shape)}; "
+                f"expected floats (B, C, H, W){hint}"
+            )
         _, channels, height, width = images.shape
         rows, columns = self.patch_size
         if channels != self.in_channels or height % rows or width % columns or not height * width:
             raise ShapeError(
-                f"images are {channels} x {height} x {width} (C x H x W); expected "
-                f"{self.in_channels} channels and sides divisible by the patch, {rows} x {columns}"
+                f"images are {channels} x {height} x {width} (C x H x W); "
+                f"expected {self.in_channels} channels and sides divisible by the patch, "
+                f"{rows} x {columns}"
             )
         return height // rows, width // columns
 
@@ -212,10 +212,10 @@ class Embedding(nn.Module):
         prefix: Float[Tensor, "1 R D"],
         pos_embed: Float[Tensor, "1 T0 D"] | None,
     ) -> Tokens:
-        """Return [x_class; x_p E] + E_pos; a table without rows for the prefix adds 0 to it."""
+        """Return [x_class; x_p E] + E_pos; no rows for the prefix add 0 to it."""
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
         table = self.positions(pos_embed, grid, tokens)
-        missing = tokens.shape[1] - table.shape[1]  # R, or 0 where the table covers the prefix
+        missing = tokens.shape[1] - table.shape[1]  # R, or 0 if the table has them
         return self.pos_drop(tokens + F.pad(table, (0, 0, missing, 0)))
 
 

@@ -26,10 +26,10 @@ class EncoderBlock(nn.Module):
         width: D.
         num_heads: k.
         mlp_width: M.
-        **others: as the fields of `ViTSpec` of these names; `drop_path` is this block's own rate.
+        **others: fields of `ViTSpec`; `drop_path` is this block's own rate.
 
     Raises:
-        SpecError: num_heads does not divide width, or an unknown activation, norm or kind of MLP.
+        SpecError: num_heads does not divide width; unknown activation, norm or MLP.
     """
 
     def __init__(

@@ -119,14 +119,14 @@ class ViT(Backbone, Pretrained):
         return self.forward_head(self.forward_features(images, record), record)
 
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
-        """Return all tokens after the last norm, by kind; arguments and errors as `forward`."""
+        """Return all tokens after the last norm, by kind; takes what `forward` takes."""
         tokens, context, grid = self.embed(images)
         for block in block_calls(self.blocks, record, self.run_block):
             tokens = block(tokens, context)  # Eq. 2 and 3
         return Features.split(self.norm(tokens), grid, self.spec)
 
     def embed(self, images: Images) -> Embedded:
-        """Return z_0 (B, T, D) of Eq. 1, with what every block gets beside it, and the grid."""
+        """Return z_0 (B, T, D) of Eq. 1, the context of the blocks, and the grid."""
         grid = self.patch_embed.grid(images)
         patches = self.patch_embed(images)  # B N D
         tokens = self.embedding(patches, grid, self.prefix_tokens(patches), self.pos_embed)

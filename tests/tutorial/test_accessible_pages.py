@@ -1,0 +1,171 @@
+"""Pages of the site for a keyboard, a screen reader and weak eyes; tables that filter and sort."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from reporting.browser import IS_INSTALLED, Browser
+from reporting.page_checks import RATIOS
+from tutorial.digit_pages import CONFIGURATION, DOCS
+
+pytestmark = [
+    pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
+    pytest.mark.allow_hosts(["127.0.0.1"]),
+]
+COPIED = ("models", "weights", "formats", "guides/names")
+CODE = """# Code
+
+A long signature, code in two languages, a drawing and an animation.
+
+```{eval-rst}
+.. autofunction:: vitkit.create_model
+```
+
+## In Python
+
+```python
+@decorated(1.5)  # a comment
+class Model(nn.Module):
+    '''Docstring.'''
+    def forward(self, x: int = 3) -> str: return f"{x:>9} of {'a long line':<60}" + str(None is x)
+```
+
+```console
+$ vitkit train digits --epochs 3   # a comment
+```
+
+```{drawing} patches
+A drawing.
+```
+
+```{drawing} animation
+An animation.
+```
+"""
+FAULTS = """
+const found = [];
+const say = (what, element) => found.push(`${what}: ${element.outerHTML.slice(0, 90)}`);
+let before = 0;
+for (const heading of document.querySelectorAll("article :is(h1, h2, h3, h4, h5, h6)")) {
+  const level = Number(heading.tagName[1]);
+  if (level > before + 1) say("a level is left out", heading);
+  before = level;
+}
+for (const one of document.querySelectorAll("[role=heading]:not([aria-level])"))
+  say("no level", one);
+for (const one of document.querySelectorAll("article dl"))
+  if (one.firstElementChild?.tagName !== "DT") say("no term", one);
+for (const one of document.querySelectorAll("article img"))
+  if (!one.alt) say("no text", one);
+for (const one of document.querySelectorAll("article svg:not(a svg, button svg)")) {
+  const names = (one.getAttribute("aria-labelledby") ?? "").split(" ");
+  const text = names.map((name) => document.getElementById(name)?.textContent ?? "").join("");
+  if (!one.ariaLabel && !text) say("no text", one);
+  if (one.getAttribute("role") === "img" && one.querySelector("a")) say("hidden links", one);
+}
+for (const one of document.querySelectorAll("article :is(a[href], button)"))
+  if (!one.ariaLabel && !one.textContent.trim() && !one.title) say("no name", one);
+for (const one of document.querySelectorAll("article *")) {
+  const scrolls = /auto|scroll/.test(getComputedStyle(one).overflowX);
+  if (scrolls && one.scrollWidth > one.clientWidth && one.tabIndex !== 0) say("no focus", one);
+}
+return found;
+"""
+ROWS = """
+return [...document.querySelectorAll("article tbody tr")].filter((row) => !row.hidden)
+  .map((row) => row.textContent.replace(/\\s+/g, " ").trim());
+"""
+FILTER = """
+const box = document.querySelector(".filter-rows input");
+box.value = WORDS;
+box.dispatchEvent(new Event("input"));
+return document.querySelector(".filter-rows output").textContent;
+"""
+SORT = """
+const table = document.querySelector("article table");
+const headings = [...table.tHead.rows[0].cells];
+const column = headings.findIndex((cell) => cell.textContent.trim().startsWith(NAME));
+headings[column].querySelector("button").click();
+const cells = [...table.tBodies[0].rows].map((row) => row.cells[column].textContent.trim());
+return [headings[column].getAttribute("aria-sort"), cells];
+"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    source, out = folder / "docs", folder / "out"
+    shutil.copytree(DOCS / "_static", source / "_static")
+    for name in COPIED:
+        page = source / f"{name}.md"
+        page.parent.mkdir(exist_ok=True)
+        shutil.copy(DOCS / f"{name}.md", page)
+    (source / "code.md").write_text(CODE, encoding="utf-8")
+    names = "\n".join((*COPIED, "code"))
+    (source / "index.md").write_text(
+        f"# Site\n\n```{{toctree}}\n:caption: Pages\n\n{names}\n```\n", encoding="utf-8"
+    )
+    (source / "conf.py").write_text(
+        CONFIGURATION
+        + 'extensions += ["accessible", "drawings", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]\n'
+        'html_js_files.append(("scrolling.js", {"defer": "defer"}))\n'
+        "python_maximum_signature_line_length = 80\nmyst_heading_anchors = 3\n",
+        encoding="utf-8",
+    )
+    # pages that are not copied are linked, so warnings are no errors here
+    command = [sys.executable, "-m", "sphinx", "-Q", "-b", "html", str(source), str(out)]
+    subprocess.run(command, check=True)
+    return out
+
+
+@pytest.mark.parametrize("page", [*COPIED, "code"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_page_can_be_read_aloud_and_reached_by_keyboard(browser: Browser, site, page, width):
+    for scheme in ("light", "dark"):
+        browser.show(width, scheme)
+        browser.open(site / f"{page}.html")
+        assert browser.run(FAULTS) == []
+        lowest, texts = browser.run(RATIOS)
+        assert texts > 20
+        assert lowest >= 4.5
+
+
+def test_the_parameters_of_a_long_signature_stand_in_lines(browser: Browser, site):
+    browser.show(1280)
+    browser.open(site / "code.html")
+    tops = browser.run(
+        "return [...document.querySelectorAll('.sig-line')].map(e => e.getBoundingClientRect().top)"
+    )
+    assert len(tops) > 4
+    assert tops == sorted(set(tops))
+
+
+@pytest.mark.parametrize("page", ["models", "weights"])
+def test_rows_can_be_filtered_and_stand_without_javascript(browser: Browser, site, page):
+    browser.show(1280)
+    browser.open(site / f"{page}.html")
+    rows = browser.run(ROWS)
+    written = (site / f"{page}.html").read_text(encoding="utf-8")
+    assert len(rows) == len(re.findall("<tr", written)) - len(re.findall("<thead>", written))
+    wanted = [row for row in rows if "base" in row.lower() and "16" in row]
+    assert 0 < len(wanted) < len(rows)
+    assert browser.run(FILTER.replace("WORDS", '"BASE 16"')) == f"{len(wanted)} rows"
+    assert browser.run(ROWS) == wanted
+    assert browser.run(FILTER.replace("WORDS", '""')) == ""
+    assert browser.run(ROWS) == rows
+
+
+def test_models_are_sorted_by_number(browser: Browser, site):
+    browser.show(1280)
+    browser.open(site / "models.html")
+    for direction in ("ascending", "descending"):
+        state, cells = browser.run(SORT.replace("NAME", '"parameters"'))
+        numbers = [float(cell.replace(",", "").split()[0]) for cell in cells]
+        assert state == direction
+        assert numbers == sorted(numbers, reverse=direction == "descending")
+        assert len(set(numbers)) > 2
