@@ -75,7 +75,7 @@ soak: .venv/.develop
 # More processes than cores: a process takes several pages in a row, and some chapters take long.
 docs: .venv/.docs
 	rm -rf build/docs
-	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -j 8 -d build/doctrees -b html docs build/docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -E -W --keep-going -q -j 16 -d build/doctrees -b html docs build/docs
 	$(BIN)/python scripts/check_site.py build/docs
 
 # Datasets are read from DATA_ROOT, or downloaded if it is not given.

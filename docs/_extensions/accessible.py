@@ -28,9 +28,9 @@ def named(body: str) -> str:
     return body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
 
 
-def levelled(navigation: str) -> str:
-    """Give the captions of the sidebar a level; a heading without one has no place."""
-    return navigation.replace('role="heading"', 'role="heading" aria-level="2"')
+def levelled(part: str) -> str:
+    """Give the captions of lists of pages a level; a heading without one has no place."""
+    return part.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
 def mend(
@@ -38,7 +38,7 @@ def mend(
 ) -> None:
     """Mend the parts of a page before they are put together."""
     if isinstance(body := context.get("body"), str):
-        context["body"] = signatures_in_lines(named(body))
+        context["body"] = signatures_in_lines(named(levelled(body)))
     if isinstance(navigation := context.get("furo_navigation_tree"), str):
         context["furo_navigation_tree"] = levelled(navigation)
 

@@ -68,7 +68,7 @@ def document() -> str:
         "- *no*: the format cannot hold the model.", "",
         "Numbers refer to the list below the table, which names the change or the reason.",
         "`scripts/formats_table.py` writes this page, and a test checks it.",
-        "", f"| | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}",
+        "", f"| model | {' | '.join(heads)} |", f"| --- |{' --- |' * len(heads)}",
     ]  # fmt: skip
     reasons: list[str] = []
     for kind, name in KINDS.items():
