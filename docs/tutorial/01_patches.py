@@ -65,7 +65,7 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.models.embedding import patchify
 from vitkit.models.positions import sincos_1d, sincos_2d
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## Cutting

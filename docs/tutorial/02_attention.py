@@ -52,7 +52,7 @@ from torch import nn
 import vitkit
 from vitkit.models.embedding import patchify
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## A weighted mean: attention pooling

@@ -43,7 +43,7 @@ from torch import nn
 import vitkit
 from vitkit.data.sources.open import open_dataset
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## LayerNorm

@@ -43,7 +43,7 @@ import vitkit
 from vitkit.data.sources.open import open_dataset
 from vitkit.models.positions import resample_positions
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## The forward pass, step by step

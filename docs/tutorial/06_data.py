@@ -54,7 +54,7 @@ from vitkit.data.sources.open import open_dataset
 from vitkit.models.embedding import patchify
 from vitkit.training.recipes import recipe_settings
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## What the paper found

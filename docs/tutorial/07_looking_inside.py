@@ -40,7 +40,7 @@ import vitkit
 from vitkit.data.images.preprocess import preprocess_images
 from vitkit.explaining.methods import METHODS
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## Every layer and head

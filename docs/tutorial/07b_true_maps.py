@@ -36,7 +36,7 @@ import vitkit
 from vitkit.explaining.balanced_gradients import BalancedGradients
 from vitkit.explaining.methods import METHODS
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## The model of chapter 7

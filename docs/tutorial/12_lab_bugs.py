@@ -71,7 +71,7 @@ import vitkit
 from vitkit.models.embedding import patchify
 from vitkit.models.positions import sincos_1d
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## The original Transformer

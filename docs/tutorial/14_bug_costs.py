@@ -43,7 +43,7 @@ from torch.nn import functional as F
 
 import vitkit
 
-torch.manual_seed(0)
+_ = torch.manual_seed(0)
 
 # %% [markdown]
 # ## One model, one switch for each bug

@@ -321,6 +321,14 @@ def test_no_line_of_code_is_wider_than_the_page(path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_cell_ends_with_the_generator_of_random_numbers(path):
+    """A page and Jupyter would show it, with an address in memory."""
+    for cell in cells_of(path):
+        last = [] if cell.markdown else cell.source.rstrip().splitlines()[-1:]
+        assert not any(line.startswith("torch.manual_seed(") for line in last)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_no_cell_opens_a_window(path):
     assert "plt.show" not in path.read_text(encoding="utf-8")
 
