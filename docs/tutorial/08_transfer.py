@@ -367,13 +367,11 @@ ours = logits_of(before.model)
 for target in reports:
     back = vitkit.load(folder / target)
     theirs = logits_of(back.model)
-    difference, changed = (
-        (theirs - ours).abs().max(),
-        theirs.argmax(1) != ours.argmax(1),
-    )
+    difference = (theirs - ours).abs().max()
+    changed = (theirs.argmax(1) != ours.argmax(1)).sum()
     print(f"{target:<11} read as {back.format:<11} "
-          f"logits differ by at most {difference:.0e}, predictions of {changed.sum()} in "
-          f"{len(images)}")  # fmt: skip
+          f"logits differ by at most {difference:.0e}, "
+          f"predictions of {changed} in {len(images)}")  # fmt: skip
 
 # %% [markdown]
 # What does a `vitkit.ConversionReport` prove? `kept` tensors have the same bits. Then the written
