@@ -26,6 +26,7 @@
 import logging
 import shutil
 import tempfile
+import textwrap
 from math import log
 from pathlib import Path
 from statistics import mean
@@ -396,7 +397,9 @@ weights = load_file(
 )
 bare = folder / "bare.safetensors"
 save_file(weights, bare)
-print(str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", ""))
+said = str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", "")
+for line in said.splitlines():
+    print(textwrap.fill(line, width=88, subsequent_indent="    "))
 
 # %% [markdown]
 # The number of heads is listed as `stored`, although the file does not have it: it was given by the
