@@ -39,6 +39,7 @@ import torch
 from drawing import print_table
 from matplotlib import pyplot as plt
 from torch import nn
+from torch.nn import functional as F
 
 import vitkit
 from vitkit.data.sources.open import open_dataset
@@ -377,7 +378,9 @@ for name, (parameters, mult_adds) in parts.items():
 # During training, dropout sets random numbers to zero and scales up the others, so that no unit can
 # depend on a single other unit. This reduces overfitting. The paper uses dropout after every dense
 # layer except the qkv projection, and once after adding the positions (App. B.1). It does not use
-# dropout on the attention weights. In vitkit each of these places has its own rate. [Notebook D,
+# dropout on the attention weights. In vitkit each of these places has its own rate:
+# `position_dropout` after adding the positions, `projection_dropout` after the heads are joined,
+# `mlp_dropout` after both layers of the MLP, `attention_dropout` on the softmax. [Notebook D,
 # "Block by block"](coverage.md#d-block-by-block), uses one rate for two of them by mistake. [Notebook
 # A, "Replicating the paper"](coverage.md#a-replicating-the-paper-equation-by-equation), has no dropout
 # at the place of `attn.proj_drop`.
@@ -404,8 +407,21 @@ print("two calls are equal in training mode:", torch.equal(block(z), block(z)))
 print("two calls are equal in eval mode:", torch.equal(block.eval()(z), block(z)))
 
 # %% [markdown]
+# Dropout on the attention weights $A$, as in $\operatorname{dropout}(A)V$: a query leaves out some keys.
+# What is left is scaled up, so the weights of a row add up to 1 only in the mean.
+
+# %%
+weights = torch.randn(10_000, 6).softmax(dim=-1)
+dropped = F.dropout(weights, 0.5)
+print("first row:   ", *(f"{weight:.2f}" for weight in weights[0]), sep="  ")
+print("with dropout:", *(f"{weight:.2f}" for weight in dropped[0]), sep="  ")
+print(
+    f"sum of a row {dropped[0].sum():.2f}, mean of the sums {dropped.sum(1).mean():.2f}"
+)
+
+# %% [markdown]
 # [Notebook B, "Attention in vision"](coverage.md#b-attention-in-vision-cifar-10-ignite), calls
-# `F.dropout(x)` in the forward pass. Its default rate is 0.5, and by default it is
+# `F.dropout` on the attention weights. Its default rate is 0.5, and by default it is
 # in training mode, even if the model is in eval mode. So half of all numbers are lost in
 # predictions, too, and no two predictions agree.
 

@@ -125,7 +125,7 @@ for name, model in models.items():
 
 # %% [markdown]
 # Table 1 of the paper gives 86M, 307M and 632M parameters for Base, Large and Huge. L/32 has 307M.
-# L/16 has fewer: its patch matrix is smaller by more than its position table is larger.
+# L/16 has fewer: its smaller patch matrix saves more than its longer position table adds.
 #
 # ### CNNs beside them
 #

@@ -83,7 +83,7 @@ def start():
 
 
 # %% [markdown]
-# These are the two functions that every notebook has. `train` makes one pass over the images, an
+# These are the two functions that most training notebooks have. `train` makes one pass over the images, an
 # epoch; `evaluate` measures and changes nothing.
 
 
@@ -672,14 +672,14 @@ right.set(xlabel="epoch", ylabel="validation accuracy")
 _ = figure.tight_layout()
 
 # %% [markdown]
-# With all 24 epochs and two more, the model reached 83.5 % on another machine
-# (`docs/benchmarks.md`). [Chapter 13](13_your_photograph.py) uses such a model on photographs.
+# With 26 epochs, the model reached 83.5 % on another processor
+# ([benchmarks](../benchmarks.md)). [Chapter 13](13_your_photograph.py) uses such a model on photographs.
 #
 # Notebook B asks the reader to train its own small model on CIFAR-10. It has 8,470,026 parameters
 # (chapter 4), ten times as many, and its program was written for GPUs. One core of the machine
 # named below, shared with other programs, trained it for 41 minutes. {download}`until_time.py
-# <until_time.py>` fits the learning rate into a given time: a callback that follows the clock in
-# place of the steps.
+# <until_time.py>` is a callback that lowers the learning rate by the time that has passed, not by
+# the steps, so that it is low at the end of a given time.
 
 # %%
 large = measured("cifar10-8m")
@@ -713,7 +713,8 @@ right.set_yticks(range(10), classes, fontsize=7)
 _ = figure.tight_layout()
 
 # %% [markdown]
-# In equal time the small model is far ahead, because it sees many more images. What the large one
+# In equal time the small model is far ahead. It sees many more images; processor and precision
+# differ, too. What the large one
 # reaches at the end of a full training was not measured: 300 epochs would take this core three days
 # at the same pace. On a GPU, the command is `vitkit train cifar10 --recipe cifar10 --model
 # vit_cifar_patch4_32`.

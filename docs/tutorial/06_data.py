@@ -470,8 +470,8 @@ assert abs(count(cnn) - count(vit)) / count(vit) < 0.01
 
 # %% [markdown]
 # **3. Build.** An accuracy $p$ on $n$ images has a standard error of $\sqrt{p(1-p)/n}$ from the choice of
-# the images alone, for any number of seeds. How many images does it take to know an accuracy of 90
-# % to half a point, with 95 % confidence? Build a simulation that checks it.
+# the images alone, for any number of seeds. How many images does it take to know an accuracy of
+# 90 % to half a point, with 95 % confidence? Build a simulation that checks it.
 
 # %% tags=["hide-cell"] mystnb={"code_prompt_show": "Show the solution"}
 needed = round(1.96**2 * 0.9 * 0.1 / 0.005**2)

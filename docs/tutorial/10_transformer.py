@@ -54,7 +54,7 @@
 # ## The model on one page
 #
 # ```{drawing} encoder-decoder
-# The Transformer. Its masks say which tokens may be read: a row is a query.
+# The Transformer. The example writes the letters h g a k backwards. Its masks say which tokens may be read: a row is a query.
 # ```
 #
 # Its blocks are post-norm: the norm stands after the sum. An encoder block is

@@ -206,8 +206,8 @@ print(f"12 heads: std {(heads[0] @ heads[1].transpose(1, 2) / 64**0.5).std():.2f
 
 # %% [markdown]
 # ### `F.dropout` with its defaults
-# Its rate is 0.5, and it is always on, even in eval mode. Every dropout in vitkit is a module with
-# its own rate, and `eval()` turns it off.
+# Its rate is 0.5, and it is always on, even in eval mode. Every dropout in vitkit has its own
+# rate, and `eval()` turns all of them off.
 
 
 # %%
@@ -242,8 +242,8 @@ for name in ("zeros", "N(0, 0.02)"):
 # %% [markdown]
 # ### A ratio and back
 # `int(dim * (mlp / dim))` should be `mlp`, but a rounding error can make it one less: the MLP of a
-# published width of 1408 gets 15,359 hidden units, and no checkpoint fits. In vitkit `mlp_width` is
-# set directly.
+# width of 1408 with 15,360 hidden units gets 15,359, and no checkpoint fits. (Both numbers are those
+# of published models, but of different ones.) In vitkit `mlp_width` is set directly.
 
 # %%
 widths, tried = range(64, 2049, 64), 0

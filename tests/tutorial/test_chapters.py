@@ -329,6 +329,13 @@ def test_no_cell_ends_with_the_generator_of_random_numbers(path):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_line_of_text_is_lost_as_a_comment(path):
+    """In MyST a line that begins with % is a comment, and no part of the page."""
+    for cell in cells_of(path):
+        assert not (cell.markdown and re.search(r"^# *%(?!%)", cell.source, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_no_cell_opens_a_window(path):
     assert "plt.show" not in path.read_text(encoding="utf-8")
 
