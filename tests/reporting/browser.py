@@ -20,7 +20,7 @@ SWITCHES = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage",
 ]  # fmt: skip
-KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " "}
+KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " ", "right": "\ue014"}
 
 
 class Browser:

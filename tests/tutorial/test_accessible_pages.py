@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from reporting.browser import IS_INSTALLED, Browser
 from reporting.page_checks import RATIOS
-from tutorial.digit_pages import CONFIGURATION, DOCS
+from tutorial.digit_pages import DOCS
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
@@ -39,11 +40,17 @@ class Model(nn.Module):
 $ vitkit train digits --epochs 3   # a comment
 ```
 
+```toml
+[model]  # a comment
+depth = 12
+name = "vit"
+```
+
 ```{drawing} patches
 A drawing.
 ```
 
-```{drawing} animation
+```{drawing} patches-to-tokens
 An animation.
 ```
 """
@@ -100,7 +107,8 @@ return [headings[column].getAttribute("aria-sort"), cells];
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     source, out = folder / "docs", folder / "out"
-    shutil.copytree(DOCS / "_static", source / "_static")
+    for name in ("_static", "_extensions", "tutorial/checkpoints"):
+        shutil.copytree(DOCS / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COPIED:
         page = source / f"{name}.md"
         page.parent.mkdir(exist_ok=True)
@@ -110,16 +118,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "index.md").write_text(
         f"# Site\n\n```{{toctree}}\n:caption: Pages\n\n{names}\n```\n", encoding="utf-8"
     )
+    # the site's own configuration: its theme and its colours of code; no chapter is copied
+    configuration = (DOCS / "conf.py").read_text(encoding="utf-8")
     (source / "conf.py").write_text(
-        CONFIGURATION
-        + 'extensions += ["accessible", "drawings", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]\n'
-        'html_js_files.append(("scrolling.js", {"defer": "defer"}))\n'
-        "python_maximum_signature_line_length = 80\nmyst_heading_anchors = 3\n",
+        configuration + '\nextensions.remove("notebooks")\nnb_execution_mode = "off"\n'
+        'suppress_warnings = ["ref"]  # pages that are not copied are linked\n',
         encoding="utf-8",
     )
-    # pages that are not copied are linked, so warnings are no errors here
-    command = [sys.executable, "-m", "sphinx", "-Q", "-b", "html", str(source), str(out)]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(source), str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     return out
 
 
@@ -133,6 +141,33 @@ def test_a_page_can_be_read_aloud_and_reached_by_keyboard(browser: Browser, site
         lowest, texts = browser.run(RATIOS)
         assert texts > 10
         assert lowest >= 4.5
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_code_is_legible_in_the_theme_that_a_reader_has_chosen(browser: Browser, site, theme):
+    browser.show(1280, "dark" if theme == "light" else "light")  # the system has the other one
+    browser.open(site / "code.html")
+    browser.run(f"document.body.dataset.theme = '{theme}'")
+    lowest, texts = browser.run(RATIOS.replace('"body *"', '"article pre, article pre *"'))
+    assert texts > 30
+    assert lowest >= 4.5
+    red = "return Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
+    assert (browser.run(red) > 127) == (theme == "light")
+
+
+def test_long_code_scrolls_and_is_the_next_stop_of_the_keyboard(browser: Browser, site):
+    browser.show(390)
+    browser.open(site / "code.html")
+    scrolled = browser.run(
+        "window.wide = [...document.querySelectorAll('article pre')]"
+        ".find((one) => one.scrollWidth > one.clientWidth);"
+        "const before = document.createElement('button');"
+        "wide.before(before); before.focus(); return wide.scrollLeft;"
+    )
+    browser.press("tab")
+    assert browser.run("return document.activeElement === wide")
+    browser.press("right")
+    wait_until(lambda: browser.run("return wide.scrollLeft") > scrolled)
 
 
 def test_the_parameters_of_a_long_signature_stand_in_lines(browser: Browser, site):
