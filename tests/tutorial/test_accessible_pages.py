@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -40,11 +41,19 @@ class Model(nn.Module):
 $ vitkit train digits --epochs 3   # a comment
 ```
 
-```toml
-[model]  # a comment
-depth = 12
-name = "vit"
+```yaml
+model:  # a comment
+  depth: 12
 ```
+
+| part | cost |
+|---|---|
+| a | +6.6 (+0.4 to +9.7) |
+| b | 1,234 |
+| c | none |
+| d | +59.9 |
+| e | \N{MINUS SIGN}3.5 |
+| f | -2.2 (-3.0 to +1.0) |
 
 ```{drawing} patches
 A drawing.
@@ -191,6 +200,11 @@ def test_rows_can_be_filtered_and_stand_without_javascript(browser: Browser, sit
     assert 0 < len(wanted) < len(rows)
     assert browser.run(FILTER.replace("WORDS", '"BASE 16"')) == f"{len(wanted)} rows"
     assert browser.run(ROWS) == wanted
+    only = next(row for row in rows if sum(row.lower() in other.lower() for other in rows) == 1)
+    assert browser.run(FILTER.replace("WORDS", json.dumps(only))) == "1 row"
+    assert browser.run(ROWS) == [only]
+    assert browser.run(FILTER.replace("WORDS", '"no such words"')) == "0 rows"
+    assert browser.run(ROWS) == []
     assert browser.run(FILTER.replace("WORDS", '""')) == ""
     assert browser.run(ROWS) == rows
 
@@ -204,3 +218,12 @@ def test_models_are_sorted_by_number(browser: Browser, site):
         assert state == direction
         assert numbers == sorted(numbers, reverse=direction == "descending")
         assert len(set(numbers)) > 2
+
+
+def test_numbers_with_signs_and_commas_are_sorted_and_words_come_last(browser: Browser, site):
+    browser.show(1280)
+    browser.open(site / "code.html")
+    state, cells = browser.run(SORT.replace("NAME", '"cost"'))
+    firsts = [cell.split()[0] for cell in cells]
+    assert state == "ascending"
+    assert firsts == ["\N{MINUS SIGN}3.5", "-2.2", "+6.6", "+59.9", "1,234", "none"]
