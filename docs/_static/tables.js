@@ -6,7 +6,8 @@ const SENTENCE = 60; // characters from which a cell's column stays wide on a na
 
 function value(row, column) {
   const text = (row.cells[column]?.textContent ?? "").trim();
-  const number = text.replace(/,/g, "").match(/^-?\d+(\.\d+)?(e-?\d+)?/);
+  const plain = text.replace(/,/g, "").replace(/^\u2212/, "-"); // the minus of typography
+  const number = plain.match(/^[-+]?\d+(\.\d+)?(e-?\d+)?/);
   return number ? Number(number[0]) : text.toLowerCase();
 }
 
@@ -65,7 +66,7 @@ function makeFilter(tables, before) {
         shown += !row.hidden;
       }
     }
-    count.textContent = input.value ? `${shown} rows` : "";
+    count.textContent = input.value ? `${shown} ${shown === 1 ? "row" : "rows"}` : "";
   });
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import urllib3
+from processes import wait_until
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 IS_INSTALLED = CHROMIUM is not None and DRIVER is not None
@@ -20,7 +21,7 @@ SWITCHES = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--no-first-run", "--disable-dev-shm-usage",
 ]  # fmt: skip
-KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " "}
+KEYS = {"tab": "\ue004", "enter": "\ue007", "space": " ", "right": "\ue014"}
 
 
 class Browser:
@@ -58,10 +59,14 @@ class Browser:
         return value
 
     def open(self, page: Path) -> None:
+        """Open a page, and wait until all of it is there."""
         # what the browser loads for its own first page is no request of ours
         self._send("/url", {"url": "about:blank"})
         self.console(), self.requests()
         self._send("/url", {"url": page.resolve().as_uri()})
+        # the driver answers now and then while the page is still being read
+        loaded = "return location.protocol === 'file:' && document.readyState === 'complete'"
+        wait_until(lambda: self.run(loaded))
 
     def run(self, script: str) -> Any:
         """Return what a script returns; it is run outside of the page's own policy."""

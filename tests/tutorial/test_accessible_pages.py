@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -9,9 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import wait_until
 from reporting.browser import IS_INSTALLED, Browser
 from reporting.page_checks import RATIOS
-from tutorial.digit_pages import CONFIGURATION, DOCS
+from tutorial.digit_pages import DOCS
 
 pytestmark = [
     pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed"),
@@ -39,11 +41,25 @@ class Model(nn.Module):
 $ vitkit train digits --epochs 3   # a comment
 ```
 
+```yaml
+model:  # a comment
+  depth: 12
+```
+
+| part | cost |
+|---|---|
+| a | +6.6 (+0.4 to +9.7) |
+| b | 1,234 |
+| c | none |
+| d | +59.9 |
+| e | \N{MINUS SIGN}3.5 |
+| f | -2.2 (-3.0 to +1.0) |
+
 ```{drawing} patches
 A drawing.
 ```
 
-```{drawing} animation
+```{drawing} patches-to-tokens
 An animation.
 ```
 """
@@ -100,7 +116,8 @@ return [headings[column].getAttribute("aria-sort"), cells];
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     source, out = folder / "docs", folder / "out"
-    shutil.copytree(DOCS / "_static", source / "_static")
+    for name in ("_static", "_extensions", "tutorial/checkpoints"):
+        shutil.copytree(DOCS / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in COPIED:
         page = source / f"{name}.md"
         page.parent.mkdir(exist_ok=True)
@@ -110,16 +127,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "index.md").write_text(
         f"# Site\n\n```{{toctree}}\n:caption: Pages\n\n{names}\n```\n", encoding="utf-8"
     )
+    # the site's own configuration: its theme and its colours of code; no chapter is copied
+    configuration = (DOCS / "conf.py").read_text(encoding="utf-8")
     (source / "conf.py").write_text(
-        CONFIGURATION
-        + 'extensions += ["accessible", "drawings", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]\n'
-        'html_js_files.append(("scrolling.js", {"defer": "defer"}))\n'
-        "python_maximum_signature_line_length = 80\nmyst_heading_anchors = 3\n",
+        configuration + '\nextensions.remove("notebooks")\nnb_execution_mode = "off"\n'
+        'suppress_warnings = ["ref"]  # pages that are not copied are linked\n',
         encoding="utf-8",
     )
-    # pages that are not copied are linked, so warnings are no errors here
-    command = [sys.executable, "-m", "sphinx", "-Q", "-b", "html", str(source), str(out)]
-    subprocess.run(command, check=True)
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", str(source), str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
     return out
 
 
@@ -133,6 +150,33 @@ def test_a_page_can_be_read_aloud_and_reached_by_keyboard(browser: Browser, site
         lowest, texts = browser.run(RATIOS)
         assert texts > 10
         assert lowest >= 4.5
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_code_is_legible_in_the_theme_that_a_reader_has_chosen(browser: Browser, site, theme):
+    browser.show(1280, "dark" if theme == "light" else "light")  # the system has the other one
+    browser.open(site / "code.html")
+    browser.run(f"document.body.dataset.theme = '{theme}'")
+    lowest, texts = browser.run(RATIOS.replace('"body *"', '"article pre, article pre *"'))
+    assert texts > 30
+    assert lowest >= 4.5
+    red = "return Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"
+    assert (browser.run(red) > 127) == (theme == "light")
+
+
+def test_long_code_scrolls_and_is_the_next_stop_of_the_keyboard(browser: Browser, site):
+    browser.show(390)
+    browser.open(site / "code.html")
+    scrolled = browser.run(
+        "window.wide = [...document.querySelectorAll('article pre')]"
+        ".find((one) => one.scrollWidth > one.clientWidth);"
+        "const before = document.createElement('button');"
+        "wide.before(before); before.focus(); return wide.scrollLeft;"
+    )
+    browser.press("tab")
+    assert browser.run("return document.activeElement === wide")
+    browser.press("right")
+    wait_until(lambda: browser.run("return wide.scrollLeft") > scrolled)
 
 
 def test_the_parameters_of_a_long_signature_stand_in_lines(browser: Browser, site):
@@ -156,6 +200,11 @@ def test_rows_can_be_filtered_and_stand_without_javascript(browser: Browser, sit
     assert 0 < len(wanted) < len(rows)
     assert browser.run(FILTER.replace("WORDS", '"BASE 16"')) == f"{len(wanted)} rows"
     assert browser.run(ROWS) == wanted
+    only = next(row for row in rows if sum(row.lower() in other.lower() for other in rows) == 1)
+    assert browser.run(FILTER.replace("WORDS", json.dumps(only))) == "1 row"
+    assert browser.run(ROWS) == [only]
+    assert browser.run(FILTER.replace("WORDS", '"no such words"')) == "0 rows"
+    assert browser.run(ROWS) == []
     assert browser.run(FILTER.replace("WORDS", '""')) == ""
     assert browser.run(ROWS) == rows
 
@@ -169,3 +218,12 @@ def test_models_are_sorted_by_number(browser: Browser, site):
         assert state == direction
         assert numbers == sorted(numbers, reverse=direction == "descending")
         assert len(set(numbers)) > 2
+
+
+def test_numbers_with_signs_and_commas_are_sorted_and_words_come_last(browser: Browser, site):
+    browser.show(1280)
+    browser.open(site / "code.html")
+    state, cells = browser.run(SORT.replace("NAME", '"cost"'))
+    firsts = [cell.split()[0] for cell in cells]
+    assert state == "ascending"
+    assert firsts == ["\N{MINUS SIGN}3.5", "-2.2", "+6.6", "+59.9", "1,234", "none"]

@@ -120,3 +120,63 @@ def test_no_words_leave_a_drawing_or_lie_on_others(tmp_path: Path, browser: Brow
     assert browser.run(OVERLAPS) == []
     browser.show(390)
     assert browser.run(SMALLEST) >= 9, "pixels of the remarks"
+
+
+SEEN = """
+const share = SHARE;
+document.getAnimations().forEach((one) => {
+  one.pause();
+  one.currentTime = share * one.effect.getComputedTiming().duration;
+});
+const opacity = (one) =>
+  one ? Number(getComputedStyle(one).opacity) * opacity(one.parentElement) : 1;
+return [...document.querySelectorAll("svg :is(rect, path)")]
+  .filter((one) => one.getClientRects().length && opacity(one) > 0)
+  .map((one) => {
+    const { x, y, width, height } = one.getBoundingClientRect();
+    return `${[x, y, width, height].map((n) => n.toFixed(1))} ${one.getAttribute("class")}`;
+  });
+"""
+
+
+@pytest.fixture
+def moving_page(tmp_path: Path) -> Path:
+    style = f"<!doctype html><meta charset=utf-8><style>{drawings.site_style()}</style>"
+    page = tmp_path / "moving.html"
+    page.write_text(style + drawings.element("patches-to-tokens", None), encoding="utf-8")
+    return page
+
+
+def seen(browser: Browser, page: Path, share: float, motion: str = "no-preference") -> set[str]:
+    """Return the shapes that are seen at a share of the time, each with its place."""
+    browser.show(1280)
+    wanted = [{"name": "prefers-reduced-motion", "value": motion}]
+    browser.devtools("Emulation.setEmulatedMedia", media="screen", features=wanted)
+    browser.open(page)
+    return set(browser.run(SEEN.replace("SHARE", str(share))))
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+def test_the_animation_ends_as_the_drawing_without_motion(browser: Browser, moving_page: Path):
+    at_rest = seen(browser, moving_page, 0, "reduce")
+    assert browser.run("return document.getAnimations().length") == 0
+    steps = [seen(browser, moving_page, share) for share in (0, 0.3, 0.6, 0.79, 0.95)]
+    assert browser.run("return document.getAnimations().length") > 4
+    assert steps[-1] == at_rest
+    numbers = [len(step) for step in steps]
+    assert numbers == sorted(numbers)  # nothing that was reached vanishes
+    assert len(set(numbers)) == len(numbers)
+    for share in (0.965, 0.975, 0.979):  # it fades where it stands
+        assert seen(browser, moving_page, share) == at_rest
+
+
+@pytest.mark.allow_hosts(["127.0.0.1"])
+@pytest.mark.skipif(not IS_INSTALLED, reason="Chromium and its driver are not installed")
+def test_focus_stops_the_animation(browser: Browser, moving_page: Path):
+    seen(browser, moving_page, 0)
+    browser.open(moving_page)
+    states = "return [...new Set(document.getAnimations().map((one) => one.playState))]"
+    assert browser.run(states) == ["running"]
+    browser.press("tab")
+    assert browser.run(states) == ["paused"]
