@@ -136,13 +136,9 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        *,
-        head_width: int | None = None,
+        self, width: int, num_heads: int, *, head_width: int | None = None,
         attention_dropout: float = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_heads = num_heads
         self.head_width = resolve_head_width(width, num_heads, head_width)
@@ -191,17 +187,9 @@ class MultiHeadSelfAttention(MultiHeadAttention):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_heads: int,
-        *,
-        qkv_bias: QKVBias = True,
-        qk_norm: bool = False,
-        norm: str = "layer",
-        norm_eps: float = 1e-6,
-        projection_dropout: float = 0.0,
-        **heads: Any,
-    ) -> None:
+        self, width: int, num_heads: int, *, qkv_bias: QKVBias = True, qk_norm: bool = False,
+        norm: str = "layer", norm_eps: float = 1e-6, projection_dropout: float = 0.0, **heads: Any,
+    ) -> None:  # fmt: skip
         super().__init__(width, num_heads, **heads)
         if qkv_bias == "no_key":
             self.qkv: nn.Linear = KeylessBiasLinear(width, self.inner)

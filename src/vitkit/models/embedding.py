@@ -32,6 +32,18 @@ def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N 
     )
 
 
+class PatchConvolution(nn.Conv2d):
+    """A convolution with stride P; on a GPU patchify and one matrix, which is faster there."""
+
+    def forward(self, input: Images) -> Float[Tensor, "B D gh gw"]:
+        """Return the map (B, D, gh, gw), whose tokens are contiguous on a GPU."""
+        if not input.is_cuda:
+            return super().forward(input)
+        rows, columns = self.kernel_size
+        tokens = F.linear(patchify(input, (rows, columns)), self.weight.flatten(1), self.bias)
+        return tokens.transpose(1, 2).unflatten(2, (input.shape[2] // rows, -1))
+
+
 class PatchEmbedding(nn.Module):
     """x_p E: cut an image into P x P patches, and map each to D numbers: a convolution.
 
@@ -49,12 +61,9 @@ class PatchEmbedding(nn.Module):
     """
 
     def __init__(
-        self,
-        in_channels: int = 3,
-        patch_size: int | tuple[int, int] = 16,
-        width: int = 768,
+        self, in_channels: int = 3, patch_size: int | tuple[int, int] = 16, width: int = 768,
         bias: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         pair = (patch_size, patch_size) if isinstance(patch_size, int) else patch_size
         self.in_channels, self.patch_size = in_channels, pair
@@ -63,7 +72,7 @@ class PatchEmbedding(nn.Module):
     def make_projection(self, width: int, bias: bool) -> None:
         """Create E, as a kernel."""
         patch = self.patch_size
-        self.proj = nn.Conv2d(self.in_channels, width, patch, patch, bias=bias)
+        self.proj: nn.Conv2d = PatchConvolution(self.in_channels, width, patch, patch, bias=bias)
 
     def forward(self, images: Images) -> Tokens:
         """Return x_p E by a convolution with stride P."""
