@@ -40,6 +40,7 @@ from gpu_models import (
 )
 from paired import Row, compared, in_turn, run, warm_up
 from torch import nn
+from torch.autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
@@ -78,15 +79,22 @@ def build(builders: Builders) -> tuple[dict[str, Row], dict[str, float]]:
     return rows, peaks
 
 
-def table(builders: Builders, setting: Setting, about: str, batch: int) -> dict[str, Made]:
-    """Time the rows in turn, print them, and return all that was measured of each."""
+def table(
+    builders: Builders, setting: Setting, about: str, batch: int, work: float = 0.0
+) -> dict[str, Made]:
+    """Time the rows in turn, print them, and return all that was measured of each.
+
+    `work` is the number of operations for one image, which gives "tflops".
+    """
     rows, peaks = build(builders)
-    in_turn(rows, setting.blocks)
+    # Where each call is waited for, the processor decides, and its times vary more.
+    in_turn(rows, setting.blocks * (3 if next(iter(rows.values())).wait else 1))
     made = compared(rows)
     print(about, flush=True)
     for name, found in made.items():
         found["images_per_second"] = batch / found["seconds"]
         found["peak_gb"] = peaks.get(name)
+        found["tflops"] = found["images_per_second"] * work / 1e12
         lines = [f"{found['seconds'] * 1e3:9.3f} ms {found['images_per_second']:9.0f} images/s"]
         for key in ("faster", "faster_than_compiled"):
             if key in found:
@@ -156,9 +164,10 @@ def inference(setting: Setting, chosen: list[str]) -> Made:
     for key in chosen:
         logits = same_logits(NAMES[key], setting)
         builders = inference_rows(NAMES[key], setting)
-        found = table(builders, setting, f"inference of {key}, {logits}", setting.batch(256))
+        work = image_flops(key, setting)
+        found = table(builders, setting, f"inference of {key}, {logits}", setting.batch(256), work)
         del builders
-        made[key] = {"logits": logits, "flops": image_flops(key, setting), "rows": found}
+        made[key] = {"logits": logits, "flops": work, "rows": found}
         free()
     return made
 
@@ -195,10 +204,11 @@ def training(setting: Setting, chosen: list[str]) -> Made:
             return Row(step, setting.warm())
 
         builders |= {"vitkit compiled": read, "vitkit compiled, loss read": reading}
-        found = table(builders, setting, f"training of {key}", setting.batch(256))
+        work = 3 * image_flops(key, setting)
+        found = table(builders, setting, f"training of {key}", setting.batch(256), work)
         steps.clear()
         del builders, read, reading
-        made[key] = {"flops": 3 * image_flops(key, setting), "rows": found}
+        made[key] = {"flops": work, "rows": found}
         free()
     return made
 
@@ -310,7 +320,7 @@ def kernels(setting: Setting, chosen: list[str]) -> Made:
             warm_up(row)
             with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
                 run(row, 3)
-            events = [e for e in seen.key_averages() if e.self_device_time_total > 0]
+            events = [e for e in seen.key_averages() if e.device_type == DeviceType.CUDA]
             events.sort(key=lambda event: -event.self_device_time_total)
             total = sum(event.self_device_time_total for event in events) / 3e3
             count = sum(event.count for event in events) / 3

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Every figure of a GPU in one file: `benchmarks/gpu.sh [OUTPUT] [PYTHON]`, about 8 minutes.
+# Every figure of a GPU in one file: `benchmarks/gpu.sh [OUTPUT] [PYTHON]`, about 8 minutes on an H100.
 #
 # The compiled rows are first compiled in processes side by side, into a cache of this run alone:
 # one after the other they would take longer than all measurements. What is timed runs by itself.
