@@ -32,6 +32,7 @@ import numpy as np
 import torch
 import torch._dynamo.utils
 from demo import HERE, processor, write_results
+from paired import ratio
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -125,15 +126,6 @@ def measured(rows: dict[str, Row], blocks: int, steps: int, batch: Callable[[int
             rows[name].seconds.append((time.perf_counter() - start) / steps)
     if torch._dynamo.utils.counters["stats"]["unique_graphs"] != graphs:
         raise SystemExit("a model was compiled again while it was timed")
-
-
-def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Return the median of theirs over that of ours, with a 95 % bootstrap interval."""
-    random = np.random.default_rng(0)
-    picks = random.integers(len(ours), size=(2, 2000, len(ours)))
-    drawn = np.median(np.array(theirs)[picks[0]], 1) / np.median(np.array(ours)[picks[1]], 1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
-    return median(theirs) / median(ours), float(low), float(high)
 
 
 def make_rows(name: str, device: torch.device, eager: bool) -> dict[str, Row]:

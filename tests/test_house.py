@@ -24,7 +24,7 @@ def lines(path: Path) -> int:
 
 
 def test_the_model_is_read_in_one_sitting():
-    assert sum(lines(path) for path in (PACKAGE / "models").glob("*.py")) < 2100
+    assert sum(lines(path) for path in (PACKAGE / "models").glob("*.py")) < 2150
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -105,7 +105,8 @@ assert same.top == prediction.top
 #
 # ```console
 # $ vitkit predict checkpoints/cifar10.safetensors cat.jpg
-# $ vitkit predict checkpoints/cifar10.safetensors https://example.com/cat.jpg --save-images drawn
+# $ vitkit predict checkpoints/cifar10.safetensors https://example.com/cat.jpg \
+#     --save-images drawn
 # $ vitkit predict checkpoints/cifar10.safetensors 'photographs/*.png' --csv answers.csv
 # ```
 #

@@ -20,10 +20,10 @@ CLASS, ROW, COLUMN = slice(0, 10), slice(10, 15), slice(15, 20)
 
 
 def fresh_model() -> vitkit.ViT:
-    """Return a model before training: three blocks, four heads, and always the same weights."""
+    """Return a model before training, always with the same weights."""
     spec = vitkit.ViTSpec(
-        image_size=SIDE, patch_size=PATCH, in_channels=1, num_classes=20, width=64, depth=3,
-        num_heads=4, mlp_width=128, stem="linear",
+        image_size=SIDE, patch_size=PATCH, in_channels=1, num_classes=20,
+        width=64, depth=3, num_heads=4, mlp_width=128, stem="linear",
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

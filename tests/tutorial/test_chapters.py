@@ -27,6 +27,12 @@ import pytest
 import torch
 from matplotlib import pyplot as plt
 
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "docs" / "_extensions"))
+
+import notebooks  # noqa: E402
+
+sys.path.pop(0)
 pytestmark = [pytest.mark.timeout(600), pytest.mark.allow_hosts(["127.0.0.1"])]
 TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
@@ -251,6 +257,7 @@ def is_of_the_tutorial(module: types.ModuleType) -> bool:
     return Path(getattr(module, "__file__", None) or "/").parent == TUTORIAL
 
 
+INCLUDED = re.compile(r"^# ```\{literalinclude\} (\S+)\n((?:# :.*\n)*)", re.MULTILINE)
 COLUMNS = 88
 """Characters of a line of code, or of a printed line, that a page shows without scrolling."""
 
@@ -333,6 +340,16 @@ def test_no_line_of_text_is_lost_as_a_comment(path):
     """In MyST a line that begins with % is a comment, and no part of the page."""
     for cell in cells_of(path):
         assert not (cell.markdown and re.search(r"^# *%(?!%)", cell.source, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_no_line_of_an_included_file_is_wider_than_the_page(path):
+    for found in INCLUDED.finditer(path.read_text(encoding="utf-8")):
+        options = dict(re.findall(r":([\w-]+): ?(.*)", found[2]))
+        lines = notebooks.included(found[1], options).splitlines()
+        shown = [re.sub(r"  # (fmt|type|noqa).*", "", line) for line in lines]
+        widest = COLUMNS + int(options.get("dedent", 0))
+        assert [line for line in shown if len(line) > widest] == []
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)

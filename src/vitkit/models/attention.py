@@ -171,7 +171,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class MultiHeadSelfAttention(MultiHeadAttention):
-    """MSA: k heads attend to the whole sequence, then one matrix mixes what they return.
+    """MSA: k heads attend to the whole sequence; one matrix mixes what they return.
 
     (B, T, D) -> (B, T, D). Keys as in timm: `qkv` (query, key, value, each head-major),
     `q_norm`, `k_norm` and `proj`.
@@ -217,11 +217,15 @@ class MultiHeadSelfAttention(MultiHeadAttention):
         attend = context.attend or self.attend
         return self.mix(attend(q, k, v, context.mask, self.dropout))  # Eq. 6 and 7
 
-    def heads(self, tokens: Tokens, rotation: Rotation | None = None) -> tuple[Heads, Heads, Heads]:
+    def heads(
+        self, tokens: Tokens, rotation: Rotation | None = None
+    ) -> tuple[Heads, Heads, Heads]:  # fmt: skip
         """Return queries, keys and values of every head, Eq. 5: [q, k, v] = z U_qkv."""
         q, k, v = self.split(self.qkv(tokens), 3)
         q, k = self.q_norm(q), self.k_norm(k)  # over h, each head by itself
-        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
 
 
 class CrossAttention(MultiHeadAttention):

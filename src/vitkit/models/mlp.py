@@ -30,7 +30,12 @@ class MLP(nn.Module):
     activations = ACTIVATIONS
 
     def __init__(
-        self, width: int, mlp_width: int, *, activation: str = "gelu", dropout: float = 0.0
+        self,
+        width: int,
+        mlp_width: int,
+        *,
+        activation: str = "gelu",
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.make_first(width, mlp_width)

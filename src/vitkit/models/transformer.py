@@ -44,7 +44,9 @@ class DecoderBlock(nn.Module):
 class PostNormDecoderBlock(DecoderBlock):
     """LN(z + MSA(z)), then LN(z + CA(z, memory)), then LN(z + MLP(z)): Sec. 3.1."""
 
-    def forward(self, z: Tokens, memory: Memory, own: Context, across: Context) -> Tokens:
+    def forward(
+        self, z: Tokens, memory: Memory, own: Context, across: Context
+    ) -> Tokens:  # fmt: skip
         z = self.norm1(z + self.attn(z, own))
         z = self.norm2(z + self.cross_attn(z, memory, across))
         return self.norm3(z + self.mlp(z))

@@ -1,0 +1,195 @@
+"""The models that `gpu.py` times: timm's and vitkit's with the same weights, and their inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+if not torch.cuda.is_available():  # torchvision, which timm imports, takes them from CUDA's library
+    OPERATORS = torch.library.Library("torchvision", "DEF")
+    OPERATORS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    OPERATORS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+import timm
+
+import vitkit
+
+CLASSES = 1000
+LARGEST_DIFFERENCE = 1e-4
+"""The largest allowed difference of two logits, in float32 without TF32."""
+NAMES = {"Ti": "vit_tiny_patch16_224", "S": "vit_small_patch16_224", "B": "vit_base_patch16_224",
+         "L": "vit_large_patch16_224"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large everything is.
+
+    Attributes:
+        device: of all models and images.
+        smoke: models of two blocks for 32 pixels, batches of 4, few repeats.
+        blocks: A B B A blocks of each comparison.
+    """
+
+    device: torch.device
+    smoke: bool = False
+    blocks: int = 7
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """What the models of a smoke run differ by."""
+        return {"depth": 2} if self.smoke else {}
+
+    @property
+    def size(self) -> int:
+        return 32 if self.smoke else 224
+
+    def batch(self, count: int) -> int:
+        """Return the size of a batch: `count`, but in a smoke run 4 for each 256."""
+        return max(1, count // 64) if self.smoke else count
+
+    def warm(self, compiled: bool = False) -> int:
+        """Return the number of warm-up calls."""
+        return 2 if self.smoke else 20 if compiled else 8
+
+
+def pair(name: str, setting: Setting) -> dict[str, nn.Module]:
+    """Return timm's and vitkit's model with timm's initial weights, float32, in eval mode."""
+    torch.manual_seed(0)
+    shape = {"num_classes": CLASSES, **setting.shape}
+    with setting.device:
+        theirs = timm.create_model(name, img_size=setting.size, **shape)
+    with torch.no_grad():  # a trained model's biases are not zero
+        for parameter in theirs.parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+    with torch.device("meta"):  # its initial weights would take seconds
+        ours = vitkit.create_model(name, image_size=setting.size, **shape)
+    weights = {key: value.clone() for key, value in theirs.state_dict().items()}
+    ours.load_state_dict(weights, assign=True)
+    return {"timm": theirs.eval(), "vitkit": ours.eval()}
+
+
+def images(count: int, setting: Setting, number: int = 0) -> Tensor:
+    """Return batch `number`, smoothed noise in float32: (B, 3, H, W)."""
+    generator = torch.Generator().manual_seed(number)
+    coarse = torch.randn(count, 3, setting.size // 8, setting.size // 8, generator=generator)
+    return F.interpolate(coarse.to(setting.device), size=setting.size, mode="bicubic")
+
+
+@torch.no_grad()
+def same_logits(name: str, setting: Setting) -> dict[str, float]:
+    """Compare the two models before anything is timed.
+
+    In float32 the logits must agree. In bfloat16 they may differ by twice timm's own rounding, and
+    the largest logit must be the same one where float32 says clearly which it is.
+
+    Raises:
+        SystemExit: they do not compute the same.
+    """
+    models = pair(name, setting)
+    given = images(setting.batch(256), setting)
+    full = {key: model(given) for key, model in models.items()}
+    half = {key: model.bfloat16()(given.bfloat16()).float() for key, model in models.items()}
+    apart = (full["timm"] - full["vitkit"]).abs().max().item()
+    rounding = (half["timm"] - full["timm"]).abs().max().item()
+    first, second = full["timm"].topk(2).values.unbind(1)
+    clear = first - second > 2 * rounding  # no rounding changes the largest of these
+    same = half["timm"].argmax(1) == half["vitkit"].argmax(1)
+    made = {"float32_difference": apart, "bfloat16_rounding": rounding,
+            "bfloat16_difference": (half["timm"] - half["vitkit"]).abs().max().item(),
+            "bfloat16_agreement": same.float().mean().item(),
+            "clear_images": clear.sum().item(), "classes": full["timm"].argmax(1).unique().numel(),
+            }  # fmt: skip
+    fine = apart <= LARGEST_DIFFERENCE and made["bfloat16_difference"] <= 2 * rounding
+    if not fine or not same[clear].all():
+        raise SystemExit(f"{name}: the models are not the same: {made}")
+    return made
+
+
+def flops(model: nn.Module, size: int) -> float:
+    """Return the operations of one image's forward pass: 2 for each multiply-add of a product."""
+    spec = model.spec
+    patches = (size // spec.patch_size[0]) * (size // spec.patch_size[1])
+    tokens, width = patches + spec.num_prefix_tokens, spec.width
+    block = 2 * tokens * width * (4 * width + 2 * spec.mlp_width) + 4 * tokens**2 * width
+    stem = 2 * patches * 3 * spec.patch_size[0] * spec.patch_size[1] * width
+    return float(stem + spec.depth * block + 2 * width * CLASSES)
+
+
+def compile_model(model: nn.Module, mode: str | None = None) -> None:
+    """Compile in place; without a GPU only the tracing of it, for the smoke run."""
+    if torch.cuda.is_available():
+        model.compile(dynamic=False, mode=mode)
+    else:
+        model.compile(dynamic=False, backend="eager")
+
+
+@dataclass
+class Inference:
+    """A forward pass in bfloat16, weights too. A call takes the number of its batch."""
+
+    model: nn.Module
+    batches: list[Tensor]
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def __call__(self, number: int) -> Tensor:
+        with torch.inference_mode(), self.around():
+            return self.model(self.batches[number % len(self.batches)])
+
+
+@dataclass
+class Training:
+    """A step under bfloat16 autocast: forward, loss, backward, clip, fused AdamW, zero_grad.
+
+    With `reads`, loss and norm are read before the weights change, as a run of `vitkit train` does.
+    """
+
+    model: nn.Module
+    batches: list[Tensor]
+    labels: Tensor
+    reads: bool = False
+
+    def __post_init__(self) -> None:
+        self.model.train()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+
+    def __call__(self, number: int) -> None:
+        given = self.batches[number % len(self.batches)]
+        with torch.autocast(given.device.type, torch.bfloat16):
+            logits = self.model(given)
+        loss = F.cross_entropy(logits.float(), self.labels)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        if self.reads:
+            loss.item(), norm.item()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+
+class Graph:
+    """A forward pass that is captured once in a CUDA graph, then replayed for each image."""
+
+    def __init__(self, model: nn.Module, batches: list[Tensor]) -> None:
+        self.batches, self.input = batches, batches[0].clone()
+        forward = partial(Inference(model, [self.input]), 0)
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                forward()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.output = forward()
+
+    def __call__(self, number: int) -> Tensor:
+        with torch.inference_mode():
+            self.input.copy_(self.batches[number % len(self.batches)])
+            self.graph.replay()
+            return self.output.clone()
