@@ -43,11 +43,12 @@ class Setting:
 
     @property
     def shape(self) -> dict[str, int]:
-        """What the models of a smoke run differ by."""
+        """Return the fields of the models that a smoke run changes."""
         return {"depth": 2} if self.smoke else {}
 
     @property
     def size(self) -> int:
+        """Return the height and width of the images, in pixels."""
         return 32 if self.smoke else 224
 
     def batch(self, count: int) -> int:

@@ -15,7 +15,7 @@ PARAMETER = re.compile(r"<dd>(.*?)</dd>\n", re.DOTALL)
 
 
 def signatures_in_lines(body: str) -> str:
-    """Write the parameters of a long signature as lines: a `dl` of them has no terms."""
+    """Write the parameters of a long signature as lines: in a `dl` each would need a term."""
 
     def lines(found: re.Match[str]) -> str:
         return PARAMETER.sub(r'<span class="sig-line">\1</span>', found[1])
@@ -23,13 +23,13 @@ def signatures_in_lines(body: str) -> str:
     return PARAMETERS.sub(lines, body)
 
 
-def named(body: str) -> str:
-    """Let the words of a hidden cell name it, not the same label for each."""
+def without_common_label(body: str) -> str:
+    """Remove the label that all hidden cells have in common: their own words name them."""
     return body.replace('<summary aria-label="Toggle hidden content">', "<summary>")
 
 
-def levelled(part: str) -> str:
-    """Give the captions of lists of pages a level; a heading without one has no place."""
+def with_levels(part: str) -> str:
+    """Give the captions of lists of pages a level, which the role of a heading needs."""
     return part.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
@@ -38,9 +38,9 @@ def mend(
 ) -> None:
     """Mend the parts of a page before they are put together."""
     if isinstance(body := context.get("body"), str):
-        context["body"] = signatures_in_lines(named(levelled(body)))
+        context["body"] = signatures_in_lines(without_common_label(with_levels(body)))
     if isinstance(navigation := context.get("furo_navigation_tree"), str):
-        context["furo_navigation_tree"] = levelled(navigation)
+        context["furo_navigation_tree"] = with_levels(navigation)
 
 
 def setup(app: Sphinx) -> dict[str, object]:

@@ -75,10 +75,12 @@
 # | the last one against training from scratch | 2 points more | Sec. 4.6 |
 # | the last one against pre-training with labels | 4 points less | Sec. 4.6 |
 #
-# The authors' code is [google-research/vision_transformer](https://github.com/google-research/vision_transformer);
-# the implementation that most people use is in [timm](https://github.com/huggingface/pytorch-image-models).
-# The [references](references.md) list what to read next; [coming from a notebook](coverage.md)
-# leads from five well-known notebooks to these chapters.
+# The authors' code is
+# [google-research/vision_transformer](https://github.com/google-research/vision_transformer); the
+# implementation that most people use is in
+# [timm](https://github.com/huggingface/pytorch-image-models). The [references](references.md) list
+# what to read next; [coming from a notebook](coverage.md) leads from five well-known notebooks to
+# these chapters.
 #
 # ## The code
 #

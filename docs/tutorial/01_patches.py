@@ -348,12 +348,12 @@ print(f"class token {tuple(model.cls_token.shape)}, table {shape}")
 # %% [markdown]
 # The learned table starts with small values, so that at first a token depends more on its patch
 # than on its position. [Notebook A, "Replicating the
-# paper"](coverage.md#a-replicating-the-paper-equation-by-equation), starts it at ones, which are the
-# same for every position, or with N(0, 1), which is larger than the patches. The code of [notebook
-# B, "Attention in vision"](coverage.md#b-attention-in-vision-cifar-10-ignite), starts it at zeros
-# ([chapter 11](11_bugs.py#positions-that-start-at-zero)). Notebook C uses Xavier's rule. That rule takes the axes of the table for the
-# inputs and outputs of a matrix, so its values are about a sixth of the intended size. Standard
-# deviations:
+# paper"](coverage.md#a-replicating-the-paper-equation-by-equation), starts it at ones, which are
+# the same for every position, or with N(0, 1), which is larger than the patches. The code of
+# [notebook B, "Attention in vision"](coverage.md#b-attention-in-vision-cifar-10-ignite), starts it
+# at zeros ([chapter 11](11_bugs.py#positions-that-start-at-zero)). Notebook C uses Xavier's rule.
+# That rule takes the axes of the table for the inputs and outputs of a matrix, so its values are
+# about a sixth of the intended size. Standard deviations:
 
 # %%
 starts = {"N(0, 0.02)": partial(nn.init.normal_, std=0.02), "N(0, 1)": nn.init.normal_,

@@ -20,7 +20,7 @@
 # - **You learn** what queries, keys and values are, why the scores are divided by a root, and how
 #   several heads work side by side.
 # - **You need** [chapter 1](01_patches.py): tokens, and the letters $N$, $T$, $D$.
-# - **Reading** about 30 minutes
+# - **Reading** about 25 minutes
 # :::
 #
 # ## The lines of the model
@@ -32,10 +32,10 @@
 # ```
 #
 # The heart of it is the formula above. There are $n$ queries and $m$ keys, each of $d$ numbers. A
-# query (a row of $Q$) is compared with every key (a row of $K$) by a scalar product. The softmax turns
-# the $m$ scores of a query into weights, which are positive and sum to 1. The values may have another width than the keys; the output has
-# the width of the values. The output of a query is
-# the mean of the values (the rows of $V$) with these weights. In the library the function is
+# query (a row of $Q$) is compared with every key (a row of $K$) by a scalar product. The softmax
+# turns the $m$ scores of a query into weights, which are positive and sum to 1. The values may have
+# another width than the keys; the output has the width of the values. The output of a query is the
+# mean of the values (the rows of $V$) with these weights. In the library the function is
 # `vitkit.scaled_dot_product_attention`, Eq. 1 of "Attention Is All You Need" ([arXiv
 # 1706.03762](https://arxiv.org/abs/1706.03762)). [Chapter 10](10_transformer.py) tells where
 # attention came from.

@@ -22,7 +22,7 @@
 # - **You learn** what LayerNorm, the MLP, residual connections and dropout do, and how a deep stack
 #   of blocks stays trainable.
 # - **You need** [chapter 2](02_attention.py): attention, the letters $T$, $D$ and $h$.
-# - **Reading** about 30 minutes
+# - **Reading** about 25 minutes
 # :::
 #
 # ## The lines of the model

@@ -19,7 +19,7 @@
 # - **You learn** how Eq. 1 to 4 become one model, how large and how expensive the published models
 #   are beside CNNs, and what to do with images of another size.
 # - **You need** chapters [1](01_patches.py), [2](02_attention.py) and [3](03_encoder.py).
-# - **Reading** about 30 minutes
+# - **Reading** about 20 minutes
 # :::
 #
 # ## The lines of the model
@@ -232,8 +232,9 @@ print(
 
 # %% [markdown]
 # The tool in [notebook A, "Replicating the
-# paper"](coverage.md#a-replicating-the-paper-equation-by-equation), printed one hundredth of that. Its numbers can be reproduced: it counted
-# each linear layer once instead of once per token, and it did not count torch's attention at all.
+# paper"](coverage.md#a-replicating-the-paper-equation-by-equation), printed one hundredth of that.
+# Its numbers can be reproduced: it counted each linear layer once instead of once per token, and it
+# did not count torch's attention at all.
 
 # %%
 mlp = sum(row.parameters for row in table.rows if row.name.endswith(".mlp"))

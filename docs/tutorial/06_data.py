@@ -20,7 +20,7 @@
 # - **You learn** what the assumptions of a CNN are worth, how the paper's result depends on the number
 #   of images, how images without labels help, and what positions are worth.
 # - **You need** [chapter 4](04_vit.py), and the training loop of [chapter 5](05_training.py).
-# - **Reading** about 30 minutes
+# - **Reading** about 20 minutes
 # :::
 #
 # ## The lines of the model

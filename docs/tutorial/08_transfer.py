@@ -26,7 +26,6 @@
 import logging
 import shutil
 import tempfile
-import textwrap
 from math import log
 from pathlib import Path
 from statistics import mean
@@ -372,7 +371,7 @@ for target in reports:
     changed = (theirs.argmax(1) != ours.argmax(1)).sum()
     print(f"{target:<11} read as {back.format:<11} "
           f"logits differ by at most {difference:.0e}, "
-          f"predictions of {changed} in {len(images)}")  # fmt: skip
+          f"{changed} of {len(images)} predictions differ")  # fmt: skip
 
 # %% [markdown]
 # What does a `vitkit.ConversionReport` prove? `kept` tensors have the same bits. Then the written
@@ -399,7 +398,7 @@ bare = folder / "bare.safetensors"
 save_file(weights, bare)
 said = str(vitkit.inspect(bare, num_heads=3)).replace(f"{folder}/", "")
 for line in said.splitlines():
-    print(textwrap.fill(line, width=88, subsequent_indent="    "))
+    print_wrapped(line)
 
 # %% [markdown]
 # The number of heads is listed as `stored`, although the file does not have it: it was given by the

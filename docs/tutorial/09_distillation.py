@@ -39,7 +39,7 @@
 # - **You learn** how a small model learns from the outputs of a larger one, what the temperature
 #   does, and what DeiT's second token is for.
 # - **You need** [chapter 4](04_vit.py) and [chapter 5](05_training.py).
-# - **Reading** about 25 minutes
+# - **Reading** about 20 minutes
 # :::
 
 # %% tags=["hide-input"] mystnb={"code_prompt_show": "Show the imports", "code_prompt_hide": "Hide the imports"}
@@ -283,11 +283,11 @@ for seed, model in zip(SEEDS, students["token, hard"], strict=True):
 # %% [markdown]
 # ## Two bugs, and what they cost
 #
-# **A teacher in training mode.** [Notebook E, "Lab notebook"](coverage.md#e-lab-notebook), never calls `eval()` on its teacher. Then
-# BatchNorm uses the mean of each batch, so the teacher's output for an image depends on the other
-# images of the batch. BatchNorm also moves its stored statistics towards the images that the
-# student sees. `DistillWrapper` puts the teacher in eval mode at every call, and keeps it out of
-# its own parameters and state.
+# **A teacher in training mode.** [Notebook E, "Lab notebook"](coverage.md#e-lab-notebook), never
+# calls `eval()` on its teacher. Then BatchNorm uses the mean of each batch, so the teacher's output
+# for an image depends on the other images of the batch. BatchNorm also moves its stored statistics
+# towards the images that the student sees. `DistillWrapper` puts the teacher in eval mode at every
+# call, and keeps it out of its own parameters and state.
 
 # %%
 careless, wrapped = copy.deepcopy(teacher).train(), copy.deepcopy(teacher).train()

@@ -18,7 +18,7 @@
 # - **You learn** why attention came, what an encoder and a decoder are, what masks do, and how a
 #   trained Transformer writes.
 # - **You need** [chapter 2](02_attention.py) and [chapter 3](03_encoder.py).
-# - **Reading** about 30 minutes
+# - **Reading** about 20 minutes
 # :::
 #
 # ## Why attention came
@@ -54,7 +54,8 @@
 # ## The model on one page
 #
 # ```{drawing} encoder-decoder
-# The Transformer. The example writes the letters h g a k backwards. Its masks say which tokens may be read: a row is a query.
+# The Transformer. The example writes the letters h g a k backwards. Its masks say which tokens may
+# be read: a row is a query.
 # ```
 #
 # Its blocks are post-norm: the norm stands after the sum. An encoder block is
@@ -226,7 +227,8 @@ _ = grid_of(
 # 3.5; [chapter 1](01_patches.py#position-embeddings) has the formula). The token embeddings are
 # multiplied by $\sqrt D$ first (Sec. 3.4). `sincos_1d` computes the table; the model moves it to
 # the device of the tokens. The table of [notebook E, "Lab notebook"](coverage.md#e-lab-notebook)
-# stays on the CPU, and its exponent is always 0 ([chapter 12](12_lab_bugs.py#an-exponent-that-is-always-0)).
+# stays on the CPU, and its exponent is always 0 ([chapter
+# 12](12_lab_bugs.py#an-exponent-that-is-always-0)).
 #
 # ## Two tasks
 #

@@ -183,3 +183,19 @@ def test_short_rows_in_bfloat16_are_the_softmax_rounded_once(tokens: int):
     q, k = torch.randn(2, 1, 3, tokens, 8, dtype=torch.bfloat16)
     scores = q @ k.mT / 8**0.5
     assert torch.equal(attention_weights(q, k), scores.float().softmax(dim=-1).bfloat16())
+
+
+@pytest.mark.parametrize(("patch", "bias"), [(4, True), ((2, 8), False)])
+def test_patches_are_the_same_by_convolution_and_by_a_matrix(patch, bias):
+    """A GPU takes the matrix; both must give one map, and the same gradients."""
+    torch.manual_seed(0)
+    proj = vitkit.PatchEmbedding(3, patch, width=10, bias=bias).proj.double()
+    images = torch.randn(2, 3, 16, 24, dtype=torch.float64, requires_grad=True)
+    found = []
+    for way in (proj, proj.as_product):
+        output = way(images)
+        gradients = torch.autograd.grad(output.pow(3).sum(), [images, *proj.parameters()])
+        found.append([output, *gradients])
+    assert found[0][0].shape == (2, 10, 16 // proj.kernel_size[0], 24 // proj.kernel_size[1])
+    for by_convolution, by_product in zip(*found, strict=True):
+        torch.testing.assert_close(by_product, by_convolution)

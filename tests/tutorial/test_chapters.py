@@ -34,7 +34,7 @@ import notebooks  # noqa: E402
 
 sys.path.pop(0)
 pytestmark = [pytest.mark.timeout(600), pytest.mark.allow_hosts(["127.0.0.1"])]
-TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
+TUTORIAL = ROOT / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("[0-9]*.py"))
 TEACHING = [path for path in CHAPTERS if "bugs" not in path.stem]
 """The chapters proper; the lists of bugs have no exercises."""

@@ -94,7 +94,7 @@ def element(name: str, address: Callable[[str, str], str] | None, style: str = "
         body = re.sub(r"<a href=[^>]*>|</a>", "", drawing.body)
     else:
         body = LINK.sub(lambda found: address(found[1], found[2]), drawing.body)
-    reached = "<a href" in body or "tabindex" in body  # the parts of an img are not
+    reached = "<a href" in body or "tabindex" in body  # a screen reader does not enter an img
     role = "group" if reached else "img"
     names = f'aria-labelledby="{name}-title {name}-description"'
     return (

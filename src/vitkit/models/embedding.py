@@ -33,12 +33,17 @@ def patchify(images: Images, patch_size: tuple[int, int]) -> Float[Tensor, "B N 
 
 
 class PatchConvolution(nn.Conv2d):
-    """A convolution with stride P; on a GPU patchify and one matrix, which is faster there."""
+    """A convolution with stride P, (B, C, H, W) -> (B, D, H / P, W / P).
+
+    On a GPU it is computed as one matrix product, which is faster there (`docs/benchmarks.md`).
+    """
 
     def forward(self, input: Images) -> Float[Tensor, "B D gh gw"]:
-        """Return the map (B, D, gh, gw), whose tokens are contiguous on a GPU."""
-        if not input.is_cuda:
-            return super().forward(input)
+        """Return the map of embedded patches."""
+        return self.as_product(input) if input.is_cuda else super().forward(input)
+
+    def as_product(self, input: Images) -> Float[Tensor, "B D gh gw"]:
+        """Return the same map from patches and one matrix; its tokens are contiguous."""
         rows, columns = self.kernel_size
         tokens = F.linear(patchify(input, (rows, columns)), self.weight.flatten(1), self.bias)
         return tokens.transpose(1, 2).unflatten(2, (input.shape[2] // rows, -1))
@@ -57,7 +62,7 @@ class PatchEmbedding(nn.Module):
         bias: whether the projection has a bias.
 
     Raises:
-        ShapeError: other channels, or a size that P does not divide, at call time.
+        ShapeError: at call time, for other channels or a size that P does not divide.
     """
 
     def __init__(
@@ -225,7 +230,7 @@ class Embedding(nn.Module):
         prefix: Float[Tensor, "1 R D"],
         pos_embed: Float[Tensor, "1 T0 D"] | None,
     ) -> Tokens:
-        """Return [x_class; x_p E] + E_pos; no rows for the prefix add 0 to it."""
+        """Return [x_class; x_p E] + E_pos; 0 for a prefix that the table leaves out."""
         tokens = torch.cat([prefix.expand(patches.shape[0], -1, -1), patches], dim=1)
         table = self.positions(pos_embed, grid, tokens)
         missing = tokens.shape[1] - table.shape[1]  # R, or 0 if the table has them

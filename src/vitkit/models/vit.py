@@ -119,7 +119,7 @@ class ViT(Backbone, Pretrained):
         return self.forward_head(self.forward_features(images, record), record)
 
     def forward_features(self, images: Images, record: Record | None = None) -> Features:
-        """Return all tokens after the last norm, by kind; takes what `forward` takes."""
+        """Return all tokens after the last norm, by kind; errors as `forward`."""
         tokens, context, grid = self.embed(images)
         for block in block_calls(self.blocks, record, self.run_block):
             tokens = block(tokens, context)  # Eq. 2 and 3
