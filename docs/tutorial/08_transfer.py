@@ -370,7 +370,7 @@ for target in reports:
     difference = (theirs - ours).abs().max()
     changed = (theirs.argmax(1) != ours.argmax(1)).sum()
     print(f"{target:<11} read as {back.format:<11} "
-          f"logits differ by at most {difference:.0e}, "
+          f"logits differ by {difference:.0e}, "
           f"{changed} of {len(images)} predictions differ")  # fmt: skip
 
 # %% [markdown]
