@@ -25,8 +25,10 @@
 # 3. **Put one more token in front**, the class token. It is learned and the same for every image.
 # 4. **Add positions**: a learned row of $D$ numbers for each place in the sequence.
 # 5. **Apply $L$ equal blocks.** In each, attention lets every token read from every other token;
-#    then an MLP changes each token by itself.
-# 6. **Read the class token**: one more matrix maps it to logits, one number for each class.
+#    then an MLP (multilayer perceptron: two matrices with a GELU between them) changes each token by
+#    itself.
+# 6. **Read the class token**: after one more LayerNorm, one more matrix, the head, maps it to logits,
+#    one number for each class.
 # 7. **Train** on many labelled images, then **fine-tune**: replace the last matrix and train a
 #    little more on the smaller dataset that you care about.
 #
@@ -51,7 +53,7 @@
 #
 # $x_p^i$ is patch $i$ as a row of numbers, $E$ the matrix of step 2, $E_\text{pos}$ the positions.
 # LN (LayerNorm) brings every token to mean 0 and deviation 1; MSA is the attention. $z_L^0$ is the
-# class token after the last block.
+# class token after the last block. The head maps $y$ to the logits.
 #
 # ## What the paper claims
 #
@@ -66,7 +68,7 @@
 #
 # The figures behind this are in the body of the paper:
 #
-# | claim | top-1 on ImageNet | where |
+# | claim | top-1 on ImageNet: the share of images whose most probable class is right | where |
 # | --- | --- | --- |
 # | ViT-H/14, pre-trained on JFT-300M, 303 million labelled images | 88.55 % | Sec. 1, Table 2 |
 # | a large CNN (BiT-L) pre-trained on the same images, with four times the computation | 87.54 % | Table 2 |
@@ -108,7 +110,11 @@ from plain_vit import PlainViT
 
 # %% [markdown]
 # A block returns a tensor of the shape that it received: width in = width out. So blocks stack like
-# Lego bricks, and $L$ is free. Attention is the only line in which tokens exchange anything.
+# Lego bricks, and $L$ is free. Attention is the only line in which tokens exchange anything. For this,
+# each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what
+# it passes on). A token takes a weighted mean of all values; the weight is large where its query fits
+# the key. Dropout is left out to keep the page short; [chapter 3](03_encoder.py#where-dropout-is-applied)
+# has it.
 #
 # | line | chapter |
 # | --- | --- |
@@ -166,8 +172,9 @@ print(f"labels {tuple(labels.shape)}: {labels[:8].tolist()} ...")
 #
 # 2 x 2 pixels are a patch, so an image has $N = 8 \cdot 8 / 2^2 = 16$ patches and the model reads
 # $T = 17$ tokens. The loop takes batches of 128 images in random order, moves each image by at most
-# one pixel ({download}`shifted_digits.py <shifted_digits.py>`), and follows the gradient of the
-# cross-entropy with AdamW. The learning rate rises for an eighth of the steps and then falls to
+# one pixel ({download}`shifted_digits.py <shifted_digits.py>`), and moves the weights with AdamW
+# against the gradient of the cross-entropy. This loss is minus the logarithm of the probability that
+# the model gives to the right class. The learning rate rises for an eighth of the steps and then falls to
 # zero. [Chapter 5](05_training.py) explains each line.
 
 # %%
@@ -210,7 +217,7 @@ ax.axhline(torch.tensor(10.0).log().item(), color="grey", linewidth=0.8, linesty
 _ = ax.set(xlabel="step", ylabel="cross-entropy", ylim=(0, None))
 
 # %% [markdown]
-# Now the test split is read, for the first and only time. The 95 % interval (Wilson) says how far
+# Now the accuracy on the test split is measured. No choice was or will be made by it. The 95 % interval (Wilson) says how far
 # chance alone may move the accuracy of so few images. `vitkit` has a function for it:
 
 # %%

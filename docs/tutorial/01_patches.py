@@ -257,9 +257,10 @@ print_error(lambda: embedding(torch.rand(1, 3, 250, 250)))
 # ## Position embeddings
 #
 # Attention, the subject of the next chapter, treats its tokens as a set: it does not see their
-# order. So a vector that encodes its position is added to each token: $E_\text{pos}$. It can be
-# learned, as in the paper, or fixed. The fixed table of "Attention Is All You Need" has a sine and
-# a cosine in each pair of columns. The frequency falls from pair to pair:
+# order. So a vector that encodes its position is added to each token: $E_\text{pos}$, a table of
+# $T = N + 1$ rows of $D$ numbers, one row for each token: (197, 768) in ViT-B/16. It can be learned,
+# as in the paper, or fixed. The fixed table of "Attention Is All You Need" has a sine and a cosine in
+# each pair of columns. The frequency falls from pair to pair:
 #
 # $$ E_\text{pos}[n, 2i] = \sin(n\, 10000^{-2i/D}),\qquad
 #    E_\text{pos}[n, 2i+1] = \cos(n\, 10000^{-2i/D}) $$
@@ -356,7 +357,7 @@ print(f"class token {tuple(model.cls_token.shape)}, table {shape}")
 # about a sixth of the intended size. Standard deviations:
 
 # %%
-starts = {"N(0, 0.02)": partial(nn.init.normal_, std=0.02), "N(0, 1)": nn.init.normal_,
+starts = {"N(0, 0.02²)": partial(nn.init.normal_, std=0.02), "N(0, 1)": nn.init.normal_,
           "Xavier": nn.init.xavier_normal_}  # fmt: skip
 print(f"embedded patches  {x_p.std():.3f}")
 for name, start in starts.items():
@@ -367,8 +368,9 @@ for name, start in starts.items():
 #
 # The first axis of the class token and of the position table has size 1, so they work with any
 # batch size. `expand` repeats the token for each image without copying it; einops' `repeat`, as in
-# notebook C, gives the same values. If the batch size is fixed there instead, a model made for one
-# image fails on two:
+# notebook C, gives the same values. If the first axis is the batch size instead, as in notebook A, a
+# model made for one image fails on two. The token starts at zeros here and at ones in notebook A;
+# [chapter 14](14_bug_costs.py#the-costs) measures that this makes no difference.
 
 # %%
 two = embedding(image.expand(2, -1, -1, -1))

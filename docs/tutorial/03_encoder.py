@@ -85,7 +85,7 @@ print("without epsilon:", layer_norm(x, 1, 0, eps=0)[2].tolist())
 # %% [markdown]
 # ## The MLP, and GELU
 #
-# The MLP has two linear layers with an activation function between them; the hidden layer is four
+# The MLP (multilayer perceptron) has two linear layers with an activation function between them; the hidden layer is four
 # times as wide as a token, $D_\text{mlp} = 4D$. Attention decides which tokens a token hears; the MLP
 # then computes with what it has heard, for each token in the same way. As a class, in five steps:
 
@@ -297,13 +297,14 @@ axes[0].legend(fontsize=7)
 figure.tight_layout()
 
 # %% [markdown]
-# With both, lengths and gradients stay of one size. With residual connections alone, every block adds
+# With both, lengths and gradients change by less than a factor of ten. With residual connections alone, every block adds
 # to a stream that nothing normalises: it grows more than a hundredfold, and the gradient is 100,000
 # times as long at the first block as at the last. With neither, everything shrinks with every block:
 # this is the vanishing gradient. With LayerNorm alone, lengths and gradients look healthy. But the
 # last column printed above is 0.000: all tokens of an image have become equal. Every block replaces
-# the tokens by means of tokens, and the mean of means is the same for all ([arXiv
-# 2103.03404](https://arxiv.org/abs/2103.03404)). A residual connection keeps the tokens apart.
+# the tokens by means of tokens. Means are more alike than what they are means of, so after twelve
+# blocks all tokens are nearly equal ([arXiv 2103.03404](https://arxiv.org/abs/2103.03404)). A
+# residual connection keeps the tokens apart.
 #
 # Which of them learn? The four models are trained for 80 steps, with the same images and the same
 # learning rate:
@@ -367,7 +368,7 @@ ax.set(xlim=(0, 1), xlabel="share of the block")
 _ = ax.legend(ncols=4, fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1))
 
 # %%
-print_table(table, depth=0)
+print_table(table, depth=2)
 print(f"parameters {table.parameters:,}, multiply-adds {table.mult_adds / 1e6:,.0f} M")
 for name, (parameters, mult_adds) in parts.items():
     print(f"{name:<10} {parameters / 1e6:>6.2f} M {mult_adds / 1e6:>8.2f} M")
@@ -378,7 +379,7 @@ for name, (parameters, mult_adds) in parts.items():
 # During training, dropout sets random numbers to zero and scales up the others, so that no unit can
 # depend on a single other unit. This reduces overfitting. The paper uses dropout after every dense
 # layer except the qkv projection, and once after adding the positions (App. B.1). It does not use
-# dropout on the attention weights. In vitkit each of these places has its own rate:
+# dropout on the attention weights; its rate for ImageNet is 0.1 (Table 3). In vitkit each of these places has its own rate:
 # `position_dropout` after adding the positions, `projection_dropout` after the heads are joined,
 # `mlp_dropout` after both layers of the MLP, `attention_dropout` on the softmax. [Notebook D,
 # "Block by block"](coverage.md#d-block-by-block), uses one rate for two of them by mistake. [Notebook
@@ -483,7 +484,9 @@ print("torch's dropout of attention weights:", layer.self_attn.dropout)
 #
 # ## A stack of 12 blocks
 #
-# `nn.TransformerEncoder` is a stack of layers. `vitkit.Encoder` is the same, with the final norm
+# The encoder is a stack of $L$ equal blocks: $z_0$ goes in, and $z_L$ comes out, with the same shape.
+# In each block, a LayerNorm stands before each of the two parts, and a residual connection goes around
+# it. `nn.TransformerEncoder` is such a stack. `vitkit.Encoder` is the same, with the final norm
 # that Eq. 4 needs. It also works without images. [Notebook C, "From scratch with
 # einops"](coverage.md#c-from-scratch-with-einops), uses it alone, with width 512, 6 blocks, 8 heads
 # and an MLP of width 2048.

@@ -335,7 +335,7 @@ scores.top_losses(10).plot()
 # device. They need not: the mean of a batch is the mean of the means of its equal parts, and
 # `backward()` adds to the gradient that is there. So the parts go through the model one after the
 # other, each loss is divided by the number of parts, and one step is made at the end. This is
-# *gradient accumulation*. The proof has ten lines:
+# *gradient accumulation*. A check in a few lines:
 
 # %%
 images, labels = next(iter(DataLoader(train_part, batch_size=256)))

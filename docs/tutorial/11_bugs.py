@@ -9,7 +9,7 @@
 # # 11. Bugs, and what they cost
 #
 # Five published notebooks about Vision Transformers came before this tutorial ([coming from a
-# notebook](index.md) lists them as A to E). They are good reading, and most of their content is
+# notebook](coverage.md) lists them as A to E). They are good reading, and most of their content is
 # right. This page lists the bugs of notebooks A ("Replicating the paper"), B ("Attention in
 # vision"), C ("From scratch with einops") and D ("Block by block"), [the next](12_lab_bugs.py)
 # those of E ("Lab notebook"). Each is shown in a few lines of our own code, with its effect and
@@ -89,12 +89,12 @@ print(
 # ### Positions that start at ones, or as $N(0, 1)$
 # Ones are the same for every position. $N(0, 1)$ is larger than the content of the patches. Both
 # show in the share of the position in the variance between tokens, here for an image of noise.
-# vitkit's positions start as $N(0, 0.02)$.
+# vitkit's positions start as $N(0, 0.02^2)$.
 
 # %%
 content = vitkit.PatchEmbedding()(torch.rand(1, 3, 224, 224))[0].var(dim=0).mean()
 noise = torch.randn(196, 768)
-starts = {"ones": torch.ones(196, 768), "N(0, 1)": noise, "N(0, 0.02)": 0.02 * noise}
+starts = {"ones": torch.ones(196, 768), "N(0, 1)": noise, "N(0, 0.02²)": 0.02 * noise}
 for name, positions in starts.items():
     variance = positions.var(dim=0).mean()
     print(f"{name:<10} positions 0 and 1 differ by "
@@ -163,8 +163,8 @@ for group in vitkit.parameter_groups(tiny, lr=1e-3, weight_decay=0.1):
 # %% [markdown]
 # ### A summary that counts nothing
 # The table shows 0 multiply-adds and 0 MB for torch's layer of 7 million parameters. Such a tool
-# counts the calls of layers. But in eval mode torch runs one fused operation and calls no layer.
-# `vitkit.summary` counts the operations.
+# counts the calls of layers. But in eval mode and without gradients, torch runs one fused
+# operation and calls no layer. `vitkit.summary` counts the operations.
 
 # %%
 layer = nn.TransformerEncoderLayer(
@@ -229,7 +229,7 @@ print("two calls are equal:", torch.equal(careless(z), careless(z)))
 # %%
 image = torch.rand(1, 3, 32, 32)
 shifted = image.roll((8, 8), dims=(2, 3))
-for name in ("zeros", "N(0, 0.02)"):
+for name in ("zeros", "N(0, 0.02²)"):
     model = vitkit.create_model("vit_cifar_patch4_32", num_classes=0).eval()
     if name == "zeros":
         nn.init.zeros_(model.pos_embed)

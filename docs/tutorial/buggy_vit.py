@@ -53,7 +53,7 @@ class BuggyViT(PlainViT):
         if "ones" in self.bugs:  # A
             for values in tokens:
                 values.fill_(1.0)
-        if "large_normal" in self.bugs:  # A: N(0, 1) in place of N(0, 0.02)
+        if "large_normal" in self.bugs:  # A: N(0, 1) in place of N(0, 0.02²)
             for values in tokens:
                 values.normal_()
         if "zero_positions" in self.bugs:  # B: the text says normal, the code zeros

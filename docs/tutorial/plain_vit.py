@@ -68,6 +68,7 @@ class PlainViT(nn.Module):
         width: int, depth: int, heads: int, hidden: int,
     ) -> None:
         super().__init__()
+        assert image_size % patch_size == 0, "the patches must fill the image"
         N = (image_size // patch_size) ** 2  # N = HW / P^2
         self.patch_embed = PatchEmbedding(patch_size, channels, width)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))

@@ -293,13 +293,18 @@ def test_no_printed_line_is_wider_than_the_page(printed):
     assert [line for line in printed[1].splitlines() if len(line) > COLUMNS] == []
 
 
+ROWS_OF_A_BLOCK = {"2,362,368"}
+"""Numbers of chapter 2 that the layer table of a block shows again, in chapter 3."""
+
+
 def test_a_long_number_belongs_to_one_chapter(printed):
     """The lists of bugs, which are in no table, may come back to what the chapters say."""
     name, text = printed[0], in_one_line(printed[1])
     mine = NUMBERS.get(name[:2])
     listed = {number for numbers in NUMBERS.values() if numbers is not mine for number in numbers}
     long = {number for number in listed if re.fullmatch(r"\d+(,\d{3}){2,}", number)}
-    assert mine is None or {number for number in long if number in text} == set()
+    repeated = {number for number in long if number in text} - ROWS_OF_A_BLOCK
+    assert mine is None or repeated == set()
 
 
 @pytest.mark.parametrize("path", TEACHING, ids=lambda path: path.stem)
