@@ -40,7 +40,8 @@ help:
 	$(PIP) -e '.[docs]'
 	@touch $@ .venv/.use
 
-# Beside a busy program, short spinning makes it more than ten times as fast; `vitkit` sets it itself.
+# OpenMP's threads sleep early, as in the command `vitkit`; otherwise the demo needs 25 minutes or more beside
+# another busy program.
 demo: .venv/.use
 	GOMP_SPINCOUNT=$${GOMP_SPINCOUNT:-1000} $(BIN)/python examples/digits.py
 

@@ -21,6 +21,8 @@ from datetime import date
 from pathlib import Path
 from statistics import mean, median
 
+from vitkit.process import shorten_spinning
+
 HERE = Path(__file__).parent
 REPEATS = 7
 SEEDS = 5
@@ -44,13 +46,14 @@ def run(*command: str, folder: Path | None = None) -> tuple[float, float, str]:
 
 def demo() -> dict[str, object]:
     """Run the program of `make demo` with several seeds: accuracy, time and peak memory."""
+    shorten_spinning(os.environ)  # as the Makefile does
     program, accuracies, taken, peaks = str(HERE.parent / "examples" / "digits.py"), [], [], []
     for seed in range(SEEDS):
         with tempfile.TemporaryDirectory() as folder:
             seconds, memory, text = run(
                 sys.executable, program, "--seed", str(seed), folder=Path(folder)
             )
-        (accuracy,) = re.findall(r"test accuracy\s+([\d.]+)%", text)
+        (accuracy,) = re.findall(r"test accuracy\s+([\d.]+) %", text)
         accuracies.append(round(float(accuracy) / 100, 4))
         taken.append(round(seconds, 1))
         peaks.append(memory)

@@ -30,11 +30,12 @@ this page from the tables that the messages use.)
 | `ViT-L_16-384` | `vit_large_patch16_384` |
 | `ViT-Ti/16`, `ViT-S/16` | `vit_tiny_patch16_224`, `vit_small_patch16_224` |
 """
-FIELDS = """
+WITHOUT_BIAS = """
 The model with 86,540,008 parameters that a teaching notebook calls `vit_b16` has no bias of the
 qkv projection: `vitkit.create_model("vit_b16", qkv_bias=False)`. With the bias, as published, it
 has 86,567,656.
-
+"""
+FIELDS = """
 ## Keywords of a ViT
 
 `vitkit.ViT(...)` and `vitkit.create_model(name, ...)` take each of these keywords, or the field of
@@ -81,7 +82,15 @@ def page() -> str:
     sequences = by_field({name: (ours,) for name, ours in TRANSFORMER.items()})
     fields = by_field(KEYWORDS | TIMM_KEYWORDS)
     return (
-        INTRODUCTION + ambiguous + FIELDS + fields + SEQUENCES + sequences + NAMES + "".join(rows)
+        INTRODUCTION
+        + ambiguous
+        + WITHOUT_BIAS
+        + FIELDS
+        + fields
+        + SEQUENCES
+        + sequences
+        + NAMES
+        + "".join(rows)
     )
 
 

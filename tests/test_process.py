@@ -7,12 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vitkit import cli, process
-from vitkit.process import available_cores, shorten_spinning, uncollected_imports
+from vitkit.process import SPINCOUNT, available_cores, shorten_spinning, uncollected_imports
 
 PROGRAM = """
 import os, sys
@@ -118,3 +119,8 @@ def test_a_job_has_the_cores_of_its_affinity_and_its_quota(
         (tmp_path / "proc/self").mkdir(parents=True)
         (tmp_path / "proc/self/cgroup").write_text(group)
     assert available_cores(tmp_path) == cores
+
+
+def test_make_demo_sets_the_spinning_of_the_command():
+    makefile = Path(__file__).parents[1] / "Makefile"
+    assert f"GOMP_SPINCOUNT=$${{GOMP_SPINCOUNT:-{SPINCOUNT}}} " in makefile.read_text()

@@ -111,10 +111,10 @@ from plain_vit import PlainViT
 # %% [markdown]
 # A block returns a tensor of the shape that it received: width in = width out. So blocks stack like
 # Lego bricks, and $L$ is free. Attention is the only line in which tokens exchange anything. For this,
-# each token makes three vectors: a query (what it looks for), a key (what it offers) and a value (what
-# it passes on). A token takes a weighted mean of all values; the weight is large where its query fits
-# the key. Dropout is left out to keep the page short; [chapter 3](03_encoder.py#where-dropout-is-applied)
-# has it.
+# each token makes three vectors: a query (what it looks for), a key (what it offers) and a value
+# (what it passes on). A token takes a weighted mean of all values; the weight is large where its query
+# fits the key. Dropout is left out to keep the page short;
+# [chapter 3](03_encoder.py#where-dropout-is-applied) has it.
 #
 # | line | chapter |
 # | --- | --- |
@@ -174,8 +174,8 @@ print(f"labels {tuple(labels.shape)}: {labels[:8].tolist()} ...")
 # $T = 17$ tokens. The loop takes batches of 128 images in random order, moves each image by at most
 # one pixel ({download}`shifted_digits.py <shifted_digits.py>`), and moves the weights with AdamW
 # against the gradient of the cross-entropy. This loss is minus the logarithm of the probability that
-# the model gives to the right class. The learning rate rises for an eighth of the steps and then falls to
-# zero. [Chapter 5](05_training.py) explains each line.
+# the model gives to the right class. The learning rate rises for an eighth of the steps and then
+# falls to zero. [Chapter 5](05_training.py) explains each line.
 
 # %%
 model = PlainViT(
@@ -217,8 +217,9 @@ ax.axhline(torch.tensor(10.0).log().item(), color="grey", linewidth=0.8, linesty
 _ = ax.set(xlabel="step", ylabel="cross-entropy", ylim=(0, None))
 
 # %% [markdown]
-# Now the accuracy on the test split is measured. No choice was or will be made by it. The 95 % interval (Wilson) says how far
-# chance alone may move the accuracy of so few images. `vitkit` has a function for it:
+# Now the accuracy on the test split is measured. It is used for no choice. The 95 % interval
+# (Wilson) says how far chance alone may move the accuracy of so few images. `vitkit` has a function
+# for it:
 
 # %%
 test_images, test_labels = tensors_of("test")

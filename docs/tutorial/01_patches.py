@@ -368,9 +368,9 @@ for name, start in starts.items():
 #
 # The first axis of the class token and of the position table has size 1, so they work with any
 # batch size. `expand` repeats the token for each image without copying it; einops' `repeat`, as in
-# notebook C, gives the same values. If the first axis is the batch size instead, as in notebook A, a
-# model made for one image fails on two. The token starts at zeros here and at ones in notebook A;
-# [chapter 14](14_bug_costs.py#the-costs) measures that this makes no difference.
+# notebook C, gives the same values. The token starts at zeros here and at ones in notebook A;
+# [chapter 14](14_bug_costs.py#the-costs) starts token and positions at ones, and finds no cost. If the
+# first axis is the batch size instead, as in notebook A, a model made for one image fails on two:
 
 # %%
 two = embedding(image.expand(2, -1, -1, -1))

@@ -250,9 +250,9 @@ for row in A @ V:
 #
 # $$ \operatorname{MSA}(z) = [\operatorname{SA}_1(z); \dots; \operatorname{SA}_h(z)]\,U_{msa} $$
 #
-# As a class, in six steps. Notebook A puts the LayerNorm of Eq. 2 into its MSA class, and that of Eq. 3
-# into its MLP class. Here both norms belong to the block ([chapter 3](03_encoder.py#the-block)). $h$
-# must divide $D$; the output may have another width than the input.
+# As a class, in six steps. $h$ must divide $D$; the output may have another width than the input.
+# Notebook A puts the LayerNorm of Eq. 2 into its MSA class, and that of Eq. 3 into its MLP class. Here
+# both norms belong to the block ([chapter 3](03_encoder.py#the-block)).
 
 
 # %%

@@ -85,9 +85,10 @@ print("without epsilon:", layer_norm(x, 1, 0, eps=0)[2].tolist())
 # %% [markdown]
 # ## The MLP, and GELU
 #
-# The MLP (multilayer perceptron) has two linear layers with an activation function between them; the hidden layer is four
-# times as wide as a token, $D_\text{mlp} = 4D$. Attention decides which tokens a token hears; the MLP
-# then computes with what it has heard, for each token in the same way. As a class, in five steps:
+# The MLP (multilayer perceptron) has two linear layers with an activation function between them; the
+# hidden layer is four times as wide as a token, $D_\text{mlp} = 4D$. Attention decides from which
+# tokens a token reads; the MLP then computes with what was read, for each token in the same way. As a
+# class, in five steps:
 
 
 # %%
@@ -297,9 +298,9 @@ axes[0].legend(fontsize=7)
 figure.tight_layout()
 
 # %% [markdown]
-# With both, lengths and gradients change by less than a factor of ten. With residual connections alone, every block adds
-# to a stream that nothing normalises: it grows more than a hundredfold, and the gradient is 100,000
-# times as long at the first block as at the last. With neither, everything shrinks with every block:
+# With both, lengths and gradients change by less than a factor of ten. With residual connections
+# alone, every block adds to a stream that nothing normalises: it grows more than a hundredfold, and
+# the gradient is 100,000 times as long at the first block as at the last. With neither, everything shrinks with every block:
 # this is the vanishing gradient. With LayerNorm alone, lengths and gradients look healthy. But the
 # last column printed above is 0.000: all tokens of an image have become equal. Every block replaces
 # the tokens by means of tokens. Means are more alike than what they are means of, so after twelve
@@ -379,7 +380,8 @@ for name, (parameters, mult_adds) in parts.items():
 # During training, dropout sets random numbers to zero and scales up the others, so that no unit can
 # depend on a single other unit. This reduces overfitting. The paper uses dropout after every dense
 # layer except the qkv projection, and once after adding the positions (App. B.1). It does not use
-# dropout on the attention weights; its rate for ImageNet is 0.1 (Table 3). In vitkit each of these places has its own rate:
+# dropout on the attention weights. The paper's rate for ImageNet is 0.1 (Table 3). In vitkit each of
+# these places has its own rate:
 # `position_dropout` after adding the positions, `projection_dropout` after the heads are joined,
 # `mlp_dropout` after both layers of the MLP, `attention_dropout` on the softmax. [Notebook D,
 # "Block by block"](coverage.md#d-block-by-block), uses one rate for two of them by mistake. [Notebook

@@ -207,10 +207,10 @@ for name, model in others.items():
 # %% [markdown]
 # ## What it costs
 #
-# `vitkit.summary` prints a layer table, so torchinfo is not needed. It counts fused attention as its
-# two matrix products, and a linear layer once per token. Here is the table of B/16, without the modules
-# inside its blocks. The row `blocks` has no multiply-adds, because this list of blocks is never called
-# itself. `attn_pool` is the readout of Eq. 4.
+# `vitkit.summary` prints a layer table, so torchinfo is not needed. It counts fused attention as
+# its two matrix products, and a linear layer once per token. Here is the table of B/16, without the
+# modules inside its blocks. The row `blocks` has no multiply-adds, because this list of blocks is
+# never called itself. `attn_pool` is the readout of Eq. 4.
 
 # %%
 table = vitkit.summary(models["B/16"])

@@ -80,3 +80,9 @@ def test_the_file_fits_a_page():
     shapes = [line.rindex("(") for line in lines if line[53:55] == "# "]
     assert len(shapes) >= 15
     assert len(set(shapes)) == 1, "shapes stand below each other"
+
+
+def test_patches_that_do_not_fill_the_image_are_refused():
+    """Without the check, the convolution drops the border, and positions are too many."""
+    with pytest.raises(AssertionError, match="the patches must fill the image"):
+        plain(**(SIZES[0] | {"image_size": 9}))
