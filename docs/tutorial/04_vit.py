@@ -203,6 +203,9 @@ with torch.device("meta"):
     }  # fmt: skip
 for name, model in others.items():
     print(f"{name:<25}{count(model):>12,}")
+with torch.device("meta"):  # shapes alone, no numbers
+    logits = others["vit-pytorch's example"](torch.rand(1, 3, 256, 256))
+print("(1, 3, 256, 256) ->", tuple(logits.shape))
 
 # %% [markdown]
 # ## What it costs
