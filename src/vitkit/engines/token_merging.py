@@ -6,8 +6,9 @@ the image size and r alone, so a merged model can be compiled and exported.
 
 from __future__ import annotations
 
+import copy
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,7 +22,7 @@ from vitkit.models.encoder import EncoderBlock, PostNormBlock, ResPostNormBlock
 from vitkit.models.readout import Features
 from vitkit.models.record import Record
 from vitkit.models.vit import ViT
-from vitkit.shapes import Images, Logits, Tokens
+from vitkit.shapes import Images, Tokens
 from vitkit.spec import ViTSpec
 
 Sizes = Float[Tensor, "B N"]
@@ -56,7 +57,7 @@ class Matching(NamedTuple):
     partner: Int64[Tensor, "B a"]
 
 
-class TokenMerging(nn.Module):
+class MergingViT(ViT):
     """A ViT that merges up to r patch tokens in each block: images (B, C, H, W) -> logits (B, K).
 
     Class, distillation and register tokens are never merged. Attention is proportional,
@@ -66,75 +67,79 @@ class TokenMerging(nn.Module):
     grid.
 
     Args:
-        model: the ViT; its modules are shared, not copied, so it must be adapted before.
+        model: the ViT; weights are shared with it, modules are copies.
         r: tokens to merge in a block; at most half of a block's patch tokens are.
 
     Attributes:
-        model: as given.
         r: as given.
-        spec: the model's.
 
     Raises:
         SettingError: not a ViT, a number below 0, or a model with rotary positions.
     """
 
     def __init__(self, model: ViT, r: int) -> None:
-        super().__init__()
         check_type(model, ViT, "merge_tokens", MODEL)
         _check_merge(model.spec, r)
-        self.model, self.r = model, r
-        self.train(model.training)
+        nn.Module.__init__(self)
+        shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        vars(self).update(vars(copy.deepcopy(model, shared)))
+        self.r = r
 
-    @property
-    def spec(self) -> ViTSpec:
-        """The model's spec."""
-        return self.model.spec
+    def forward_features(self, images: Images, record: Record | None = None) -> Features:
+        """Return all tokens after the last norm, each patch with the value of its merged token.
 
-    def forward(self, images: Images, record: Record | None = None) -> Logits:
-        """Return logits (B, K), or the head's input (B, E) where the model has no head.
+        The patches (B, N, D) are those of the image, row by row: equal where they were merged.
 
         Args:
             images: (B, C, H, W) float, normalised.
-            record: refused, as rows and columns of a map would be no patches.
+            record: refused, unless r is 0.
 
         Raises:
             ShapeError: as the model.
             SettingError: a record.
         """
-        return self.model.forward_head(self.forward_features(images, record))
-
-    def forward_features(self, images: Images, record: Record | None = None) -> Features:
-        """Return all tokens after the last norm, every patch with its token; errors as `forward`.
-
-        The patches (B, N, D) are those of the image, row by row: equal where they were merged.
-        """
-        if record is not None and self.r:
-            raise SettingError(
-                f"a Record cannot be kept with merge = {self.r}: merged tokens are no patches; "
-                "set merge to 0"
-            )
-        tokens, _, grid = self.model.embed(images)
+        if not self.r:
+            return super().forward_features(images, record)
+        if record is not None:
+            raise self._refusal("a Record cannot be kept")
+        tokens, _, grid = self.embed(images)
         state = Merged(tokens)
-        for block in self.model.blocks:
+        for block in self.blocks:
             state = _merging_block(block, state, self.spec.num_prefix_tokens, self.r)
-        normed = self.model.norm(state.tokens)
-        return Features.split(self._unmerged(normed, state.places), grid, self.spec)
+        return Features.split(self._unmerged(state), grid, self.spec)
 
-    def _unmerged(self, tokens: Tokens, places: Places | None) -> Tokens:
-        if places is None:
+    def forward_intermediates(self, *args: Any, **options: Any) -> Any:
+        """Return the tokens after some blocks, as `ViT` does, if r is 0.
+
+        Raises:
+            SettingError: r is not 0, or as `ViT`.
+        """
+        if self.r:
+            raise self._refusal("tokens of inner blocks cannot be returned")
+        return super().forward_intermediates(*args, **options)
+
+    def _refusal(self, what: str) -> SettingError:
+        return SettingError(
+            f"merge = {self.r}: {what}, as merged tokens are no patches; set merge to 0"
+        )
+
+    def _unmerged(self, state: Merged) -> Tokens:
+        """Apply the last norm, and give each patch of the image its token."""
+        tokens = self.norm(state.tokens)
+        if state.places is None:
             return tokens
-        prefix, patches = _parted(tokens, self.spec.num_prefix_tokens)
-        return torch.cat([prefix, _take(patches, places)], dim=1)
+        prefix = self.spec.num_prefix_tokens
+        return torch.cat([tokens[:, :prefix], _take(tokens[:, prefix:], state.places)], dim=1)
 
 
-def merge_tokens(model: ViT, r: int) -> TokenMerging:
-    """Return a model that merges r tokens in each block (ToMe, arXiv 2210.09461), untrained for it.
+def merge_tokens(model: ViT, r: int) -> MergingViT:
+    """Return a model that merges r tokens in each block (ToMe, arXiv 2210.09461), without training.
 
     It shares the weights of the given model, which stays as it is; with r = 0 logits are the same.
 
     Args:
         model: a ViT; rotary positions are not supported.
-        r: tokens that a block has fewer than the block before; the paper has 8 for ViT-B/16.
+        r: tokens that a block has fewer than the block before, such as 8 for ViT-B/16.
 
     Raises:
         SettingError: not a ViT, a number below 0, or a model with rotary positions.
@@ -144,7 +149,7 @@ def merge_tokens(model: ViT, r: int) -> TokenMerging:
     >>> merged(torch.zeros(2, 3, 32, 32)).shape, tokens_per_layer(model.spec, 4)
     (torch.Size([2, 1000]), [13, 9])
     """
-    return TokenMerging(model, r)
+    return MergingViT(model, r)
 
 
 def tokens_per_layer(spec: ViTSpec, r: int) -> list[int]:
@@ -195,11 +200,6 @@ def _check_merge(spec: ViTSpec, r: int) -> None:
 def _merged_of(patches: int, r: int) -> int:
     """Return how many of so many patch tokens a block merges: at most half (appendix D)."""
     return min(r, patches // 2)
-
-
-def _parted(tokens: Tokens, prefix: int) -> tuple[Tensor, Tensor]:
-    """Return the first `prefix` tokens, and the patch tokens."""
-    return tokens[:, :prefix], tokens[:, prefix:]
 
 
 def _take(tokens: Tensor, indices: Int64[Tensor, "B n"]) -> Tensor:
@@ -276,13 +276,12 @@ def _match(keys: Float[Tensor, "B k N h"]) -> Matching:
     metric = F.normalize(keys.mean(dim=1), dim=-1)  # B N h
     similarity = metric[:, ::2] @ metric[:, 1::2].transpose(1, 2)  # B a b
     best, partner = similarity.max(dim=-1)
-    # stable: equal images give equal pairs in every engine
-    return Matching(best.sort(dim=1, descending=True, stable=True).indices, partner)
+    return Matching(best.argsort(dim=1, descending=True), partner)
 
 
 def _merge(state: Merged, matching: Matching, prefix: int, count: int) -> Merged:
     """Merge the first `count` pairs by their mean, weighted by size; A's others come before B."""
-    first, patches = _parted(state.tokens, prefix)
+    patches = state.tokens[:, prefix:]
     sizes = patches.new_ones(patches.shape[:2]) if state.sizes is None else state.sizes
     order, partner = matching
     merged, others = order[:, :count], order[:, count:]
@@ -301,7 +300,7 @@ def _merge(state: Merged, matching: Matching, prefix: int, count: int) -> Merged
     means = odd * (odd_sizes / new_sizes)[..., None]
     means = means + (into / new_sizes[..., None]) @ _take(even, merged)
     return Merged(
-        torch.cat([first, _take(even, others), means], dim=1),
+        torch.cat([state.tokens[:, :prefix], _take(even, others), means], dim=1),
         torch.cat([even_sizes.gather(1, others), new_sizes], dim=1),
         _new_places(state.places, matching, count, patches.shape[1]),
     )
