@@ -16,8 +16,9 @@ from jaxtyping import Int, Int64, UInt8, UInt64
 from vitkit.data.datasets.label_changes import LabelChanges
 from vitkit.data.datasets.path_list import Paths
 from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
-from vitkit.data.images.decode import decode, decode_with_properties
+from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
+from vitkit.data.images.jpeg import ReducedImage, Reduction
 from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, file_keys
@@ -116,17 +117,27 @@ class FileSplit(Split):
         return escape(self.paths[index].relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return patiently(lambda: self._read(index))
+        return patiently(lambda: decode(self._unchanged(index), name=self.name(index)))
 
-    def _read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        path = self.paths[index]
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
         name = self.name(index)
+        return patiently(lambda: decode_reduced(self._unchanged(index), reduction, name=name))
+
+    def _unchanged(self, index: int) -> Path:
+        """Return the path of an image.
+
+        Raises:
+            ImageError: the file is another one than when the data were opened.
+        """
+        path = self.paths[index]
         # A run must see the bytes that its fingerprint is of, or it could not be repeated.
         (stamp,) = file_stamps([path])
         expected = stamp if self.stamps is None else self.stamps[index]
         if NO_FILE not in (stamp, expected) and stamp != expected:
-            raise ImageError(name, "missing", "the file was changed after it was opened")
-        return decode(path, name=name)
+            raise ImageError(
+                self.name(index), "missing", "the file was changed after it was opened"
+            )
+        return path
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any
@@ -227,6 +238,11 @@ class StoredSplit(Split):
         number = int(self.numbers[index])
         name = self.name(index)
         return patiently(lambda: decode(self.store.encoded(number), name=name))
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        number = int(self.numbers[index])
+        name = self.name(index)
+        return patiently(lambda: decode_reduced(self.store.encoded(number), reduction, name=name))
 
     def examine(
         self, index: int, admit: AdmitPixels = admit_any

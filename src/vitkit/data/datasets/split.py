@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
 
+from vitkit.data.images.jpeg import ReducedImage, Reduction
+
 LONGEST_PAUSE = 120.0
 """Seconds that `Split.read` may wait without doing anything, such as for an overloaded server."""
 
@@ -66,6 +68,16 @@ class Split(ABC):
         Raises:
             ImageError: it cannot be read or decoded.
         """
+
+    def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
+        """Return one image as `read` does, a JPEG decoded smaller where `reduction` allows it.
+
+        The default reads it whole.
+
+        Raises:
+            ImageError: it cannot be read or decoded.
+        """
+        return ReducedImage(self.read(index))
 
     @abstractmethod
     def subset(self, indices: Int[np.ndarray, " M"]) -> Split:

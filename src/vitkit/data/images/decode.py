@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,14 @@ from vitkit.data.images.integrity import (
     ends_early,
     is_cut_short,
 )
-from vitkit.data.images.orientation import UPRIGHT, exif_orientation, turned_upright
+from vitkit.data.images.jpeg import (
+    SMALLEST_REDUCED,
+    ReducedImage,
+    Reduction,
+    fast_pixels,
+    set_reduction,
+)
+from vitkit.data.images.orientation import SIDEWAYS, UPRIGHT, exif_orientation, turned_upright
 from vitkit.data.images.pillow_errors import PILLOW_ERRORS, PillowKeptQuiet
 from vitkit.data.images.tiff import pixel_layout, tiff_orientation, tile_size
 from vitkit.errors import ImageError
@@ -83,6 +91,22 @@ def decode(
     return pixels
 
 
+def decode_reduced(
+    source: bytes | str | os.PathLike[str], reduction: Reduction, *, name: str | None = None
+) -> ReducedImage:
+    """Decode one image as `decode` does, a JPEG smaller where the caller allows it.
+
+    Args:
+        source: as in `decode`.
+        reduction: called for a JPEG of at least 64 x 64 pixels that is about to be decoded.
+        name: as in `decode`.
+
+    Raises:
+        ImageError: as `decode`.
+    """
+    return _open_and_decode(source, name, MAX_PIXELS, MAX_ASPECT, reduction=reduction)[0]
+
+
 def decode_with_properties(
     source: bytes | str | os.PathLike[str],
     *,
@@ -108,6 +132,19 @@ def decode_with_properties(
     Raises:
         ImageError: as `decode`.
     """
+    image, properties = _open_and_decode(source, name, max_pixels, max_aspect, admit=admit)
+    return image.pixels, properties
+
+
+def _open_and_decode(
+    source: bytes | str | os.PathLike[str],
+    name: str | None,
+    max_pixels: int,
+    max_aspect: float,
+    *,
+    admit: Callable[[int], object] = lambda pixels: None,
+    reduction: Reduction | None = None,
+) -> tuple[ReducedImage, frozenset[FileProperty]]:
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
@@ -120,7 +157,7 @@ def decode_with_properties(
             if format is None:
                 raise ImageError(name, *describe(head))
             with PillowKeptQuiet():
-                return _decode(handle, format, name, max_pixels, max_aspect, admit)
+                return _decode(handle, format, name, max_pixels, max_aspect, admit, reduction)
         except Image.DecompressionBombError as error:
             raise ImageError(name, "too large", _one_line(error)) from error
         except PILLOW_ERRORS as error:
@@ -210,10 +247,12 @@ def _decode(
     max_pixels: int,
     max_aspect: float,
     admit: Callable[[int], object],
-) -> tuple[RGBPixels, frozenset[FileProperty]]:
+    reduction: Reduction | None,
+) -> tuple[ReducedImage, frozenset[FileProperty]]:
+    frame = 0
     # First: Pillow would go through all the markers or chunks of the header, however many.
     if format == "JPEG":
-        check_jpeg_scans(handle, name)
+        frame = check_jpeg_scans(handle, name)
     if format == "PNG":
         check_png_chunk_count(handle, name)
     with Image.open(handle, formats=IMAGE_FORMATS) as image:
@@ -235,11 +274,37 @@ def _decode(
         stored = str([tile.args for tile in image.tile[:1]])  # loading empties it
         turned = format == "TIFF" and tiff_orientation(image) in UPRIGHT  # loading forgets it
         admit(pixels_at_once)
-        image.load()
+        if format == "JPEG":
+            decoded = _decode_jpeg(handle, image, frame, name, reduction)
+        else:
+            image.load()
+            decoded = ReducedImage(rgb_pixels(image, name))
         if format == "PNG":
             check_png_rows(handle, image, name)
-        pixels = turned_upright(rgb_pixels(image, name), image)
-        return pixels, frozenset(_file_properties(image, stored, turned))
+        decoded = replace(decoded, pixels=turned_upright(decoded.pixels, image))
+        return decoded, frozenset(_file_properties(image, stored, turned))
+
+
+def _decode_jpeg(
+    handle: Stream,
+    image: ImageFile.ImageFile,
+    frame: int,
+    name: str,
+    reduction: Reduction | None,
+) -> ReducedImage:
+    """Return the pixels of a JPEG as they are stored, and its full size once upright."""
+    size = (image.height, image.width)
+    if exif_orientation(image) in SIDEWAYS:
+        size = size[::-1]
+    factor = None
+    if reduction is not None and min(size) >= SMALLEST_REDUCED:
+        factor = reduction(size)
+    pixels = fast_pixels(handle, image, frame, factor or 1)
+    if pixels is None:
+        set_reduction(image, factor or 1)
+        image.load()
+        pixels = rgb_pixels(image, name)
+    return ReducedImage(pixels, size, factor)
 
 
 def _tile_pixels(image: ImageFile.ImageFile, name: str, max_pixels: int) -> int:
