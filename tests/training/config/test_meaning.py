@@ -44,6 +44,7 @@ FACTS = [
         {"with_probe": "refused"},
         """transform balance progressive freeze freeze_blocks save_every max_steps
         find_batch_size find_lr layer_decay model_ema model_ema_decay aa color_jitter reprob
+        scaled_jpeg
         repeated_aug mixup cutmix mixup_prob mixup_switch_prob mixup_off_epoch teacher distill
         distill_alpha distill_temperature distill_views patience compile grad_checkpointing
         save_augmented_grid""",

@@ -6,9 +6,10 @@ import dataclasses
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from jaxtyping import Int, Int64, UInt8, UInt64
@@ -19,11 +20,12 @@ from vitkit.data.datasets.split import AdmitPixels, ImageFiles, Split, admit_any
 from vitkit.data.images.decode import decode, decode_reduced, decode_with_properties
 from vitkit.data.images.file_types import FileProperty
 from vitkit.data.images.jpeg import ReducedImage, Reduction
-from vitkit.data.images.rereading import NO_FILE, file_stamps, patiently
+from vitkit.data.images.rereading import NO_FILE, file_stamp, file_stamps, patiently
 from vitkit.errors import ImageError
 from vitkit.io.file_cache import UNKNOWN, file_keys
 from vitkit.messages import escape
 
+Image = TypeVar("Image")
 SPLIT_WORDS = {
     "train": "train",
     "training": "train",
@@ -117,26 +119,30 @@ class FileSplit(Split):
         return escape(self.paths[index].relative_to(self.root).as_posix())
 
     def read(self, index: int) -> UInt8[np.ndarray, "H W 3"]:
-        return patiently(lambda: decode(self._unchanged(index), name=self.name(index)))
+        return self._read(index, decode)
 
     def read_reduced(self, index: int, reduction: Reduction) -> ReducedImage:
-        name = self.name(index)
-        return patiently(lambda: decode_reduced(self._unchanged(index), reduction, name=name))
+        return self._read(index, lambda path: decode_reduced(path, reduction))
 
-    def _unchanged(self, index: int) -> Path:
+    def _read(self, index: int, read: Callable[[str], Image]) -> Image:
+        try:
+            return patiently(lambda: read(self._unchanged(index)))
+        except ImageError as error:
+            # Only now: the name below the folder takes longer than opening the file.
+            raise ImageError(self.name(index), error.reason, error.detail) from error
+
+    def _unchanged(self, index: int) -> str:
         """Return the path of an image.
 
         Raises:
             ImageError: the file is another one than when the data were opened.
         """
-        path = self.paths[index]
+        path = self.paths.text(index)
         # A run must see the bytes that its fingerprint is of, or it could not be repeated.
-        (stamp,) = file_stamps([path])
+        stamp = file_stamp(path)
         expected = stamp if self.stamps is None else self.stamps[index]
         if NO_FILE not in (stamp, expected) and stamp != expected:
-            raise ImageError(
-                self.name(index), "missing", "the file was changed after it was opened"
-            )
+            raise ImageError(path, "missing", "the file was changed after it was opened")
         return path
 
     def examine(

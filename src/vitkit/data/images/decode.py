@@ -13,7 +13,6 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -49,6 +48,8 @@ from vitkit.errors import ImageError
 from vitkit.messages import escape
 
 READABLE_MODES = "grey, RGB, RGBA, CMYK or palette of 8 or 16 bits"
+READ_AT_ONCE = 4 << 20
+"""Bytes of a file that is read into memory before it is decoded; Pillow would read it in pieces."""
 WEBP_SHARE = 2
 """A WebP may have this part of the pixels of others: Pillow decodes it with two more canvases and a
 copy in RGBA."""
@@ -148,7 +149,8 @@ def _open_and_decode(
     if name is None:
         name = "image" if isinstance(source, bytes) else os.fspath(source)
     name = escape(name)
-    with _open(source, name) as handle:
+    with _open(source, name) as opened:
+        handle = opened
         format = None
         try:
             head = handle.read(HEAD_SIZE)
@@ -156,6 +158,7 @@ def _open_and_decode(
             # Only bytes of the six formats reach Pillow.
             if format is None:
                 raise ImageError(name, *describe(head))
+            handle = _in_memory(opened, head)
             with PillowKeptQuiet():
                 return _decode(handle, format, name, max_pixels, max_aspect, admit, reduction)
         except Image.DecompressionBombError as error:
@@ -217,13 +220,27 @@ def _open(source: bytes | str | os.PathLike[str], name: str) -> Stream:
             raise ImageError(name, "not a file", f"expected a file, found {_kind(status.st_mode)}")
         if status.st_size == 0:
             raise ImageError(name, "empty", "expected an image, got a file of 0 bytes")
-        return Path(source).open("rb")
+        return open(source, "rb")
     except FileNotFoundError:
         raise ImageError(name, "missing", "no such file") from None
     # A path with a zero byte, or one too long, is a ValueError or an OSError.
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ImageError(name, "missing", f"cannot be opened: {reason}") from error
+
+
+def _in_memory(handle: Stream, head: bytes) -> Stream:
+    """Return a file of up to `READ_AT_ONCE` bytes as a stream in memory, a larger one as it is.
+
+    Args:
+        handle: the file.
+        head: the bytes that were read.
+    """
+    if isinstance(handle, io.BytesIO) or os.fstat(handle.fileno()).st_size > READ_AT_ONCE:
+        return handle
+    stream = io.BytesIO(head + handle.read())
+    stream.seek(len(head))  # as if the file had been read from the beginning
+    return stream
 
 
 def _kind(mode: int) -> str:

@@ -62,6 +62,12 @@ def file_stamps(paths: Iterable[str | os.PathLike[str]]) -> UInt64[np.ndarray, "
     return np.where(facts[:, 0] == 0, NO_FILE, hash64(facts[:, 1], facts[:, 2]))
 
 
+def file_stamp(path: str | os.PathLike[str]) -> np.uint64:
+    """Return the stamp of one file as `file_stamps` does, without arrays."""
+    is_seen, size, changed = _facts(path)
+    return np.uint64(hash64(size, changed)) if is_seen else NO_FILE
+
+
 def may_pass(error: BaseException | None) -> bool:
     """Return True if an error, or its cause, is of the disk and may be over in a moment."""
     # Pillow and `decode` wrap the error of the disk in their own.
